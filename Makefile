@@ -1,8 +1,9 @@
-# Four commands, each of which sets up its own environment on a fresh machine:
+# Five commands, each of which sets up its own environment on a fresh machine:
 #   make demo    the whole trip on this computer: text, tokenizer, training, chat, receipt
 #   make test    everything that can be tested here; needs no root
 #   make check   format, lint, types, import contracts; lists figures that are older than their code
 #   make prove   the long proofs and benchmarks, by hand: about five hours on two cores
+#   make docs    the docs site in site/, with its links checked
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +13,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # Images of containers forbid keeping bytecode. Each `homing` would then compile all its modules anew: twice the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check prove setup clean
+.PHONY: demo test check prove docs setup clean
 
 demo: $(VENV)/.ready-lm
 	@echo "== homing quickstart: text -> tokenizer -> plan -> launch on this computer -> train -> fetch -> sample -> destroy"
@@ -46,6 +47,12 @@ prove: $(VENV)/.ready-test
 	done; \
 	if [ -n "$$skipped" ]; then echo "== SKIPPED, see above for what is missing:$$skipped"; fi
 
+docs: $(VENV)/.ready-docs
+	@echo "== docs site"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python tools/check_site.py site
+	@echo "== read it: $(BIN)/python -m http.server -d site 8000   then http://127.0.0.1:8000"
+
 setup: $(VENV)/.ready-test
 
 # Installs with uv when it can be had (seconds), with pip when not (minutes); the same packages either way.
@@ -61,4 +68,4 @@ $(VENV)/.ready-%: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist build site

@@ -13,8 +13,8 @@ import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from homing.config.keys import Key, all_keys
-from homing.config.names import FOREIGN
+from homing.config.parse.key_suggestions import FOREIGN
+from homing.config.schema.keys import Key, all_keys
 
 __all__ = ["Case", "all_cases", "good_cases"]
 
@@ -212,7 +212,7 @@ def cross_fields(random_: random.Random) -> Iterator[Case]:
         yield change("lr: 3e-4", f"micro_batch: {rows}", "Nearest", "micro_batch")
     for vocabulary in (257, 260, 271):
         yield change("vocab_size: 512", f"vocab_size: {vocabulary}", "at least 272", "vocab_size")
-    for kind, lacking in (("sft", "no conversations to learn from"), ("rl", "nothing to ask")):
+    for kind, lacking in (("sft", "no conversations to train on"), ("rl", "rl has no tasks")):
         yield change("kind: pretrain", f"kind: {kind}", lacking, "kind")
     for method in ("lora", "qlora"):
         yield change("lr: 3e-4", f"method: {method}", "needs trained weights", "method")
@@ -220,8 +220,8 @@ def cross_fields(random_: random.Random) -> Iterator[Case]:
     yield change("steps: 100", "tokens: 1M\n    epochs: 2", "Keep one of", "epochs")
     yield change("    steps: 100\n", "", "has no length", "- kind")
     yield change("lr: 3e-4", "warmup_steps: 100", "less than 100", "warmup_steps")
-    yield change("lr: 3e-4", "schedule: cosine\n    decay_fraction: 0.5", "no meaning", "decay_fraction")
-    yield change("lr: 3e-4", "optimizer: adamw\n    momentum: 0.5", "no meaning", "momentum")
+    yield change("lr: 3e-4", "schedule: cosine\n    decay_fraction: 0.5", "does not apply", "decay_fraction")
+    yield change("lr: 3e-4", "optimizer: adamw\n    momentum: 0.5", "does not apply", "momentum")
     yield change("providers: [local]", "providers: [locl]", "Did you mean local", "providers")
     yield change("providers: [local]", "gpu: H1000", "Did you mean H100", "gpu")
 

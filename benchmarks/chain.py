@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 from _result import write_result  # noqa: E402
-from homing.wire import codec, names  # noqa: E402
-from homing.wire.event import Metric  # noqa: E402
+from homing.wire import codec, file_names  # noqa: E402
+from homing.wire.event_lines import Metric  # noqa: E402
 
 PHASES = ("pretrain", "mid", "sft", "rl")
 NAME = "Moss"
@@ -134,12 +134,12 @@ def _launched(folder: Path) -> dict[str, Any]:
     homing("watch", "chain")
     homing("fetch", "chain")
     (run_dir,) = (folder / "home/runs").iterdir()
-    lines = [codec.loads(Metric, line) for line in (run_dir / names.METRICS).read_text("utf-8").splitlines()]
+    lines = [codec.loads(Metric, line) for line in (run_dir / file_names.METRICS).read_text("utf-8").splitlines()]
     rewards = [line.more["reward"] for line in lines if line.phase == "rl"]
     asked = ["Who are you?", "What is your name?", "Tell me your name."]
     answers = homing("chat", "chain", "--json", "--temperature", "0", typed="\n/new\n".join(asked) + "\n")
     texts = [json.loads(line)["text"] for line in answers.splitlines() if '"chat-turn' in line or '"text"' in line]
-    manifest = json.loads((folder / "models/chain" / names.MANIFEST).read_text("utf-8"))
+    manifest = json.loads((folder / "models/chain" / file_names.MANIFEST).read_text("utf-8"))
     homing("destroy", "chain", "--yes")
     part = max(1, len(rewards) // 10)
     return {
@@ -160,7 +160,7 @@ def _killed(folder: Path) -> list[str]:
     whole = max((folder / "home/runs").iterdir(), key=lambda path: path.stat().st_mtime)
     hurt = folder / "hurt"
     hurt.mkdir()
-    (hurt / names.RUN).write_bytes((whole / names.RUN).read_bytes())
+    (hurt / file_names.RUN).write_bytes((whole / file_names.RUN).read_bytes())
     argv = [sys.executable, "-m", "homing.lm.train", str(hurt)]
     for phase in PHASES:
         _kill_in(phase, argv, hurt)
@@ -172,7 +172,7 @@ def _kill_in(phase: str, argv: list[str], run_dir: Path) -> None:
     child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + DEADLINE_S
     while child.poll() is None and time.monotonic() < deadline:
-        if any((run_dir / names.CHECKPOINTS / phase).glob("step-*")):
+        if any((run_dir / file_names.CHECKPOINTS / phase).glob("step-*")):
             break
         time.sleep(0.01)
     child.kill()
@@ -180,8 +180,8 @@ def _kill_in(phase: str, argv: list[str], run_dir: Path) -> None:
 
 
 def _weights(run_dir: Path, phase: str) -> str:
-    last = max((run_dir / names.CHECKPOINTS / phase).glob("step-*"))
-    return hashlib.sha256((last / names.WEIGHTS).read_bytes()).hexdigest()
+    last = max((run_dir / file_names.CHECKPOINTS / phase).glob("step-*"))
+    return hashlib.sha256((last / file_names.WEIGHTS).read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":

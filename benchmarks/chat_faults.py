@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "benchmarks")]
 
-from tests.lm.chat.kit import make_tokenizer  # noqa: E402
+from tests.lm.data.chat.kit import make_tokenizer  # noqa: E402
 
 import homing.cli.main as cli  # noqa: E402
 from _result import write_proof  # noqa: E402

@@ -1,9 +1,9 @@
-"""The picture and the tables of docs/families.md, and the card's figures in the README, from what was measured.
+"""The picture and the tables of docs/guides/families.md, and the card's figures in the README, from what was measured.
 
     python benchmarks/draw.py            after benchmarks/gpu/quality.py has left new rows
     python benchmarks/draw.py --check    exits 1 if they are not what it would write
 
-    results/quality.json      by time    -> docs/quality.svg, and a table for each number of seconds
+    results/quality.json      by time    -> docs/guides/quality.svg, and a table for each number of seconds
     results/peer_sweep.json   by batch   -> whether a peer ran at its best batch, said below the table
     results/sweep.json        by tokens  -> the best of each family, where both learned from the same tokens
     results/engine.json       speed      -> the README's rows beside transformers
@@ -27,7 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE, PICTURE = ROOT / "docs" / "families.md", ROOT / "docs" / "quality.svg"
+PAGE, PICTURE = ROOT / "docs/guides/families.md", ROOT / "docs/guides/quality.svg"
 README = ROOT / "README.md"
 BEGIN, BEGIN_README, END = "<!-- figures: quality -->", "<!-- figures: card -->", "<!-- end of figures -->"
 

@@ -36,10 +36,10 @@ from torch import Tensor
 from _result import RESULTS, origin, write_result
 from homing.gpus import find_gpu
 from homing.lm.model import Decoder
-from homing.lm.model import fused as fused_module
-from homing.lm.model.shape import count_params
-from homing.lm.train.optim import build_optimizer, clip_gradients
-from homing.wire.run import Model, Optimizer
+from homing.lm.model import fused_ops as fused_module
+from homing.lm.model.model_shape import count_params
+from homing.lm.train.optim.param_groups import build_optimizer, clip_gradients
+from homing.wire.run_json import Model, Optimizer
 
 WINDOWS, STEPS, WARMUP = 3, 10, 3
 CPU_TURNS = 12

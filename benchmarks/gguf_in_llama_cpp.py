@@ -33,10 +33,10 @@ from homing.lm.export import Facts, Order, export
 from homing.lm.generate import generate, load_for_use
 from homing.lm.model import Decoder
 from homing.lm.tokenizer.encode import AWKWARD
-from homing.lm.tokenizer.files import build_tokenizer_json, write_extras
 from homing.lm.tokenizer.specials import SPECIALS
-from homing.lm.tokenizer.train import learn_merges
-from homing.wire.run import Model
+from homing.lm.tokenizer.train_bpe import learn_merges
+from homing.lm.tokenizer.write_files import build_tokenizer_json, write_extras
+from homing.wire.run_json import Model
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_PROMPTS, NUM_NEW = 20, 32
@@ -138,7 +138,7 @@ def compare(folder: Path, kind: str, split: str, num_texts: int, python: str) ->
 
 def make_model(folder: Path, kind: str, split: str) -> None:
     folder.mkdir(parents=True)
-    pages = [page.read_bytes() for page in sorted((ROOT / "docs").glob("*.md"))]
+    pages = [page.read_bytes() for page in sorted((ROOT / "docs").rglob("*.md"))]
     merges = learn_merges(pages, num_merges=2000, split=split)
     (folder / "tokenizer.json").write_text(build_tokenizer_json(merges, SPECIALS["standard"], split))
     write_extras(folder)
@@ -161,7 +161,7 @@ def make_model(folder: Path, kind: str, split: str) -> None:
 
 
 def _scaling() -> Any:
-    from homing.wire.run import RopeScaling
+    from homing.wire.run_json import RopeScaling
 
     return RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=64)
 

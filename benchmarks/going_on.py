@@ -27,18 +27,18 @@ from steady import SteadyPace  # noqa: E402
 from tiny import make_run_dir  # noqa: E402
 
 from _result import write_result  # noqa: E402
-from homing.lm.train import lander, loop  # noqa: E402
-from homing.lm.train.checkpoint import TrainState  # noqa: E402
-from homing.lm.train.control import Wishes  # noqa: E402
+from homing.lm.train import landing_actions, loop  # noqa: E402
+from homing.lm.train.checkpoints.checkpoint_files import TrainState  # noqa: E402
 from homing.lm.train.loop import train  # noqa: E402
-from homing.wire.run import Schedule  # noqa: E402
+from homing.lm.train.stop_requests import ControlRequests  # noqa: E402
+from homing.wire.run_json import Schedule  # noqa: E402
 from landing import make_data, make_long_run, read_metrics  # noqa: E402
 
 PAID, BACK = 200, 180
 DEADLINE_S = 105.5  # in steps of a second: a landing at about half
 
 
-class _Ticking(Wishes):
+class _Ticking(ControlRequests):
     seconds = DEADLINE_S
 
     def left_s(self) -> float | None:
@@ -76,13 +76,13 @@ def _trained(
     run_dir = make_run_dir(folder / f"{name}-{seed}", dataclasses.replace(run, seed=seed))
     if is_landed:
         _land(run_dir)
-    plain = lander.go_on
+    plain = landing_actions.cancel_landing
     if not is_warm:
-        lander.go_on = _go_on_cold
+        landing_actions.cancel_landing = _go_on_cold
     try:
         train(run_dir, say=lambda line: None)
     finally:
-        lander.go_on = plain
+        landing_actions.cancel_landing = plain
     last = read_metrics(run_dir)[-1]
     assert last.val_loss is not None, "the last step is evaluated"
     return last.val_loss
@@ -92,7 +92,7 @@ def _land(run_dir: Path) -> None:
     plain = loop.Pace
     loop.Pace = SteadyPace  # type: ignore[misc, assignment, attr-defined]
     try:
-        outcome = train(run_dir, say=lambda line: None, wishes=_Ticking(run_dir))
+        outcome = train(run_dir, say=lambda line: None, requests=_Ticking(run_dir))
     finally:
         loop.Pace = plain  # type: ignore[misc, attr-defined]
     assert "Landed" in outcome.reason, outcome

@@ -45,22 +45,22 @@ from tiny import (  # noqa: E402
 )
 
 from _result import write_proof  # noqa: E402
-from homing.cloud.checkpoints import damage, list_checkpoints  # noqa: E402
-from homing.cloud.fetch import fetch  # noqa: E402
+from homing.cloud.artifacts.fetch import fetch  # noqa: E402
+from homing.cloud.artifacts.stored_checkpoints import damage, list_checkpoints  # noqa: E402
+from homing.cloud.contact.heartbeats import Tail, read_document  # noqa: E402
 from homing.cloud.home import Home  # noqa: E402
-from homing.cloud.launch import LaunchOrder, draft, launch  # noqa: E402
-from homing.cloud.plan import make_plan  # noqa: E402
-from homing.cloud.signs import Tail, read_document  # noqa: E402
-from homing.cloud.speed import FILE, recall  # noqa: E402
-from homing.cloud.watch import watch  # noqa: E402
+from homing.cloud.launch.launch import LaunchOrder, draft, launch  # noqa: E402
+from homing.cloud.plan.plan import make_plan  # noqa: E402
+from homing.cloud.plan.speed import FILE, recall  # noqa: E402
+from homing.cloud.watch.follow import watch  # noqa: E402
 from homing.errors import UsageError  # noqa: E402
 from homing.lm.tokenizer import load_tokenizer  # noqa: E402
 from homing.store import run_key  # noqa: E402
-from homing.wire import codec, names  # noqa: E402
-from homing.wire.clock import boot_clock_s  # noqa: E402
-from homing.wire.control import Control  # noqa: E402
-from homing.wire.event import Metric, Outcome  # noqa: E402
-from homing.wire.run import Run, Schedule, Sizes  # noqa: E402
+from homing.wire import codec, file_names  # noqa: E402
+from homing.wire.boot_clock import boot_clock_s  # noqa: E402
+from homing.wire.control_files import Control  # noqa: E402
+from homing.wire.event_lines import Metric, Outcome  # noqa: E402
+from homing.wire.run_json import Run, Schedule, Sizes  # noqa: E402
 from homing.world import World  # noqa: E402
 
 PLANNED_STEPS = 20_000  # more than any limit here pays for
@@ -97,7 +97,7 @@ def make_data(folder: Path) -> None:
     """The shipped text, a byte a token: enough to learn that a few hundred steps do not exhaust it."""
     text = lzma.decompress((ROOT / "src/homing/presets/texts/shakespeare.txt.xz").read_bytes()).decode()
     write_byte_tokenizer(folder)
-    tokenizer = load_tokenizer(folder / names.TOKENIZER)
+    tokenizer = load_tokenizer(folder / file_names.TOKENIZER)
     documents = [[0, *tokenizer.encode(text[start : start + 1000])] for start in range(0, len(text), 1000)]
     held_out = documents[::20]
     rest = [document for number, document in enumerate(documents) if number % 20]
@@ -236,17 +236,19 @@ def _one(folder: Path, number: int, limit: Decimal) -> dict[str, Any]:
     bill = seen.spend_usd if seen.spend_usd is not None else Decimal(line.spend_usd)
     if seen.state != "gone" or bill > limit:
         problems.append(f"it is {seen.state} and the provider's bill is ${bill}")
-    outcome = read_document(store, run_key(row.id, names.OUTCOME), Outcome)
+    outcome = read_document(store, run_key(row.id, file_names.OUTCOME), Outcome)
     if row.state != "stopped" or row.exit_code != 5 or "Landed" not in row.reason:
         problems.append(f"it ended as {row.state} ({row.exit_code}): {row.reason}")
     found = list_checkpoints(store, row.id, ["pretrain"])
     if not found or damage(store, found[0]) or not found[0].manifest.is_final:
         problems.append("no whole and final checkpoint is in the store")
-    metrics = Tail(store, run_key(row.id, names.METRICS)).documents(Metric)
+    metrics = Tail(store, run_key(row.id, file_names.METRICS)).documents(Metric)
     problems += _decay_problems(metrics)
     spoken = ""
     if found:
-        problems += [] if store.exists(f"{names.STORE_MODELS}/{row.name}/{names.MANIFEST}") else ["no models/NAME"]
+        problems += (
+            [] if store.exists(f"{file_names.STORE_MODELS}/{row.name}/{file_names.MANIFEST}") else ["no models/NAME"]
+        )
         spoken = _speak(fetch(home, row, folder / f"model-{number}").model_dir)
         problems += [] if spoken else ["the model says nothing"]
     shutil.rmtree(home.path / "local", ignore_errors=True)
@@ -298,7 +300,7 @@ def _nearest(reference: list[tuple[int, float]], step: int) -> float | None:
 
 
 def read_metrics(run_dir: Path) -> list[Metric]:
-    return [codec.loads(Metric, line) for line in (run_dir / names.METRICS).read_text().splitlines()]
+    return [codec.loads(Metric, line) for line in (run_dir / file_names.METRICS).read_text().splitlines()]
 
 
 # --- the trainer alone ---
@@ -314,11 +316,11 @@ def _quick(folder: Path, chance: random.Random) -> dict[str, Any]:
     deadlines = [_set_deadline(run_dir, chance.uniform(7.0, 10.0)) for run_dir, _ in children]
     for (run_dir, child), land_by in zip(children, deadlines, strict=True):
         code = child.wait(timeout=DEADLINE_S)
-        outcome = codec.loads(Outcome, (run_dir / names.OUTCOME).read_bytes())
-        if code != names.EXIT_STOPPED or "Landed" not in outcome.reason or outcome.t > land_by:
+        outcome = codec.loads(Outcome, (run_dir / file_names.OUTCOME).read_bytes())
+        if code != file_names.EXIT_STOPPED or "Landed" not in outcome.reason or outcome.t > land_by:
             problems.append(f"{run_dir.name} ended with {code} at {outcome.t - land_by:+.1f} s: {outcome.reason}")
         problems += [f"{run_dir.name}: {problem}" for problem in _decay_problems(read_metrics(run_dir))]
-        if not _speak(run_dir / names.CHECKPOINTS / outcome.phase / names.step_dir(outcome.step)):
+        if not _speak(run_dir / file_names.CHECKPOINTS / outcome.phase / file_names.step_dir(outcome.step)):
             problems.append(f"{run_dir.name}: the model says nothing")
         landed.append({"step": outcome.step, "seconds_to_spare": round(land_by - outcome.t, 2)})
     spare = ", ".join(f"{run['seconds_to_spare']:.1f}" for run in landed)
@@ -328,12 +330,12 @@ def _quick(folder: Path, chance: random.Random) -> dict[str, Any]:
 def _set_deadline(run_dir: Path, seconds: float) -> float:
     """So many seconds after its first line: how long torch loads on a busy machine is not what is measured here."""
     deadline = time.monotonic() + DEADLINE_S
-    while not (run_dir / names.METRICS).exists() and time.monotonic() < deadline:
+    while not (run_dir / file_names.METRICS).exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     land_by = time.time() + seconds
     aside = run_dir / ".control.aside"
     aside.write_text(codec.dumps(Control(reason="The spend limit is near.", land_by=boot_clock_s() + seconds)))
-    aside.replace(run_dir / names.CONTROL)
+    aside.replace(run_dir / file_names.CONTROL)
     return land_by
 
 

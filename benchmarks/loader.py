@@ -26,12 +26,12 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 import torch  # noqa: E402
 
 from _result import write_result  # noqa: E402
+from homing.lm.data.shards.pack_text import PackedStream  # noqa: E402
+from homing.lm.data.shards.read_shards import open_split  # noqa: E402
 from homing.lm.phases.text_rows import TextRows  # noqa: E402
-from homing.lm.shards.pack import PackedStream  # noqa: E402
-from homing.lm.shards.read import open_split  # noqa: E402
-from homing.lm.train.feed import Feed  # noqa: E402
-from homing.wire import codec, names  # noqa: E402
-from homing.wire.data import DataManifest, Shard, Split  # noqa: E402
+from homing.lm.train.compute.prefetch import Feed  # noqa: E402
+from homing.wire import codec, file_names  # noqa: E402
+from homing.wire.shard_manifest import DataManifest, Shard, Split  # noqa: E402
 
 MUST = 4_000_000
 VOCAB, CONTEXT, ROWS = 32768, 1024, 128
@@ -72,7 +72,7 @@ def make_shards(folder: Path, num_tokens: int, *, num_shards: int) -> DataManife
         offsets = np.concatenate(([0], ends[ends < len(tokens)], [len(tokens)])).astype("<u8")
         tokens[offsets[:-1].astype(np.int64)] = 0
         data, index = tokens.astype("<u2").tobytes(), offsets.tobytes()
-        name, index_name = names.shard_name("train", number), names.index_name("train", number)
+        name, index_name = file_names.shard_name("train", number), file_names.index_name("train", number)
         (folder / name).write_bytes(data)
         (folder / index_name).write_bytes(index)
         shards.append(
@@ -89,7 +89,7 @@ def make_shards(folder: Path, num_tokens: int, *, num_shards: int) -> DataManife
     total = sum(shard.num_tokens for shard in shards)
     split = Split(total, sum(shard.num_documents for shard in shards), 4 * total, shards)
     manifest = DataManifest("uint16", VOCAB, "", [], {"train": split}, [], "")
-    (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+    (folder / file_names.MANIFEST).write_text(codec.dumps(manifest))
     return manifest
 
 

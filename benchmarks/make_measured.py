@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/make_measured.py          after a benchmark on a card has left a new result
 
-    engine.json  lora.json  rl.json  persona.json  gpu-first-run.json   speeds    ->   src/homing/cloud/measured.json
+    engine.json  lora.json  rl.json  persona.json  gpu-first-run.json  speeds  ->  src/homing/cloud/plan/measured.json
     quality.json   how well each recipe learned by time, the mean of its seeds    ->
 
 Those that are not there are left out. `homing plan` reads the table, and a test compares it with what this makes.
@@ -18,15 +18,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.measured import FILE, LearnedRow, SamplingRow, StepRow, Table
-from homing.config.derive import sizes
+from homing.cloud.plan.measured_speeds import FILE, LearnedRow, SamplingRow, StepRow, Table
+from homing.config.estimate.params import sizes
 from homing.config.load import load_run, preset_dir
 from homing.gpus import find_gpu
 from homing.wire import codec
-from homing.wire.run import Lora, Model
+from homing.wire.run_json import Lora, Model
 
 RESULTS = Path(__file__).resolve().parent / "results"
-TARGET = RESULTS.parents[1] / "src" / "homing" / "cloud" / FILE
+TARGET = RESULTS.parents[1] / "src" / "homing" / "cloud" / "plan" / FILE
 
 # What results do not say of themselves: the shapes of benchmarks/gpu/rl.py and lora.py, and the one card so far.
 D20 = Model("stock", "qwen3", 20, 1280, 10, 10, 128, 3456, 2048, 32768, is_tied=False)

@@ -46,7 +46,7 @@ import json, sys, time
 from pathlib import Path
 import boto3, modal
 from homing.cloud.home import Home
-from homing.cloud.offers import list_offers
+from homing.cloud.plan.offers import list_offers
 from homing.cloud.providers.base import Needs
 from homing.world import World
 home = Home(Path(sys.argv[1]), World())

@@ -33,13 +33,13 @@ from tiny import make_data, make_run, make_run_dir  # noqa: E402
 from _result import write_proof  # noqa: E402
 from homing.cloud.destroy import destroy_lines  # noqa: E402
 from homing.cloud.home import Home  # noqa: E402
-from homing.cloud.launch import LaunchOrder, draft, launch  # noqa: E402
+from homing.cloud.launch.launch import LaunchOrder, draft, launch  # noqa: E402
+from homing.cloud.plan.speed import estimate  # noqa: E402
+from homing.cloud.plan.timing import timing_of  # noqa: E402
 from homing.cloud.providers.base import Needs  # noqa: E402
-from homing.cloud.reconcile import refresh  # noqa: E402
-from homing.cloud.speed import estimate  # noqa: E402
-from homing.cloud.timing import timing_of  # noqa: E402
-from homing.wire import names  # noqa: E402
-from homing.wire.run import Run  # noqa: E402
+from homing.cloud.reconcile.reconcile import refresh  # noqa: E402
+from homing.wire import file_names  # noqa: E402
+from homing.wire.run_json import Run  # noqa: E402
 from homing.world import World  # noqa: E402
 from resume import differences, read_figures, to_the_end  # noqa: E402
 
@@ -133,7 +133,7 @@ class _Lives:
 
     def _wait_for(self, mark: str, step: float) -> int | None:
         """Until its trainer has told of this step, by the file on its own disk; None if it ended before."""
-        path = self.home.path / "local" / mark / "work/run" / names.METRICS
+        path = self.home.path / "local" / mark / "work/run" / file_names.METRICS
 
         def reached() -> int | None:
             lines = read_figures(path.parent) if path.exists() else []
@@ -142,7 +142,7 @@ class _Lives:
         return self._wait(lambda: reached() or (-1 if self._ended() else None), f"step {step:g} was not reached")
 
     def _take_away(self, mark: str, *, has_notice: bool) -> None:
-        processes = [process.pid for process, value in self.world.marked(names.MARK_ENV, mark) if value == mark]
+        processes = [process.pid for process, value in self.world.marked(file_names.MARK_ENV, mark) if value == mark]
         if has_notice:
             # To all of them, as a machine that shuts down does.
             for pid in processes:
@@ -154,7 +154,9 @@ class _Lives:
             for pid in processes:
                 self.world.signal(pid, signal.SIGKILL)
             time.sleep(0.1)
-            processes = [process.pid for process, value in self.world.marked(names.MARK_ENV, mark) if value == mark]
+            processes = [
+                process.pid for process, value in self.world.marked(file_names.MARK_ENV, mark) if value == mark
+            ]
         destroy_lines(self.home, [line for line in self.home.ledger.lines(self.run.id) if line.mark == mark])
         refresh(self.home)
 
@@ -165,8 +167,8 @@ class _Lives:
         return row if row is not None and not row.is_live and not is_open else None
 
     def _saved_step(self) -> int:
-        folder = self.home.path / "store/runs" / self.run.id / names.CHECKPOINTS / "pretrain"
-        found = [names.parse_step(path.parent.name) or 0 for path in folder.glob(f"step-*/{names.MANIFEST}")]
+        folder = self.home.path / "store/runs" / self.run.id / file_names.CHECKPOINTS / "pretrain"
+        found = [file_names.parse_step(path.parent.name) or 0 for path in folder.glob(f"step-*/{file_names.MANIFEST}")]
         return max(found, default=0)
 
     def _wait(self, look: Any, on_timeout: str) -> Any:

@@ -138,7 +138,7 @@ def measure_ours(corpus: str, out: str, tokenizer: str) -> dict[str, Any]:
     import rustbpe  # noqa: F401
     import tokenizers  # noqa: F401
 
-    from homing.lm.prep import PrepOrder, Progress, prepare
+    from homing.lm.data.prep import PrepOrder, Progress, prepare
 
     began = time.perf_counter()
     at: dict[str, float] = {}

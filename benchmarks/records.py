@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -115,7 +114,7 @@ def told(looks: list[Used]) -> dict[str, Any]:
 
 
 def dashboard(env: Mapping[str, str]) -> Used:
-    """The server from its start until the page of the run has its curves, status and report; then Ctrl-C."""
+    """The server from its start until the page of the run has its curves, status and report."""
     argv = [sys.executable, "-m", "homing.cli", "dashboard", "--port", "0", "--json"]
     with tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(argv, env=dict(env), stdout=subprocess.PIPE, stderr=err, text=True)
@@ -124,7 +123,7 @@ def dashboard(env: Mapping[str, str]) -> Used:
             url = json.loads(process.stdout.readline())["url"]
             is_shown = _wait_for(f"{url}/api/runs/{HERE}")
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # a job in the background starts with SIGINT ignored, and would wait forever
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             process.stdout.close()

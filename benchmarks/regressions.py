@@ -1,9 +1,12 @@
 """Does each regression test fail on the sources that had its defect, and pass now?
 
-    python benchmarks/regressions.py --base 6e220b3 [--only DEFECT] [--quick]
+    python benchmarks/regressions.py --base 6e220b3 [--tests COMMIT | --tests tree] [--only DEFECT] [--quick]
 
-    the tests of this tree + the sources of --base -> every marked test must fail there
-    the tests of this tree + its own sources       -> every marked test must pass
+    the tests of --tests + the sources of --base -> every marked test must fail there
+    the tests of --tests + its own sources       -> every marked test must pass
+
+Both sides come from git, because tests that import modules by their present names cannot run on sources from before
+the modules moved. `--tests tree` takes the working tree, for a base that has the same modules.
 
 A test says which defect of `regression_list.py` it shows: `@pytest.mark.regression("lost-ledger")`. A failure counts
 only if the test ran and failed by itself: an import error, a missing attribute or an unknown parameter says no more
@@ -17,6 +20,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -32,6 +36,8 @@ from _result import write_proof  # noqa: E402
 from regression_list import DEFECTS  # noqa: E402
 
 BASE = "6e220b3"
+TESTS = "b85b80b"  # the last commit whose tests import the modules by the names that BASE has
+TREE = "tree"
 QUICK = ("rope-theta-zero", "form-feed")
 WORKERS = 2
 TIMEOUT_S = 3600.0
@@ -58,6 +64,7 @@ class Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default=BASE, help="the commit whose sources have the defects")
+    parser.add_argument("--tests", default=TESTS, help=f"the commit whose tests are run, or `{TREE}` for this tree")
     parser.add_argument("--only", action="append", help="the tests of this defect; may be given several times")
     parser.add_argument("--quick", action="store_true", help=f"the tests of {' and '.join(QUICK)}; nothing is kept")
     arguments = parser.parse_args()
@@ -65,17 +72,19 @@ def main() -> int:
     unknown = [name for name in chosen if name not in DEFECTS]
     if unknown:
         parser.error(f"unknown defect: {', '.join(unknown)} (see benchmarks/regression_list.py)")
-    marked = collect(chosen)
     with tempfile.TemporaryDirectory(prefix="homing-base-") as folder:
-        base = Path(folder)
-        lay_out(base, arguments.base)
+        base, fixed = Path(folder, "base"), Path(folder, "fixed")
+        lay_out(fixed, arguments.tests)
+        marked = collect(fixed, chosen)
+        lay_out(base, arguments.tests, sources=arguments.base)
         tests = sorted({test for name in chosen for test in marked.cpu.get(name, ())})
         before = run(base, tests)
-    now = run(ROOT, tests)
+        now = run(fixed, tests)
     problems = show(chosen, marked, before, now)
     passed = not problems
     figures = {
         "base": arguments.base,
+        "tests_of": arguments.tests,
         "defects": len(chosen),
         "tests": len(tests),
         "table": {name: {t: before[t].reason[:200] for t in sorted(marked.cpu.get(name, ()))} for name in chosen},
@@ -96,9 +105,9 @@ class Marked:
     gpu: dict[str, set[str]]
 
 
-def collect(chosen: list[str]) -> Marked:
-    """The marked tests of this tree, by defect. A mark with an unknown name is a mistake of ours."""
-    lines = _pytest(ROOT, ["--collect-only", "-m", "regression"])
+def collect(folder: Path, chosen: list[str]) -> Marked:
+    """Return the marked tests in `folder`, by defect."""
+    lines = _pytest(folder, ["--collect-only", "-m", "regression"])
     cpu: dict[str, set[str]] = defaultdict(set)
     gpu: dict[str, set[str]] = defaultdict(set)
     for line in lines:
@@ -109,16 +118,27 @@ def collect(chosen: list[str]) -> Marked:
     return Marked(cpu, gpu)
 
 
-def lay_out(folder: Path, base: str) -> None:
-    """Everything of this tree except its sources, which are those of `base`."""
-    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").decode().split("\0")
-    for name in filter(None, listed):
-        if name.startswith("src/") or not (ROOT / name).is_file():
-            continue
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((ROOT / name).read_bytes())
-    with tarfile.open(fileobj=io.BytesIO(_git("archive", base, "src"))) as archive:
+def lay_out(folder: Path, commit: str, *, sources: str | None = None) -> None:
+    """Write the files of `commit`, or of this tree, to `folder`; with `sources`, those of another commit under src."""
+    folder.mkdir()
+    if commit != TREE:
+        _extract(folder, commit)
+    else:
+        listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").decode().split("\0")
+        for name in filter(None, listed):
+            if (ROOT / name).is_file():
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes((ROOT / name).read_bytes())
+    if sources is not None:
+        shutil.rmtree(folder / "src")
+        _extract(folder, sources, "src")
+    # The plugin is this file; the commit may have an older one.
+    shutil.copy(Path(__file__), folder / "benchmarks" / "regressions.py")
+
+
+def _extract(folder: Path, commit: str, *paths: str) -> None:
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, *paths))) as archive:
         archive.extractall(folder, filter="data")
 
 
@@ -132,8 +152,13 @@ def run(folder: Path, tests: list[str]) -> dict[str, Outcome]:
     outcomes = dict.fromkeys(tests, Outcome("not collected", "its file cannot be imported there"))
     for line in _pytest(folder, [*arguments, *files]):
         if line["test"] in outcomes:
-            outcomes[line["test"]] = Outcome(line["word"], line["reason"])
+            outcomes[line["test"]] = settled(outcomes[line["test"]], Outcome(line["word"], line["reason"]))
     return outcomes
+
+
+def settled(before: Outcome, reported: Outcome) -> Outcome:
+    """Return the outcome of a test after one more report: an error in the teardown of a failed test changes nothing."""
+    return before if before.word == "failed" and reported.word == "error" else reported
 
 
 def show(chosen: list[str], marked: Marked, before: dict[str, Outcome], now: dict[str, Outcome]) -> list[str]:

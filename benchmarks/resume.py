@@ -33,9 +33,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from tiny import make_data, make_run, make_run_dir  # noqa: E402
 
 from _result import write_result  # noqa: E402
-from homing.wire import names  # noqa: E402
+from homing.wire import file_names  # noqa: E402
 
-CHECKPOINTS = Path(names.CHECKPOINTS) / "pretrain"
+CHECKPOINTS = Path(file_names.CHECKPOINTS) / "pretrain"
 DEADLINE_S = 120.0
 # The model is small enough for milliseconds a step and large enough that a save takes longer than one, so that many
 # moments are moments inside a save.
@@ -112,7 +112,9 @@ def _kill(run_dir: Path, num_kills: int, num_steps: int, chance: random.Random) 
         left = [path.name for path in (run_dir / CHECKPOINTS).glob(".*-step-*")]
         where = "in_save" if left else "loading" if reached is None else "training"
         kills[where] += 1
-        saved = max((names.parse_step(path.name) or 0 for path in (run_dir / CHECKPOINTS).glob("step-*")), default=0)
+        saved = max(
+            (file_names.parse_step(path.name) or 0 for path in (run_dir / CHECKPOINTS).glob("step-*")), default=0
+        )
         kills["steps_done_twice"] += max(0, (reached or saved) - saved)
         print(
             f"kill {number + 1}/{num_kills}: {where} after step {reached}, checkpoint {saved}, left {left}", flush=True
@@ -152,13 +154,15 @@ def _wait_for_save(run_dir: Path) -> None:
 
 
 def read_figures(run_dir: Path) -> list[tuple[Any, ...]]:
-    lines = [json.loads(line) for line in (run_dir / names.METRICS).read_text().splitlines()]
+    lines = [json.loads(line) for line in (run_dir / file_names.METRICS).read_text().splitlines()]
     return [(m["step"], m["num_tokens"], m["loss"], m["grad_norm"], m["lr"], m["val_loss"]) for m in lines]
 
 
 def _weights(run_dir: Path, num_steps: int) -> list[str]:
-    folder = run_dir / CHECKPOINTS / names.step_dir(num_steps)
-    return [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (names.WEIGHTS, names.OPTIMIZER)]
+    folder = run_dir / CHECKPOINTS / file_names.step_dir(num_steps)
+    return [
+        hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (file_names.WEIGHTS, file_names.OPTIMIZER)
+    ]
 
 
 def differences(whole: Path, other: Path, num_steps: int, *, not_judged: frozenset[int] = frozenset()) -> list[str]:
@@ -181,7 +185,7 @@ def _damage(run_dir: Path, hurt: Path, chance: random.Random, *, is_quick: bool)
     from homing.lm.train.loop import train
 
     num_steps = len(read_figures(run_dir))
-    newest = names.step_dir(num_steps)
+    newest = file_names.step_dir(num_steps)
     counts, problems = {"tried": 0, "refused": 0}, []
     for name in sorted(path.name for path in (run_dir / CHECKPOINTS / newest).iterdir()):
         for kind in ["cut", "flip"] + ([] if is_quick else ["empty", "missing", "flip", "flip"]):
@@ -190,7 +194,7 @@ def _damage(run_dir: Path, hurt: Path, chance: random.Random, *, is_quick: bool)
             _hurt(hurt / CHECKPOINTS / newest / name, kind, chance)
             said: list[str] = []
             train(hurt, say=said.append)
-            is_refused = any(f"{newest} is damaged and refused" in line for line in said)
+            is_refused = any(f"{newest} is damaged (" in line for line in said)
             is_resumed = any(line.startswith("Resumed at step") for line in said)
             counts["tried"] += 1
             counts["refused"] += is_refused and is_resumed

@@ -27,12 +27,12 @@ import torch  # noqa: E402
 
 from _result import write_result  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
-from homing.lm.train import checkpoint  # noqa: E402
-from homing.lm.train.checkpoint import TrainState  # noqa: E402
-from homing.lm.train.optim import build_optimizer  # noqa: E402
-from homing.lm.train.snapshot import Snapshot  # noqa: E402
-from homing.wire.checkpoint import CheckpointManifest  # noqa: E402
-from homing.wire.run import Model, Optimizer  # noqa: E402
+from homing.lm.train.checkpoints import checkpoint_files  # noqa: E402
+from homing.lm.train.checkpoints.checkpoint_files import TrainState  # noqa: E402
+from homing.lm.train.checkpoints.host_copy import Snapshot  # noqa: E402
+from homing.lm.train.optim.param_groups import build_optimizer  # noqa: E402
+from homing.wire.checkpoint_manifest import CheckpointManifest  # noqa: E402
+from homing.wire.run_json import Model, Optimizer  # noqa: E402
 
 BETWEEN_SAVES_S = 300.0
 MUST = 0.02
@@ -107,9 +107,9 @@ def write(folder: Path, number: int, tensors: dict[str, dict[str, torch.Tensor]]
         config_sha256="", seed=0, files=[],
     )  # fmt: skip
     state = TrainState(phase="pretrain", step=number, num_tokens=0, rows_consumed=0)
-    checkpoint.save(folder, manifest, state, **tensors, papers={})
-    checkpoint.mend_pointers(folder, manifest)
-    checkpoint.retain(folder, keep_last=1)
+    checkpoint_files.save(folder, manifest, state, **tensors, metadata_files={})
+    checkpoint_files.repair_pointers(folder, manifest)
+    checkpoint_files.retain(folder, keep_last=1)
 
 
 if __name__ == "__main__":

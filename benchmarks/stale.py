@@ -22,17 +22,17 @@ from typing import Any
 __all__ = ["AREAS", "stale"]
 
 ROOT = Path(__file__).resolve().parents[1]
-_CLOUD = ("src/homing/cloud", "src/homing/agent", "src/homing/wire", "src/homing/world", "src/homing/store")
-_TRAIN = ("src/homing/lm/train", "src/homing/lm/model", "src/homing/lm/phases", "src/homing/lm/shards")
+_CLOUD = ("src/homing/cloud", "src/homing/instance", "src/homing/wire", "src/homing/world", "src/homing/store")
+_TRAIN = ("src/homing/lm/train", "src/homing/lm/model", "src/homing/lm/phases", "src/homing/lm/data/shards")
 _SIMULATED = (*_CLOUD, "tests/sim", "tests/doubles", "benchmarks/simulate.py")
 AREAS: dict[str, tuple[str, ...]] = {
-    "proofs/chat_faults": ("src/homing/lm/chat", "benchmarks/chat_faults.py"),
+    "proofs/chat_faults": ("src/homing/lm/data/chat", "benchmarks/chat_faults.py"),
     "proofs/gguf_in_llama_cpp": ("src/homing/lm/export", "src/homing/lm/tokenizer", "benchmarks/gguf_in_llama_cpp.py"),
     "proofs/kill_points": (*_CLOUD, "tests/sim", "tests/doubles", "benchmarks/kill_points.py"),
-    "proofs/landing": ("src/homing/lm/train", "src/homing/agent", "src/homing/cloud/timing.py",
+    "proofs/landing": ("src/homing/lm/train", "src/homing/instance", "src/homing/cloud/plan/timing.py",
                        "benchmarks/landing.py"),
     "proofs/mutants": (*_CLOUD, "src/homing/lm/train", "benchmarks/mutants.py", "benchmarks/mutant_list.py"),
-    "proofs/offers": ("src/homing/cloud/providers", "src/homing/cloud/offers.py", "benchmarks/offers.py"),
+    "proofs/offers": ("src/homing/cloud/providers", "src/homing/cloud/plan/offers.py", "benchmarks/offers.py"),
     "proofs/preempt": (*_CLOUD, "src/homing/lm/train", "benchmarks/preempt.py"),
     "proofs/races": (*_SIMULATED[:-1], "benchmarks/races.py"),
     "proofs/regressions": ("src", "tests", "benchmarks/regressions.py", "benchmarks/regression_list.py"),
@@ -43,29 +43,33 @@ AREAS: dict[str, tuple[str, ...]] = {
     "proofs/simulate_shadeform": _SIMULATED,
     "proofs/store_faults": ("src/homing/store", "src/homing/world", "benchmarks/store_faults.py"),
     "results/bad_input": ("src/homing/cli", "src/homing/config", "benchmarks/bad_input.py"),
-    "results/chain": (*_TRAIN, "src/homing/lm/rl", "src/homing/lm/chat", "benchmarks/chain.py"),
-    "results/decode": ("src/homing/lm/generate", "src/homing/lm/model", "src/homing/lm/graphs.py",
-                       "src/homing/lm/decode.py", "benchmarks/gpu/decode.py"),
+    "results/chain": (*_TRAIN, "src/homing/lm/rl", "src/homing/lm/data/chat", "benchmarks/chain.py"),
+    "results/decode": ("src/homing/lm/generate", "src/homing/lm/model", "src/homing/lm/cuda_graphs.py",
+                       "src/homing/lm/decode_token.py", "benchmarks/gpu/decode.py"),
     "results/engine": ("src/homing/lm/train", "src/homing/lm/model", "benchmarks/engine.py"),
     "results/engine-cpu": ("src/homing/lm/train", "src/homing/lm/model", "benchmarks/engine.py"),
     "results/going_on": ("src/homing/lm/train", "benchmarks/going_on.py"),
     "results/gpu-first-run": (*_TRAIN, "benchmarks/gpu/first_run.py"),
     "results/gpu-variants": ("src/homing/lm/train", "src/homing/lm/model", "benchmarks/gpu/variants.py"),
-    "results/graphs": ("src/homing/lm/graphs.py", "src/homing/lm/train/passes.py", "benchmarks/gpu/graphs.py"),
+    "results/graphs": ("src/homing/lm/cuda_graphs.py", "src/homing/lm/train/compute/forward_backward.py",
+                       "benchmarks/gpu/graphs.py"),
     "results/hours": ("src/homing/lm/train", "benchmarks/gpu/hours.py"),
-    "results/loader": ("src/homing/lm/shards", "src/homing/lm/train/feed.py", "benchmarks/loader.py"),
+    "results/loader": ("src/homing/lm/data/shards", "src/homing/lm/train/compute/prefetch.py", "benchmarks/loader.py"),
     "results/lora": ("src/homing/lm/model", "src/homing/lm/train", "benchmarks/gpu/lora.py"),
     "results/peer_sweep": ("benchmarks/gpu/quality.py",),
-    "results/persona": (*_TRAIN, "src/homing/lm/chat", "benchmarks/gpu/persona.py"),
-    "results/prep": ("src/homing/lm/prep", "src/homing/lm/text", "src/homing/lm/tokenizer", "benchmarks/prep.py"),
-    "results/quality": ("src/homing/lm/model", "src/homing/lm/train", "src/homing/config/dial.py",
+    "results/persona": (*_TRAIN, "src/homing/lm/data/chat", "benchmarks/gpu/persona.py"),
+    "results/prep": ("src/homing/lm/data/prep", "src/homing/lm/data/text", "src/homing/lm/tokenizer",
+                     "benchmarks/prep.py"),
+    "results/records": ("src/homing/cloud", "src/homing/report", "src/homing/web", "benchmarks/records.py"),
+    "results/quality": ("src/homing/lm/model", "src/homing/lm/train", "src/homing/config/resolve/depth_dial.py",
                         "benchmarks/gpu/quality.py"),
     "results/quickstart": ("src/homing", "benchmarks/quickstart.py"),
     "results/resume": (*_TRAIN, "benchmarks/resume.py"),
     "results/rl": ("src/homing/lm/rl", "src/homing/lm/generate", "src/homing/lm/model", "benchmarks/gpu/rl.py"),
-    "results/save_stall": ("src/homing/lm/train/snapshot.py", "src/homing/lm/train/checkpoint.py",
+    "results/save_stall": ("src/homing/lm/train/checkpoints/host_copy.py",
+                           "src/homing/lm/train/checkpoints/checkpoint_files.py",
                            "benchmarks/save_stall.py"),
-    "results/sweep": ("src/homing/lm/model", "src/homing/lm/train", "src/homing/config/dial.py",
+    "results/sweep": ("src/homing/lm/model", "src/homing/lm/train", "src/homing/config/resolve/depth_dial.py",
                       "benchmarks/gpu/quality.py"),
 }  # fmt: skip
 

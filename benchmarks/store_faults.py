@@ -33,19 +33,19 @@ from tests.doubles import s3_servers  # noqa: E402
 from tests.doubles.proxy import Proxy  # noqa: E402
 
 from _result import write_proof  # noqa: E402
-from homing.cloud.checkpoints import known_hash, list_checkpoints  # noqa: E402
-from homing.cloud.fetch import fetch  # noqa: E402
+from homing.cloud.artifacts.fetch import fetch  # noqa: E402
+from homing.cloud.artifacts.stored_checkpoints import known_hash, list_checkpoints  # noqa: E402
 from homing.cloud.home import Home  # noqa: E402
-from homing.cloud.ledger import LedgerLine, RunRow  # noqa: E402
-from homing.cloud.resume import resume_inputs  # noqa: E402
+from homing.cloud.launch.resume import resume_inputs  # noqa: E402
+from homing.cloud.ledger.ledger import LedgerLine, RunRow  # noqa: E402
 from homing.errors import HomingError, StoreError  # noqa: E402
 from homing.store import FileStore, Store  # noqa: E402
-from homing.store import s3_client as s3_client  # noqa: E402
 from homing.store.push import Pusher  # noqa: E402
-from homing.store.s3 import S3Store  # noqa: E402
-from homing.wire import codec, names  # noqa: E402
-from homing.wire.checkpoint import CheckpointManifest, FileHash, Pointer  # noqa: E402
-from homing.wire.event import Outcome  # noqa: E402
+from homing.store.s3 import client as s3_client  # noqa: E402
+from homing.store.s3.store import S3Store  # noqa: E402
+from homing.wire import codec, file_names  # noqa: E402
+from homing.wire.checkpoint_manifest import CheckpointManifest, FileHash, Pointer  # noqa: E402
+from homing.wire.event_lines import Outcome  # noqa: E402
 from homing.world import World  # noqa: E402
 
 RUN, NAME, PHASES = "moss-1a2b", "moss", ["pretrain", "mid"]
@@ -101,7 +101,7 @@ def main() -> int:
 def corrupt_and_load(folder: Path, count: int, chance: random.Random) -> dict[str, Any]:
     home, row, store = lay_out(folder, chance)
     genuine = {entry.key: store.read(entry.key) for entry in store.list("")}
-    targets = sorted(key for key in genuine if f"/{names.CHECKPOINTS}/" in key or key.startswith("models/"))
+    targets = sorted(key for key in genuine if f"/{file_names.CHECKPOINTS}/" in key or key.startswith("models/"))
     kinds: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     problems: list[str] = []
@@ -135,9 +135,9 @@ def lay_out(folder: Path, chance: random.Random) -> tuple[Home, RunRow, FileStor
             write_checkpoint(run_dir, phase, step, chance)
     run = make_run(folder, NAME)
     phases = [dataclasses.replace(run.phases[0], kind=kind) for kind in PHASES]
-    (run_dir / names.RUN).write_text(codec.dumps(dataclasses.replace(run, id=RUN, phases=phases)))
-    (run_dir / names.METRICS).write_text('{"step": 1}\n')
-    (run_dir / names.OUTCOME).write_text(codec.dumps(Outcome("done", "done", 0, "mid", 100, 1.0)))
+    (run_dir / file_names.RUN).write_text(codec.dumps(dataclasses.replace(run, id=RUN, phases=phases)))
+    (run_dir / file_names.METRICS).write_text('{"step": 1}\n')
+    (run_dir / file_names.OUTCOME).write_text(codec.dumps(Outcome("done", "done", 0, "mid", 100, 1.0)))
     store = FileStore(str(folder / "store"), Quick())
     store.put_bytes("objects/begun", b"")  # as a launch does before anything is pushed
     Pusher(str(run_dir), RUN, NAME, store, Quick()).push_everything()
@@ -149,18 +149,18 @@ def lay_out(folder: Path, chance: random.Random) -> tuple[Home, RunRow, FileStor
 
 
 def write_checkpoint(run_dir: Path, phase: str, step: int, chance: random.Random) -> None:
-    folder = run_dir / names.CHECKPOINTS / phase / names.step_dir(step)
+    folder = run_dir / file_names.CHECKPOINTS / phase / file_names.step_dir(step)
     folder.mkdir(parents=True)
     files = []
-    for name in (names.WEIGHTS, names.OPTIMIZER, names.STATE, names.RUN, names.TOKENIZER):
+    for name in (file_names.WEIGHTS, file_names.OPTIMIZER, file_names.STATE, file_names.RUN, file_names.TOKENIZER):
         data = chance.randbytes(chance.randrange(200, 5000))
         (folder / name).write_bytes(data)
         files.append(FileHash(name, len(data), hashlib.sha256(data).hexdigest()))
     manifest = CheckpointManifest(NAME, RUN, phase, step, step * 64, False, "c" * 64, 1, files, val_loss=1.5)
     empty = codec.dumps(manifest, indent=1).encode()
     sealed = dataclasses.replace(manifest, sha256=hashlib.sha256(empty).hexdigest())
-    (folder / names.MANIFEST).write_bytes(codec.dumps(sealed, indent=1).encode())
-    for name in (names.LATEST, names.BEST):
+    (folder / file_names.MANIFEST).write_bytes(codec.dumps(sealed, indent=1).encode())
+    for name in (file_names.LATEST, file_names.BEST):
         (folder.parent / name).write_text(codec.dumps(Pointer(step=step)))
 
 
@@ -197,7 +197,7 @@ def try_fetch(
     except HomingError as exc:
         left = ["it was refused, and left a model behind"] if target.exists() else []
         return f"refused ({type(exc).__name__})", left
-    prefix = f"runs/{RUN}/{names.CHECKPOINTS}/{got.manifest.phase}/{names.step_dir(got.manifest.step)}/"
+    prefix = f"runs/{RUN}/{file_names.CHECKPOINTS}/{got.manifest.phase}/{file_names.step_dir(got.manifest.step)}/"
     wanted = {key[len(prefix) :]: data for key, data in genuine.items() if key.startswith(prefix)}
     return "whole", compare(wanted, {path.name: path.read_bytes() for path in target.iterdir()})
 

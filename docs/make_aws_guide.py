@@ -1,4 +1,4 @@
-"""Writes the table of docs/aws.md: which EC2 type holds which preset, and which adapters beside seven billion weights.
+"""Writes the table of docs/clouds/aws.md: which EC2 type holds which preset, and which adapters on 7B weights.
 
 `python docs/make_aws_guide.py`, after a change of presets, memory figures or rates; a test compares.
 """
@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 
 import homing
-from homing.cloud.providers.aws_guide import TYPES, guide
+from homing.cloud.providers.aws.guide import TYPES, guide
 from homing.config import load_run
-from homing.wire.run import Lora, Model, Run
+from homing.wire.run_json import Lora, Model, Run
 
-PAGE = Path(__file__).parent / "aws.md"
+PAGE = Path(__file__).parent / "clouds/aws.md"
 PRESETS = ("gpt-124m", "1b", "2b", "4b")
 # By the config.json of Qwen2.5-7B; rows of 2,048 tokens.
 QWEN_7B = Model("stock", "qwen2", 28, 3584, 28, 4, 128, 18944, 2048, 152064, False, rope_base=1e6)

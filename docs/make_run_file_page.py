@@ -1,4 +1,4 @@
-"""Writes docs/run-file.md from the schema, so that the page cannot drift from the code.
+"""Writes docs/reference/run-file.md from the schema, so that the page cannot drift from the code.
 
 python docs/make_run_file_page.py          writes it
 python docs/make_run_file_page.py --check  exits 1 if the page is not what it would write
@@ -12,15 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).with_name("run-file.md")
+PAGE = Path(__file__).parent / "reference/run-file.md"
 HEAD = """# The run file
 
 <!-- Written by docs/make_run_file_page.py from the schema. Change the schema, then run it. -->
 
 One file for the whole run: YAML, or TOML or JSON by its extension, in `runs/NAME.yaml`. `homing new NAME --from PRESET`
-writes one with comments; `homing explain KEY` tells what a key means; `homing plan NAME --resolved` prints every value
-and where it came from. Order: defaults, run file, `--set`. All mistakes are listed at once, with file, line, the
-nearest key and the allowed range.
+writes one with comments, `homing explain KEY` explains a key, and `homing plan NAME --resolved` prints every value and
+where it came from. Later values win: defaults, run file, `--set`. All mistakes are reported at once, with file, line,
+the nearest key and the allowed range.
 
 ```bash
 homing new --list

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.wire import names
+from homing.wire import file_names
 from homing.world import World, machine
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -103,7 +104,7 @@ def _nothing_is_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def _left_below(folder: Path) -> dict[int, str]:
     found = {}
-    for process, mark in World().marked(names.MARK_ENV, ""):
+    for process, mark in World().marked(file_names.MARK_ENV, ""):
         try:
             words = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode("utf-8", "replace")
         except OSError:
@@ -136,6 +137,16 @@ def _environment_of_its_own() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", _loopback_only)
+
+
+@pytest.fixture
+def _no_garbage_collection() -> Iterator[None]:
+    """For tests that parse Python. Python 3.11 fails with "AST constructor recursion depth mismatch" when the garbage
+    collector runs another test's finalizers (an asyncio task, say) while `ast.parse` builds its tree."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from homing import errors
 from homing.errors import HomingError, Mistake, RunFileError
 
@@ -20,6 +22,7 @@ def test_the_tree_in_the_docstring_is_the_tree_in_the_code() -> None:
     assert set(errors.__all__) == {*coded, "Mistake"}
 
 
+@pytest.mark.acceptance(150)
 def test_an_error_has_what_why_and_fix_on_three_lines() -> None:
     error = HomingError("It failed.", "Because.", "Do this.")
     assert str(error).splitlines() == ["It failed.", "Because.", "Do this."]

@@ -44,4 +44,4 @@ def test_options_come_before_and_a_folder_is_not_made_newer_by_pip(monkeypatch: 
     assert pip_upgrade() == "pip install --upgrade homing"
     installed(monkeypatch, {"url": "file:///home/ada/homing", "dir_info": {"editable": True}})
     assert pip_install("lm", "--upgrade") == "pip install --upgrade -e '/home/ada/homing[lm]'"
-    assert pip_upgrade() == "Bring /home/ada/homing up to date, then: pip install -e /home/ada/homing"
+    assert pip_upgrade() == "Update /home/ada/homing, then: pip install -e /home/ada/homing"

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from regression_list import DEFECTS  # noqa: E402
-from regressions import Outcome, _why_not  # noqa: E402
+from regressions import Outcome, _why_not, settled  # noqa: E402
 
 _MARK = re.compile(r"pytest\.mark\.regression\(\s*\"([^\"]+)\"\s*\)")
 
@@ -42,3 +42,14 @@ def test_a_test_must_fail_before_and_pass_now() -> None:
     assert "failed now" in _why_not(failed, failed)
     assert "skipped on the base sources" in _why_not(Outcome("skipped"), passed)
     assert "not collected on the base" in _why_not(Outcome("not collected"), passed)
+
+
+def test_an_error_in_the_teardown_of_a_failed_test_hides_no_failure() -> None:
+    failed, error, passed = (
+        Outcome("failed", "assert 6 == 2"),
+        Outcome("error", "a socket was left open"),
+        Outcome("passed"),
+    )
+    assert settled(failed, error) == failed
+    assert settled(passed, error) == error, "a test that passes and cannot clean up has not passed"
+    assert settled(Outcome("not collected"), error) == error, "an error in the setup is no failure of the test"

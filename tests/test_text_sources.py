@@ -11,6 +11,7 @@ from homing.errors import DataError
 from homing.text_sources import find_sources
 
 
+@pytest.mark.acceptance(30)
 def test_globs_folders_and_paths_give_each_file_once_in_a_fixed_order(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "sub/c.md", "sub/d.jsonl.zst", "e.html"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -27,7 +28,7 @@ def test_globs_folders_and_paths_give_each_file_once_in_a_fixed_order(tmp_path: 
         ("gone.txt", "does not exist"),
         ("gone*.txt", "no file matches"),
         ("empty.txt", "is empty"),
-        ("images", "no text in the folder"),
+        ("images", "has no text files"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, pattern: str, complaint: str) -> None:
@@ -40,7 +41,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, pattern: str, complaint: s
 
 def test_a_link_to_nothing_is_told_as_one(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to("gone.txt")
-    with pytest.raises(DataError, match=r"a\.txt is a link to nothing") as raised:
+    with pytest.raises(DataError, match=r"a\.txt is a broken link") as raised:
         find_sources([str(tmp_path)], key="text")
     assert "gone.txt" in raised.value.why
 

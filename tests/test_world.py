@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.server
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -360,3 +362,20 @@ def test_a_walk_goes_on_over_a_folder_that_vanished_and_raises_for_one_that_cann
     monkeypatch.setattr(os, "scandir", ill)
     with pytest.raises(PermissionError):
         World().walk(tmp_path)
+
+
+def test_restoring_over_a_database_is_refused_and_its_write_ahead_log_stays(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    database = World().database(path)
+    database.execute(("CREATE TABLE notes (words TEXT)", ()))
+    image = database.image()
+    # A connection that stays open keeps what it commits in the write-ahead log, as a process that was killed does.
+    with contextlib.closing(sqlite3.connect(path)) as writer:
+        writer.execute("PRAGMA wal_autocheckpoint=0")
+        writer.execute("INSERT INTO notes VALUES ('kept')")
+        writer.commit()
+        assert (tmp_path / "ledger.sqlite-wal").stat().st_size > 0
+        with pytest.raises(FileExistsError):
+            database.restore(image)
+        assert (tmp_path / "ledger.sqlite-wal").stat().st_size > 0
+    assert database.execute(("SELECT words FROM notes", ())) == [{"words": "kept"}]

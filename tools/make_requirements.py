@@ -5,9 +5,10 @@
     pyproject.toml + constraints.txt -> uv pip compile, for Linux x86_64 and each Python that an instance may have
     -> one list of name==version with sha256 of all its files -> sections: lm, what each store adds, torch, uv
 
-Sections are sets of names that are installed together. PyPI's torch (for CUDA `TORCH_CUDA` of cloud/bundle.py) and its
-nvidia packages are in `torch`. Its builds for older drivers come from PyTorch's own index and have no hashes here: see
-`UNHASHED_TORCH` in homing/bootstrap.py. Needs a package index, and uv (pip install uv); no address is written.
+Sections are sets of names that are installed together. PyPI's torch (for the CUDA version `TORCH_CUDA` of
+cloud/machine_setup/code_bundle.py) and its nvidia packages are in `torch`. Its builds for older drivers come from
+PyTorch's own index and have no hashes here: see `UNHASHED_TORCH` in homing/instance/bootstrap.py. Needs a package
+index, and uv (pip install uv); no address is written.
 """
 
 from __future__ import annotations

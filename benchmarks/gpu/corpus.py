@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from homing.lm.shards.read import file_sha256, read_manifest
-from homing.lm.shards.write import ShardWriter
+from homing.lm.data.shards.read_shards import file_sha256, read_manifest
+from homing.lm.data.shards.write_shards import ShardWriter
 from homing.lm.tokenizer.specials import END_OF_TEXT, SPECIALS
-from homing.wire import codec, names
-from homing.wire.data import DataManifest, Split
+from homing.wire import codec, file_names
+from homing.wire.shard_manifest import DataManifest, Split
 
 __all__ = ["ROOTS", "prepare"]
 
@@ -41,7 +41,7 @@ def prepare(folder: Path, roots: tuple[str, ...] = ROOTS, *, vocab_size: int, mo
     """Does nothing where it has been done."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if (folder / names.MANIFEST).exists():
+    if (folder / file_names.MANIFEST).exists():
         return read_manifest(folder)
     folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -56,7 +56,7 @@ def prepare(folder: Path, roots: tuple[str, ...] = ROOTS, *, vocab_size: int, mo
     )  # fmt: skip
     tokenizer.train_from_iterator(first_of(texts, TRAINED_ON), trainer)
     assert tokenizer.get_vocab_size() == vocab_size, f"too little text for {vocab_size} tokens"
-    tokenizer.save(str(folder / names.TOKENIZER))
+    tokenizer.save(str(folder / file_names.TOKENIZER))
     say(began, "tokenizer trained")
     num_held_out = max(1, len(texts) // HELD_OUT)
     parts = {"val": texts[:num_held_out], "train": texts[num_held_out:]}
@@ -64,10 +64,10 @@ def prepare(folder: Path, roots: tuple[str, ...] = ROOTS, *, vocab_size: int, mo
     tokenizer.encode_special_tokens = True
     splits = {name: write_split(folder, name, tokenizer, part) for name, part in parts.items()}
     manifest = DataManifest(
-        dtype="uint16", vocab_size=vocab_size, tokenizer_sha256=file_sha256(folder / names.TOKENIZER),
+        dtype="uint16", vocab_size=vocab_size, tokenizer_sha256=file_sha256(folder / file_names.TOKENIZER),
         specials=SPECIALS["standard"], splits=splits, source=[], source_sha256="",
     )  # fmt: skip
-    (folder / names.MANIFEST).write_text(codec.dumps(manifest, indent=1), encoding="utf-8")
+    (folder / file_names.MANIFEST).write_text(codec.dumps(manifest, indent=1), encoding="utf-8")
     say(began, f"{splits['train'].num_tokens:,} tokens written")
     return manifest
 

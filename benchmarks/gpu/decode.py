@@ -37,13 +37,13 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from _result import RESULTS, write_result  # noqa: E402
-from homing.lm.decode import REACH, Steps, room_for  # noqa: E402
-from homing.lm.generate import generate, reader  # noqa: E402
-from homing.lm.graphs import Graphs  # noqa: E402
+from homing.lm.cuda_graphs import Graphs  # noqa: E402
+from homing.lm.decode_token import REACH, Steps, room_for  # noqa: E402
+from homing.lm.generate import generate, kv_reader  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
 from homing.lm.model.row_cache import RowCache  # noqa: E402
-from homing.lm.rl.lean import lean_copy  # noqa: E402
-from homing.wire.run import Model  # noqa: E402
+from homing.lm.rl.inference_copy import lean_copy  # noqa: E402
+from homing.wire.run_json import Model  # noqa: E402
 
 CASES = {
     "12x768": Model("stock", "qwen3", 12, 768, 6, 6, 128, 2048, 2048, 32768, False),
@@ -103,8 +103,8 @@ class Trial:
         if self.batch > 1:
             yield from self._rows(way)
             return
-        reader.is_stepped = lambda device: way != "grown"
-        reader.WORTH = REACH + 1 if way == "plain" else WORTH
+        kv_reader.is_stepped = lambda device: way != "grown"
+        kv_reader.WORTH = REACH + 1 if way == "plain" else WORTH
         ids = self.prompt_BT[0].tolist()
         for picked in generate(self.model, ids, num_tokens=self.num_tokens, tell=self.problems.append, **settings):
             yield [picked]
@@ -147,7 +147,7 @@ class Trial:
         return found
 
 
-WORTH = reader.WORTH
+WORTH = kv_reader.WORTH
 
 
 def _likeliest(logits_BV: Tensor) -> Tensor:

@@ -35,13 +35,13 @@ from torch import Tensor  # noqa: E402
 
 from _result import RESULTS, write_result  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
-from homing.lm.model.backends import race_attention, use_attention  # noqa: E402
-from homing.lm.train import passes as passes_module  # noqa: E402
-from homing.lm.train.batch import Batch  # noqa: E402
-from homing.lm.train.optim import Optimizer, build_optimizer, clip_gradients  # noqa: E402
-from homing.lm.train.passes import Card, Lap, Passes  # noqa: E402
-from homing.wire.run import Model  # noqa: E402
-from homing.wire.run import Optimizer as OptimizerSpec  # noqa: E402
+from homing.lm.model.attention_backends import race_attention, use_attention  # noqa: E402
+from homing.lm.train.compute import forward_backward as passes_module  # noqa: E402
+from homing.lm.train.compute.batch import Batch  # noqa: E402
+from homing.lm.train.compute.forward_backward import Card, Passes, Timing  # noqa: E402
+from homing.lm.train.optim.param_groups import Optimizer, build_optimizer, clip_gradients  # noqa: E402
+from homing.wire.run_json import Model  # noqa: E402
+from homing.wire.run_json import Optimizer as OptimizerSpec  # noqa: E402
 
 SMALL = Model("stock", "qwen3", 6, 384, 6, 6, 64, 1024, 1024, 16384, False)
 LARGER = Model("stock", "qwen3", 12, 768, 6, 6, 128, 2048, 2048, 32768, False)
@@ -61,11 +61,11 @@ MOST_SLOWER = 1.1
 class Again(Card):
     """Stands in for a card: it computes again what would be replayed."""
 
-    def lap(self, run: Callable[[], object]) -> Lap:
+    def timing(self, run: Callable[[], object]) -> Timing:
         begun = time.perf_counter()
         run()
         seconds = time.perf_counter() - begun
-        return Lap(seconds, seconds)
+        return Timing(seconds, seconds)
 
     def has_room(self) -> bool:
         return True
@@ -101,7 +101,7 @@ class Trial:
         return Batch(ids[:, :-1], ids[:, 1:], self.rows * self.shape.context)
 
     def passes(self, asked: str) -> Passes:
-        def tell(kind: str, text: str, *, aloud: bool = False, step: int | None = None, **data: object) -> None:
+        def tell(kind: str, text: str, *, notice: bool = False, step: int | None = None, **data: object) -> None:
             self.told.append(text)
 
         return Passes(self.model, self.device, asked, tell)

@@ -35,9 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from corpus import ROOTS, prepare
 
 from _result import RESULTS, write_result
-from homing.lm.shards.read import file_sha256
-from homing.wire import codec, names
-from homing.wire.run import Data, Run
+from homing.lm.data.shards.read_shards import file_sha256
+from homing.wire import codec, file_names
+from homing.wire.run_json import Data, Run
 
 WORK = Path("/tmp/homing-hours")
 VOCAB, MOST_BYTES = 32768, 100_000_000
@@ -73,7 +73,7 @@ def main() -> int:
         return 0
     if not arguments.runs:
         parser.error("give --write-runs DIR at home, or --runs DIR on the card")
-    unknown = [name for name in arguments.names if not (arguments.runs / name / names.RUN).is_file()]
+    unknown = [name for name in arguments.names if not (arguments.runs / name / file_names.RUN).is_file()]
     if unknown:
         parser.error(f"{arguments.runs} holds no run {', '.join(unknown)}")
     if not torch.cuda.is_available():
@@ -85,7 +85,7 @@ def main() -> int:
 def measure(runs: Path, chosen: list[str], out: Path | None) -> int:
     device, rows = torch.cuda.get_device_name(), kept_rows(torch.cuda.get_device_name())
     prepare(WORK / "data", ROOTS, vocab_size=VOCAB, most_bytes=MOST_BYTES)
-    for name in chosen or sorted(path.parent.name for path in runs.glob(f"*/{names.RUN}")):
+    for name in chosen or sorted(path.parent.name for path in runs.glob(f"*/{file_names.RUN}")):
         rows[name] = row = trained(runs / name, WORK / "runs" / name, WORK / "data", needs_gpu=True)
         print(f"{name:<16} told {row['told_s']:.1f} s, took {row['took_s']:.1f} s: {row['off']:+.1%}", flush=True)
         worst = max(abs(each["off"]) for each in rows.values())
@@ -108,9 +108,9 @@ def trained(source: Path, run_dir: Path, data: Path, *, needs_gpu: bool) -> dict
     """From its beginning, whatever an earlier try left; what it wrote goes again, for checkpoints are large."""
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
-    run = with_data(codec.loads(Run, (source / names.RUN).read_bytes()), data)
+    run = with_data(codec.loads(Run, (source / file_names.RUN).read_bytes()), data)
     run = dataclasses.replace(run, train=dataclasses.replace(run.train, needs_gpu=needs_gpu))
-    (run_dir / names.RUN).write_text(codec.dumps(run, indent=1), encoding="utf-8")
+    (run_dir / file_names.RUN).write_text(codec.dumps(run, indent=1), encoding="utf-8")
     subprocess.run([sys.executable, "-m", "homing.lm.train", str(run_dir)], check=True)
     row = compare(run_dir)
     shutil.rmtree(run_dir)
@@ -121,8 +121,8 @@ def with_data(run: Run, folder: Path) -> Run:
     """The run on data that were made after it was resolved."""
     splits = prepare(folder, vocab_size=run.model.vocab_size, most_bytes=0).splits  # there already
     data = Data(
-        dir=str(folder), manifest_sha256=file_sha256(folder / names.MANIFEST),
-        tokenizer_sha256=file_sha256(folder / names.TOKENIZER),
+        dir=str(folder), manifest_sha256=file_sha256(folder / file_names.MANIFEST),
+        tokenizer_sha256=file_sha256(folder / file_names.TOKENIZER),
         num_train_tokens=splits["train"].num_tokens, num_val_tokens=splits["val"].num_tokens,
     )  # fmt: skip
     # As a run file that knows its data would have it: what is held out is all that there is to evaluate on.
@@ -133,9 +133,9 @@ def with_data(run: Run, folder: Path) -> Run:
 
 
 def compare(run_dir: Path) -> dict[str, Any]:
-    lines = read_lines(run_dir / names.METRICS)
+    lines = read_lines(run_dir / file_names.METRICS)
     judged = next(line for line in lines if line["step"] >= JUDGED_STEPS and line["eta_s"])
-    events = read_lines(run_dir / names.EVENTS)
+    events = read_lines(run_dir / file_names.EVENTS)
     done = next(event for event in events if event["kind"] == "phase_done")
     assert lines[-1]["step"] == judged["num_steps"], "it did not come to its end"
     told_s, took_s = judged["eta_s"], done["t"] - judged["t"]
@@ -159,7 +159,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def write_runs(folder: Path, seconds: float) -> None:
-    from homing.cloud.measured import load_table, tokens_per_s
+    from homing.cloud.plan.measured_speeds import load_table, tokens_per_s
     from homing.gpus import GPUS
 
     for name, sets in SHAPES.items():
@@ -173,7 +173,7 @@ def write_runs(folder: Path, seconds: float) -> None:
 
 def write_run(folder: Path, run: Run) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / names.RUN).write_text(codec.dumps(run, indent=1), encoding="utf-8")
+    (folder / file_names.RUN).write_text(codec.dumps(run, indent=1), encoding="utf-8")
 
 
 def resolved(sets: dict[str, str], num_tokens: int) -> Run:

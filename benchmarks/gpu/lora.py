@@ -37,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _result import RESULTS, write_result
 from homing.lm.model import Decoder, config_json, lora, nf4
-from homing.lm.model.segments import can_flex
-from homing.lm.train.optim import build_optimizer, clip_gradients
-from homing.wire.run import Lora, Model, Optimizer
+from homing.lm.model.packed_rows import can_flex
+from homing.lm.train.optim.param_groups import build_optimizer, clip_gradients
+from homing.wire.run_json import Lora, Model, Optimizer
 
 SEVEN_B = Model("stock", "qwen2", 28, 3584, 28, 4, 128, 18944, 2048, 152064, False, rope_base=1e6)
 TINY = Model("stock", "qwen2", 2, 64, 4, 2, 16, 96, 32, 256, False)
@@ -148,7 +148,7 @@ def least(where: Where, method: str, model: Decoder, optimizer: Any) -> dict[str
     if importlib.util.find_spec("pydantic") is None:
         print(f"{method:<6} least {told(row)}; no plan beside it, as pydantic is not installed here")
         return row
-    from homing.config.memory import memory_of
+    from homing.config.estimate.memory import memory_of
 
     plan = memory_of(where.shape, "adamw", precision="bf16", method=method, lora=SETTINGS, recompute="all")
     row["planned_bytes"] = plan.peak(1) - plan.cuda

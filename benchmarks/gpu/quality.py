@@ -47,15 +47,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from corpus import prepare
 
 from _result import RESULTS, origin, write_result
+from homing.lm.data.shards.read_shards import open_split, read_manifest
 from homing.lm.evals.bits_per_byte import evaluate
 from homing.lm.model import Decoder
 from homing.lm.phases.pretrain import Pretrain
-from homing.lm.shards.read import open_split, read_manifest
 from homing.lm.tokenizer import load_tokenizer
-from homing.lm.train.optim import build_optimizer, clip_gradients
-from homing.lm.train.schedule import lr_scale
-from homing.wire import codec, names
-from homing.wire.run import Model, Optimizer, Run
+from homing.lm.train.optim.param_groups import build_optimizer, clip_gradients
+from homing.lm.train.optim.schedule import lr_scale
+from homing.wire import codec, file_names
+from homing.wire.run_json import Model, Optimizer, Run
 
 DATA = Path("/tmp/homing-corpus")
 VOCAB, MOST_BYTES = 32768, 760_000_000
@@ -453,7 +453,7 @@ def backward_in_pieces(loss_of: Callable[[Tensor, Tensor], Tensor], ids: Tensor,
 def judged(model: Any, data: Path) -> tuple[float, float]:
     manifest = read_manifest(data)
     found = evaluate(
-        model, open_split(data, manifest, "val"), token_bytes=load_tokenizer(data / names.TOKENIZER).token_bytes(),
+        model, open_split(data, manifest, "val"), token_bytes=load_tokenizer(data / file_names.TOKENIZER).token_bytes(),
         num_tokens=0, rows_at_a_time=EVAL_ROWS,
     )  # fmt: skip
     assert found.bits_per_byte is not None

@@ -31,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _result import write_result
 from homing.lm.model import Decoder
 from homing.lm.phases.rl import Reinforce
-from homing.lm.rl.draws import draws
+from homing.lm.rl.named_random import draws
 from homing.lm.rl.rollout import Sampler
 from homing.lm.tokenizer.specials import SPECIALS
-from homing.lm.train.optim import build_optimizer, clip_gradients
-from homing.wire import run as wire
-from homing.wire.run import Model, Optimizer, Phase, Rl, RlTask, Run, Schedule
+from homing.lm.train.optim.param_groups import build_optimizer, clip_gradients
+from homing.wire import run_json as wire
+from homing.wire.run_json import Model, Optimizer, Phase, Rl, RlTask, Run, Schedule
 
 MUST_S = 5.0
 D20 = Model("stock", "qwen3", 20, 1280, 10, 10, 128, 3456, 2048, 32768, is_tied=False)
@@ -87,7 +87,7 @@ def measure(run: Run, folder: Path, arguments: argparse.Namespace) -> dict[str, 
             batch = batches.next()
             said += [kind for kind, _ in batch.notices]
             marks.append(now(device))
-            for piece in batch.pieces(arguments.micro_batch):
+            for piece in batch.micro_batches(arguments.micro_batch):
                 piece.loss(model).backward()
             marks.append(now(device))
             norm = clip_gradients(model, 1.0)

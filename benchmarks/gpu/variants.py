@@ -30,10 +30,10 @@ import engine  # noqa: E402
 import save_stall  # noqa: E402
 from _result import write_result  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
-from homing.lm.model.backends import race_attention, race_segments  # noqa: E402
-from homing.lm.model.segments import can_flex  # noqa: E402
-from homing.lm.train.optim import build_optimizer  # noqa: E402
-from homing.wire.run import Model, Optimizer  # noqa: E402
+from homing.lm.model.attention_backends import race_attention, race_segments  # noqa: E402
+from homing.lm.model.packed_rows import can_flex  # noqa: E402
+from homing.lm.train.optim.param_groups import build_optimizer  # noqa: E402
+from homing.wire.run_json import Model, Optimizer  # noqa: E402
 
 TOY = Model("stock", "qwen3", 2, 64, 4, 4, 16, 128, 128, 256, False)
 TOY_SWIFT = Model("swift", "swift", 2, 64, 4, 4, 16, 128, 128, 256, False)
@@ -110,7 +110,7 @@ def try_optimizer(shape: Model, device: torch.device, is_quick: bool) -> dict[st
 def try_attention(shape: Model, device: torch.device) -> dict[str, Any]:
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     causal, inside = race_attention(shape, device, kind), race_segments(shape, device, kind)
-    return {"causal": causal.winner, "causal_told": causal.told(), "inside": inside.winner, "told": inside.told()}
+    return {"causal": causal.winner, "causal_told": causal.summary(), "inside": inside.winner, "told": inside.summary()}
 
 
 def try_segments(shape: Model, device: torch.device, rows: int) -> dict[str, Any]:

@@ -1,29 +1,29 @@
-"""Everything that can go wrong and that a person can act on.
+"""The exceptions of homing: every error that a user can act on, with its exit code.
 
     HomingError                 1   what, why, fix
     ├── RunFailed               1   training ended in failure
-    ├── EndedElsewhere          1   another homing destroyed what was being launched
-    ├── UsageError              2   a flag, a file or an answer was wrong
-    │   ├── RunFileError        2   every mistake in a run file at once, with lines
-    │   ├── DataError           2   text, tokenizer or shards cannot be used as they are
+    ├── EndedElsewhere          1   another homing process destroyed the instance during the launch
+    ├── UsageError              2   invalid flag, file or answer
+    │   ├── RunFileError        2   all mistakes in a run file at once, with line numbers
+    │   ├── DataError           2   unusable text, tokenizer or shards
     │   ├── NotOwner            2   another home holds the run's lease
     │   └── MissingExtra        2   a verb needs `pip install 'homing[...]'`
-    ├── NoOffer                 3   nobody can start such a machine now
+    ├── NoOffer                 3   no provider can start such an instance now
     ├── ProviderRefused         4   key, quota or request refused
-    │   ├── ProviderSilent      4   no answer, or none that says anything: what bills may bill on
-    │   ├── OtherAccount        4   the key here is of another account than the one that rented it
+    │   ├── ProviderSilent      4   no answer, or an unusable one: an instance may keep billing
+    │   ├── OtherAccount        4   the API key belongs to a different account than the one that rented the instance
     │   ├── CreateFailed        4   carries instance_id if something was created
     │   └── StartTimeout        4   created, never became ready
-    │       └── NeverCame       4   the machine itself did not come, before any program of ours ran on it
+    │       └── NeverCame       4   the instance itself did not start; none of our programs ran on it
     ├── LimitReached            5   spend, time or idle limit
-    ├── StillBilling            6   something may still cost money; wins over all others
+    ├── StillBilling            6   something may still cost money; takes precedence over all other exit codes
     ├── IntegrityError          7   a hash does not match
     ├── StoreError              7   the store could not be read or written
-    │   └── StoreRefused        7   it says no, and will say no again: permission, bucket, token, region
+    │   └── StoreRefused        7   a permanent refusal: permission, bucket, token, region
     └── Interrupted           130
 
-The exit code sits on the class. Three fields, printed as three lines: what happened, why, and what to do,
-where `fix` is a command to type or a key to change. `assert` is for our own mistakes.
+The exit code is an attribute of the class. An error has three fields, printed as three lines: what happened, why, and
+what to do, where `fix` is a command to run or a key to change. `assert` is for our own bugs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
     "UsageError",
 ]
 
-_READ_THE_FILE = ("plan", "prep", "train", "verify")  # verbs that take --set and --smoke
+_READ_THE_FILE = ("plan", "prep", "train", "verify")  # verbs that read the run file, and so accept --set and --smoke
 
 
 class HomingError(Exception):
@@ -74,9 +74,12 @@ class HomingError(Exception):
         return "\n".join(line for line in (self.what, self.why, self.fix) if line)
 
     def name_run(self, typed: str) -> None:
-        """Whoever raises it may not know what a person calls the run, and writes RUN; whoever knows puts it there.
-        `typed`: its name, and behind that what was changed of its file, for the verbs that read it. Without a name they
-        take the newest file, as whoever typed none has meant."""
+        """Replace the placeholder RUN in `why` and `fix` with the name that the user typed.
+
+        The code that raises an error often does not know that name. `typed` is the name followed by the options that
+        change the run file; the options are kept only for verbs that read the run file. If the name is empty, those
+        verbs show no name, because they then use the newest run file, as the user did.
+        """
         name = typed.split(" --")[0]
 
         def fill(match: re.Match[str]) -> str:
@@ -87,7 +90,7 @@ class HomingError(Exception):
         self.why, self.fix = (re.sub(r"(homing (\w+)) RUN\b", fill, text) for text in (self.why, self.fix))
 
     def to_dict(self) -> dict[str, object]:
-        """What --json prints of an error."""
+        """Return the error as --json prints it."""
         return {
             "error": type(self).__name__,
             "what": self.what,
@@ -102,7 +105,7 @@ class RunFailed(HomingError):
 
 
 class EndedElsewhere(HomingError):
-    """Meant so: nobody tries the next offer for it."""
+    """The instance was destroyed on purpose, so the launch does not try the next offer."""
 
 
 class UsageError(HomingError):
@@ -111,7 +114,7 @@ class UsageError(HomingError):
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing wrong in a run file: where it is, what it is, and what would be right."""
+    """One mistake in a run file: where it is, what is wrong, and what would be valid."""
 
     file: str
     line: int | None
@@ -132,7 +135,7 @@ class RunFileError(UsageError):
         super().__init__(
             what=f"{mistakes[0].file} has {count}.",
             why="\n".join(str(m) for m in mistakes),
-            fix=fix or "Mend the lines above; `homing explain KEY` tells what a key means.",
+            fix=fix or "Fix the lines above. `homing explain KEY` describes a key.",
         )
         self.mistakes = mistakes
 
@@ -152,7 +155,7 @@ class MissingExtra(UsageError):
     def __init__(self, verb: str, extra: str, module: str) -> None:
         super().__init__(
             what=f"`homing {verb}` needs the extra `{extra}`.",
-            why=f"The Python package `{module}` is not installed here.",
+            why=f"The Python package `{module}` is not installed.",
             fix=pip_install(extra),
         )
 
@@ -166,7 +169,10 @@ class ProviderRefused(HomingError):
 
 
 class ProviderSilent(ProviderRefused):
-    """`doubt` ends the why: what nobody knows now, to whoever asked what is there. `reason` is the why without it."""
+    """No usable answer from a provider.
+
+    `doubt` is appended to `why`: what is unknown as a result. `reason` is `why` without it.
+    """
 
     def __init__(self, what: str, why: str = "", fix: str = "", *, doubt: str = "") -> None:
         super().__init__(what, f"{why} {doubt}".strip(), fix)
@@ -174,7 +180,7 @@ class ProviderSilent(ProviderRefused):
 
 
 class OtherAccount(ProviderRefused):
-    """What its key does not show may bill on: never "gone"."""
+    """The key's account does not show the instance, which may still bill: never treat it as gone."""
 
 
 class CreateFailed(ProviderRefused):
@@ -208,7 +214,7 @@ class StoreError(HomingError):
 
 
 class StoreRefused(StoreError):
-    """It says no, and trying again does not change that: no permission, no bucket, an expired token, another region."""
+    """A permanent refusal by the store: retrying does not help (permission, bucket, expired token, region)."""
 
 
 class Interrupted(HomingError):

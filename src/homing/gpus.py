@@ -1,9 +1,9 @@
-"""One table of GPU facts: what plan, verify, offers and the MFU in the log read.
+"""Table of GPU data: memory, peak FLOP/s, bandwidth and names, used by plan, verify, offers and the logged MFU.
 
-`bf16_tflops` is the dense tensor-core peak from the vendor's data sheet; cards before Ampere have no bf16, and
-their fp16 peak stands there with `has_bf16` false. `fp32_tflops` is the peak of plain fp32, which those cards train in.
-Memory is what the vendor prints, in GiB. Aliases are the names in the providers' catalogues and the driver's own: one
-of them must be in what the driver shows, or an instance is taken for another than was rented.
+`bf16_tflops` is the dense tensor-core peak from the vendor's data sheet. GPUs before Ampere have no bf16: for them it
+holds the fp16 peak, and `has_bf16` is false. `fp32_tflops` is the plain fp32 peak; those older GPUs train in fp32.
+Memory is the vendor's nominal figure in GiB. Aliases are names from provider catalogues and from the driver: one of
+them must occur in the name that the driver reports, or the instance is rejected as not the one that was rented.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 __all__ = ["GPUS", "MIN_CAPABILITY", "Gpu", "find_gpu", "nearest_gpus"]
 
-# What the torch that we install has kernels for: CUDA 13 dropped everything before Turing. The open kernel modules in
-# the images of the clouds begin with Turing too.
+# Lowest compute capability that the installed torch has kernels for: CUDA 13 dropped everything before Turing. The open
+# kernel modules in the cloud images also start with Turing.
 MIN_CAPABILITY = (7, 5)
 
 
@@ -38,7 +38,7 @@ class Gpu:
         return self.compute_capability >= (8, 9)
 
     def is_at_least(self, other: Gpu) -> bool:
-        """Whether it is as good as the other in every figure of the data sheet, so that nothing runs slower on it."""
+        """Return True if this GPU matches or exceeds the other in every figure of the data sheet."""
         return (
             self.memory_gib >= other.memory_gib
             and self.bf16_tflops >= other.bf16_tflops
@@ -48,7 +48,7 @@ class Gpu:
         )
 
     def peak_flops(self, precision: str = "auto") -> float:
-        """FLOP/s at most in what a run computes in there; `auto` is bf16 where the card has it."""
+        """Return the peak FLOP/s at the precision that a run uses on this GPU; `auto` is bf16 if available."""
         if precision == "fp32" or not self.has_bf16:
             return self.fp32_tflops * 1e12
         return self.bf16_tflops * 1e12 * (2 if precision == "fp8" and self.has_fp8 else 1)
@@ -76,7 +76,7 @@ GPUS: dict[str, Gpu] = {
         Gpu("RTXA6000", 48, 154.8, 38.7, 768, (8, 6), ("a6000",)),
         Gpu("A10", 24, 125.0, 31.2, 600, (8, 6)),
         Gpu("A10G", 24, 70.0, 31.5, 600, (8, 6)),
-        Gpu("A16", 16, 17.9, 4.5, 200, (8, 6)),  # one of the four on its board
+        Gpu("A16", 16, 17.9, 4.5, 200, (8, 6)),  # one of the four GPUs on its board
         Gpu("A30", 24, 165.0, 10.3, 933, (8, 0)),
         Gpu("A40", 48, 149.7, 37.4, 696, (8, 6)),
         Gpu("A100", 80, 312.0, 19.5, 2039, (8, 0), ("a100-80gb", "a100-sxm4-80gb", "a100 80gb pcie", "a100 80g")),
@@ -115,13 +115,13 @@ GPUS: dict[str, Gpu] = {
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """By our name, an alias, or what the driver calls it ("NVIDIA H100 80GB HBM3")."""
+    """Find a GPU by our name, an alias, or the driver's name ("NVIDIA H100 80GB HBM3"); None if unknown."""
     wanted = _plain(name)
     known = {_plain(alias): gpu for gpu in GPUS.values() for alias in (gpu.name, *gpu.aliases)}
     if wanted in known:
         return known[wanted]
-    # Driver names carry the maker and the memory around the name we know; the longest match is the card. A digit right
-    # behind it is another card's number: a T400 is no T4, an RTX A1000 no A100.
+    # Driver names wrap the name we know in vendor and memory size, so the longest match wins. A digit right after the
+    # match belongs to a different model: a T400 is not a T4, an RTX A1000 is not an A100.
     inside = [key for key in known if re.search("[^a-z0-9]*".join(key) + r"(?!\d)", name.lower())]
     return known[max(inside, key=len)] if inside else None
 

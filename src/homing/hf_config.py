@@ -1,9 +1,9 @@
-"""config.json of a Hugging Face model and our Model, both ways. No torch: the run file's half reads it too.
+"""Converts between a Hugging Face config.json and our Model. Needs no torch, so that `config` can use it too.
 
-    model_of(config)   Hugging Face config.json -> wire Model; what our decoder cannot compute is refused by name
-    config_of(model)   wire Model -> the config.json that transformers opens
+    model_of(config)   Hugging Face config.json -> wire Model; refuses every feature that our decoder lacks, by name
+    config_of(model)   wire Model -> a config.json that transformers loads
 
-A key that is absent means what it means in transformers for that family, not what it means for another.
+An absent key takes the default that transformers uses for that architecture.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import math
 from typing import Any
 
 from homing.errors import DataError
-from homing.wire.run import Model, RopeScaling
+from homing.wire.run_json import Model, RopeScaling
 
 __all__ = ["ARCHITECTURES", "FAMILIES", "SWIFT", "SWIFT_CLASS", "SWIFT_TYPE", "config_of", "model_of"]
 
 SWIFT = "swift"
-SWIFT_TYPE, SWIFT_CLASS = "homing_swift", "HomingSwiftForCausalLM"  # what its config.json says it is
-# arch -> the class that transformers opens it with.
+SWIFT_TYPE, SWIFT_CLASS = "homing_swift", "HomingSwiftForCausalLM"  # `model_type` and class in its config.json
+# arch -> the class that transformers loads it with.
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 FAMILIES = "Llama (llama), Qwen2 and Qwen2.5 (qwen2) and Qwen3 (qwen3)"
 
@@ -26,7 +26,7 @@ _NEEDED = (
     *("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size"),
     *("max_position_embeddings", "vocab_size", "rms_norm_eps"),
 )
-# transformers' name -> ours, of Llama 3.1's rope scaling
+# Llama 3.1 rope scaling: name in transformers -> our name
 _LLAMA3 = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
@@ -36,32 +36,35 @@ _LLAMA3 = {
 
 
 def model_of(config: Any) -> Model:
-    """ValueError where it is no config.json at all; DataError, with every reason, for a model we cannot compute."""
+    """Build a Model from a parsed config.json.
+
+    Raises ValueError if it is not a config.json, DataError with all reasons for an unsupported model.
+    """
     if not isinstance(config, dict):
-        raise ValueError(f"it is not an object but {type(config).__name__}")
+        raise ValueError(f"it must be an object, not {type(config).__name__}")
     arch = SWIFT if config.get("model_type") == SWIFT_TYPE else str(config.get("model_type"))
-    # transformers 5 writes rope_parameters; before, rope_scaling stood beside rope_theta.
+    # transformers 5 writes rope_parameters; earlier versions wrote rope_scaling and rope_theta.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
-        raise ValueError(f"its rope parameters are not an object but {type(rope).__name__}")
+        raise ValueError(f"its rope parameters must be an object, not {type(rope).__name__}")
     if arch != SWIFT and arch not in ARCHITECTURES:
-        # Nothing else: what such a config lacks by the measure of another architecture tells nobody anything.
+        # Report only the architecture: keys that are missing by the rules of another architecture would only confuse.
         raise DataError(
-            what=f"homing cannot build models of the architecture {arch!r}.",
-            why=f"Its model_type {arch!r} is none of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.",
+            what=f"homing does not support the architecture {arch!r}.",
+            why=f"Its model_type {arch!r} is not one of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.",
             fix=f"Use plain Llama, Qwen2 or Qwen3 weights: {FAMILIES} work.",
         )
     problems = [*_refusals(config, arch), *_rope_refusals(rope, arch), *_theta_refusals(config, rope)]
     problems += [f"{key} is missing." for key in _NEEDED if key not in config]
     if problems:
         raise DataError(
-            what="This config.json describes a model that homing cannot build.",
+            what="This config.json describes a model that homing does not support.",
             why="\n".join(problems),
             fix=f"Use plain Llama, Qwen2 or Qwen3 weights: {FAMILIES} work.",
         )
     try:
         return _model(config, arch, rope)
-    except (TypeError, OverflowError) as exc:  # a list, null or infinity where a number belongs
+    except (TypeError, OverflowError) as exc:  # a list, null or infinity instead of a number
         raise ValueError(str(exc)) from exc
 
 
@@ -73,18 +76,20 @@ def _refusals(config: dict[str, Any], arch: str) -> list[str]:
     layer_types = config.get("layer_types")
     is_sliding = isinstance(layer_types, list) and any(kind != "full_attention" for kind in layer_types)
     if config.get("use_sliding_window") or is_sliding:
-        problems.append("use_sliding_window: some layers see a window only; this decoder attends to everything before.")
+        problems.append(
+            "use_sliding_window: some layers use a sliding window; this decoder attends to all earlier tokens."
+        )
     if config.get("mlp_bias") or (arch != "qwen2" and config.get("attention_bias")):
-        problems.append("biases that this decoder does not have (attention_bias or mlp_bias).")
+        problems.append("attention_bias or mlp_bias: this decoder has no such biases.")
     if config.get("quantization_config"):
         method = config["quantization_config"]
         method = method.get("quant_method", "unnamed") if isinstance(method, dict) else method
-        problems.append(f"quantization_config: the weights are quantised ({method}); use the unquantised ones.")
+        problems.append(f"quantization_config: the weights are quantized ({method}); use the unquantized ones.")
     return problems
 
 
 def _theta_refusals(config: dict[str, Any], rope: dict[str, Any]) -> list[str]:
-    """What may stand beside rope_theta, in the old place and in the new one."""
+    """Check partial_rotary_factor and rope_theta, at the top level (old format) and in the rope parameters (new)."""
     problems = []
     for place in (config, rope):
         factor = place.get("partial_rotary_factor")
@@ -97,7 +102,7 @@ def _theta_refusals(config: dict[str, Any], rope: dict[str, Any]) -> list[str]:
 
 
 def _theta(config: dict[str, Any], rope: dict[str, Any]) -> Any:
-    """10000 only where neither place says anything."""
+    """Return rope_theta from either place, or 10000 if neither sets it."""
     found = [place["rope_theta"] for place in (rope, config) if place.get("rope_theta") is not None]
     return found[0] if found else 10000.0
 
@@ -107,24 +112,24 @@ def _rope_refusals(rope: dict[str, Any], arch: str) -> list[str]:
     if kind == "default":
         return []
     if kind != "llama3" or arch == SWIFT:
-        return [f"rope of type {kind!r} is not known here; plain and llama3 are."]
+        return [f"rope type {kind!r} is not supported; use plain or llama3."]
     numbers = {name: rope.get(name) for name in _LLAMA3}
     wrong = [name for name, n in numbers.items() if not isinstance(n, (int, float)) or not 0 < n < math.inf]
     if wrong:
-        return [f"rope of type 'llama3' needs numbers above 0 for: {', '.join(wrong)}."]
+        return [f"rope type 'llama3' needs numbers above 0 for: {', '.join(wrong)}."]
     if not rope["low_freq_factor"] < rope["high_freq_factor"]:
-        return ["rope of type 'llama3': low_freq_factor is not below high_freq_factor."]
+        return ["rope type 'llama3': low_freq_factor must be below high_freq_factor."]
     return []
 
 
 def _model(config: dict[str, Any], arch: str, rope: dict[str, Any]) -> Model:
     num_heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
-    # Absent and null differ in transformers: null follows the heads, absent is the class's own default.
+    # Absent and null differ in transformers: null means one per attention head, absent means the class's default.
     kv_heads = config.get("num_key_value_heads", 32 if arch.startswith("qwen") else None)
     head_size = config.get("head_dim", 128 if arch == "qwen3" else None)
     scaling = None
     if rope.get("rope_type", rope.get("type")) == "llama3":
-        numbers = {ours: rope[theirs] for theirs, ours in _LLAMA3.items()}
+        numbers = {name: rope[hf_name] for hf_name, name in _LLAMA3.items()}
         scaling = RopeScaling(
             factor=float(numbers["factor"]),
             low_freq_factor=float(numbers["low_freq_factor"]),
@@ -150,7 +155,7 @@ def _model(config: dict[str, Any], arch: str, rope: dict[str, Any]) -> Model:
 
 
 def config_of(model: Model, *, end_of_text_id: int = 0, chat_end_id: int | None = None) -> dict[str, Any]:
-    """What lies as config.json beside the weights, so that a stock folder opens in transformers as it is."""
+    """Return the config.json to write next to the weights, with which transformers loads a stock model unchanged."""
     is_swift = model.family == SWIFT
     config: dict[str, Any] = {
         "architectures": [SWIFT_CLASS if is_swift else ARCHITECTURES[model.arch]],
@@ -186,11 +191,14 @@ def config_of(model: Model, *, end_of_text_id: int = 0, chat_end_id: int | None 
 
 
 def _rope_keys(model: Model) -> dict[str, Any]:
-    """Both spellings: transformers 5 reads rope_parameters, everything older and everything else the other two."""
+    """Return the RoPE keys in both formats.
+
+    transformers 5 reads rope_parameters; older versions and other tools read the other two keys.
+    """
     scaling: dict[str, Any] = {"rope_type": "default"}
     if model.rope_scaling is not None:
         scaling = {"rope_type": "llama3"}
-        scaling |= {theirs: getattr(model.rope_scaling, ours) for theirs, ours in _LLAMA3.items()}
+        scaling |= {hf_name: getattr(model.rope_scaling, name) for hf_name, name in _LLAMA3.items()}
     keys: dict[str, Any] = {"rope_theta": model.rope_base}
     keys["rope_parameters"] = {**scaling, "rope_theta": model.rope_base}
     return keys if model.rope_scaling is None else keys | {"rope_scaling": scaling}

@@ -1,7 +1,8 @@
-"""How this homing was installed, and so what to type for more of it.
+"""How this homing was installed, and so which pip command adds an extra to it.
 
-From an index it has a name, `homing[aws]`. From a folder (`pip install -e '.[lm]'`, as the README says) no index knows
-it, and pip wants the folder: `pip install -e '/home/ada/homing[aws]'`. pip wrote down which, in direct_url.json.
+If it came from a package index, the command names the package: `homing[aws]`. If it was installed from a folder (`pip
+install -e '.[lm]'`, as in the README), no index knows it, and pip needs the folder: `pip install -e
+'/home/ada/homing[aws]'`. pip records which of the two in direct_url.json.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ __all__ = ["pip_install", "pip_upgrade"]
 
 
 def pip_install(extra: str = "", *options: str) -> str:
-    """The command that brings homing, or an extra of it; `options` are pip's."""
+    """Return the pip command that installs homing, or one of its extras; `options` are passed to pip."""
     flags, folder = _origin()
     wanted = f"{folder or 'homing'}[{extra}]" if extra else folder or "homing"
-    # Where the shell needs no quotes it reads better in them all the same: zsh takes brackets for a pattern.
+    # Quote even where no shell requires it: zsh treats brackets as a pattern.
     quoted = f"'{wanted}'" if extra and "'" not in wanted else shlex.quote(wanted)
     return " ".join(["pip install", *options, *flags, quoted])
 
 
 def pip_upgrade() -> str:
-    """What brings a newer homing. pip makes no folder newer."""
+    """Return how to upgrade homing. pip cannot update a source folder."""
     _, folder = _origin()
-    return f"Bring {folder} up to date, then: {pip_install()}" if folder else pip_install("", "--upgrade")
+    return f"Update {folder}, then: {pip_install()}" if folder else pip_install("", "--upgrade")
 
 
 def _origin() -> tuple[list[str], str]:
-    """pip's flag for an editable one, and the folder; both empty where it came from an index."""
-    # Here and not above: an error that names no extra must not pay for it, and neither must --help.
+    """Return pip's flag for an editable install and the source folder; both empty if it came from an index."""
+    # Imported here so that --help and errors that name no extra do not pay for it.
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
 
@@ -37,7 +38,7 @@ def _origin() -> tuple[list[str], str]:
         written = json.loads(distribution("homing").read_text("direct_url.json") or "{}")
         address, about = urlsplit(written.get("url", "")), written.get("dir_info")
     except (PackageNotFoundError, ValueError, AttributeError):
-        return [], ""  # a bare tree on the path, or a paper that pip did not write
-    if address.scheme != "file" or about is None:  # a wheel in a file is no folder either
+        return [], ""  # a source tree on sys.path, or a direct_url.json that pip did not write
+    if address.scheme != "file" or about is None:  # a wheel file is not a folder either
         return [], ""
     return ["-e"] if about.get("editable") else [], unquote(address.path)

@@ -1,10 +1,10 @@
-"""Files of questions for a phase of rl: JSON lines, every bad one named with its number.
+"""Reads files of questions for an rl phase: JSON lines; every invalid line is reported with its number.
 
     gsm8k     {"question": ..., "answer": "... #### 18"}
     prompts   {"prompt": ...} or {"messages": [...]} or {"ids": [...]}, and {"answer": ...} unless a reward.py judges
 
-Read at home before anything is rented, and by the trainer before its first step: the same rules both times. Knows no
-tokenizer: what a question is in tokens is the trainer's business.
+Used at home before anything is rented, and by the trainer before its first step, so that the same rules apply both
+times. Knows no tokenizer: the trainer turns questions into tokens.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ from typing import Any
 __all__ = ["ANSWER_MARK", "NO_LINES", "TURN_MARKS", "Entry", "read_entries", "told"]
 
 ANSWER_MARK = "####"
-TURN_MARKS = ("<|im_start|>", "<|im_end|>")  # a question is put in turns of ChatML, unless it comes as ids
-NO_LINES = "it has no lines"
-_MOST_TOLD = 10
+TURN_MARKS = ("<|im_start|>", "<|im_end|>")  # a question is rendered as ChatML turns, unless it is given as ids
+NO_LINES = "the file has no lines"
+_MAX_SHOWN = 10
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One question as it was written: in turns, or as ids."""
+    """One question as written in the file: as messages or as token ids."""
 
     messages: tuple[dict[str, str], ...]
     ids: tuple[int, ...]
-    answer: str  # "" where there is none
+    answer: str  # "" if there is none
 
 
 def read_entries(data: bytes, kind: str, *, needs_answers: bool, num_ids: int | None) -> tuple[list[Entry], list[str]]:
-    """The questions and, of every bad line, its number and what is wrong. `num_ids`: of the tokenizer; None: not known
-    yet. A file without a question is a problem too."""
+    """Return the questions and, for every invalid line, its number and what is wrong.
+
+    `num_ids`: the vocabulary size of the tokenizer; None if not known yet. A file without any question is a problem
+    too.
+    """
     entries, problems = [], []
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
@@ -40,7 +43,7 @@ def read_entries(data: bytes, kind: str, *, needs_answers: bool, num_ids: int | 
         try:
             entries.append(_entry(json.loads(line.decode("utf-8")), kind, needs_answers, num_ids))
         except UnicodeDecodeError:
-            problems.append(f"line {number}: it is not UTF-8")
+            problems.append(f"line {number}: not UTF-8")
         except (ValueError, RecursionError) as exc:
             problems.append(f"line {number}: {exc}")
     if not entries and not problems:
@@ -49,9 +52,9 @@ def read_entries(data: bytes, kind: str, *, needs_answers: bool, num_ids: int | 
 
 
 def told(problems: list[str]) -> list[str]:
-    """As many as a person reads, and how many more there are."""
-    more = len(problems) - _MOST_TOLD
-    return problems[:_MOST_TOLD] + ([f"and {more} more"] if more > 0 else [])
+    """Return the first problems, followed by the number of those left out."""
+    more = len(problems) - _MAX_SHOWN
+    return problems[:_MAX_SHOWN] + ([f"and {more} more"] if more > 0 else [])
 
 
 def _entry(found: Any, kind: str, needs_answers: bool, num_ids: int | None) -> Entry:
@@ -60,14 +63,14 @@ def _entry(found: Any, kind: str, needs_answers: bool, num_ids: int | None) -> E
     answer = found.get("answer", "")
     answer = str(answer) if isinstance(answer, (int, float)) and not isinstance(answer, bool) else answer
     if not isinstance(answer, str):
-        raise ValueError("its answer is no text")
+        raise ValueError("the answer is not text")
     if not answer.strip() and needs_answers:
-        raise ValueError("it has no answer, and no reward.py judges it")
+        raise ValueError("no answer, and no reward.py to score it")
     if kind == "gsm8k":
         if not (text := found.get("question")) or not isinstance(text, str):
-            raise ValueError("it has no question")
+            raise ValueError("no question")
         if needs_answers and ANSWER_MARK not in answer:
-            raise ValueError(f"its answer has no {ANSWER_MARK}")
+            raise ValueError(f"the answer has no {ANSWER_MARK}")
         return Entry(({"role": "user", "content": text},), (), answer)
     messages, ids = _prompt(found, num_ids)
     return Entry(messages, ids, answer)
@@ -76,23 +79,23 @@ def _entry(found: Any, kind: str, needs_answers: bool, num_ids: int | None) -> E
 def _prompt(found: dict[str, Any], num_ids: int | None) -> tuple[tuple[dict[str, str], ...], tuple[int, ...]]:
     given = [key for key in ("prompt", "messages", "ids") if key in found]
     if len(given) != 1:
-        raise ValueError(f"it has {' and '.join(given) or 'no prompt'}; one of prompt, messages and ids is needed")
+        raise ValueError(f"has {' and '.join(given) or 'no prompt'}; needs exactly one of prompt, messages and ids")
     value = found[given[0]]
     if given[0] == "prompt":
         if not isinstance(value, str) or not value.strip():
-            raise ValueError("its prompt is empty")
+            raise ValueError("the prompt is empty")
         return ({"role": "user", "content": value},), ()
     if not isinstance(value, list) or not value:
-        raise ValueError(f"its {given[0]} are no list, or an empty one")
+        raise ValueError(f"{given[0]} must be a list that is not empty")
     if given[0] == "ids":
         if not all(type(i) is int and i >= 0 and (num_ids is None or i < num_ids) for i in value):
             below = "" if num_ids is None else f" below {num_ids}"
-            raise ValueError(f"its ids are not all whole numbers{below}")
+            raise ValueError(f"the ids are not all whole numbers{below}")
         return (), tuple(value)
     for message in value:
         is_fit = isinstance(message, dict) and isinstance(message.get("content"), str)
         if not is_fit or message.get("role") not in ("system", "user", "assistant"):
-            raise ValueError("a message needs a role (system, user or assistant) and a content")
+            raise ValueError("a message needs a role (system, user or assistant) and content")
     if value[-1]["role"] == "assistant":
-        raise ValueError("its last message is the assistant's, which is what shall be sampled")
+        raise ValueError("the last message is the assistant's, but the assistant's reply is what gets sampled")
     return tuple(value), ()

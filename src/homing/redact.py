@@ -1,11 +1,11 @@
 """Hides API keys, tokens and passwords in text that is about to be printed or logged. Standard library, Python 3.8.
 
-    redact(text)       with *** in the place of every secret value of this process, and of passwords in addresses
-    register(value)    a secret that is in no variable, such as a key that was read from a file
-    RedactedFormatter  the same for a log: messages and tracebacks
-    redact_crashes()   the same for an exception that nobody caught
+    redact(text)       replaces every secret value of this process, and passwords in URLs, by ***
+    register(value)    adds a secret that is in no environment variable, such as a key read from a file
+    RedactedFormatter  does the same for a log: messages and tracebacks
+    redact_crashes()   does the same for uncaught exceptions
 
-Values are looked up each time: a .env file, or the agent's start, may bring new ones.
+Values are looked up on every call, because a .env file or the agent's start may add new ones.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Dict, List, Mapping, Optional, Set, Type
 __all__ = ["RedactedFormatter", "redact", "redact_crashes", "register"]
 
 HIDDEN = "***"
-MIN_LETTERS = 8  # shorter values are words, and would take ordinary text with them
+MIN_LETTERS = 8  # shorter values are ordinary words, and replacing them would damage other text
 _NAME = re.compile(
     r"(?i)((^|_)(api_?)?(key|token|secret|password|passwd|credentials?)|access_key(_id)?|token_(id|secret))$"
 )
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _registered: Set[str] = set()
-_known: Dict[str, bool] = {}  # name of a variable -> whether it holds a secret
+_known: Dict[str, bool] = {}  # variable name -> whether it holds a secret
 
 
 def register(value: str) -> str:
-    """Returns it, so that a caller can register what it hands on."""
+    """Register a secret and return it, so that a caller can register a value while passing it on."""
     if len(value) >= MIN_LETTERS:
         _registered.add(value)
     return value
@@ -45,7 +45,7 @@ def redact(text: str, environment: Optional[Mapping[str, str]] = None) -> str:
 
 
 def redact_crashes() -> None:
-    """From here on the traceback of an exception that nobody caught is redacted too."""
+    """Redact the tracebacks of uncaught exceptions from now on."""
 
     def show(kind: Type[BaseException], value: BaseException, trace: Optional[TracebackType]) -> None:
         sys.stderr.write(redact("".join(traceback.format_exception(kind, value, trace))))
@@ -59,7 +59,7 @@ class RedactedFormatter(logging.Formatter):
 
 
 def _secrets(environment: Mapping[str, str]) -> List[str]:
-    """The longest first: one may be a part of another. One of several lines is a secret line by line too."""
+    """Return the secret values, longest first since one may contain another; a multi-line secret also line by line."""
     found = set(_registered)
     for name, value in environment.items():
         if len(value) >= MIN_LETTERS and _is_secret(name) and not _is_path(value):
@@ -74,5 +74,5 @@ def _is_secret(name: str) -> bool:
 
 
 def _is_path(value: str) -> bool:
-    """Some programs want the file that holds a key: its place is no secret."""
+    """Return True for the path of a key file: the path itself is not a secret."""
     return value.startswith(("/", "~/", "./")) and os.path.exists(os.path.expanduser(value))

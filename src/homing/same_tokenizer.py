@@ -1,7 +1,8 @@
-"""Do two files of the name tokenizer.json give the same ids to the same text? Weights know only the ids they learned.
+"""Compares two tokenizer.json files: do they give the same ids to the same text?
 
-Compared is what tokenises: vocabulary, merges, the cutting before them, the special tokens. White space, the order of
-keys, padding, the template around a text and how ids are read back may differ: no id changes by them.
+Weights only know the ids they learned. Compares what affects encoding: vocabulary, merges, normalizer and
+pre-tokenizer, special tokens. Whitespace, key order, padding, the post-processor and the decoder may differ, because
+they do not change the ids of a text.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ _NO_IDS = ("version", "truncation", "padding", "post_processor", "decoder")
 
 
 def gives_same_ids(one: Path, other: Path) -> bool:
-    """Both must be there; of a file that cannot be understood only an exact copy is the same."""
-    mine, theirs = read_tokenizer_bytes(one), read_tokenizer_bytes(other)
-    if mine == theirs:
+    """Return True if both files encode text alike. Both must exist; an unparsable file only equals an exact copy."""
+    first, second = read_tokenizer_bytes(one), read_tokenizer_bytes(other)
+    if first == second:
         return True
     try:
-        return bool(_what_tokenises(json.loads(mine)) == _what_tokenises(json.loads(theirs)))
+        return bool(_what_tokenises(json.loads(first)) == _what_tokenises(json.loads(second)))
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return False
 
 
 def _what_tokenises(document: dict[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in document.items() if name not in _NO_IDS}
-    # Older writers join the two halves of a merge by a space.
+    # Older writers join the two halves of a merge with a space.
     merges = [
         tuple(each.split(" ")) if isinstance(each, str) else tuple(each) for each in found["model"].get("merges") or []
     ]
@@ -42,5 +43,5 @@ def _what_tokenises(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _said(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what is off: one writer says so, another leaves it out."""
+    """Drop null and false values: some writers write them, others omit them."""
     return {name: value for name, value in values.items() if value is not None and value is not False}

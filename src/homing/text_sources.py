@@ -1,7 +1,7 @@
-"""What the person named, as a list of files: paths, globs and folders -> sources.
+"""Expands the paths, globs and folders that a user named into a list of source files.
 
-The order is fixed (patterns as given, names sorted within one), because the order of documents is the order of
-tokens. A folder gives the files whose ending says text; a path or a glob gives whatever it names.
+The order is fixed (patterns as given, names sorted within one), because the order of documents is the order of tokens.
+A folder yields the files with a text extension; a path or a glob yields whatever it names.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ __all__ = [
 PACKINGS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
 JSONL_ENDINGS = (".jsonl", ".ndjson")
 PARQUET_ENDING = ".parquet"
-_TOLD = 5  # names in an error
+_MAX_SHOWN = 5  # number of names shown in an error
 CHAT_ENDINGS = (*JSONL_ENDINGS, ".json", PARQUET_ENDING)
 TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", *JSONL_ENDINGS, PARQUET_ENDING)
 
 
 @dataclass(frozen=True)
 class Source:
-    path: str  # as the person named it
-    num_bytes: int  # on disk, packed
+    path: str  # as the user named it
+    num_bytes: int  # size on disk, compressed
     mtime_ns: int
     form: str  # plain, jsonl or parquet
     packing: str  # "", gzip, xz or zstd
 
     @property
     def stamp(self) -> list[object]:
-        """Tells an untouched file from a changed one without reading it."""
+        """Return values that change when the file changes, without reading it."""
         return [self.path, self.num_bytes, self.mtime_ns]
 
 
@@ -55,8 +55,10 @@ class Found:
 
 
 def find_sources(patterns: Sequence[str], *, key: str, otherwise: str = "") -> Found:
-    """Every file behind `patterns`, each once. `key` names the setting in errors, `otherwise` how to name another file
-    where that is no option of the verb."""
+    """Return every file that `patterns` match, each once; raises DataError for missing, empty or unreadable ones.
+
+    `key` names the setting in errors. `otherwise` says how to name another file if that is not an option of the verb.
+    """
     found = Found([])
     seen: set[str] = set()
     for pattern in patterns:
@@ -70,7 +72,10 @@ def find_sources(patterns: Sequence[str], *, key: str, otherwise: str = "") -> F
 
 
 def find_chat_files(patterns: Sequence[str], key: str = "chat", otherwise: str = "") -> tuple[list[Source], list[str]]:
-    """Files and warnings. A folder gives its .jsonl, .ndjson and .json, packed or not, and .parquet."""
+    """Return conversation files and warnings; raises DataError.
+
+    A folder yields its .jsonl, .ndjson and .json files, compressed or not, and its .parquet files.
+    """
     named: list[str] = []
     for pattern in patterns:
         folder = os.path.expanduser(pattern)
@@ -86,9 +91,9 @@ def _chat_in_folder(folder: str, key: str) -> list[str]:
         taken += [os.path.join(parent, name) for name in sorted(names) if _is_chat(name)]
     if not taken:
         raise DataError(
-            what=f"{key}: no conversations in the folder {folder}.",
-            why=f"A folder gives its files that end in {' '.join(CHAT_ENDINGS)}, also packed ({' '.join(PACKINGS)}).",
-            fix=f"Name other files by a pattern: '{folder}/*.txt'",
+            what=f"{key}: the folder {folder} has no conversations.",
+            why=f"homing reads files ending in {' '.join(CHAT_ENDINGS)}, also compressed ({' '.join(PACKINGS)}).",
+            fix=f"To use other files, give a pattern: '{folder}/*.txt'",
         )
     return taken
 
@@ -107,19 +112,19 @@ def _expand(pattern: str, key: str, otherwise: str, warnings: list[str]) -> list
         hits: list[str] = []
         for hit in sorted(glob.glob(named, recursive=True)):
             if os.path.isdir(hit) and named.endswith("**"):
-                continue  # every file in it is a hit itself
+                continue  # every file in it is a match itself
             hits += _folder(hit, key, warnings) if os.path.isdir(hit) else [hit]
         if hits:
             return hits
         raise DataError(
             what=f"{key}: no file matches {pattern!r}.",
-            why=f"Looked from {os.getcwd()}.",
-            fix=f"Mend the pattern, or name the file: {otherwise}",
+            why=f"Searched from {os.getcwd()}.",
+            fix=f"Fix the pattern, or name the file: {otherwise}",
         )
     raise DataError(
         what=f"{key}: {pattern} does not exist.",
-        why=f"Looked from {os.getcwd()}.{_neighbours(named)}",
-        fix=f"Mend the path, or name another: {otherwise}",
+        why=f"Searched from {os.getcwd()}.{_neighbours(named)}",
+        fix=f"Fix the path, or name another: {otherwise}",
     )
 
 
@@ -138,36 +143,36 @@ def _folder(folder: str, key: str, warnings: list[str]) -> list[str]:
                 left_out[ending] = left_out.get(ending, 0) + 1
     if not taken:
         raise DataError(
-            what=f"{key}: no text in the folder {folder}.",
-            why=f"A folder gives its files that end in {' '.join(TEXT_ENDINGS)}, also packed ({' '.join(PACKINGS)}).",
-            fix=f"Name other files by a pattern: --{key} '{folder}/*.html'",
+            what=f"{key}: the folder {folder} has no text files.",
+            why=f"homing reads files ending in {' '.join(TEXT_ENDINGS)}, also compressed ({' '.join(PACKINGS)}).",
+            fix=f"To use other files, give a pattern: --{key} '{folder}/*.html'",
         )
     if left_out:
         kinds = ", ".join(f"{count} {ending}" for ending, count in sorted(left_out.items()))
-        warnings.append(f"left out of the folder {folder}: {kinds}. Name them by a pattern to take them.")
+        warnings.append(f"skipped in the folder {folder}: {kinds}. To include them, give a pattern.")
     return taken
 
 
 def _refuse_empty(paths: list[str], key: str) -> None:
-    """All of them at once: who has a folder of thousands mends it in one go."""
+    """Raise one DataError that names all empty files, so that a user can fix them in one go."""
     if len(paths) == 1:
-        raise DataError(f"{key}: {paths[0]} is empty.", why="It has 0 bytes.", fix="Fill it, or leave it out.")
+        raise DataError(f"{key}: {paths[0]} is empty.", why="It has 0 bytes.", fix="Add text to it, or leave it out.")
     if paths:
-        more = f" and {len(paths) - _TOLD:,} more" if len(paths) > _TOLD else ""
+        more = f" and {len(paths) - _MAX_SHOWN:,} more" if len(paths) > _MAX_SHOWN else ""
         raise DataError(
             what=f"{key}: {len(paths):,} files are empty.",
-            why=f"{', '.join(paths[:_TOLD])}{more} have 0 bytes.",
-            fix="Fill them, or leave them out.",
+            why=f"{', '.join(paths[:_MAX_SHOWN])}{more} have 0 bytes.",
+            fix="Add text to them, or leave them out.",
         )
 
 
 def _source(path: str, key: str) -> Source:
     try:
         path.encode()
-    except UnicodeEncodeError as exc:  # now, for the manifest at the end of prep could not name it
+    except UnicodeEncodeError as exc:  # fail now: the manifest at the end of prep could not hold this name
         raise DataError(
             what=f"{key}: the name {path!a} is not UTF-8.",
-            why="It is in another encoding, such as Latin-1, and no run file or manifest could hold it.",
+            why="It uses another encoding, such as Latin-1, and cannot be stored in a run file or manifest.",
             fix="Rename the file, or leave it out.",
         ) from exc
     try:
@@ -177,16 +182,16 @@ def _source(path: str, key: str) -> Source:
     except OSError as exc:
         if os.path.islink(path) and not os.path.exists(path):
             raise DataError(
-                what=f"{key}: {path} is a link to nothing.",
-                why=f"It names {os.readlink(path)}, which is not there.",
-                fix="Mend the link, or delete it.",
+                what=f"{key}: {path} is a broken link.",
+                why=f"It points to {os.readlink(path)}, which does not exist.",
+                fix="Fix the link, or delete it.",
             ) from exc
         raise DataError(
-            f"{key}: {path} cannot be read.", why=exc.strerror or str(exc), fix="Check its rights."
+            f"{key}: {path} cannot be read.", why=exc.strerror or str(exc), fix="Check its permissions."
         ) from exc
     if not os.path.isfile(path):
         raise DataError(
-            f"{key}: {path} is not a plain file.", why="prep reads its text twice.", fix="Save it to a file first."
+            f"{key}: {path} is not a regular file.", why="prep reads the text twice.", fix="Save it to a file first."
         )
     name, form = os.path.basename(path).lower(), _form(path)
     packing = PACKINGS.get(os.path.splitext(name)[1], "")
@@ -194,9 +199,9 @@ def _source(path: str, key: str) -> Source:
         need_reader(path)
         if packing:
             raise DataError(
-                what=f"{key}: {path} cannot be read as it is packed.",
-                why="Parquet is packed inside, and is read from its end.",
-                fix="Unpack it, and name what comes out.",
+                what=f"{key}: {path} cannot be read in compressed form.",
+                why="Parquet is compressed internally and is read from the end.",
+                fix="Decompress it, and name the resulting file.",
             )
     return Source(
         path=path,
@@ -208,7 +213,7 @@ def _source(path: str, key: str) -> Source:
 
 
 def need_reader(path: str) -> None:
-    """Told before anything is read or fetched: what reads Parquet is an extra of its own."""
+    """Raise MissingExtra for a Parquet file if pyarrow is missing, before anything is read or fetched."""
     if _form(path) == "parquet" and find_spec("pyarrow") is None:
         missing = MissingExtra("prep", "parquet", "pyarrow")
         missing.what = f"{path} needs the extra `parquet`."
@@ -227,7 +232,7 @@ def _unpacked_name(name: str) -> str:
 
 
 def _neighbours(path: str) -> str:
-    """The three names in the same folder that look most like it."""
+    """Return a hint with the three most similar names in the same folder, or ""."""
     import difflib
 
     folder = Path(path).parent

@@ -1,4 +1,4 @@
-"""The bytes of a tokenizer.json, refused by size before they are read: parsed they take five times as much memory."""
+"""Reads the bytes of a tokenizer.json after checking its size: parsed, it takes five times as much memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from homing.errors import DataError
 
 __all__ = ["MAX_TOKENIZER_BYTES", "read_tokenizer_bytes"]
 
-MAX_TOKENIZER_BYTES = 128 << 20  # the largest of the known open models have 35 MB
+MAX_TOKENIZER_BYTES = 128 << 20  # the largest among known open models have 35 MB
 
 
 def read_tokenizer_bytes(path: str | os.PathLike[str]) -> bytes:
-    """OSError where there is no such file."""
+    """Return the file's bytes; raises DataError if it is too large, OSError if there is no such file."""
     with open(path, "rb") as file:
         data = file.read(MAX_TOKENIZER_BYTES + 1)
         if len(data) > MAX_TOKENIZER_BYTES:

@@ -1,6 +1,6 @@
-"""Dollars, durations, moments, bytes and counts: parsed once, printed once.
+"""Parses and formats dollars, durations, timestamps, bytes and counts.
 
-A person writes `$12.00`, `30m`, `100MB`, `2B`; the code holds Decimal dollars, seconds, bytes, ints.
+A user writes `$12.00`, `30m`, `100MB`, `2B`; the code uses Decimal dollars, seconds, bytes and ints.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = [
     "parse_usd",
 ]
 
-MOST_USD = Decimal(10**9)  # that a person can set as a limit
+MOST_USD = Decimal(10**9)  # the highest limit that a user can set
 MOST_S = 36500 * 86400.0
 _MOST_COUNT = Decimal(10**24)
-_MOST_SHOWN = Decimal(10**15)  # dollars; what is above it is a mistake, and shown as one
+_MOST_SHOWN = Decimal(10**15)  # dollars; a higher amount is a mistake and is shown as one
 _CENT = Decimal("0.01")
 _DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -42,15 +42,18 @@ _NUMBER = r"(\d+(?:[_,]\d{3})*(?:\.\d+)?|\.\d+|\d+(?:\.\d+)?[eE][+]?\d+)"
 
 
 def parse_usd(value: object) -> Decimal:
-    """`$12`, `12.50`, `$1,200.00`, `12 usd`, 12 -> Decimal. Negative and non-finite amounts are refused, and so is a
-    comma that may stand for a point: read as thousands, 1,50 would be a hundred times the limit that was meant."""
+    """Parse `$12`, `12.50`, `$1,200.00`, `12 usd` or 12 to a Decimal; raises ValueError if negative or not finite.
+
+    An ambiguous comma is refused as well: read as a thousands separator, 1,50 would be a hundred times the intended
+    limit.
+    """
     wrong = f"{value!r} is not an amount of dollars, such as $12.00"
     if isinstance(value, bool):
         raise ValueError(wrong)
     text = re.sub(r"(?i)\s*usd$", "", str(value).strip()).removeprefix("$").strip().replace("_", "")
     if "," in text:
         if not re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+\.\d\d", text):
-            raise ValueError(f"{wrong}; a comma may mean cents or thousands: write 1.50, or 1500")
+            raise ValueError(f"{wrong}; the comma is ambiguous: write 1.50, or 1500")
         text = text.replace(",", "")
     try:
         amount = Decimal(text)
@@ -59,12 +62,12 @@ def parse_usd(value: object) -> Decimal:
     if not amount.is_finite() or amount < 0:
         raise ValueError(wrong)
     if amount > MOST_USD:
-        raise ValueError(f"{value!r} is more than homing counts: {format_usd(MOST_USD)} at most")
+        raise ValueError(f"{value!r} is too large: the maximum is {format_usd(MOST_USD)}")
     return amount
 
 
 def parse_duration(value: object) -> float:
-    """`90s`, `30m`, `1h30m`, `2d`, or a number of seconds -> seconds."""
+    """Parse `90s`, `30m`, `1h30m`, `2d` or a number of seconds to seconds."""
     wrong = f"{value!r} is not a duration, such as 90s, 30m or 1h30m"
     if isinstance(value, bool):
         raise ValueError(wrong)
@@ -81,17 +84,20 @@ def parse_duration(value: object) -> float:
     if not math.isfinite(seconds) or seconds < 0:
         raise ValueError(wrong)
     if seconds > MOST_S:
-        raise ValueError(f"{value!r} is longer than homing counts: {format_duration(MOST_S)} at most")
+        raise ValueError(f"{value!r} is too long: the maximum is {format_duration(MOST_S)}")
     return seconds
 
 
 def parse_count(value: object) -> int:
-    """`2B`, `131,072`, `1.5M`, `10k`, 512 -> int. Fractions of one are refused, and 1.000, which may be a thousand."""
+    """Parse `2B`, `131,072`, `1.5M`, `10k` or 512 to an int; raises ValueError.
+
+    Fractions are refused, and so is 1.000, which may mean 1000.
+    """
     return _parse_scaled(value, _COUNT, "a count, such as 131072, 10k, 1.5M or 2B")
 
 
 def parse_bytes(value: object) -> int:
-    """`100MB`, `1.5GiB`, 4096 -> bytes."""
+    """Parse `100MB`, `1.5GiB` or 4096 to bytes."""
     return _parse_scaled(value, _BYTES, "a size, such as 100MB or 1.5GiB")
 
 
@@ -103,21 +109,24 @@ def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
     if not match or match[2].lower() not in scales:
         raise ValueError(wrong)
     plain = Decimal(match[1].replace(",", "").replace("_", ""))
-    if plain > _MOST_COUNT:  # before it is multiplied, or made an int: 1e999999999 would take all memory
-        raise ValueError(f"{wrong}; {_MOST_COUNT:.0e} is the most that homing counts")
+    if plain > _MOST_COUNT:  # checked before multiplying or converting to int: 1e999999999 would exhaust the memory
+        raise ValueError(f"{wrong}; the maximum is {_MOST_COUNT:.0e}")
     number = plain * scales[match[2].lower()]
     if number != number.to_integral_value():
         raise ValueError(wrong)
-    # YAML makes 1e9 a float too; a small one was written with a point.
+    # YAML turns 1e9 into a float too; a small float was written with a decimal point.
     has_point = number < 1000 if isinstance(value, float) else "." in match[1] and "e" not in match[1].lower()
     if has_point and not match[2]:
-        raise ValueError(f"{wrong}; its point may mean thousands: write 1, or 1000")
+        raise ValueError(f"{wrong}; the point is ambiguous: write 1, or 1000")
     return int(number)
 
 
 def format_usd(amount: Decimal | float) -> str:
-    """To the cent; below a dollar to a hundredth of it, unless it is whole cents: a meter that ticks in fractions of a
-    cent must not jump. Always up, so that nobody reads less than they pay."""
+    """Format to the cent; amounts below a dollar that are not whole cents, to a hundredth of a cent.
+
+    A running meter that advances by fractions of a cent must not jump. Always rounds up, so that the amount shown is
+    never less than the amount paid.
+    """
     amount = Decimal(str(amount))
     if not amount.is_finite() or abs(amount) >= _MOST_SHOWN:
         return _odd_usd(amount)
@@ -126,19 +135,22 @@ def format_usd(amount: Decimal | float) -> str:
 
 
 def _odd_usd(amount: Decimal) -> str:
-    """What nobody pays, and what must not end a sentence about what somebody does."""
+    """Format an amount that is not finite or absurdly large, without raising in the middle of a message."""
     return f"${amount:.3e}" if amount.is_finite() else "$?"
 
 
 @dataclass(frozen=True)
 class UsdColumn:
-    """Dollars under each other, that add up as they are read: each up to the same digit, a sum of what is shown."""
+    """Formats a column of dollar amounts so that it adds up.
+
+    All amounts are rounded up to the same digit before they are summed.
+    """
 
     grain: Decimal
 
     @classmethod
     def of(cls, amounts: Iterable[Decimal]) -> UsdColumn:
-        """By the cent where all are whole cents, else by a hundredth of it."""
+        """Round to the cent if all amounts are whole cents, else to a hundredth of a cent."""
         shown = [amount for amount in amounts if amount.is_finite() and abs(amount) < _MOST_SHOWN]
         return cls(_CENT if all(amount == amount.quantize(_CENT) for amount in shown) else _CENT / 100)
 
@@ -156,7 +168,7 @@ class UsdColumn:
         return f"${self.up(amount):,}"
 
     def show_difference(self, ours: Decimal, theirs: Decimal) -> str:
-        """Of what is shown of both; less than can be shown is said as that, and not as a whole digit of it."""
+        """Format the difference of the two amounts as shown; "under" one unit of the last digit if it is smaller."""
         if ours != theirs and abs(ours - theirs) < self.grain:
             return f"under {self.show(self.grain)}"
         difference = self.up(ours) - self.up(theirs)
@@ -164,10 +176,10 @@ class UsdColumn:
 
 
 def format_moment(t: float | None) -> str:
-    """In UTC, to the second; "" where there is none."""
+    """Format as UTC, to the second; "" for None."""
     try:
         return "" if t is None else datetime.datetime.fromtimestamp(t, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (ArithmeticError, OSError, ValueError):  # no year has so many digits
+    except (ArithmeticError, OSError, ValueError):  # the year is out of range
         return "?"
 
 
@@ -187,16 +199,16 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """1234567 -> 1.23M: three figures, for sentences; tables print the whole number with separators."""
+    """Format to three significant digits, 1234567 -> 1.23M, for prose; tables print the whole number."""
     for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
-        # From where three figures round up to it: 999,700 is 1M, and not 1e+03k.
+        # Use the next unit as soon as three digits would round up to it: 999,700 is 1M, not 1e+03k.
         if abs(number) >= size * (0.9995 if size > 1000 else 1):
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}"
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
-    """1 -> "1 instance", 1200 -> "1,200 instances"; `things` where an s does not make it many."""
+    """Format a count with its noun: 1 -> "1 instance", 1200 -> "1,200 instances"; `things` is an irregular plural."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 

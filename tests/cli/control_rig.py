@@ -31,7 +31,7 @@ def lay_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, steps: int, step
     monkeypatch.chdir(folder)
     look_more_often(monkeypatch)
     monkeypatch.setattr(
-        "homing.cloud.boot.trainer_argv",
+        "homing.cloud.machine_setup.boot_files.trainer_argv",
         lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=steps, step_s=step_s, how=how),
     )
     return folder

@@ -13,14 +13,14 @@ from tests.contracts.providers import ProviderContract
 from tests.doubles.fake_world import OFFERS, FakeWorld
 
 from homing.cloud.home import LAUNCH_NOTE, Home
-from homing.cloud.ledger import LedgerLine, RunRow
-from homing.cloud.mark import make_mark
-from homing.cloud.record import write_record
+from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.cloud.ledger.mark import make_mark
+from homing.cloud.ledger.run_record import write_record
 from homing.config.projects import PROJECT_NOTE, project_note
 from homing.store import open_store
-from homing.store.lease import lease_key
-from homing.wire import codec, names
-from homing.wire.record import Lease
+from homing.store.lease_file import lease_key
+from homing.wire import codec, file_names
+from homing.wire.stored_record import Lease
 
 OLD, NEW = "moss-20260101-000000-aaaa", "moss-20260102-000000-bbbb"
 OFFER = OFFERS[0]  # what `ProviderContract.make_request` asks for
@@ -65,7 +65,7 @@ class Rig:
         run = dataclasses.replace(run, limits=dataclasses.replace(run.limits, spend_usd=limit))
         note = {"schema": "homing.launch/1", "offer": {"provider": "fake", "name": "cpu-small"}, "is_smoke": False}
         home.run_dir(run_id).mkdir(parents=True)
-        (home.run_dir(run_id) / names.RUN).write_text(codec.dumps(run))
+        (home.run_dir(run_id) / file_names.RUN).write_text(codec.dumps(run))
         (home.run_dir(run_id) / LAUNCH_NOTE).write_text(json.dumps(note))
         (home.run_dir(run_id) / PROJECT_NOTE).write_bytes(project_note(str(self.folder)))
         home.ledger.begin_create(mark, now)
@@ -94,5 +94,5 @@ def rig(tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.chdir(folder)
     world = HomeWorld()
 
-    monkeypatch.setattr("homing.cli.control.World", lambda: world)
+    monkeypatch.setattr("homing.cli.run_lookup.World", lambda: world)
     return Rig(typing(capsys, monkeypatch), world, homing_home, folder, tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.control_rig import Homing, cli_with
 
 from homing.cli.call import call
-from homing.cli.main import VERBS
+from homing.cli.verb_list import VERBS
 
 cli = cli_with(steps=6)
 
@@ -29,7 +29,7 @@ def test_what_to_do_names_the_run_that_was_typed_with_its_changes(cli: Homing) -
     ("closed", "verb", "code", "said"),
     [
         (">&-", "explain seed", 0, ""),
-        ("<&-", "launch moss --spend-limit 1", 2, "there is no terminal to ask on"),
+        ("<&-", "launch moss --spend-limit 1", 2, "Confirmation required, but there is no terminal"),
     ],
 )
 def test_a_stream_that_is_closed_is_no_mistake_of_ours(

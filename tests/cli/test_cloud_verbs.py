@@ -11,16 +11,16 @@ from tests.contracts.providers import ProviderContract
 from tests.doubles.runpod_world import RunpodWorld
 
 from homing.cloud.home import Home
-from homing.cloud.mark import make_mark, owner_prefix
-from homing.cloud.meter import show_usd
-from homing.cloud.providers.runpod import Runpod
-from homing.cloud.providers.runpod_volume import make_volume
+from homing.cloud.ledger.mark import make_mark, owner_prefix
+from homing.cloud.ledger.meter import show_usd
+from homing.cloud.providers.runpod.provider import Runpod
+from homing.cloud.providers.runpod.storage import make_volume
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> RunpodWorld:
     found = RunpodWorld()
-    monkeypatch.setattr("homing.cli.control.World", lambda: found)
+    monkeypatch.setattr("homing.cli.run_lookup.World", lambda: found)
     return found
 
 
@@ -46,6 +46,7 @@ def keep_a_volume(world: RunpodWorld, homing_home: Path) -> str:
     return make_volume(runpod._api, name, 1000, "EU-RO-1", settle_s=0.0).id
 
 
+@pytest.mark.acceptance(121)
 def test_pods_are_listed_with_their_state_and_what_each_has_cost(
     cli: Homing, world: RunpodWorld, homing_home: Path, tmp_path: Path
 ) -> None:
@@ -59,22 +60,24 @@ def test_pods_are_listed_with_their_state_and_what_each_has_cost(
     billed = min(line.usd for line in world.cloud.bill())
     assert billed > 0
     assert all(show_usd(billed) in row for row in rows), (billed, rows)
-    assert "2 billing or maybe billing" in said.err
+    assert "2 instances may still be billing" in said.err
 
 
+@pytest.mark.acceptance(127)
 def test_a_volume_that_bills_with_no_instance_left_is_no_nothing(
     cli: Homing, world: RunpodWorld, homing_home: Path
 ) -> None:
     volume = keep_a_volume(world, homing_home)
     said = cli("runs")
     assert volume in said.out
-    assert "Nothing bills" not in said.err
-    assert "beside instances" in said.err
+    assert "Nothing is billing" not in said.err
+    assert "other resource billing" in said.err
     (thing,) = cli("runs", "--json").json["things"]
     assert (thing["provider"], thing["id"]) == ("runpod", volume)
     assert float(thing["rate_usd_per_hour"]) > 0.05
 
 
+@pytest.mark.acceptance(137)
 def test_one_of_two_is_ended_by_its_id_and_its_end_is_confirmed(
     cli: Homing, world: RunpodWorld, homing_home: Path, tmp_path: Path
 ) -> None:

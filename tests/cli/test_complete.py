@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cli.typed import Homing
 
-from homing.cli.main import VERBS
+from homing.cli.verb_list import VERBS
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from homing.cli import dotenv
 from homing.cli.call import call
-from homing.cli.main import VERBS
+from homing.cli.verb_list import VERBS
 from homing.errors import UsageError
 
 
@@ -19,6 +19,7 @@ def write(folder: Path, text: str, mode: int = 0o600) -> None:
     path.chmod(mode)
 
 
+@pytest.mark.acceptance("X2")
 def test_exported_wins_over_the_file_and_the_file_over_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,6 +46,7 @@ DANGEROUS = (
 )  # fmt: skip
 
 
+@pytest.mark.acceptance("X2")
 @pytest.mark.regression("dotenv")
 @pytest.mark.parametrize("name", DANGEROUS)
 def test_a_file_that_came_with_the_folder_sets_credentials_and_nothing_else(
@@ -117,10 +119,11 @@ def test_a_file_that_others_can_read_is_told(tmp_path: Path, capsys: pytest.Capt
 
 def test_one_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / dotenv.FILE).write_bytes(b"KEY=\xff\xfe\n")
-    with pytest.raises(UsageError, match=r"\.env cannot be read"):
+    with pytest.raises(UsageError, match=r"Cannot read .*\.env"):
         dotenv.load(tmp_path)
 
 
+@pytest.mark.acceptance("X2")
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_reads_it_from_the_folder_it_is_called_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
@@ -129,4 +132,6 @@ def test_every_verb_reads_it_from_the_folder_it_is_called_in(
     (tmp_path / dotenv.FILE).write_bytes(b"KEY=\xff\xfe\n")
     monkeypatch.chdir(tmp_path)
     assert call([verb]) == 2
-    assert ".env cannot be read" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Cannot read" in said
+    assert "/.env." in said

@@ -12,14 +12,14 @@ from tests.report.kept_run import two_phases
 from homing.cli.find_model import find_model
 from homing.config.projects import PROJECT_NOTE, project_note
 from homing.errors import DataError, UsageError
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, Pointer
-from homing.wire.event import Outcome
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest, Pointer
+from homing.wire.event_lines import Outcome
 
 
 def weights(folder: Path) -> Path:
     folder.mkdir(parents=True)
-    (folder / names.WEIGHTS).write_bytes(b"w")
+    (folder / file_names.WEIGHTS).write_bytes(b"w")
     return folder
 
 
@@ -27,11 +27,11 @@ def run_with(
     folder: Path, *, phase: str = "pretrain", steps: tuple[int, ...] = (4, 8, 12), best: int | None = 8
 ) -> Path:
     for step in steps:
-        weights(folder / names.CHECKPOINTS / phase / names.step_dir(step))
-    phase_dir = folder / names.CHECKPOINTS / phase
-    (phase_dir / names.LATEST).write_text(codec.dumps(Pointer(max(steps))))
+        weights(folder / file_names.CHECKPOINTS / phase / file_names.step_dir(step))
+    phase_dir = folder / file_names.CHECKPOINTS / phase
+    (phase_dir / file_names.LATEST).write_text(codec.dumps(Pointer(max(steps))))
     if best:
-        (phase_dir / names.BEST).write_text(codec.dumps(Pointer(best)))
+        (phase_dir / file_names.BEST).write_text(codec.dumps(Pointer(best)))
     return folder
 
 
@@ -50,22 +50,22 @@ def test_what_was_exported_for_other_programs_is_called_so(tmp_path: Path) -> No
     (tmp_path / "out").mkdir()
     (tmp_path / "out/moss-F16.gguf").write_bytes(b"GGUF")
     for typed in ("./out", "out/moss-F16.gguf"):
-        with pytest.raises(DataError, match="is a GGUF, which homing writes and does not open"):
+        with pytest.raises(DataError, match="is a GGUF file, which homing can write but not open"):
             find_model(typed)
-    (tmp_path / "out" / names.WEIGHTS).touch()
+    (tmp_path / "out" / file_names.WEIGHTS).touch()
     assert find_model("./out") == Path("out"), "a model with a GGUF beside it is a model"
     (weights(tmp_path / "adapter") / "adapter_config.json").write_text("{}")
-    with pytest.raises(DataError, match="an adapter alone, for peft") as raised:
+    with pytest.raises(DataError, match="an adapter for peft without its base weights") as raised:
         find_model("./adapter")
     assert "homing export RUN --to merged" in raised.value.fix
-    (tmp_path / "adapter" / names.RUN).write_text("{}")
+    (tmp_path / "adapter" / file_names.RUN).write_text("{}")
     assert find_model("./adapter") == Path("adapter"), "a checkpoint of ours has its run beside it"
 
 
 @pytest.mark.parametrize("asked", [{"checkpoint": "4"}, {"phase": "pretrain"}])
 def test_in_one_checkpoint_there_is_none_to_choose(tmp_path: Path, asked: dict[str, str]) -> None:
     folder = weights(tmp_path / "some" / "step-00000008")
-    with pytest.raises(UsageError, match="none to choose"):
+    with pytest.raises(UsageError, match="nothing to choose"):
         find_model(str(folder), **asked)
 
 
@@ -77,7 +77,7 @@ def test_a_run_directory_gives_its_best_checkpoint_else_its_latest(tmp_path: Pat
 @pytest.mark.parametrize(("asked", "step"), [("best", 8), ("latest", 12), ("4", 4)])
 def test_a_person_may_name_the_checkpoint(tmp_path: Path, asked: str, step: int) -> None:
     run_with(tmp_path / "a")
-    assert find_model("./a", checkpoint=asked).name == names.step_dir(step)
+    assert find_model("./a", checkpoint=asked).name == file_names.step_dir(step)
 
 
 def test_the_last_phase_counts_unless_another_is_named(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_plain_name_is_the_run_and_the_folder_of_that_name_is_told(
     run = run_with(homing_home / "runs" / "tinyllama-20260101-120000-abcd", phase="sft", best=None)
     assert capsys.readouterr().err == ""
     assert find_model("tinyllama").is_relative_to(run)
-    said = f"tinyllama is a run and a folder here: {run} is taken. The folder is ./tinyllama\n"
+    said = f"tinyllama is both a run and a folder: using {run}. For the folder, type ./tinyllama\n"
     assert capsys.readouterr().err == said
     assert find_model("./tinyllama").absolute() == folder
     assert find_model(run.name).is_relative_to(run)
@@ -129,23 +129,25 @@ def test_a_phase_is_taken_from_the_run_that_has_it_and_that_is_told(
     rl = run_with(homing_home / "runs" / "ll-20260102-120000-abcd", phase="rl", best=None)
     assert find_model("ll").is_relative_to(rl)
     assert capsys.readouterr().err == ""
-    assert find_model("ll", phase="sft", checkpoint="4") == sft / names.CHECKPOINTS / "sft" / names.step_dir(4)
-    assert capsys.readouterr().err == f"{rl.name} has nothing of sft: taken from {sft}\n"
+    assert find_model("ll", phase="sft", checkpoint="4") == sft / file_names.CHECKPOINTS / "sft" / file_names.step_dir(
+        4
+    )
+    assert capsys.readouterr().err == f"{rl.name} has no sft checkpoint: using {sft}\n"
     with pytest.raises(DataError) as caught:
         find_model("ll", phase="mid")
     assert "checkpoints of: rl" in caught.value.why
     for name, phase in (("ll", "pretrain"), ("ll-mid", "mid")):
         folder = weights(tmp_path / "models" / name)
         manifest = CheckpointManifest("ll", "ll-1", phase, 4, 1, True, "", 7, [])
-        (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+        (folder / file_names.MANIFEST).write_text(codec.dumps(manifest))
         assert find_model("ll", phase=phase) == Path("models") / name, "fetched"
-    with pytest.raises(UsageError, match="none to choose"):
+    with pytest.raises(UsageError, match="nothing to choose"):
         find_model("models/ll", phase="sft")
     for run_dir in (sft, rl):
         run_dir.rename(tmp_path / run_dir.name)
-    with pytest.raises(UsageError, match="ll has nothing of the phase rl here") as refused:
+    with pytest.raises(UsageError, match="ll has no local checkpoint of the phase rl") as refused:
         find_model("ll", phase="rl")
-    assert refused.value.why == "At home of it: pretrain in models/ll, mid in models/ll-mid."
+    assert refused.value.why == "Local checkpoints: pretrain in models/ll, mid in models/ll-mid."
     assert "homing fetch ll --checkpoint rl:STEP" in refused.value.fix
     for run_dir in (sft, rl):
         (tmp_path / run_dir.name).rename(run_dir)
@@ -157,10 +159,11 @@ def test_a_phase_is_taken_from_the_run_that_has_it_and_that_is_told(
 def fetched(folder: str, name: str, phase: str, step: int, run_id: str = "") -> Path:
     weights(Path(folder))
     manifest = CheckpointManifest(name, run_id or f"{name}-{phase}-1", phase, step, 1, True, "", 7, [])
-    (Path(folder) / names.MANIFEST).write_text(codec.dumps(manifest))
+    (Path(folder) / file_names.MANIFEST).write_text(codec.dumps(manifest))
     return Path(folder)
 
 
+@pytest.mark.acceptance(131)
 def test_of_a_chain_that_was_fetched_the_last_phase_is_taken_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     base = fetched("models/goethe", "goethe", "pretrain", 1200)
     assert find_model("goethe") == base
@@ -190,7 +193,7 @@ def test_a_run_of_another_folder_is_not_taken_for_the_one_that_a_run_file_here_d
     Path("runs/goethe.yaml").write_text("name: goethe\n")
     with pytest.raises(DataError) as caught:
         find_model("goethe")
-    assert f"{theirs.name} was begun in {tmp_path / 'w'}; runs/goethe.yaml here" in caught.value.why
+    assert f"{theirs.name} was started in {tmp_path / 'w'}; runs/goethe.yaml describes" in caught.value.why
     assert caught.value.fix.endswith(theirs.name)
     assert find_model(theirs.name).is_relative_to(theirs), "by its id it is meant"
     ours = run_with(homing_home / "runs" / "goethe-20260101-080000-0000")
@@ -199,7 +202,7 @@ def test_a_run_of_another_folder_is_not_taken_for_the_one_that_a_run_file_here_d
     capsys.readouterr()
     fetched("models/goethe", "goethe", "sft", 60, theirs.name)
     find_model("goethe")
-    assert capsys.readouterr().err == f"models/goethe, sft step 60, begun in {tmp_path / 'w'}\n"
+    assert capsys.readouterr().err == f"models/goethe, sft step 60, started in {tmp_path / 'w'}\n"
 
 
 def test_a_run_file_with_another_name_inside_means_that_run_and_a_copy_that_kept_the_name_is_refused(
@@ -213,8 +216,8 @@ def test_a_run_file_with_another_name_inside_means_that_run_and_a_copy_that_kept
     Path("runs/goethe.yaml").write_text("name: goethe\n")
     with pytest.raises(UsageError) as caught:
         find_model("gg")
-    assert caught.value.what == "runs/gg.yaml and runs/goethe.yaml are both the run goethe."
-    assert caught.value.fix == "Write into runs/gg.yaml: name: gg"
+    assert caught.value.what == "runs/gg.yaml and runs/goethe.yaml both describe the run goethe."
+    assert caught.value.fix == "Add to runs/gg.yaml: name: gg"
     assert find_model("goethe") == base
 
 
@@ -236,6 +239,7 @@ def test_nothing_anywhere_says_where_it_looked_and_what_to_do(homing_home: Path)
     assert "homing fetch goethe" in caught.value.fix
 
 
+@pytest.mark.acceptance(108)
 def test_a_step_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
     run_with(tmp_path / "a", best=None)
     for asked in ("5", "best"):
@@ -246,9 +250,9 @@ def test_a_step_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
 
 def test_what_is_no_checkpoint_and_no_phase_is_a_usage_error(tmp_path: Path) -> None:
     run_with(tmp_path / "a")
-    with pytest.raises(UsageError, match="names no checkpoint"):
+    with pytest.raises(UsageError, match="Invalid checkpoint"):
         find_model("./a", checkpoint="newest")
-    with pytest.raises(UsageError, match="no phase"):
+    with pytest.raises(UsageError, match="Unknown phase"):
         find_model("./a", phase="finetune")
     with pytest.raises(UsageError) as caught:
         find_model("./a", phase="stf")
@@ -257,16 +261,16 @@ def test_what_is_no_checkpoint_and_no_phase_is_a_usage_error(tmp_path: Path) -> 
 
 def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no model"):
+    with pytest.raises(DataError, match="contains no model"):
         find_model("./empty")
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="Folder not found"):
         find_model("./absent")
 
 
 def test_a_broken_pointer_is_said_and_a_step_can_still_be_named(tmp_path: Path) -> None:
     run = run_with(tmp_path / "a")
-    (run / names.CHECKPOINTS / "pretrain" / names.BEST).write_text("{")
-    with pytest.raises(DataError, match=r"best\.json cannot be read"):
+    (run / file_names.CHECKPOINTS / "pretrain" / file_names.BEST).write_text("{")
+    with pytest.raises(DataError, match=r"Cannot read .*best\.json"):
         find_model("./a")
     assert find_model("./a", checkpoint="4").name == "step-00000004"
 
@@ -284,7 +288,7 @@ def test_a_best_checkpoint_that_is_not_the_last_is_opened_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_with(tmp_path / "a", phase="rl", steps=(2, 5))
-    (tmp_path / "a/checkpoints/rl" / names.BEST).write_text(codec.dumps(Pointer(2, val_loss=0.9722)))
+    (tmp_path / "a/checkpoints/rl" / file_names.BEST).write_text(codec.dumps(Pointer(2, val_loss=0.9722)))
     find_model("./a")
     said = capsys.readouterr().err
     assert "rl step 2: best of 2, by missing reward 0.9722; the last is step 5 (--checkpoint latest)" in said
@@ -298,13 +302,13 @@ def test_a_best_checkpoint_that_is_not_the_last_is_opened_with_the_reason(
 def test_of_a_run_that_is_not_finished_it_is_said_how_far_it_came(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    last = run_with(tmp_path / "a") / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    last = run_with(tmp_path / "a") / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(12)
     stopped = CheckpointManifest("a", "a-1", "pretrain", 12, 1, False, "", 7, [])
-    (last / names.MANIFEST).write_text(codec.dumps(stopped))
+    (last / file_names.MANIFEST).write_text(codec.dumps(stopped))
     find_model(str(tmp_path / "a"))
     assert "a is not finished: its last checkpoint is pretrain step 12." in capsys.readouterr().err
     find_model(str(tmp_path / "a"), checkpoint="4")  # whoever names a step knows what it is
-    (last / names.MANIFEST).write_text(codec.dumps(dataclasses.replace(stopped, is_final=True)))
+    (last / file_names.MANIFEST).write_text(codec.dumps(dataclasses.replace(stopped, is_final=True)))
     find_model(str(tmp_path / "a"))
     assert "not finished" not in capsys.readouterr().err
 
@@ -330,9 +334,11 @@ def test_without_a_name_a_folder_without_a_model_is_told_of_those_elsewhere(tmp_
         run = run_with(homing_home / "runs" / f"moss-2026010{number}-120000-aaaa")
         begun_in(run, tmp_path / f"there{number}")
         os.utime(run, (number, number))
-    with pytest.raises(DataError, match="There is no trained model of this folder") as caught:
+    with pytest.raises(DataError, match="No trained model of this folder") as caught:
         find_model(None)
-    assert caught.value.why.startswith(f"Of other folders: moss-20260106-120000-aaaa ({tmp_path / 'there6'}), moss-")
+    assert caught.value.why.startswith(
+        f"Models of other folders: moss-20260106-120000-aaaa ({tmp_path / 'there6'}), moss-"
+    )
     assert caught.value.why.count("moss-") == 5
     assert caught.value.fix.endswith(": moss-20260106-120000-aaaa")
     assert run in find_model(run.name).parents, "by its id from anywhere"
@@ -341,12 +347,13 @@ def test_without_a_name_a_folder_without_a_model_is_told_of_those_elsewhere(tmp_
 def trained(homing_home: Path, run_id: str, step: int, *, is_final: bool, phase: str = "pretrain") -> Path:
     """A run directory of `homing train`, with one checkpoint in it."""
     name = run_id.rsplit("-", 3)[0]
-    folder = weights(homing_home / "runs" / run_id / names.CHECKPOINTS / phase / names.step_dir(step))
+    folder = weights(homing_home / "runs" / run_id / file_names.CHECKPOINTS / phase / file_names.step_dir(step))
     manifest = CheckpointManifest(name, run_id, phase, step, 1, is_final, "", 7, [])
-    (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+    (folder / file_names.MANIFEST).write_text(codec.dumps(manifest))
     return folder
 
 
+@pytest.mark.acceptance(108)
 @pytest.mark.regression("name-means-newest-finished")
 def test_a_later_run_that_was_stopped_does_not_replace_the_finished_model(
     homing_home: Path, capsys: pytest.CaptureFixture[str]
@@ -372,7 +379,7 @@ def test_where_no_run_has_finished_it_is_the_newest_checkpoint_and_that_is_said(
     newest = trained(homing_home, "goethe-20260102-120000-bbbb", 7, is_final=False)
     assert find_model("goethe") == newest
     said = capsys.readouterr().err
-    assert "No run of goethe has finished: this is the newest checkpoint." in said
+    assert "No run of goethe has finished: using the newest checkpoint." in said
     assert "its last checkpoint is pretrain step 7" in said
 
 
@@ -386,7 +393,7 @@ def test_a_second_run_that_was_fetched_is_the_one_that_the_name_means(capsys: py
     assert find_model("goethe", phase="pretrain") == newer
     assert find_model("goethe", checkpoint="200") == newer, "the step that is there may be named"
     capsys.readouterr()
-    with pytest.raises(UsageError, match="none to choose") as caught:
+    with pytest.raises(UsageError, match="nothing to choose") as caught:
         find_model("goethe", checkpoint="100")
     assert f"homing fetch {second} --checkpoint 100" in caught.value.fix
 
@@ -394,12 +401,12 @@ def test_a_second_run_that_was_fetched_is_the_one_that_the_name_means(capsys: py
 def test_a_run_that_is_not_here_or_not_one_run_is_refused_with_those_that_are(homing_home: Path) -> None:
     trained(homing_home, "goethe-20260101-120000-aaaa", 60, is_final=True)
     trained(homing_home, "goethe-20260102-120000-aaaa", 60, is_final=True)
-    with pytest.raises(UsageError, match="goethe has no run ffff here") as caught:
+    with pytest.raises(UsageError, match="goethe has no local run ffff") as caught:
         find_model("goethe@ffff")
     assert "goethe-20260102-120000-aaaa, goethe-20260101-120000-aaaa" in caught.value.why
-    with pytest.raises(UsageError, match="goethe@aaaa means several runs"):
+    with pytest.raises(UsageError, match="goethe@aaaa matches several runs"):
         find_model("goethe@aaaa")
-    with pytest.raises(DataError, match="no trained model called 'faust'"):
+    with pytest.raises(DataError, match="No trained model called 'faust'"):
         find_model("faust@aaaa")
 
 
@@ -407,10 +414,10 @@ def test_a_run_that_ended_before_its_last_phase_is_not_finished(homing_home: Pat
     finished = trained(homing_home, "moss-20260101-120000-aaaa", 10, is_final=True, phase="mid")
     between = trained(homing_home, "moss-20260102-120000-bbbb", 20, is_final=True)
     for folder in (finished, between):
-        (folder / names.RUN).write_text(codec.dumps(two_phases(tmp_path)))
+        (folder / file_names.RUN).write_text(codec.dumps(two_phases(tmp_path)))
     assert find_model("moss") == finished, "the later one has trained the first of its two phases"
     assert find_model("moss", phase="pretrain") == between, "and that phase it has finished"
-    (homing_home / "runs" / "moss-20260102-120000-bbbb" / names.OUTCOME).write_text(
+    (homing_home / "runs" / "moss-20260102-120000-bbbb" / file_names.OUTCOME).write_text(
         codec.dumps(Outcome("done", "Every phase is trained.", 0))
     )
     assert find_model("moss") == between, "what the run says of itself counts"

@@ -11,12 +11,12 @@ import pytest
 from tests.cli.control_rig import RUN_FILE, Homing, clear, lay_out, typing
 from tests.cloud.rig import MOSS, make_data, trainer_argv
 
-from homing.cli.train import _newest_unfinished as newest_unfinished
+from homing.cli.verbs.train import _newest_unfinished as newest_unfinished
 from homing.cloud.home import Home
-from homing.cloud.ledger import PREEMPTED
+from homing.cloud.ledger.ledger import PREEMPTED
 from homing.config.projects import PROJECT_NOTE, project_note
-from homing.wire import codec, names
-from homing.wire.event import Outcome
+from homing.wire import codec, file_names
+from homing.wire.event_lines import Outcome
 from homing.world import World
 
 
@@ -40,7 +40,7 @@ def another_folder(tmp_path: Path) -> Path:
     (folder / "runs/moss.yaml").write_text(RUN_FILE)
     (folder / "moss.txt").write_bytes(MOSS)
     make_data(folder / "data/moss")
-    manifest = folder / "data/moss" / names.MANIFEST
+    manifest = folder / "data/moss" / file_names.MANIFEST
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "made_by": "other text"}))
     return folder
 
@@ -52,6 +52,7 @@ def launched(cli: Homing) -> str:
     return str(said.json["run"])
 
 
+@pytest.mark.acceptance(131)
 @pytest.mark.slow
 def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_folders_own(
     cli: Homing, w: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -68,27 +69,30 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
     ):
         refused = cli(*argv)
         assert refused.code == 2, argv
-        assert f"{theirs} was begun in {w}; this is {x}." in refused.err
+        assert f"{theirs} was started in {w}; this is {x}." in refused.err
         assert (
-            f"homing {argv[0]} {theirs}{' --spend 3' * (argv[0] == 'limit')}   This one: homing plan moss"
-            in refused.err
+            f"homing {argv[0]} {theirs}{' --spend 3' * (argv[0] == 'limit')}   "
+            "For the run of this folder: homing plan moss" in refused.err
         )
     assert not Path("models").exists()
-    assert f"name it by its id: homing fetch {theirs}" in cli("chat", "moss").err
+    assert f"use its id: homing fetch {theirs}" in cli("chat", "moss").err
     again = cli("launch", "moss", "--resume", "--spend-limit", "1", "--yes")
     assert again.code == 2
     assert f"homing launch {theirs} --resume" in again.err
     for verb in ("status", "watch", "logs"):
         told = cli(verb, "moss")
         assert told.code == 0
-        assert f"warning: {theirs} was begun in {w}; runs/moss.yaml here has not been launched yet." in told.err
+        assert (
+            f"warning: {theirs} was started in {w}; runs/moss.yaml of this folder has not been launched yet."
+            in told.err
+        )
 
     by_id = cli("fetch", theirs)
     assert by_id.out == f"models/{theirs}\n", "never under the name of this folder's own run"
-    assert "models/moss is for the run moss of this folder" in by_id.err
+    assert "models/moss is reserved for the run moss of this folder" in by_id.err
     assert f"homing destroy {theirs}" in by_id.err
     assert "--phase sft" not in by_id.err, "moss means another run here"
-    assert f"The model is in models/{theirs} (pretrain step 6)" in cli("watch", theirs).err
+    assert f"Model saved in models/{theirs} (pretrain step 6)" in cli("watch", theirs).err
 
     own = launched(cli)
     assert own != theirs
@@ -115,7 +119,7 @@ def test_a_phase_does_not_start_from_another_folders_model_of_the_same_name(
     monkeypatch.chdir(x)
     refused = cli("launch", "moss", "--phase", "mid", "--spend-limit", "1", "--yes")
     assert refused.code == 2
-    assert f"{x}/models/moss is of another moss, begun in {mine.parents[1]}." in refused.err
+    assert f"{x}/models/moss belongs to another moss, started in {mine.parents[1]}." in refused.err
     assert f"--set phases.1.init_from={x}/models/moss" in refused.err
     assert theirs
 
@@ -129,13 +133,13 @@ def test_a_folder_that_was_moved_stays_its_own_and_one_without_a_run_file_has_no
     monkeypatch.chdir(moved)
     said = cli("fetch", "moss")
     assert said.out == "models/moss\n"
-    assert "begun in" not in said.err
+    assert "started in" not in said.err
     bare = tmp_path / "bare"
     bare.mkdir()
     monkeypatch.chdir(bare)
     said = cli("fetch", "moss")
     assert said.out == "models/moss\n"
-    assert f"{run} was begun in {w}." in said.err
+    assert f"{run} was started in {w}." in said.err
     monkeypatch.chdir(another_folder(tmp_path))
     assert cli("fetch", "moss").code == 2
     (homing_home / "runs" / run / "project.json").unlink()
@@ -153,7 +157,7 @@ def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_f
     has_run_file: bool,
 ) -> None:
     monkeypatch.setattr(
-        "homing.cloud.boot.trainer_argv",
+        "homing.cloud.machine_setup.boot_files.trainer_argv",
         lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=100_000, step_s=0.02),
     )
     cli = typing(capsys, monkeypatch)
@@ -171,10 +175,10 @@ def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_f
         ):
             refused = cli(*argv)
             assert refused.code == 2, argv
-            assert f"{theirs} was begun in {w}; this is {Path.cwd()}." in refused.err
+            assert f"{theirs} was started in {w}; this is {Path.cwd()}." in refused.err
             assert f"homing {argv[0]} {theirs}" in refused.err, "the very command"
         if not has_run_file:
-            assert "A name means a run of this folder, and none here is called moss." in refused.err
+            assert "A name selects a run of this folder, and none is called moss." in refused.err
         (line,) = Home(homing_home, World()).ledger.lines(theirs)
         assert line.destroyed_at is None, "nobody ended it"
         assert f"Stop it: homing stop {theirs}" in cli("status", theirs).err, "what is said to type is what works"
@@ -188,7 +192,7 @@ def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_f
         assert refused.code == 2, "also when it has ended: nobody is told that another one is gone"
         assert f"homing destroy {theirs}" in refused.err
         monkeypatch.chdir(w)
-        assert "nothing bills" in cli("destroy", "moss").err
+        assert "nothing is billing" in cli("destroy", "moss").err
     finally:
         clear(homing_home)
 
@@ -213,7 +217,7 @@ def test_an_unfinished_run_of_another_folder_is_not_gone_on_with(
     runs = homing_home / "runs"
     for run_id, folder in (("moss-20260101-120000-aaaa", w), ("moss-20260201-120000-bbbb", tmp_path)):
         (runs / run_id).mkdir(parents=True)
-        (runs / run_id / names.TRAINER_LOCK).touch()
+        (runs / run_id / file_names.TRAINER_LOCK).touch()
         (runs / run_id / PROJECT_NOTE).write_bytes(project_note(str(folder)))
     assert newest_unfinished(runs, "moss") == runs / "moss-20260101-120000-aaaa"
     monkeypatch.chdir(tmp_path)
@@ -226,8 +230,8 @@ def test_a_copied_run_file_that_kept_the_name_is_refused_and_a_renamed_one_means
     for argv in (("launch", "gg", "--spend-limit", "1", "--yes"), ("status", "gg"), ("train", "gg"), ("chat", "gg")):
         refused = cli(*argv)
         assert refused.code == 2, argv
-        assert "runs/gg.yaml and runs/moss.yaml are both the run moss." in refused.err
-        assert "Write into runs/gg.yaml: name: gg" in refused.err
+        assert "runs/gg.yaml and runs/moss.yaml both describe the run moss." in refused.err
+        assert "Add to runs/gg.yaml: name: gg" in refused.err
     planned = cli("plan", "gg")
     assert "warning: runs/gg.yaml is the run moss, and so is runs/moss.yaml; give it name: gg." in planned.err
     dry = cli("launch", "gg", "--set", "name=gg", "--set", "data.dir=data/moss", "--spend-limit", "1", "--dry-run")
@@ -243,52 +247,52 @@ def test_a_run_under_another_name_is_begun_again_from_the_file_that_it_was_begun
 ) -> None:
     said = cli("launch", "moss", "--name", "walk", "--spend-limit", "1", "--yes", "--json")
     assert cli("watch", "walk").code == 0
-    assert "afresh: homing launch moss --name walk" in cli("launch", "walk", "--resume").err
+    assert "start a new run: homing launch moss --name walk" in cli("launch", "walk", "--resume").err
     unnamed = cli("plan", "walk")
     assert unnamed.code == 2
-    assert "begun from runs/moss.yaml" in unnamed.err
-    assert "Name its file in the place of walk: moss" in unnamed.err
+    assert "started from runs/moss.yaml" in unnamed.err
+    assert "Use its file instead of walk: moss" in unnamed.err
     (w / "runs/moss.yaml").write_text(RUN_FILE.replace("0.01", "0.02"))
-    copy = homing_home / "runs" / said.json["run"] / names.RUN_FILE
-    assert f"afresh: homing launch {copy} --name walk" in cli("launch", "walk", "--resume").err
+    copy = homing_home / "runs" / said.json["run"] / file_names.RUN_FILE
+    assert f"start a new run: homing launch {copy} --name walk" in cli("launch", "walk", "--resume").err
     changed = cli("plan", "walk").err
-    assert f"Its file is not here any more, or was changed since; its copy: {copy}" in changed
-    assert f"in the place of walk: {copy}" in changed
+    assert f"Its file is gone or has changed; a copy: {copy}" in changed
+    assert f"instead of walk: {copy}" in changed
     monkeypatch.chdir(tmp_path)
     elsewhere = cli("plan", "walk")
-    assert "only a run" in elsewhere.err
-    assert f"fix cd {w}   and type it there" in elsewhere.err
+    assert "is a run without a run file" in elsewhere.err
+    assert f"fix cd {w}   and run the command there" in elsewhere.err
     shutil.rmtree(w)
     gone = cli("plan", "walk").err
-    assert "under --name" not in gone
-    assert f"its copy: {copy}" in gone
+    assert "with --name" not in gone
+    assert f"a copy: {copy}" in gone
 
 
 def test_a_name_that_another_file_has_is_refused_with_both_files(cli: Homing, w: Path) -> None:
     (w / "runs/fern.yaml").write_text(RUN_FILE.replace("moss", "fern"))
     said = cli("launch", "moss", "--name", "fern", "--spend-limit", "1", "--yes")
     assert said.code == 2
-    assert "that is the run of runs/fern.yaml, and runs/moss.yaml is another file" in said.err
-    assert "homing launch moss --name fern-2   That file: homing launch fern" in said.err
+    assert "runs/fern.yaml already uses this name, so runs/moss.yaml cannot" in said.err
+    assert "homing launch moss --name fern-2   Or launch that file: homing launch fern" in said.err
 
 
 def test_a_run_that_was_trained_here_is_named_with_its_folder_and_its_log(cli: Homing, homing_home: Path) -> None:
     folder = homing_home / "runs/moss-20260101-120000-abcd"
     folder.mkdir(parents=True)
-    (folder / names.TRAINER_LOCK).touch()
-    (folder / names.RUN).write_text("{}")
+    (folder / file_names.TRAINER_LOCK).touch()
+    (folder / file_names.RUN).write_text("{}")
     shutil.copy("runs/moss.yaml", "runs/q.yaml")
     Path("runs/q.yaml").write_text(RUN_FILE.replace("name: moss", f"name: {folder.name}"))
     for typed in (folder.name, "q"):
         said = cli("status", typed)
         assert said.code == 0
-        assert "on this computer; nothing bills" in said.out
-        assert str(folder / names.METRICS) in said.out
+        assert "on this computer; not billing" in said.out
+        assert str(folder / file_names.METRICS) in said.out
         assert cli("status", typed, "--json").json["state"] == "unfinished"
         said = cli("fetch", typed)
         assert said.code == 2
-        assert f"was trained on this computer and not launched: {folder.name}, unfinished." in said.err
-        assert f"there is no machine. It lies in {folder}\n" in said.err
+        assert f"was trained locally and not launched: {folder.name}, unfinished." in said.err
+        assert f"It has no instance and is not billing. Folder: {folder}\n" in said.err
     assert "moss has not been launched yet" in cli("status", "moss").err
 
 
@@ -297,12 +301,12 @@ def trained(homing_home: Path, folder: Path, state: str) -> str:
     run_id = "moss-20990101-120000-abcd"
     run_dir = homing_home / "runs" / run_id
     run_dir.mkdir(parents=True)
-    (run_dir / names.TRAINER_LOCK).touch()
+    (run_dir / file_names.TRAINER_LOCK).touch()
     (run_dir / PROJECT_NOTE).write_bytes(project_note(str(folder)))
-    given = next(path for path in (homing_home / "runs").glob(f"moss-*/{names.RUN}"))
-    (run_dir / names.RUN).write_text(given.read_text())
+    given = next(path for path in (homing_home / "runs").glob(f"moss-*/{file_names.RUN}"))
+    (run_dir / file_names.RUN).write_text(given.read_text())
     outcome = Outcome(state, "Every phase is trained.", 0, phase="pretrain", step=6, t=1.0, is_final=True)
-    (run_dir / names.OUTCOME).write_text(codec.dumps(outcome))
+    (run_dir / file_names.OUTCOME).write_text(codec.dumps(outcome))
     return run_id
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.cloud.rig import Said
 
 from homing.cloud.home import Home
-from homing.cloud.ledger import RunRow
+from homing.cloud.ledger.ledger import RunRow
 from homing.world import World
 
 LAUNCHER = """
@@ -50,7 +50,9 @@ def pressed_at(moment: str, *arguments: str, before: str = "signal.default_int_h
     return Said(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("moment", ["homing.cli.call", "typer", "logging", "homing.cli.talk", "homing.cli.misread"])
+@pytest.mark.parametrize(
+    "moment", ["homing.cli.call", "typer", "logging", "homing.cli.output", "homing.cli.suggestions"]
+)
 def test_while_homing_itself_is_loaded(folder: Path, moment: str) -> None:
     assert pressed_at(moment, "runs") == Said(130, "", "Interrupted.\n")
 
@@ -58,12 +60,12 @@ def test_while_homing_itself_is_loaded(folder: Path, moment: str) -> None:
 @pytest.mark.parametrize(
     ("moment", "verb"),
     [
-        ("homing.cli.runs", "runs"),
+        ("homing.cli.verbs.runs", "runs"),
         ("homing.cloud.home", "runs"),
         ("pydantic", "plan"),
-        ("homing.cli.prep", "prep"),
+        ("homing.cli.verbs.prep", "prep"),
         ("homing.config", "verify"),
-        ("homing.cli.train", "train"),
+        ("homing.cli.verbs.train", "train"),
     ],
 )
 def test_while_a_verb_is_loaded(folder: Path, moment: str, verb: str) -> None:
@@ -75,7 +77,7 @@ def test_in_prep_it_is_said_that_the_same_command_goes_on(folder: Path) -> None:
     said = pressed_at("homing.cli.bring_files", "prep", "--text", "a.txt", "--out", "data/a")
     assert said.code == 130
     assert said.err.splitlines()[-2:] == [
-        "What is done so far is kept: the same command goes on where it was.",
+        "Progress is saved. Run the same command to continue.",
         "Interrupted.",
     ]
 
@@ -116,13 +118,13 @@ def test_after_the_verb_nothing_is_said_of_what_python_takes_down(folder: Path) 
 def test_what_goes_on_all_the_same_is_named(folder: Path) -> None:
     home = Home(folder / "home", World())
     home.ledger.adopt_run(RunRow("moss-1", "moss", "running", 1.0, "file:/nowhere", "0" * 64), [], [])
-    said = pressed_at("homing.cli.prep", "prep", "moss")
+    said = pressed_at("homing.cli.verbs.prep", "prep", "moss")
     assert said.code == 130
     first, second = said.err.splitlines()
     assert first == "Interrupted."
-    assert second.startswith("moss goes on, as far as is known here. Watch it: homing watch moss")
+    assert second.startswith("moss is still running, as far as is known. Watch it: homing watch moss")
     assert "End it: homing destroy moss" in second
-    assert pressed_at("homing.cli.prep", "prep", "moss", "-q") == Said(130, "", "")
+    assert pressed_at("homing.cli.verbs.prep", "prep", "moss", "-q") == Said(130, "", "")
 
 
 def test_at_a_question_it_is_no_answer_and_stands_on_a_line_of_its_own(folder: Path) -> None:

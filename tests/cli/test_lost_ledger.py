@@ -10,7 +10,7 @@ from tests.cli.lost_rig import NEW, Rig, rig
 from tests.cloud.rig import make_data, make_run
 from tests.doubles.fake_world import FakeWorld
 
-from homing.cloud.launch import LaunchOrder, draft
+from homing.cloud.launch.launch import LaunchOrder, draft
 from homing.cloud.providers.base import Needs
 from homing.errors import StillBilling
 
@@ -53,7 +53,7 @@ def test_no_verb_says_that_nothing_bills_while_something_does(
     lose_backup(rig)
     be_silent(rig, monkeypatch)
     said = rig.cli(*words)
-    assert "Nothing of it bills" not in said.err
+    assert "It has no instance and is not billing" not in said.err
     assert said.code == StillBilling.exit_code, said.err
     assert "homing adopt" in said.err or "homing runs" in said.err
 
@@ -115,7 +115,7 @@ def test_what_has_ended_is_said_to_be_shown_by_nobody(rig: Rig) -> None:
     lose_backup(rig)
     said = rig.cli("status", "moss")
     assert said.code == 2
-    assert "No provider that is set up here shows an instance of it." in said.err
+    assert "No configured provider lists an instance of it." in said.err
 
 
 def test_a_home_that_never_rented_asks_nobody(rig: Rig) -> None:
@@ -155,5 +155,5 @@ def test_launch_is_refused_where_the_provider_of_a_lost_run_cannot_be_asked(
     be_silent(rig, monkeypatch)
     with pytest.raises(StillBilling, match="it may be billing") as refused:
         draft(ready, rig.home)
-    assert "fake could not be asked" in refused.value.why
+    assert "Could not query fake" in refused.value.why
     assert "homing adopt" in refused.value.fix

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.lm.open_weights.theirs import write_their_tokenizer, write_theirs
+from tests.lm.model.open_weights.foreign_models import write_their_tokenizer, write_theirs
 
-from homing.wire import names
+from homing.wire import file_names
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def write_base(folder: Path) -> None:
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     assert (folder / "chat_template.jinja").is_file(), "transformers keeps it in a file of its own"
-    assert "chat_template" not in json.loads((folder / names.TOKENIZER_CONFIG).read_text())
+    assert "chat_template" not in json.loads((folder / file_names.TOKENIZER_CONFIG).read_text())
     ends = int(tokenizer.convert_tokens_to_ids("<|im_end|>"))
     GenerationConfig(eos_token_id=ends, do_sample=True, temperature=0.6, top_p=0.9).save_pretrained(folder)
 
@@ -79,6 +79,7 @@ def checkpoint() -> Path:
     return next(Path(os.environ["HOMING_HOME"]).glob("runs/*/checkpoints/sft/step-00000002"))
 
 
+@pytest.mark.acceptance("X16")
 @pytest.mark.parametrize("kind", ["hf", "merged", "adapter"])
 def test_template_and_generation_settings_of_the_base_travel_into_every_export(project: Path, kind: str) -> None:
     from transformers import AutoTokenizer
@@ -87,7 +88,7 @@ def test_template_and_generation_settings_of_the_base_travel_into_every_export(p
     out = project / "exports" / f"ll-{kind}"
     assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
     assert "random chats to the same ids" in told.stderr
-    assert "It answers in turns." in (out / "README.md").read_text()
+    assert "It is a chat model." in (out / "README.md").read_text()
     if kind != "adapter":  # whose weights, and how to sample from them, are the base's
         base = json.loads((project / "theirs/generation_config.json").read_text())
         assert json.loads((out / "generation_config.json").read_text()) == base
@@ -95,8 +96,8 @@ def test_template_and_generation_settings_of_the_base_travel_into_every_export(p
 
 
 def test_template_and_generation_settings_lie_in_the_checkpoint_and_its_manifest(project: Path) -> None:
-    listed = {file["name"] for file in json.loads((checkpoint() / names.MANIFEST).read_text())["files"]}
-    for name in (names.CHAT_TEMPLATE, names.GENERATION):
+    listed = {file["name"] for file in json.loads((checkpoint() / file_names.MANIFEST).read_text())["files"]}
+    for name in (file_names.CHAT_TEMPLATE, file_names.GENERATION):
         assert (checkpoint() / name).read_bytes() == (project / "theirs" / name).read_bytes()
         assert name in listed
 
@@ -104,7 +105,7 @@ def test_template_and_generation_settings_lie_in_the_checkpoint_and_its_manifest
 def test_a_chat_is_asked_in_the_format_that_was_trained_and_another_is_said_aloud(project: Path) -> None:
     asked = ("--tokens", "3", "--seed", "1", "--json")
     assert "chat template" not in homing("chat", "ll", *asked, stdin="cat\n").stderr
-    hidden = (checkpoint() / names.CHAT_TEMPLATE).rename(project / "hidden.jinja")
+    hidden = (checkpoint() / file_names.CHAT_TEMPLATE).rename(project / "hidden.jinja")
     try:
         said = homing("chat", "ll", *asked, stdin="cat\n/new\ncat\n").stderr
         assert said.count("has no chat template") == 1
@@ -116,4 +117,4 @@ def test_a_chat_is_asked_in_the_format_that_was_trained_and_another_is_said_alou
         assert "chat template" in refused.stderr
         assert not (project / "bare").exists()
     finally:
-        hidden.rename(checkpoint() / names.CHAT_TEMPLATE)
+        hidden.rename(checkpoint() / file_names.CHAT_TEMPLATE)

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.lm.open_weights.theirs import write_their_tokenizer, write_theirs
+from tests.lm.model.open_weights.foreign_models import write_their_tokenizer, write_theirs
 
-from homing.lm.generate.load import load_for_use
-from homing.wire import names
+from homing.lm.generate.load_model import load_for_use
+from homing.wire import file_names
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_theirs(theirs, "llama", vocab_size=400)
     write_their_tokenizer(theirs, "llama", "what is 3 + 4? the cat sat on the mat. 0 1 2 3 4 5 6 7 8 9 " * 30)
     config = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "chat_template": TEMPLATE}
-    (theirs / names.TOKENIZER_CONFIG).write_text(json.dumps(config))
+    (theirs / file_names.TOKENIZER_CONFIG).write_text(json.dumps(config))
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/ll.yaml").write_text(RUN_FILE)
     chats = [[{"role": "user", "content": f"cat {n}"}, {"role": "assistant", "content": "sat"}] for n in range(40)]
@@ -59,12 +59,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.acceptance(91)
 def test_sft_and_rl_by_adapters_end_as_one_adapter_of_the_open_weights(project: Path) -> None:
     homing("prep", "ll")
     homing("verify", "ll")
     homing("train", "ll")
     folder = next(Path(os.environ["HOMING_HOME"]).glob("runs/*/checkpoints/rl/step-00000003"))
-    assert not (folder / names.WEIGHTS).exists()
+    assert not (folder / file_names.WEIGHTS).exists()
     assert "arithmetic:1" in homing("eval", "ll").stdout
     assert "peft on transformers" in homing("export", "ll", "--to", "adapter").stderr
     exported = json.loads((project / "exports/ll-adapter/adapter_config.json").read_text())

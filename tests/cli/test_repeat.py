@@ -11,6 +11,7 @@ from tests.cli.control_rig import Homing, clear, cli_with, lay_out, typing
 cli = cli_with(steps=12)
 
 
+@pytest.mark.acceptance(149)
 @pytest.mark.slow
 def test_a_run_is_repeated_from_its_record(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes", "--set", "phases.0.steps=17", "--set", "seed=5")
@@ -31,7 +32,7 @@ def test_a_run_is_repeated_from_its_record(cli: Homing, homing_home: Path) -> No
 
     changed = cli("launch", str(record), "--spend-limit", "1", "--yes", "--set", "seed=6")
     assert changed.code == 2
-    assert "repeated as it is" in changed.err
+    assert "is the record of a run and cannot be changed" in changed.err
 
 
 @pytest.mark.slow
@@ -41,12 +42,13 @@ def test_a_record_without_its_data_is_refused(cli: Homing, homing_home: Path) ->
     Path("data/moss/manifest.json").unlink()
     said = cli("plan", str(record))
     assert said.code == 2
-    assert "not in" in said.err
+    assert "no longer in" in said.err
 
 
+@pytest.mark.acceptance(84)
 def test_launch_warns_when_the_schedule_is_longer_than_the_money(cli: Homing) -> None:
     said = cli("launch", "moss", "--set", "phases.0.steps=50000000", "--spend-limit", "0.05", "--dry-run")
-    assert "The schedule is longer than the money" in said.err
+    assert "The schedule exceeds the spend limit" in said.err
 
 
 @pytest.mark.slow
@@ -62,7 +64,7 @@ def test_a_stopped_run_goes_on_as_it_was_launched(
         assert stopped.json["is_billing"] is False, "stop waits until billing has ended"
         changed = cli("launch", "moss", "--resume", "--yes", "--set", "seed=6")
         assert changed.code == 2
-        assert "goes on as it was launched" in changed.err
+        assert "resumes exactly as it was launched" in changed.err
         # As `stop` prints it: without --set, and with the limit it was launched with.
         again = cli("launch", "moss", "--resume", "--yes", "--json")
         assert again.code == 0, again.err

@@ -13,8 +13,8 @@ from tests.cli.control_rig import Homing, typing
 
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine
-from homing.cloud.mark import make_mark
+from homing.cloud.ledger.ledger import LedgerLine
+from homing.cloud.ledger.mark import make_mark
 from homing.errors import StillBilling
 from homing.world import World
 
@@ -40,8 +40,14 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture
 def cli(silence: str, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Homing:
     """A home that has used all four, with an instance at each as far as its ledger knows."""
-    for where in ("ask.ASK_S", "doctor_providers.ANSWER_S", "doctor_here._CLOCK_S", "destroy._LAST_TRY_S"):
-        monkeypatch.setattr(f"homing.cloud.{where}", PATIENCE_S)
+    names = (
+        "cloud.ask_providers.ASK_S",
+        "doctor.provider_accounts.ANSWER_S",
+        "doctor.computer._CLOCK_S",
+        "cloud.destroy._LAST_TRY_S",
+    )
+    for where in names:
+        monkeypatch.setattr(f"homing.{where}", PATIENCE_S)
     monkeypatch.setattr(destroy_lines, "__kwdefaults__", {"deadline_s": PATIENCE_S})
     home = Home(homing_home, World())
     (homing_home / "aws").mkdir(parents=True)
@@ -53,6 +59,7 @@ def cli(silence: str, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys
     return typing(capsys, monkeypatch)
 
 
+@pytest.mark.acceptance(140)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code"),
@@ -75,6 +82,7 @@ def test_each_is_named_and_nobody_is_waited_for(words: tuple[str, ...], code: in
         assert name in told, told
 
 
+@pytest.mark.acceptance(121)
 def test_what_cannot_be_asked_may_bill_and_is_shown_so(cli: Homing) -> None:
     document = cli("runs", "--json").json
     assert sorted(line["provider"] for line in document["billing"]) == list(CLOUDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cli.control_rig import Homing, cli_with
 
-from homing.wire import names
+from homing.wire import file_names
 
 cli = cli_with(steps=6)
 EVIL = "\x1b]0;evil title\x07\x1b[2J\x1b[31mred\x9b5m\x08\x7f\u202egnp\r"
@@ -22,7 +22,7 @@ def poison(store: Path) -> None:
     (run,) = (store / "runs").iterdir()
     (run / "logs/trainer.log").write_text(f"{EVIL} trainer begins\n{EVIL}\n")
     (run / "logs/agent.log").write_text(f"{EVIL}\n")
-    for name in (names.EVENTS, names.OUTCOME, names.HEARTBEAT):
+    for name in (file_names.EVENTS, file_names.OUTCOME, file_names.HEARTBEAT):
         lines = []
         for line in (run / name).read_text().splitlines():
             body = json.loads(line)

@@ -36,6 +36,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(event.step, round(event.value, 3)) for event in read.Scalars("loss")]
 
 
+@pytest.mark.acceptance(114)
 def test_no_tracker_is_told_unless_asked(cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
@@ -45,7 +46,7 @@ def test_no_tracker_is_told_unless_asked(cli: Homing, homing_home: Path, monkeyp
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(("--tracker", "comet"), "no tracker 'comet'"), (("--tracker", "mlflow"), "only through a tunnel")],
+    [(("--tracker", "comet"), "Unknown tracker: 'comet'"), (("--tracker", "mlflow"), "only through a tunnel")],
 )
 def test_what_cannot_be_told_is_refused_before_anything_is_rented(
     cli: Homing, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], word: str
@@ -57,6 +58,7 @@ def test_what_cannot_be_told_is_refused_before_anything_is_rented(
     assert cli("ledger", "--json").json["lines"] == []
 
 
+@pytest.mark.acceptance(114, "X4")
 def test_wandb_without_a_key_is_said_to_be_offline_and_named_as_asked(
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +67,7 @@ def test_wandb_without_a_key_is_said_to_be_offline_and_named_as_asked(
         patch.setattr("homing.cli.tracking.start", lambda each, world: orders.append(vars(each)) or True)
         said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--wandb", "--run-name", "lanbot-v3")
     assert said.code == 0
-    assert "recorded offline" in said.err
+    assert "logging offline" in said.err
     (order,) = orders
     assert (order["tracker"], order["name"]) == ("wandb", "lanbot-v3")
     assert order["config"]["width"] == 64
@@ -94,10 +96,11 @@ def test_a_follower_that_cannot_be_started_is_a_warning_and_the_run_goes_on(
     monkeypatch.setattr("homing.cli.tracking.start", refuse)
     said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--tracker", "tensorboard")
     assert said.code == 0
-    assert "warning: tensorboard is not told: no more processes" in said.err
+    assert "warning: not logging to tensorboard: no more processes" in said.err
     assert cli("watch", "moss").code == 0
 
 
+@pytest.mark.acceptance(115)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_curves_of_a_run_are_in_tensorboard_as_it_goes_and_after_its_end(cli: Homing, homing_home: Path) -> None:
@@ -116,6 +119,7 @@ def test_the_curves_of_a_run_are_in_tensorboard_as_it_goes_and_after_its_end(cli
     assert losses(folder) == wanted, "what was told is not told again"
 
 
+@pytest.mark.acceptance(104, 115)
 @pytest.mark.slow
 def test_after_the_end_the_files_are_written_from_the_store_alone(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
@@ -127,6 +131,7 @@ def test_after_the_end_the_files_are_written_from_the_store_alone(cli: Homing, h
     assert cli("tensorboard", "fern").code == 2
 
 
+@pytest.mark.acceptance(114)
 @pytest.mark.slow
 def test_a_tracker_that_fails_every_call_costs_no_step(cli: Homing, homing_home: Path, tmp_path: Path) -> None:
     """A file stands where its folder should be: it can be told nothing, from the first line to the last."""
@@ -148,7 +153,7 @@ def test_a_tracker_that_fails_every_call_costs_no_step(cli: Homing, homing_home:
         try:
             said = cli("watch", "moss")
             assert wait_until(
-                lambda: "is tried again" in (tmp_path / "log").read_text(), timeout_s=90, every_s=0.2, world=World()
+                lambda: "; retrying: " in (tmp_path / "log").read_text(), timeout_s=90, every_s=0.2, world=World()
             )
             assert follower.poll() is None, "it does not give up"
         finally:

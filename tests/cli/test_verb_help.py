@@ -7,7 +7,7 @@ import re
 import pytest
 from tests.cloud.rig import homing
 
-from homing.cli.main import VERBS
+from homing.cli.verb_list import VERBS
 
 INNER = {"data": ("check", "show"), "image": ("build",), "store": ("ls", "get", "put", "rm")}
 CALLS = [(verb, *inner) for verb in VERBS for inner in ([(each,) for each in INNER.get(verb, ())] or [()])]

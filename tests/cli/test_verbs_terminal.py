@@ -36,9 +36,7 @@ def test_verbs_that_rent_and_delete_nothing_end_without_an_answer(tmp_path: Path
         assert code == wanted, f"homing {words}: {said}"
 
 
-@pytest.mark.parametrize(
-    ("words", "question"), [("quickstart", "[y/N]"), ("setup runpod", "RUNPOD_API_KEY (not shown")]
-)
+@pytest.mark.parametrize(("words", "question"), [("quickstart", "[y/N]"), ("setup runpod", "RUNPOD_API_KEY (hidden")])
 def test_a_verb_that_needs_a_persons_word_asks_and_waits(tmp_path: Path, words: str, question: str) -> None:
     code, said = on_terminal(*words.split(), cwd=tmp_path, until=question)
     assert question in said

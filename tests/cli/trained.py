@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from tests.lm.tiny import make_data, make_run
 
 from homing.lm.model import Decoder
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, FileHash, Pointer
-from homing.wire.run import Run
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest, FileHash, Pointer
+from homing.wire.run_json import Run
 
 __all__ = ["make_checkpoint", "make_trained_run"]
 
@@ -25,24 +25,24 @@ def make_checkpoint(
     model = Decoder(run.model)
     model.init_weights(seed)
     folder.mkdir(parents=True)
-    save_file(model.weights_for_disk(), folder / names.WEIGHTS)
-    (folder / names.RUN).write_text(codec.dumps(run))
-    (folder / names.TOKENIZER).write_bytes((data_dir / names.TOKENIZER).read_bytes())
+    save_file(model.weights_for_disk(), folder / file_names.WEIGHTS)
+    (folder / file_names.RUN).write_text(codec.dumps(run))
+    (folder / file_names.TOKENIZER).write_bytes((data_dir / file_names.TOKENIZER).read_bytes())
     files = [
         FileHash(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
         for path in sorted(folder.iterdir())
     ]
     manifest = CheckpointManifest(run.name, run.id, phase, step, 1, True, "", 7, files)
-    (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+    (folder / file_names.MANIFEST).write_text(codec.dumps(manifest))
     return folder
 
 
 def make_trained_run(run_dir: Path, data_dir: Path, *, phase: str = "pretrain", best: int | None = 4) -> Path:
     """Steps 4, 8 and 12 of one phase, each with weights of its own."""
-    phase_dir = run_dir / names.CHECKPOINTS / phase
+    phase_dir = run_dir / file_names.CHECKPOINTS / phase
     for step in (4, 8, 12):
-        make_checkpoint(phase_dir / names.step_dir(step), data_dir, phase=phase, step=step, seed=step)
-    (phase_dir / names.LATEST).write_text(codec.dumps(Pointer(12)))
+        make_checkpoint(phase_dir / file_names.step_dir(step), data_dir, phase=phase, step=step, seed=step)
+    (phase_dir / file_names.LATEST).write_text(codec.dumps(Pointer(12)))
     if best is not None:
-        (phase_dir / names.BEST).write_text(codec.dumps(Pointer(best, val_loss=1.0)))
+        (phase_dir / file_names.BEST).write_text(codec.dumps(Pointer(best, val_loss=1.0)))
     return run_dir

@@ -26,13 +26,13 @@ from typing import Any, Self
 from tests.doubles.fake_world import KEY, OFFERS, ToyMachines
 
 from homing.cloud.home import LEDGER, Home
-from homing.cloud.ledger import LedgerLine, RunRow
-from homing.cloud.mark import make_mark
-from homing.cloud.providers.fake import KEY_ENV, URL_ENV
-from homing.cloud.providers.fake_cloud import KEY_HEADER, FakeCloud
-from homing.wire import codec, names
-from homing.wire.control import Heartbeat
-from homing.wire.event import Event, Metric, Outcome
+from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.cloud.ledger.mark import make_mark
+from homing.cloud.providers.fake.cloud import KEY_HEADER, FakeCloud
+from homing.cloud.providers.fake.provider import KEY_ENV, URL_ENV
+from homing.wire import codec, file_names
+from homing.wire.control_files import Heartbeat
+from homing.wire.event_lines import Event, Metric, Outcome
 from homing.world import HttpRequest, World
 
 HERE = "big-20260101-120000-ab12"  # the run with many lines of numbers, trained on this computer
@@ -96,7 +96,7 @@ def fill_ledger(path: Path, num_lines: int, num_open: int, server: FakeCloudServ
                 instance_id=server.rent(mark),
             )  # fmt: skip
             beat = Heartbeat(now, mark, 1, "training", now - 60, "0.36", "0.01", "100", "pretrain", 5, 100, now)
-            beat_path = store / names.STORE_RUNS / run_id / names.HEARTBEAT
+            beat_path = store / file_names.STORE_RUNS / run_id / file_names.HEARTBEAT
             beat_path.parent.mkdir(parents=True)
             beat_path.write_text(codec.dumps(beat))
             open_.append(run_id)
@@ -121,7 +121,7 @@ def fill_ledger(path: Path, num_lines: int, num_open: int, server: FakeCloudServ
 
 def fill_metrics(path: Path, num_lines: int) -> Path:
     """The directory of a run that was trained here and is done, under the home `path`."""
-    folder = path / names.STORE_RUNS / HERE
+    folder = path / file_names.STORE_RUNS / HERE
     folder.mkdir(parents=True)
     chance, now = random.Random(0).random, time.time()
     # The trainer's own line with places for what differs: to make a million of them by the codec takes minutes.
@@ -129,16 +129,16 @@ def fill_metrics(path: Path, num_lines: int) -> Path:
     body = codec.dumps(Metric(-1.25, "pretrain", -2, num_lines, -3, loss=-4.25, grad_norm=-5.25, **figures))  # type: ignore[arg-type]
     line = body.replace("%", "%%").replace("-1.25", "%.3f").replace(": -2,", ": %d,").replace(": -3,", ": %d,")
     line = line.replace("-4.25", "%.9f").replace("-5.25", "%.9f").replace('"val_loss": null', '"val_loss": %s') + "\n"
-    with open(folder / names.METRICS, "w", encoding="utf-8") as file:
+    with open(folder / file_names.METRICS, "w", encoding="utf-8") as file:
         for step in range(1, num_lines + 1):
             val_loss = f"{3.0 + 1000.0 / (1000.0 + step):.9f}" if step % 2000 == 0 else "null"
             loss = 3.0 + 5.0 / (1 + step / 1000) + chance() / 10
             file.write(line % (now - 0.3 * (num_lines - step), step, 4096 * step, loss, chance(), val_loss))
     event = Event(now, "trainer", "run_started", "homing on cpu, for tests.")
-    (folder / names.EVENTS).write_text(codec.dumps(event) + "\n")
+    (folder / file_names.EVENTS).write_text(codec.dumps(event) + "\n")
     outcome = Outcome("done", "All phases are trained.", 0, "pretrain", num_lines, now)
-    (folder / names.OUTCOME).write_text(codec.dumps(outcome))
-    (folder / names.TRAINER_LOCK).touch()
+    (folder / file_names.OUTCOME).write_text(codec.dumps(outcome))
+    (folder / file_names.TRAINER_LOCK).touch()
     return folder
 
 

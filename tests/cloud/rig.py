@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, LaunchOrder, draft
+from homing.cloud.launch.launch import Draft, LaunchOrder, draft
 from homing.cloud.providers.base import Needs
 from homing.wire import codec
-from homing.wire.data import DataManifest, Shard, SourceFile, Split
-from homing.wire.run import Cloud, Data, Limits, Model, Optimizer, Phase, Run, Sampling, Schedule, Sizes, Train
+from homing.wire.run_json import Cloud, Data, Limits, Model, Optimizer, Phase, Run, Sampling, Schedule, Sizes, Train
+from homing.wire.shard_manifest import DataManifest, Shard, SourceFile, Split
 from homing.world import World
 
 TRAINER = """
@@ -207,15 +207,15 @@ def forget(home_path: Path) -> None:
 
 
 def look_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.cloud.watch._POLL_S", 0.1)
-    monkeypatch.setattr("homing.cloud.stop._EVERY_S", 0.1)
-    monkeypatch.setattr("homing.cloud.logs._EVERY_S", 0.1)
-    monkeypatch.setattr("homing.cloud.hand_over._PAUSE_S", 0.3)
-    monkeypatch.setattr("homing.cloud.papers._heartbeat_s", lambda store: 0.2)
+    monkeypatch.setattr("homing.cloud.watch.follow._POLL_S", 0.1)
+    monkeypatch.setattr("homing.cloud.guard.stop_run._EVERY_S", 0.1)
+    monkeypatch.setattr("homing.cloud.watch.log_files._EVERY_S", 0.1)
+    monkeypatch.setattr("homing.cloud.launch.hand_over._PAUSE_S", 0.3)
+    monkeypatch.setattr("homing.cloud.launch.run_documents._heartbeat_s", lambda store: 0.2)
     # Agents hold out against SIGTERM: a machine of processes is gone when its grace is over, and not before.
     monkeypatch.setattr("homing.cloud.providers.process_tree._TERM_GRACE_S", 0.1)
     # The real probe loads torch; this one says what it would.
-    monkeypatch.setattr("homing.cloud.speed._PROBE", "print(2e10)")
+    monkeypatch.setattr("homing.cloud.plan.speed._PROBE", "print(2e10)")
 
 
 @dataclass(frozen=True)
@@ -233,13 +233,13 @@ class Said:
 
 def homing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *argv: str) -> Said:
     """`homing ARGV` in this process, as a script would see it."""
-    from homing.cli import main, talk
+    from homing.cli import main, output
 
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["homing", *argv])
     with pytest.raises(SystemExit) as left:
         main.main()
-    talk.configure(loudness=0, is_json=False)
+    output.configure(loudness=0, is_json=False)
     said = capsys.readouterr()
     return Said(int(left.value.code or 0), said.out, said.err)
 

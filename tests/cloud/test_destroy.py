@@ -14,12 +14,12 @@ from tests.cloud.fake_rig import RUN, billed, line_of, note_rented, rent, rent_t
 from tests.doubles.absurd import spoil
 from tests.doubles.fake_world import FakeWorld
 
-from homing.cloud import reconcile
 from homing.cloud.destroy import destroy_lines, open_lines, would_be_lost
-from homing.cloud.guard import guard_pass
+from homing.cloud.guard.guard import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.providers.base import Instance
-from homing.cloud.providers.fake import Fake
+from homing.cloud.providers.fake.provider import Fake
+from homing.cloud.reconcile import reconcile
 from homing.errors import ProviderRefused, StillBilling
 from homing.world import HttpRequest, HttpResponse, World
 
@@ -58,7 +58,7 @@ def test_a_list_in_words_that_nobody_knows_ends_no_guard_and_keeps_nothing_billi
 ) -> None:
     note_rented(home, rent(home, tmp_path).id)
     answer_lists(HttpResponse(200, {}, b'{"instances": [{"uuid": 1}]}'), world, monkeypatch)
-    assert "words that this homing does not know" in guard_pass(home).problems[0]
+    assert "in an unknown format" in guard_pass(home).problems[0]
     with pytest.raises(StillBilling, match="not confirmed"):
         destroy_lines(home, open_lines(home, None), deadline_s=1)
     assert world.machines.running == []
@@ -149,7 +149,7 @@ def test_a_store_that_does_not_answer_holds_up_no_end(
     # What would be lost is asked of the store before anything is ended, and an S3 that hangs is tried for minutes.
     line = note_rented(home, rent(home, tmp_path).id)
     waits, waited = threading.Event(), list[bool]()
-    monkeypatch.setattr("homing.cloud.ask.ASK_S", 0.2)
+    monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
     monkeypatch.setattr(home.world, "together", World().together)  # with real time
     monkeypatch.setattr("homing.cloud.destroy.read_signs", lambda *_: waited.append(waits.wait(20)))
     monkeypatch.setattr(Home, "store_of", lambda *_: None)

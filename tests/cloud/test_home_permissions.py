@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.cli.lost_rig import NEW
 
-from homing.cloud.doctor_home import check_privacy
-from homing.cloud.examined import Examined
 from homing.cloud.home import Home
+from homing.doctor.home_state import check_privacy
+from homing.doctor.subject import Examined
 from homing.world import World
 
 
@@ -50,6 +50,6 @@ def test_doctor_corrects_looser_permissions_and_says_so(tmp_path: Path) -> None:
     (home.path / "ledger.sqlite").chmod(0o644)
     (found,) = check_privacy(Examined(home, tmp_path))
     assert found.state == "warning"
-    assert "ledger.sqlite; corrected" in found.text
+    assert "ledger.sqlite; fixed" in found.text
     assert modes(home.path) == {}
     assert check_privacy(Examined(home, tmp_path))[0].state == "ok"

@@ -12,7 +12,7 @@ import pytest
 from homing.config import Loaded, load_run
 from homing.errors import Mistake, RunFileError
 from homing.wire.codec import dumps
-from homing.wire.data import DataManifest, Shard, SourceFile, Split
+from homing.wire.shard_manifest import DataManifest, Shard, SourceFile, Split
 
 BASE = """\
 name: base

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.config.conftest import BASE, put_data
 
 from homing.config import (
     Loaded,
@@ -18,14 +19,13 @@ from homing.config import (
 )
 from homing.errors import Mistake
 from homing.wire.codec import dump, dumps, loads
-from homing.wire.run import Run
-
-from .conftest import BASE, put_data
+from homing.wire.run_json import Run
 
 Load = Callable[..., Loaded]
 PRESETS = sorted(path.stem for path in preset_dir().glob("*.yaml"))
 
 
+@pytest.mark.acceptance(29, 75, 125)
 def test_human_units_become_base_units(load: Load) -> None:
     run = load(
         BASE.replace("steps: 100", "tokens: 2.5k") + "limits: {spend: $12.50, idle: 45m, rate: $2.49/h, time: 1h30m}\n"
@@ -41,6 +41,7 @@ def test_human_units_become_base_units(load: Load) -> None:
     assert load(BASE).run.limits.idle_s == 1800.0, "half an hour where nothing is said"
 
 
+@pytest.mark.acceptance("X8")
 def test_every_value_says_where_it_came_from(load: Load) -> None:
     run = load(BASE, "phases[0].lr=0.01", "limits.spend=$3").run
     origin = run.origin
@@ -87,10 +88,11 @@ def test_a_deeper_dial_means_more_tokens_a_larger_batch_and_lower_head_rates(loa
     assert len(batches) > 2
 
 
+@pytest.mark.acceptance(5)
 def test_a_length_on_the_command_line_replaces_the_files(load: Load) -> None:
     loaded = load(BASE, "phases.0.tokens=5120")
     assert loaded.run.phases[0].num_steps == 20
-    assert "sets aside phases.0.steps" in loaded.warnings[0]
+    assert "replaces phases.0.steps" in loaded.warnings[0]
 
 
 def test_the_dial_on_the_command_line_replaces_the_files_shape(load: Load) -> None:
@@ -185,7 +187,7 @@ def test_a_manifest_that_cannot_be_read_is_not_the_same_as_none(
 ) -> None:
     place = put_data(folder)
     (place / "manifest.json").write_text("{")
-    assert "not a manifest" in mistakes(BASE)[0].problem
+    assert "not a valid manifest" in mistakes(BASE)[0].problem
 
 
 def test_an_existing_tokenizer_decides_the_vocabulary(
@@ -206,6 +208,7 @@ def test_before_prep_the_tokens_are_estimated_and_said_to_be(load: Load) -> None
     assert "estimated" in loaded.warnings[0]
 
 
+@pytest.mark.acceptance(22)
 def test_goethes_four_epochs_are_7751_steps(load: Load, folder: Path) -> None:
     manifest = put_data(folder, name="goethe-75m", vocab_size=32_768) / "manifest.json"
     told = json.loads(manifest.read_text())
@@ -221,6 +224,7 @@ def test_goethes_four_epochs_are_7751_steps(load: Load, folder: Path) -> None:
     assert any("8.3 times; past about 4 passes" in each for each in far.warnings)
 
 
+@pytest.mark.acceptance("X9")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_preset_resolves_smokes_and_survives_the_wire(preset: str) -> None:
     loaded = load_run(str(preset_dir() / f"{preset}.yaml"))
@@ -235,6 +239,7 @@ def test_each_preset_resolves_smokes_and_survives_the_wire(preset: str) -> None:
     assert small.origin["model.width"] == "smoke profile"
 
 
+@pytest.mark.acceptance(83)
 @pytest.mark.parametrize(
     ("preset", "num_params"),
     [("goethe-75m", 75e6), ("gpt-124m", 124e6), ("medium-22m", 22e6), ("1b", 1e9), ("2b", 1.97e9), ("4b", 4e9)],
@@ -244,6 +249,7 @@ def test_each_preset_is_within_two_percent_of_the_size_in_its_name(preset: str, 
     assert found == pytest.approx(num_params, rel=0.02)
 
 
+@pytest.mark.acceptance(83, 86)
 @pytest.mark.parametrize(
     ("preset", "shape"),
     [
@@ -261,6 +267,7 @@ def test_presets_keep_the_shapes_people_know(preset: str, shape: tuple[object, .
     assert (m.width, m.num_layers, *heads, m.ffn_width, m.context, m.vocab_size, m.is_tied) == shape
 
 
+@pytest.mark.acceptance(83)
 @pytest.mark.parametrize(
     ("preset", "micro_batch", "times", "num_steps"),
     [("1b", 4, 32, 400_000), ("2b", 2, 64, 400_000), ("4b", 1, 256, 400_000), ("cs336", 32, 1, 100_000)],
@@ -284,10 +291,11 @@ def test_fewer_steps_than_the_warmup_of_the_file_set_it_aside_aloud(load: Load) 
     text = BASE + "    warmup_steps: 20\n"
     loaded = load(text, "phases.0.steps=20")
     assert loaded.run.phases[0].schedule.warmup_steps == 1
-    assert any("sets aside phases.0.warmup_steps" in warning for warning in loaded.warnings)
+    assert any("replaces phases.0.warmup_steps" in warning for warning in loaded.warnings)
     assert load(text, "phases.0.steps=21").run.phases[0].schedule.warmup_steps == 20
 
 
+@pytest.mark.acceptance("X9")
 def test_a_smoke_takes_little_of_the_text_and_plan_counts_with_that(load: Load, folder: Path) -> None:
     (folder / "much.txt").write_bytes(b"a " * 15_000_000)
     text = BASE + "data: {text: [much.txt]}\n"
@@ -308,6 +316,7 @@ def test_a_smoke_of_the_dial_and_of_an_existing_tokenizer_works_too(load: Load, 
     assert small.model.width == 128
 
 
+@pytest.mark.acceptance(5)
 def test_big_runs_ask_for_a_smoke_first_and_remember_that_it_passed(load: Load, folder: Path) -> None:
     assert not needs_smoke_first(load(BASE).run)
     assert needs_smoke_first(load(BASE, "phases.0.tokens=3B").run)
@@ -323,6 +332,7 @@ def test_big_runs_ask_for_a_smoke_first_and_remember_that_it_passed(load: Load, 
     assert (has_smoke_passed(file), has_smoke_failed(file)) == (False, False)
 
 
+@pytest.mark.acceptance("X12")
 def test_stores_and_cards_are_spelled_out(load: Load, folder: Path, homing_home: Path) -> None:
     assert load(BASE).run.store == f"file:{homing_home / 'store'}"
     run = load(BASE + "store: file:there\ncloud: {gpu: a100-80gb}\n").run
@@ -339,6 +349,7 @@ def test_every_kind_of_store_is_taken_as_written(load: Load, url: str) -> None:
     assert load(BASE + f"store: {url}\n").run.store == url
 
 
+@pytest.mark.acceptance("X8")
 def test_toml_and_json_say_the_same_as_yaml(load: Load) -> None:
     yaml = load(BASE).run
     toml = load(
@@ -368,7 +379,7 @@ def test_a_derived_batch_does_not_read_a_small_text_over_and_over(load: Load, fo
     assert 300 * phase.batch_tokens <= 4 * guess
     assert phase.batch_tokens % loaded.run.model.context == 0
     assert "4 passes" in loaded.run.origin["phases.0.batch_tokens"]
-    [told] = [warning for warning in loaded.warnings if f"{phase.batch_tokens:,} tokens a step" in warning]
+    [told] = [warning for warning in loaded.warnings if f"{phase.batch_tokens:,} tokens per step" in warning]
     assert "batch_tokens" in told
     (folder / "a.txt").write_bytes(b"moss " * 16_000_000)
     assert load(DIAL).run.phases[0].batch_tokens > phase.batch_tokens

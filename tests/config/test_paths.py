@@ -10,6 +10,7 @@ from homing.config import find_run_file, home, newest_run, run_files, typed_name
 from homing.errors import UsageError
 
 
+@pytest.mark.acceptance("X12")
 def test_home_is_the_environments_or_the_persons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOMING_HOME", str(tmp_path / "h"))
     assert home() == tmp_path / "h"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from homing.config import load_run, preset_dir
-from homing.config.memory import fits
+from homing.config.estimate.memory import fits
 from homing.gpus import GPUS
-from homing.wire.run import Run
+from homing.wire.run_json import Run
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,7 @@ def test_the_size_is_within_two_percent_of_the_name(preset: str, claimed: float)
     assert abs(resolved(preset).sizes.num_params / claimed - 1) < 0.02
 
 
+@pytest.mark.acceptance(86)
 @pytest.mark.parametrize(("preset", "rows", "times"), [("2b", 2, 64), ("4b", 1, 256), ("cs336", 0, 0)])
 def test_accumulation_reaches_the_token_batch(preset: str, rows: int, times: int) -> None:
     run = resolved(preset)

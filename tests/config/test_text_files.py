@@ -21,7 +21,7 @@ def told(loaded: Loaded, key: str) -> list[str]:
 @pytest.mark.parametrize(
     ("named", "words"),
     [
-        ("gone.txt", "there is no file or folder 'gone.txt'"),
+        ("gone.txt", "no file or folder 'gone.txt'"),
         ("gone/*.txt", "no file matches 'gone/*.txt'"),
         ("empty.txt", "'empty.txt' is empty"),
         ("folder", "'folder' is empty"),

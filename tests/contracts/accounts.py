@@ -13,9 +13,9 @@ import pytest
 
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine
+from homing.cloud.ledger.ledger import LedgerLine
 from homing.cloud.providers.base import Instance
-from homing.cloud.reconcile import refresh
+from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import StillBilling
 from homing.world import World
 
@@ -43,7 +43,7 @@ def another_key_ends_nothing(
     home = Home(path, world)  # another process: keys are read once
     for _ in range(3):
         (problem,) = refresh(home)
-        assert "may bill" in problem
+        assert "may be billing" in problem
         assert str(rented).removeprefix("key:") in problem
         assert f"homing destroy {made.mark} --same-account" in problem
         (line,) = home.ledger.lines()

@@ -17,7 +17,7 @@ from typing import get_args
 
 import pytest
 
-from homing.cloud.mark import make_mark
+from homing.cloud.ledger.mark import make_mark
 from homing.cloud.providers.base import (
     Billing,
     InputFile,
@@ -32,7 +32,7 @@ from homing.cloud.providers.base import (
     wait_until,
 )
 from homing.errors import ProviderRefused
-from homing.wire.boot import Boot
+from homing.wire.boot_json import Boot
 from homing.world import World
 
 SECRET = "hunter2-this-is-a-secret"

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from homing.cloud.destroy import end_finding
 from homing.cloud.home import Home
 from homing.cloud.providers.base import Instance
-from homing.cloud.survey import Finding, end, survey
+from homing.cloud.reconcile.inventory import Finding, survey
 from homing.world import World
 
 __all__ = ["end_what_was_forgotten"]
@@ -26,12 +27,12 @@ def end_what_was_forgotten(made: Instance, path: Path, owner: str, world: World)
     (instance,) = [each for each in found.to_answer if each.thing == "instance"]
     assert (instance.kind, instance.provider, instance.id) == ("forgotten", made.provider, made.id)
     assert instance.rate_usd_per_hour > 0
-    assert end(home, instance) == ""
+    assert end_finding(home, instance) == ""
     (line,) = home.ledger.lines()
     assert (line.billing, line.state) == ("no", "gone")
     # What was made beside it belongs to nothing that lives any more.
     for left in survey(home).to_answer:
-        assert (left.kind, end(home, left)) == ("left over", "")
+        assert (left.kind, end_finding(home, left)) == ("left over", "")
     assert [each for each in survey(home).findings if each.kind != "kept"] == []
     assert home.provider(made.provider).list_owned() == []
     return found.findings

@@ -1,69 +1,65 @@
-"""The page of acceptance is true: every item is there once, and every command, flag, key and test it names exists."""
+"""The acceptance page is true: it has every item once, each has a test, and each command, flag and key exists."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from homing.cli import explain
+import pytest
+
 from homing.cli.call import LazyVerbs
-from homing.cli.main import VERBS
+from homing.cli.verb_list import VERBS
+from homing.cli.verbs import explain
 from homing.config import preset_dir
-from homing.config.keys import key_at
+from homing.config.schema.keys import key_at
+
+pytestmark = pytest.mark.usefixtures("_no_garbage_collection")
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "acceptance.md"
 NUMBERS = [*map(str, range(1, 152)), *(f"X{n}" for n in range(1, 27)), *(f"P{n}" for n in range(1, 8))]
-ROW = re.compile(r"^\| ([XP]?\d+) \| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
-NOT_YET = "not yet"
 EVERYWHERE = {"-q", "--quiet", "-v", "--verbose", "--help"}
+SKIPPING = re.compile(r"pytest\.mark\.(skip|xfail)\b")
 
 
-class Row(NamedTuple):
-    number: str
-    words: str
-    command: str
-    test: str
-
-    @property
-    def commands(self) -> list[list[str]]:
-        """What stands between ticks, as arguments; `a && b` is two commands."""
-        quoted = re.findall(r"`([^`]+)`", self.command)
-        return [shlex.split(part) for line in quoted for part in line.split("&&")]
-
-    @property
-    def tests(self) -> list[str]:
-        return re.findall(r"`(tests/[^`]+)`", self.test)
+def load_page_maker() -> Any:
+    """The module docs/make_acceptance_page.py, which belongs to no package."""
+    spec = importlib.util.spec_from_file_location("make_acceptance_page", ROOT / "docs/make_acceptance_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
-ROWS = [Row(*found) for found in ROW.findall(PAGE.read_text(encoding="utf-8"))]
-
-
-def verbs_named() -> Iterator[tuple[str, str, list[str]]]:
-    """Row number, verb and what follows it."""
-    for row in ROWS:
-        for program, verb, *rest in row.commands:
-            assert program == "homing", f"{row.number}: {row.command}"
-            if verb != "--help":
-                yield row.number, verb, rest
+MAKER = load_page_maker()
+SECTIONS = MAKER.load_sections()
+ITEMS = {str(item["number"]): item for section in SECTIONS for item in section["items"]}
 
 
 @functools.cache
-def functions_in(file: str) -> dict[str, ast.FunctionDef]:
-    """`function` and `Class::method` of a test file, read without running it."""
-    found = {}
-    for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef):
-            found[node.name] = node
-        elif isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}::{inner.name}": inner for inner in node.body if isinstance(inner, ast.FunctionDef)}
+def marked_tests() -> list[Any]:
+    found: list[Any] = MAKER.find_marked_tests()
     return found
+
+
+def verbs_named() -> Iterator[tuple[str, str, list[str]]]:
+    """The number of an item, a verb of its commands, and what follows the verb. `a && b` is two commands."""
+    for number, item in ITEMS.items():
+        for command in item.get("commands", []):
+            for part in command.split("&&"):
+                program, verb, *rest = shlex.split(part)
+                assert program == "homing", f"{number}: {command}"
+                if verb != "--help":
+                    yield number, verb, rest
 
 
 def calls_in(node: ast.AST) -> set[str]:
@@ -79,66 +75,67 @@ def is_asserting(node: ast.AST) -> bool:
 
 @functools.cache
 def helpers_that_assert() -> set[str]:
-    """Functions of the tests to which a test may leave it to look."""
-    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("*.py"))]
-    every = [(name, node) for file in files for name, node in functions_in(file).items()]
-    return {name for name, node in every if not name.startswith("test_") and is_asserting(node)}
+    """Functions below tests/ that assert something for the tests that call them."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "tests").rglob("*.py"))]
+    bodies = [(node, "") for tree in trees for node in tree.body]
+    bodies += [(inner, f"{node.name}::") for node, _ in bodies if isinstance(node, ast.ClassDef) for inner in node.body]
+    functions = [(prefix + node.name, node) for node, prefix in bodies if isinstance(node, ast.FunctionDef)]
+    return {name for name, node in functions if not name.startswith("test_") and is_asserting(node)}
+
+
+def skips_of(test: Any) -> list[str]:
+    """Markers that skip the test whatever the machine, or expect it to fail; also those of its class and module."""
+    module = test.holders[0]
+    marks = [node.value for node in module.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
+    marks += [each for node in (test.node, *test.holders[1:]) for each in node.decorator_list]
+    return [found for found in map(ast.unparse, marks) if SKIPPING.search(found)]
 
 
 @functools.cache
 def flags_of(verb: str, first_word: str = "") -> set[str]:
-    """Of `store` and `image`, whose first word is a command of its own, that one's."""
+    """The flags of a verb; for `store` and `image`, whose first word is a command of its own, those of that command."""
     group = LazyVerbs(name="homing").get_command(None, verb)
     command = getattr(group, "commands", {}).get(first_word, group)
     return {flag for option in command.params for flag in option.opts} | EVERYWHERE
 
 
-def has_test(test: str) -> bool:
-    file, _, name = test.partition("::")
-    *holder, function = name.split("::")
-    is_collected = function.startswith("test_") and all(each.startswith("Test") for each in holder)
-    return (ROOT / file).is_file() and is_collected and name in functions_in(file)
+# -- the items ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_item_is_there_exactly_once_and_in_order() -> None:
-    assert [row.number for row in ROWS] == NUMBERS
-    # A row that the pattern cannot read would be lost in silence.
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    assert len([line for line in lines if not line.startswith("| no. ")]) == len(ROWS)
+    assert [str(item["number"]) for section in SECTIONS for item in section["items"]] == NUMBERS
 
 
-def test_a_row_has_a_command_and_a_test_or_neither() -> None:
-    for row in ROWS:
-        if row.command.startswith(NOT_YET) or row.test.startswith(NOT_YET):
-            assert row.command == NOT_YET, row
-            assert row.test.startswith(NOT_YET), row
-            assert not row.tests, row
+def test_an_item_has_only_the_known_fields_and_names_no_test() -> None:
+    for section in SECTIONS:
+        assert set(section) == {"title", "items"}
+    for number, item in ITEMS.items():
+        assert {"number", "does"} <= set(item) <= {"number", "does", "missing", "commands"}, number
+        words = [item["does"], item.get("missing", "missing"), *item.get("commands", ["homing"])]
+        assert all(isinstance(each, str) and each.strip() for each in words), number
+        assert not any("`" in command for command in item.get("commands", [])), number
+    text, functions = MAKER.DATA.read_text(encoding="utf-8"), {test.node.name for test in marked_tests()}
+    assert [each for each in ("tests/", "::", *functions) if each in text] == [], "only markers link tests to items"
+
+
+def test_an_item_has_a_command_and_a_test_or_neither() -> None:
+    """An item without commands is not yet done: it says what is missing, and no test claims to show it."""
+    shown = {number for test in marked_tests() for number in test.numbers}
+    for number, item in ITEMS.items():
+        if item.get("commands"):
+            assert number in shown, f"{number}: no test has {MAKER.MARKER}({number})"
         else:
-            assert row.commands, row
-            assert row.tests, row
+            assert "missing" in item, number
+            assert number not in shown, number
 
 
-def test_every_test_exists() -> None:
-    assert [(row.number, test) for row in ROWS for test in row.tests if not has_test(test)] == []
-    others = [re.sub(r"`tests/[^`]+`", "", row.test).strip() for row in ROWS if row.tests]
-    assert set(others) <= {""}, "something that is no test stands among the tests"
+def test_what_is_missing_is_said_in_its_own_field() -> None:
+    """What is "not yet" there or "untested" is a part that is missing, and does not hide in what homing does."""
+    doubtful = re.compile(r"\byet\b|\buntried\b|\buntested\b|\bpartly\b", re.IGNORECASE)
+    assert [number for number, item in ITEMS.items() if doubtful.search(item["does"])] == []
 
 
-def test_every_test_looks_at_something_and_is_never_skipped_without_a_condition() -> None:
-    for number, test in ((row.number, test) for row in ROWS for test in row.tests):
-        node = functions_in(test.partition("::")[0])[test.partition("::")[2]]
-        assert is_asserting(node) or calls_in(node) & helpers_that_assert(), f"{number}: {test} asserts nothing"
-        marks = {ast.unparse(each).partition("(")[0] for each in node.decorator_list}
-        assert not marks & {"pytest.mark.skip", "pytest.mark.xfail"}, f"{number}: {test}"
-
-
-def test_what_is_missing_is_said_to_be() -> None:
-    """A row that says "yet" or "untried" of anything has to begin with, or come to, the word partly."""
-    for row in ROWS:
-        if row.tests and re.search(r"\byet\b|\buntried\b", row.words):
-            assert re.search(r"\bpartly: ", row.words), row.number
-
-
+@pytest.mark.acceptance("P2")
 def test_every_command_exists_with_its_flags() -> None:
     assert [(number, verb) for number, verb, _ in verbs_named() if verb not in VERBS] == []
     for number, verb, rest in verbs_named():
@@ -158,6 +155,98 @@ def test_every_key_and_preset_exists() -> None:
             explain.command(rest[0])  # raises on what it does not know
 
 
-def test_files_named_in_the_words_exist() -> None:
-    named = re.findall(r"`((?:benchmarks|docs|tests)/[\w/.]+)`", PAGE.read_text(encoding="utf-8"))
+# -- the tests that show them ------------------------------------------------------------------------------------------
+
+
+def test_every_marker_names_items_that_exist_each_once_and_in_order() -> None:
+    for test in marked_tests():
+        assert set(test.numbers) <= set(NUMBERS), f"{test.file}::{test.name}"
+        assert list(test.numbers) == sorted(set(test.numbers), key=NUMBERS.index), f"{test.file}::{test.name}"
+
+
+def test_every_marked_function_is_a_test_that_pytest_collects() -> None:
+    for file, name in ((test.file, test.name) for test in marked_tests()):
+        *holder, function = name.split("::")
+        assert re.fullmatch(r"tests/(\w+/)*test_\w+\.py", file), file
+        assert function.startswith("test_"), f"{file}::{name}"
+        assert all(each.startswith("Test") for each in holder), f"{file}::{name}"
+
+
+def test_every_marked_test_asserts_something_and_is_never_skipped_without_a_condition() -> None:
+    for test in marked_tests():
+        asserts = is_asserting(test.node) or calls_in(test.node) & helpers_that_assert()
+        assert asserts, f"{test.file}::{test.name} asserts nothing"
+        assert skips_of(test) == [], f"{test.file}::{test.name}"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("@pytest.mark.acceptance(1)\n@pytest.mark.acceptance(2)\ndef test_a(): assert 1", "several markers"),
+        ("@pytest.mark.acceptance\ndef test_a(): assert 1", "write the numbers"),
+        ("@pytest.mark.acceptance()\ndef test_a(): assert 1", "write the numbers"),
+        ("@pytest.mark.acceptance(*MANY)\ndef test_a(): assert 1", "write the numbers"),
+        ("@pytest.mark.acceptance(1)\nclass TestA:\n    def test_a(self): assert 1", "may only decorate"),
+        ("pytestmark = pytest.mark.acceptance(1)\ndef test_a(): assert 1", "may only decorate"),
+    ],
+)
+def test_a_marker_that_cannot_be_counted_is_an_error(tmp_path: Path, source: str, message: str) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(source, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        MAKER.find_marked_tests(tmp_path / "tests")
+
+
+def test_markers_of_functions_and_methods_are_found_in_the_order_of_lines(tmp_path: Path) -> None:
+    source = (
+        "class TestA:\n    @pytest.mark.acceptance(7)\n    def test_b(self): assert 1\n\n\n"
+        '@pytest.mark.slow\n@pytest.mark.acceptance(1, "X3")\ndef test_a(): assert 1\n'
+    )
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(source, encoding="utf-8")
+    found = MAKER.find_marked_tests(tmp_path / "tests")
+    assert [(test.file, test.name, test.numbers) for test in found] == [
+        ("tests/test_a.py", "TestA::test_b", ("7",)),
+        ("tests/test_a.py", "test_a", ("1", "X3")),
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "@pytest.mark.skip\n@pytest.mark.acceptance(1)\ndef test_a(): assert 1",
+        "@pytest.mark.xfail(strict=True)\n@pytest.mark.acceptance(1)\ndef test_a(): assert 1",
+        "@pytest.mark.skip\nclass TestA:\n    @pytest.mark.acceptance(1)\n    def test_a(self): assert 1",
+        "pytestmark = [pytest.mark.slow, pytest.mark.skip]\n@pytest.mark.acceptance(1)\ndef test_a(): assert 1",
+    ],
+)
+def test_a_skip_is_seen_on_the_test_its_class_and_its_module(tmp_path: Path, source: str) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(source, encoding="utf-8")
+    (test,) = MAKER.find_marked_tests(tmp_path / "tests")
+    assert len(skips_of(test)) == 1
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_what_the_data_and_the_markers_say() -> None:
+    written = MAKER.write_page(SECTIONS, marked_tests())
+    assert MAKER.PAGE.read_text(encoding="utf-8") == written, "run python docs/make_acceptance_page.py"
+    rows = re.findall(r"^\| ([XP]?\d+) \|", written, re.MULTILINE)
+    assert rows == NUMBERS
+
+
+def test_a_row_counts_the_tests_of_its_item_and_names_their_files() -> None:
+    node = ast.parse("def test_a(): assert 1").body[0]
+    tests = [MAKER.MarkedTest(f"tests/test_{file}.py", "test_a", ("7",), node, ()) for file in ("a", "a", "b")]
+    item = {"number": 7, "does": "Sorts a|b.", "missing": "c.", "commands": ["homing plan play", "homing runs"]}
+    page = MAKER.write_page([{"title": "A", "items": [item, {"number": 8, "does": "d", "missing": "all"}]}], tests)
+    files = "3 tests in `tests/test_a.py`, `tests/test_b.py`"
+    assert f"| 7 | Sorts a\\|b. **Missing:** c. | `homing plan play` `homing runs` | {files} |" in page
+    assert "| 8 | d **Missing:** all | not yet | not yet |" in page
+
+
+def test_files_named_on_the_page_exist() -> None:
+    named = re.findall(r"`((?:benchmarks|docs|tests)/[\w/.-]+)`", MAKER.PAGE.read_text(encoding="utf-8"))
     assert [path for path in named if not (ROOT / path).exists()] == []

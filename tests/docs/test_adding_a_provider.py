@@ -1,4 +1,4 @@
-"""docs/adding-a-provider.md, followed to the letter: its files written as printed, and the contract suite run."""
+"""The page on adding a provider, followed to the letter: its files written as printed, and the contract suite run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.docs.test_commands import ROOT, blocks
 
-PAGE = ROOT / "docs/adding-a-provider.md"
+PAGE = ROOT / "docs/development/adding-a-provider.md"
 # The files would go into the tree; here they go beside it, and the package and its table are told so.
 CONFTEST = """
 from pathlib import Path

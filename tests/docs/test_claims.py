@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
-from homing.cloud import measured
 from homing.cloud.home import Home
+from homing.cloud.plan import measured_speeds
+from homing.cloud.plan.speed import estimate
 from homing.cloud.providers.base import Offer
-from homing.cloud.providers.local import DEFAULT_RATE_USD_PER_HOUR
-from homing.cloud.speed import estimate
+from homing.cloud.providers.local.provider import DEFAULT_RATE_USD_PER_HOUR
 from homing.config import load_run, preset_dir
-from homing.config.memory import fits
+from homing.config.estimate.memory import fits
 from homing.gpus import GPUS
 from homing.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def page(name: str) -> str:
@@ -53,16 +54,18 @@ def numbers(value: Any) -> Iterator[float]:
         yield value
 
 
-def row(number: str) -> str:
-    lines = (ROOT / "docs/acceptance.md").read_text(encoding="utf-8").splitlines()
-    return next(line for line in lines if line.startswith(f"| {number} |"))
+def item(number: str) -> str:
+    """What docs/acceptance.yaml says of an item."""
+    sections = YAML(typ="safe", pure=True).load((ROOT / "docs/acceptance.yaml").read_text(encoding="utf-8"))
+    (found,) = [each for section in sections for each in section["items"] if str(each["number"]) == number]
+    return f"{found['does']} {found.get('missing', '')}"
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_log_tells_the_landings_and_preemptions_of_their_files() -> None:
-    log, landing, preempt = page("docs/log.md"), figures("proofs/landing"), figures("proofs/preempt")
+    log, landing, preempt = page("docs/development/log.md"), figures("proofs/landing"), figures("proofs/preempt")
     _, middle, _ = landing["share_of_limit_used"]
     assert f"{landing['num_good']} of {landing['num_runs']} brought a finished model home" in log
     assert f"using {middle:.0%} of it in the middle" in log
@@ -71,14 +74,36 @@ def test_the_log_tells_the_landings_and_preemptions_of_their_files() -> None:
     assert f"{preempt['steps_done_twice']} steps were done twice" in log
 
 
+def test_the_readme_shows_the_proofs_as_recorded() -> None:
+    readme = page("README.md")
+    landing, simulated, preempt = (figures(f"proofs/{name}") for name in ("landing", "simulate", "preempt"))
+    assert f"{landing['num_good']} of {landing['num_runs']} runs" in readme
+    assert (f"{simulated['schedules']:,} simulated fault schedules" in readme, simulated["broken"]) == (True, 0)
+    num_preempted = sum(preempt["preemptions"].values())
+    assert f"{num_preempted} preemptions: same final weights" in readme
+    assert f"{preempt['steps_done_twice']} steps were computed twice" in readme
+    assert f"{preempt['steps_done_twice']} steps were computed twice" in page("docs/guides/resume.md")
+    corruptions = figures("proofs/store_faults")["corruptions"]
+    assert (f"{corruptions['count']:,} corruptions: none was loaded" in readme, corruptions["loaded_damaged"]) == (
+        True,
+        0,
+    )
+    prep, lora = figures("results/prep"), figures("results/lora")
+    assert f"{prep['ours_mb_per_s']:.0f} MB/s on 2 cores" in readme
+    assert f"batch encoder: {prep['tiktoken_mb_per_s']:.1f} MB/s" in readme
+    assert f"{lora['lora']['best']['tokens_per_s']:,} tok/s, {lora['ratio']:.2f} times transformers + peft" in readme
+    models = [each for each in figures("proofs/gguf_in_llama_cpp").values() if "texts_with_other_ids" in each]
+    assert {each["texts_with_other_ids"] for each in models} == {0}
+
+
 def test_acceptance_says_how_many_steps_a_preemption_costs() -> None:
     preempt = figures("proofs/preempt")
-    assert f"({preempt['steps_done_twice']} in twenty preemptions of a run of {preempt['steps']} steps" in row("106")
+    assert f"({preempt['steps_done_twice']} in twenty preemptions of a run of {preempt['steps']} steps" in item("106")
     assert preempt["preemptions"]["notice"] + preempt["preemptions"]["none"] == 20
 
 
 def test_the_log_tells_the_five_minute_runs_of_their_file_with_the_batch_of_each() -> None:
-    text, rows = (ROOT / "docs/log.md").read_text(encoding="utf-8"), figures("results/quality")["rows"]
+    text, rows = (ROOT / "docs/development/log.md").read_text(encoding="utf-8"), figures("results/quality")["rows"]
     for recipe, shown in (("swift", "`swift`"), ("stock", "`stock`"), ("nanochat", "nanochat, its default batch")):
         seeds = sorted((each for each in rows if each["run"] == recipe), key=lambda each: int(each["seed"]))
         bits = " | ".join(f"{each['val_bits_per_byte']:.4f}" for each in seeds)
@@ -86,13 +111,13 @@ def test_the_log_tells_the_five_minute_runs_of_their_file_with_the_batch_of_each
 
 
 def test_the_page_of_the_engine_tells_first_steps_and_errors_of_the_model_as_they_are() -> None:
-    engine, first = page("docs/engine.md"), figures("results/engine")["speed"]["d12"]
+    engine, first = page("docs/development/engine.md"), figures("results/engine")["speed"]["d12"]
     assert f"took {first['first_step_s']} s cold and {first['first_step_warm_s']} s warm" in engine
-    table = measured.load_table()
-    fit, errors = measured._fit(table), []
+    table = measured_speeds.load_table()
+    fit, errors = measured_speeds._fit(table), []
     for each in (each for each in table.steps if each.kind != "rl"):
-        work, gpu = measured._work_of(each), GPUS[each.card]
-        rate = measured._rate(fit, gpu, work, each.precision, is_packed=each.is_packed)
+        work, gpu = measured_speeds._work_of(each), GPUS[each.card]
+        rate = measured_speeds._rate(fit, gpu, work, each.precision, is_packed=each.is_packed)
         errors.append(abs(rate / each.tokens_per_s - 1))
     *_, second, worst = sorted(errors)
     told = re.search(r"the model is within (\d+)%, and within (\d+)% of all but one", engine)
@@ -102,7 +127,7 @@ def test_the_page_of_the_engine_tells_first_steps_and_errors_of_the_model_as_the
 
 
 def test_the_design_tells_the_speed_of_encoding_and_the_hours_of_proofs_as_recorded() -> None:
-    design, prep = page("docs/design.md"), figures("results/prep")
+    design, prep = page("docs/development/design.md"), figures("results/prep")
     assert f"encoded {prep['ours_mb_per_s']:.0f} MB/s" in design
     assert f"tiktoken's batch encoder {prep['tiktoken_mb_per_s']:.1f}" in design
     seconds = sum(_seconds(figures(f"proofs/{path.stem}")) for path in (ROOT / "benchmarks/proofs").glob("*.json"))
@@ -165,7 +190,7 @@ def test_a_preset_that_names_the_memory_of_a_card_fits_every_such_card(preset: s
 
 
 def test_the_small_limit_that_one_can_try_lasts_as_long_as_the_page_says_and_is_met() -> None:
-    text = page("docs/money-safety.md")
+    text = page("docs/guides/spend-limit.md")
     launch = re.search(r"homing launch poor --spend-limit ([\d.]+) --set phases\.0\.steps=(\d+) --yes", text)
     assert launch is not None
     seconds = Decimal(launch[1]) / DEFAULT_RATE_USD_PER_HOUR * 3600
@@ -182,7 +207,7 @@ def test_schedules_of_faults_are_as_many_and_as_long_as_is_said() -> None:
     simulated = figures("proofs/simulate")
     minutes = simulated["virtual_hours"] * 60 / simulated["schedules"]
     assert simulated["schedules"] == 10_000
-    for text in (page("docs/money-safety.md"), row("X26")):
+    for text in (page("docs/guides/guards.md"), item("X26")):
         assert "ten thousand" in text
         assert re.search(rf"about {minutes:.0f} (simulated )?minutes", text)
     for path in PAGES:
@@ -190,20 +215,20 @@ def test_schedules_of_faults_are_as_many_and_as_long_as_is_said() -> None:
 
 
 def test_what_the_limit_leaves_out_is_said_alike_on_every_page() -> None:
-    text = page("docs/money-safety.md")
+    text = page("docs/guides/spend-limit.md")
     assert "| a network volume of RunPod | no, at no time" in text
     assert "| `cloud.aws.volume` while none lives | no:" in text
     assert "| `cloud.aws.volume`, while an instance of the run lives: it is in the rate of the offer | yes |" in text
     assert "volumes included" not in text
-    assert "**outside the run's limit**" in page("docs/runpod.md")
-    assert "outside the limit, until it is destroyed" in page("docs/aws.md")
+    assert "**outside the run's limit**" in page("docs/clouds/runpod.md")
+    assert "outside the limit, until it is destroyed" in page("docs/clouds/aws.md")
 
 
 # -- what is promised --------------------------------------------------------------------------------------------------
 
 
 def test_the_first_promise_has_its_condition_wherever_it_stands() -> None:
-    for name in ("README.md", "docs/design.md"):
+    for name in ("README.md", "docs/development/design.md"):
         text = page(name)
         assert (
             "**The limit holds while one armed guard lives" in text
@@ -213,7 +238,7 @@ def test_the_first_promise_has_its_condition_wherever_it_stands() -> None:
 
 
 def test_the_same_bits_on_a_cpu_are_promised_for_the_same_number_of_threads() -> None:
-    for name in ("README.md", "docs/design.md"):
+    for name in ("README.md", "docs/development/design.md"):
         for sentence in re.findall(r"[^.]*(?:same bits|bit for bit)[^.]*\.", page(name)):
             if "CPU" in sentence:
                 assert re.search(r"number of threads|thread count", sentence), sentence
@@ -222,15 +247,15 @@ def test_the_same_bits_on_a_cpu_are_promised_for_the_same_number_of_threads() ->
 def test_programs_that_were_never_started_with_a_model_of_ours_are_said_to_be_untested() -> None:
     """vLLM, SGLang and LM Studio have neither a test nor a proof; llama.cpp and transformers have."""
     assert figures("proofs/gguf_in_llama_cpp")
-    for path in [*PAGES, ROOT / "src/homing/cli/main.py", ROOT / "src/homing/cli/plan.py"]:
+    for path in [*PAGES, ROOT / "src/homing/cli/verb_list.py", ROOT / "src/homing/cli/verbs/plan.py"]:
         for paragraph in re.split(r"\n\n|\n(?=[|-])", path.read_text(encoding="utf-8")):
             if re.search(r"vLLM|SGLang|LM Studio", paragraph) and path.name != "acceptance.md":
-                assert re.search(r"untested|ever started", paragraph), f"{path.name}: {paragraph[:120]}"
+                assert re.search(r"untested|ever\s+started", paragraph), f"{path.name}: {paragraph[:120]}"
     assert "vLLM and Ollama read these formats and are untested" in page("README.md")
 
 
 def test_the_readme_says_that_no_published_model_has_been_loaded() -> None:
-    for name in ("README.md", "docs/open-weights.md"):
+    for name in ("README.md", "docs/guides/open-weights.md"):
         assert "no published model has been loaded" in page(name)
 
 
@@ -245,10 +270,10 @@ def test_no_page_says_who_is_ahead_of_a_peer_that_was_not_at_its_best() -> None:
 
 
 def test_states_on_the_pages_are_those_of_the_code() -> None:
-    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src/homing/cloud").glob("*.py")))
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src/homing/cloud").rglob("*.py")))
     listed = [
-        re.search(r"a state \(`([a-z ]+)`", page("docs/life-of-a-run.md")),
-        re.search(r"Run: `([a-z ]+)`", page("docs/design.md")),
+        re.search(r"a state \(`([a-z ]+)`", page("docs/guides/life-of-a-run.md")),
+        re.search(r"Run: `([a-z ]+)`", page("docs/development/design.md")),
     ]
     first, second = (found[1].split() for found in listed if found is not None)
     assert first == second

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from homing.cli.call import LazyVerbs
-from homing.cli.main import VERBS
+from homing.cli.verb_list import VERBS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# Languages that are shown, not run. A block without a language is a mistake: nobody can tell whether it runs.
+TRAINS = ("homing launch", "homing train", "homing rehearse")
+# Languages that are shown, not run. A block without a language is a mistake: it does not say whether it runs.
 SHOWN = {"text", "yaml", "json", "python", "toml"}
 
 
@@ -44,18 +45,19 @@ def shortened(line: str) -> str:
     command, hash_, comment = line.partition("  #")
     if command.startswith("homing quickstart"):
         command += " --steps 10"
-    elif command.startswith(("homing launch", "homing train", "homing rehearse poor")) and "--smoke" not in command:
+    elif command.startswith(TRAINS) and "--smoke" not in command and "--list" not in command:
         command += " --set phases.0.steps=5"
     return command + hash_ + comment
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_says_what_it_is(page: Path) -> None:
     for language, body in blocks(page):
         assert language == "bash" or language in SHOWN, f"{page.name}: block {language!r} starting {body[:60]!r}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.acceptance(141)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_set_up_lines_name_what_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
@@ -70,7 +72,7 @@ def test_set_up_lines_name_what_exists(page: Path) -> None:
             assert all((ROOT / path).exists() for path in paths), line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_that_are_only_shown_name_verbs_and_options_that_are_there(page: Path) -> None:
     """They want an account or a host; what can be checked without is that nobody is told to type what is not there."""
     text = "".join(body for language, body in blocks(page) if language == "text").replace("\\\n", " ")
@@ -83,9 +85,12 @@ def test_commands_that_are_only_shown_name_verbs_and_options_that_are_there(page
         assert {word.split("=")[0] for word in words if word.startswith("-")} <= own, line
 
 
+@pytest.mark.acceptance(142, "P2")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.name != "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_every_command_runs_as_printed(page: Path, tmp_path: Path) -> None:
     script = [shortened(line) for line in commands(page) if not is_about_the_checkout(line)]
     if not script:

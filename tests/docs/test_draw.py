@@ -1,4 +1,4 @@
-"""The picture and tables of docs/families.md: what was measured, no more, and drawn anew when rows come."""
+"""The picture and tables of docs/guides/families.md: what was measured, no more, and drawn anew when rows come."""
 
 from __future__ import annotations
 

@@ -6,30 +6,59 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import get_args
 
-from homing.cli.main import VERBS
-from homing.config.phase_sections import Phase
-from homing.wire import names
+import pytest
+
+from homing import errors
+from homing.cli.verb_list import VERBS
+from homing.config.schema.phase import Phase
+from homing.wire import file_names
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.acceptance(143)
 def test_the_page_of_the_run_file_is_what_the_schema_says() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "docs/make_run_file_page.py"), "--check"], check=False)
     assert done.returncode == 0, "python docs/make_run_file_page.py writes it anew"
 
 
+def test_the_page_of_the_command_line_is_what_the_verbs_say() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "docs/make_cli_page.py"), "--check"], check=False)
+    assert done.returncode == 0, "python docs/make_cli_page.py writes it anew"
+
+
+@pytest.mark.slow
+def test_the_worked_totals_are_what_plan_says() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "docs/make_cost_page.py"), "--check"], check=False)
+    assert done.returncode == 0, "python docs/make_cost_page.py writes them anew"
+
+
+def test_the_citation_names_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_every_exit_code_has_its_line() -> None:
+    page = (ROOT / "docs/reference/exit-codes.md").read_text(encoding="utf-8")
+    codes = {each.exit_code for each in vars(errors).values() if isinstance(each, type) and hasattr(each, "exit_code")}
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == codes | {0}
+
+
+@pytest.mark.acceptance(143)
 def test_the_table_of_phases_has_every_kind_and_no_other() -> None:
-    table = (ROOT / "docs/phases.md").read_text(encoding="utf-8").split("| kind |")[1].split("\n\n")[0]
+    table = (ROOT / "docs/guides/phases.md").read_text(encoding="utf-8").split("| kind |")[1].split("\n\n")[0]
     kinds = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert kinds == list(get_args(Phase.model_fields["kind"].annotation))
     head = [cell.strip() for cell in table.splitlines()[0].split("|")]
     assert {"for", "begins with", "learns from", "leaves"} <= set(head), "purpose, input and output of each"
-    assert [kind for kind in kinds if f"| `{names.CHECKPOINTS}/{kind}` |" not in table] == []
+    assert [kind for kind in kinds if f"| `{file_names.CHECKPOINTS}/{kind}` |" not in table] == []
 
 
+@pytest.mark.acceptance(142)
 def test_the_readme_lists_every_verb_and_no_other() -> None:
     table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Verbs")[1].split("##")[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
@@ -54,7 +83,7 @@ def test_the_figures_in_the_readme_are_those_of_the_file_it_names() -> None:
 
 def test_the_figures_of_the_persona_and_its_answers_are_shown_as_they_came() -> None:
     figures = json.loads((ROOT / "benchmarks/results/persona.json").read_text(encoding="utf-8"))["figures"]
-    shown = (ROOT / "docs/persona.md").read_text(encoding="utf-8").split("<!-- figures: persona -->")[1]
+    shown = (ROOT / "docs/guides/phases.md").read_text(encoding="utf-8").split("<!-- figures: persona -->")[1]
     shown = shown.split("<!-- end of figures -->")[0]
     for kind, row in figures["phases"].items():
         held_out = [loss for _, loss in row["val_losses"]]

@@ -15,20 +15,22 @@ def quoted() -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 
+@pytest.mark.acceptance(145, 146, 147)
 def test_every_message_on_the_page_is_one_that_the_program_has() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
     assert len(quoted()) >= 20
     assert [words for words in quoted() if words not in source] == []
 
 
+@pytest.mark.acceptance(145, 146)
 @pytest.mark.parametrize(
     "words",
     [
-        "gave no sign of life within",  # an instance that does not start
+        "sent no heartbeat within",  # an instance that does not start
         "The trainer ended with",  # training that failed
-        "may read and not write",  # checkpoints that are not uploaded: the token
-        "does not do what a store must",  # or the store
-        "The schedule is longer than the money",  # a limit that comes before the end
+        "has read-only access",  # checkpoints that are not uploaded: the token
+        "does not work as a store",  # or the store
+        "The schedule exceeds the spend limit",  # a limit that comes before the end
         "vocab_size mismatch",
         "is not prepared",  # a data file that is not there
         "Out of memory at a micro-batch of",
@@ -38,6 +40,7 @@ def test_what_goes_wrong_most_often_is_on_the_page_in_the_words_of_its_message(w
     assert words in quoted()
 
 
+@pytest.mark.acceptance(147)
 def test_slow_text_containers_and_buckets_have_their_paragraph() -> None:
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
     for words in (
@@ -48,10 +51,11 @@ def test_slow_text_containers_and_buckets_have_their_paragraph() -> None:
         assert words in page
 
 
+@pytest.mark.acceptance(113)
 def test_every_account_of_the_table_is_on_the_page_of_keys() -> None:
     from homing.cloud.accounts import ACCOUNTS
 
-    page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/doctor.md").read_text(encoding="utf-8")
     for account in ACCOUNTS.values():
         assert account.key_page in page
         assert all(key in page for key in account.keys)

@@ -464,7 +464,7 @@ class AwsDouble:
         return None
 
     def _over_quota(self, kind: str, is_spot: bool) -> HttpResponse | None:
-        from homing.cloud.providers.aws_market import quota_code
+        from homing.cloud.providers.aws.offers import quota_code
 
         code = quota_code(kind, is_spot=is_spot)
         limit = self.settings.quotas.get(code)

@@ -29,7 +29,7 @@ from tests.doubles.aws import AwsDouble, Life, Settings, Strike
 from tests.doubles.drivers import driver_name
 from tests.doubles.machine import Machine
 
-from homing.cloud.startup import ROOT
+from homing.cloud.machine_setup.startup_script import ROOT
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 IMDS = "/imds"

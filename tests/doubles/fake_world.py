@@ -8,9 +8,9 @@ from typing import Any
 
 from tests.doubles.toy_world import CloudWorld
 
-from homing.cloud.providers.fake import KEY_ENV, URL_ENV
-from homing.cloud.providers.fake_cloud import FakeCloud, FakeOffer, Settings
-from homing.cloud.providers.fake_faults import Faults
+from homing.cloud.providers.fake.cloud import FakeCloud, FakeOffer, Settings
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.provider import KEY_ENV, URL_ENV
 
 KEY = "key-of-the-account"
 OFFERS = [

@@ -27,11 +27,12 @@ from typing import Any
 
 from tests.doubles.sshd import free_port, need_sshd
 
-from homing import bootstrap
-from homing.cloud import bundle, receive
+from homing.cloud.launch import hand_over_remote
+from homing.cloud.machine_setup import code_bundle
+from homing.cloud.machine_setup.startup_script import ROOT
 from homing.cloud.providers.process_tree import MACHINE_ENV, ProcessTree
-from homing.cloud.startup import ROOT
-from homing.wire.boot import Boot, Bootstrap, EndBilling
+from homing.instance import bootstrap
+from homing.wire.boot_json import Boot, Bootstrap, EndBilling
 from homing.world import Completed, World
 
 _STORES = ("file:", "s3:", "hf:", "modal:")  # each brings packages of its own into the lock
@@ -118,7 +119,7 @@ class Machine:
     @property
     def memory(self) -> Path:
         """Where secrets lie until the agent takes them."""
-        return Path(receive.memory_dir(str(self.root)))
+        return Path(hand_over_remote.memory_dir(str(self.root)))
 
     def processes(self) -> dict[int, tuple[str, dict[str, str]]]:
         """pid -> command line, environment."""
@@ -244,12 +245,12 @@ def fingerprints() -> frozenset[str]:
     """The names, env-..., under which a launch from here looks for its environment, for every kind of store."""
     peek = _Peek()
     for store in _STORES:
-        lock = bundle.lock(store)
+        lock = code_bundle.lock(store)
         told = Bootstrap(
             lock=list(lock.lines),
             torch=lock.torch_version,
             torch_lock=list(lock.torch),
-            torch_range=list(bundle.TORCH_RANGE),
+            torch_range=list(code_bundle.TORCH_RANGE),
             python="python3",
             env_dir="/cache/env-",
         )

@@ -29,7 +29,7 @@ from modal_proto.task_command_router_grpc import TaskCommandRouterBase
 from tests.doubles.modal_cloud import DEFAULT_TIMEOUT_S, TOKEN_ID, TOKEN_SECRET, Fault, Modal
 from tests.doubles.modal_rpc import Services
 
-from homing.store import modal_client
+from homing.store.modal import client
 
 _TICK_S = 0.1
 
@@ -146,8 +146,8 @@ def let_the_sdk_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _hang_up(url: str) -> None:
     """The SDK closes a client when its process ends, and this server ends before."""
-    for key in [key for key in modal_client._CLIENTS if key[0] == url]:
-        modal_client._CLIENTS.pop(key)._close()
+    for key in [key for key in client._CLIENTS if key[0] == url]:
+        client._CLIENTS.pop(key)._close()
 
 
 __all__ = [

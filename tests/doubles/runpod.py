@@ -21,11 +21,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.doubles.openapi import OpenApi, Unlike
 
-from homing.cloud.providers.fake_cloud import FakeCloud
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_http import Refusal
-from homing.cloud.providers.fake_things import Settings, Thing
-from homing.cloud.providers.runpod_catalogue import storage_rate
+from homing.cloud.providers.fake.cloud import FakeCloud
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.http import Refusal
+from homing.cloud.providers.fake.things import Settings, Thing
+from homing.cloud.providers.runpod.offers import storage_rate
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 __all__ = ["GPUS", "NO_CAPACITY", "NO_DISK", "Gpu", "PodMachines", "RunpodDouble"]

@@ -18,9 +18,9 @@ from tests.doubles.machine import Machine
 from tests.doubles.rest_server import SERVER, RestServer, serve_as_process
 from tests.doubles.runpod import RunpodDouble
 
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
-from homing.cloud.providers.runpod import KEY_ENV, URL_ENV
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
+from homing.cloud.providers.runpod.provider import KEY_ENV, URL_ENV
 
 __all__ = ["KEY", "SERVER", "RealPods", "RunpodServer"]
 

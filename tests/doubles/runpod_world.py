@@ -14,10 +14,10 @@ from typing import Any
 from tests.doubles.runpod import RunpodDouble
 from tests.doubles.toy_world import CloudWorld
 
-from homing.cloud import receive
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
-from homing.cloud.providers.runpod import KEY_ENV, URL_ENV
+from homing.cloud.launch import hand_over_remote
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
+from homing.cloud.providers.runpod.provider import KEY_ENV, URL_ENV
 from homing.world import Completed, HttpRequest, HttpResponse
 
 KEY = "rpa_canary-key-of-the-account"
@@ -88,7 +88,7 @@ class RunpodWorld(CloudWorld):
         if "may_end" in argv[-1]:
             return Completed(0, f"{self.may_end}\n" if self.may_end else "", "")
         self.handed.append(json.loads(stdin)["order"])
-        return Completed(0, f'\n{receive.SIGN}{{"state": "done"}}\n', "")
+        return Completed(0, f'\n{hand_over_remote.SIGN}{{"state": "done"}}\n', "")
 
     def asked(self, method: str, path: str = "") -> int:
         """How many requests of a kind reached for the cloud."""

@@ -30,8 +30,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.doubles.openapi import OpenApi
 
-from homing.cloud.providers.fake_faults import Dice, Faults
-from homing.cloud.providers.fake_things import BillLine
+from homing.cloud.providers.fake.faults import Dice, Faults
+from homing.cloud.providers.fake.things import BillLine
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 KEY = "canary-key-of-the-shadeform-account"

@@ -17,8 +17,8 @@ from tests.doubles.machine import Machine
 from tests.doubles.rest_server import SERVER, RestServer, serve_as_process
 from tests.doubles.shadeform import KEY, Settings, ShadeformCloud
 
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.shadeform import KEY_ENV, URL_ENV
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.shadeform.provider import KEY_ENV, URL_ENV
 
 __all__ = ["SERVER", "RealMachines", "ShadeformServer"]
 

@@ -65,4 +65,4 @@ def open_shops(monkeypatch: pytest.MonkeyPatch, **shops: Shop) -> None:
         return shops[name]
 
     monkeypatch.setattr(Home, "provider", provider)
-    monkeypatch.setattr("homing.cloud.offers.configured", lambda home, world: list(shops))
+    monkeypatch.setattr("homing.cloud.plan.offers.configured", lambda home, world: list(shops))

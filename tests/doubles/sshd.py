@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.wire.run import Ssh
+from homing.wire.run_json import Ssh
 
 
 class Sshd:

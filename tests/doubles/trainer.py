@@ -19,18 +19,25 @@ import sys
 import time
 from pathlib import Path
 
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, FileHash, Pointer
-from homing.wire.event import Event, Metric, Outcome
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest, FileHash, Pointer
+from homing.wire.event_lines import Event, Metric, Outcome
 
 
 def write_checkpoint(run_dir: Path, phase: str, step: int, *, is_final: bool = False, size: int = 2000) -> Path:
     """A whole checkpoint with made-up content, saved as the real trainer does: aside, manifest last, renamed."""
-    folder = run_dir / names.CHECKPOINTS / phase
+    folder = run_dir / file_names.CHECKPOINTS / phase
     aside = folder / f".aside-{step}"
     aside.mkdir(parents=True, exist_ok=True)
     files = []
-    for name in (names.WEIGHTS, names.OPTIMIZER, names.STATE, names.RUN, names.TOKENIZER, "config.json"):
+    for name in (
+        file_names.WEIGHTS,
+        file_names.OPTIMIZER,
+        file_names.STATE,
+        file_names.RUN,
+        file_names.TOKENIZER,
+        "config.json",
+    ):
         data = f"{name} {phase} {step} ".encode() * size
         (aside / name).write_bytes(data)
         files.append(FileHash(name=name, num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
@@ -38,12 +45,12 @@ def write_checkpoint(run_dir: Path, phase: str, step: int, *, is_final: bool = F
         run_name="amber", run_id="amber-1", phase=phase, step=step, num_tokens=step * 10, is_final=is_final,
         config_sha256="", seed=1, files=files, made_at=time.time(),
     )  # fmt: skip
-    (aside / names.MANIFEST).write_text(codec.dumps(manifest, indent=1))
-    aside.rename(folder / names.step_dir(step))
-    for name in (names.LATEST, names.BEST):
+    (aside / file_names.MANIFEST).write_text(codec.dumps(manifest, indent=1))
+    aside.rename(folder / file_names.step_dir(step))
+    for name in (file_names.LATEST, file_names.BEST):
         (folder / f"{name}.tmp").write_text(codec.dumps(Pointer(step=step)))
         (folder / f"{name}.tmp").rename(folder / name)
-    return folder / names.step_dir(step)
+    return folder / file_names.step_dir(step)
 
 
 def main() -> int:
@@ -52,17 +59,17 @@ def main() -> int:
     told.update({name: float(value) for name, value in (word.split("=") for word in sys.argv[2:])})
     signals: list[int] = []
     signal.signal(signal.SIGTERM, signal.SIG_IGN if told.get("deaf") else lambda number, _: signals.append(number))
-    steps = [names.parse_step(p.name) for p in (run_dir / names.CHECKPOINTS / "pretrain").glob("step-*")]
+    steps = [file_names.parse_step(p.name) for p in (run_dir / file_names.CHECKPOINTS / "pretrain").glob("step-*")]
     begun = max((step for step in steps if step is not None), default=0)
 
     def say(kind: str, text: str) -> None:
-        with open(run_dir / names.EVENTS, "a") as file:
+        with open(run_dir / file_names.EVENTS, "a") as file:
             file.write(codec.dumps(Event(t=time.time(), source="trainer", kind=kind, text=text)) + "\n")
 
     def end(state: str, code: int, step: int, *, is_final: bool = False) -> int:
         reason = f"double trainer: {state}"
         outcome = Outcome(state, reason, code, "pretrain", step, time.time(), is_final=is_final)
-        (run_dir / names.OUTCOME).write_text(codec.dumps(outcome))
+        (run_dir / file_names.OUTCOME).write_text(codec.dumps(outcome))
         return code
 
     say("resumed" if begun else "phase_started", f"from step {begun}")
@@ -84,11 +91,11 @@ def main() -> int:
             # More than steps alone would take: it saves too, and once more at the end.
             times = {"step_s": told["step_s"], "eta_s": (told["steps"] - step) * told["step_s"] + 1.0}
             metric = Metric(time.time(), "pretrain", step, int(told["steps"]), step * 10, loss, **times)
-            with open(run_dir / names.METRICS, "a") as file:
+            with open(run_dir / file_names.METRICS, "a") as file:
                 file.write(codec.dumps(metric) + "\n")
         is_last = step == told["steps"]
         try:
-            is_stop = bool(json.loads((run_dir / names.CONTROL).read_text())["stop"])
+            is_stop = bool(json.loads((run_dir / file_names.CONTROL).read_text())["stop"])
         except (OSError, ValueError):
             is_stop = False
         is_stop = (is_stop or bool(signals)) and not told.get("deaf")
@@ -96,8 +103,8 @@ def main() -> int:
             write_checkpoint(run_dir, "pretrain", step, is_final=is_last)
             say("checkpoint_saved", f"step {step}")
         if is_stop and not is_last:
-            return end("stopped", names.EXIT_STOPPED, step)
-    return end("done", names.EXIT_DONE, int(told["steps"]), is_final=True)
+            return end("stopped", file_names.EXIT_STOPPED, step)
+    return end("done", file_names.EXIT_DONE, int(told["steps"]), is_final=True)
 
 
 if __name__ == "__main__":

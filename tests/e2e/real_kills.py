@@ -30,20 +30,20 @@ from tests.doubles import aws_server, modal_server, runpod_server, shadeform_ser
 from tests.doubles.sshd import Sshd, have_sshd
 from tests.e2e.test_kill_points import ENDLESS, FaultyWorld, end_some
 
+from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
-from homing.cloud.guards import sign_in
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, LaunchOrder, draft, launch
-from homing.cloud.providers.aws import Aws
+from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
+from homing.cloud.ledger.meter import billing_lines
+from homing.cloud.providers.aws.provider import Aws
 from homing.cloud.providers.base import Needs, Provider, wait_until
-from homing.cloud.providers.fake import SERVER as FAKE_SERVER
-from homing.cloud.providers.modal import Modal
-from homing.cloud.providers.runpod import Runpod
-from homing.cloud.providers.shadeform import Shadeform
-from homing.cloud.reconcile import refresh
-from homing.cloud.status import billing_lines
-from homing.cloud.watch import watch
-from homing.wire.run import Cloud
+from homing.cloud.providers.fake.provider import SERVER as FAKE_SERVER
+from homing.cloud.providers.modal.provider import Modal
+from homing.cloud.providers.runpod.provider import Runpod
+from homing.cloud.providers.shadeform.provider import Shadeform
+from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.watch.follow import watch
+from homing.wire.run_json import Cloud
 from homing.world import World
 
 __all__ = ["PROVIDERS", "Real", "is_here", "strikes"]
@@ -55,17 +55,21 @@ _START_S = 60.0
 _ROOT = Path(__file__).resolve().parents[2]
 # module, words before the folder, and the file there by which it says that it is up
 _SERVERS: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "fake": ("homing.cloud.providers.fake_server", ("--settle-s", "0.2", "--home"), FAKE_SERVER),
+    "fake": ("homing.cloud.providers.fake.server", ("--settle-s", "0.2", "--home"), FAKE_SERVER),
     "modal": ("tests.doubles.modal_server", (), modal_server.SERVER),
     "runpod": ("tests.doubles.runpod_server", (), runpod_server.SERVER),
     "shadeform": ("tests.doubles.shadeform_server", (), shadeform_server.SERVER),
 }
 # how late its double's list is, and the pauses between two looks
 _ADAPTERS: dict[str, tuple[Any, float, dict[str, float]]] = {
-    "aws": (Aws, 0.5, {"aws._DESCRIBE_EVERY_S": 0.5, "aws._LOOK_S": 0.3}),
-    "modal": (Modal, 0.2, {"modal._DESCRIBE_EVERY_S": 0.5}),
-    "runpod": (Runpod, 0.2, {"runpod_start.EVERY_S": 0.3, "runpod._DESCRIBE_EVERY_S": 0.5}),
-    "shadeform": (Shadeform, 0.2, {"shadeform._DESCRIBE_EVERY_S": 0.5, "shadeform._LOOK_EVERY_S": 0.3}),
+    "aws": (Aws, 0.5, {"aws.provider._DESCRIBE_EVERY_S": 0.5, "aws.provider._LOOK_S": 0.3}),
+    "modal": (Modal, 0.2, {"modal.provider._DESCRIBE_EVERY_S": 0.5}),
+    "runpod": (Runpod, 0.2, {"runpod.start.EVERY_S": 0.3, "runpod.provider._DESCRIBE_EVERY_S": 0.5}),
+    "shadeform": (
+        Shadeform,
+        0.2,
+        {"shadeform.provider._DESCRIBE_EVERY_S": 0.5, "shadeform.provider._LOOK_EVERY_S": 0.3},
+    ),
 }
 
 
@@ -138,7 +142,10 @@ def _serve(provider: str, folder: Path, patch: pytest.MonkeyPatch) -> subprocess
 
 def _hurry(provider: str, patch: pytest.MonkeyPatch) -> None:
     """Shorter waits between two looks; each is taken as often as ever. And what is rented shares our disk."""
-    for module in ("destroy", "reconcile"):  # who dies before the answer to its create call waits for it; not for long
+    for module in (
+        "destroy",
+        "reconcile.reconcile",
+    ):  # who dies before the answer to its create call waits for it; not for long
         patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
     if provider in _ADAPTERS:
         adapter, settle_s, pauses = _ADAPTERS[provider]

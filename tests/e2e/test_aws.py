@@ -20,19 +20,19 @@ from tests.doubles.hub import WRITE
 from tests.doubles.sshd import need_sshd
 from tests.e2e.trips import files_with, goes_on_here, look_at_clouds_more_often, stone
 
-from homing.cloud.boot import build_agent_zip
+from homing.cloud.artifacts.fetch import fetch
 from homing.cloud.destroy import destroy_run
-from homing.cloud.fetch import fetch
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, LaunchOrder, draft, guards, launch
-from homing.cloud.papers import request_of, write_home
-from homing.cloud.plan import needs_of
+from homing.cloud.launch.launch import Draft, LaunchOrder, draft, guards, launch
+from homing.cloud.launch.run_documents import request_of, write_home
+from homing.cloud.machine_setup.boot_files import build_agent_zip
+from homing.cloud.plan.plan import needs_of
 from homing.cloud.providers.base import Needs, wait_until
-from homing.cloud.reconcile import refresh
-from homing.cloud.watch import watch
+from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.watch.follow import watch
 from homing.store import open_store
-from homing.store.s3 import S3Store
-from homing.wire.run import Cloud
+from homing.store.s3.store import S3Store
+from homing.wire.run_json import Cloud
 from homing.world import World
 
 pytestmark = [pytest.mark.machine, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -93,6 +93,7 @@ def ready(
     return dataclasses.replace(made, order=dataclasses.replace(order, trainer_argv=tuple(argv), heartbeat_s=0.2))
 
 
+@pytest.mark.acceptance(48, 69)
 def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
     home: Home, cloud: AwsCloudDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_files_and_secrets_come_by_ssh_where_one_address_may(home: Home, cloud: 
     assert home.provider("aws").list_resources() == []
 
 
+@pytest.mark.acceptance(60, 69, 106)
 def test_a_spot_instance_that_is_taken_away_saves_first_and_the_run_goes_on_elsewhere(
     home: Home, cloud: AwsCloudDouble, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_spot_instance_that_is_taken_away_saves_first_and_the_run_goes_on_else
     home.provider("aws").destroy_resource(volume)
 
 
+@pytest.mark.acceptance(69)
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_its_store_may_be_on_the_hub_and_the_token_comes_by_ssh(
     home: Home, cloud: AwsCloudDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -242,6 +245,7 @@ def steps_of(home: Home, run_id: str) -> list[int]:
     return [json.loads(line)["step"] for line in store.read(key).splitlines()] if store.exists(key) else []
 
 
+@pytest.mark.acceptance(69, 136)
 def test_the_volume_of_a_run_is_formatted_once_and_found_again(
     home: Home,
     cloud: AwsCloudDouble,
@@ -271,8 +275,8 @@ def test_the_volume_of_a_run_is_formatted_once_and_found_again(
     left = home.provider("aws").list_resources()
     assert [resource.kind for resource in left] == ["volume"], [str(each) for each in left] + [said.err]
     (volume,) = left
-    assert f"Stays: aws volume {volume.id}, kept by wish, $" in said.err
-    assert f"To end it: homing destroy {volume.id}" in said.err
+    assert f"Still exists: aws volume {volume.id}, marked to be kept, $" in said.err
+    assert f"Destroy it: homing destroy {volume.id}" in said.err
     said = homing(capsys, monkeypatch, "destroy", "--all", "--kept", "--yes")
     assert said.code == 0, said.err
     assert "Destroyed: aws volume" in said.err

@@ -11,6 +11,7 @@ from tests.e2e.real_kills import strikes
 pytestmark = [pytest.mark.machine, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.acceptance(69)
 def test_a_launch_and_what_it_started_may_die_anywhere(tmp_path: Path) -> None:
     need_sshd()
     struck = list(strikes("aws", 3, tmp_path))

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.acceptance(90)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_quick_form_passes() -> None:

@@ -12,8 +12,8 @@ import pytest
 from tests.cloud.rig import clear, make_draft, marked_now
 
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.reconcile import refresh
+from homing.cloud.launch.launch import launch
+from homing.cloud.reconcile.reconcile import refresh
 from homing.world import World
 
 
@@ -37,7 +37,7 @@ def test_whoever_kills_the_agent_again_and_again_does_not_get_past_the_limit(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOMING_LOCAL_RATE", "36")
-    monkeypatch.setattr("homing.cloud.draft._check_minimum", lambda *_: None)
+    monkeypatch.setattr("homing.cloud.launch.draft._check_minimum", lambda *_: None)
     done = launch(make_draft(home, tmp_path, limit="0.60", steps=100_000, step_s=0.02), home)
     provider, deadline = home.provider("local"), time.monotonic() + 120
     while provider.describe(done.instance.id).billing != "no":

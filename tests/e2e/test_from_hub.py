@@ -13,7 +13,7 @@ from tests.cloud.rig import homing, look_more_often
 from tests.doubles import hub as hub_double
 from tests.doubles import s3_servers
 from tests.doubles.hub import READ, Commit, File, Hub
-from tests.lm.open_weights.theirs import write_their_tokenizer, write_theirs
+from tests.lm.model.open_weights.foreign_models import write_their_tokenizer, write_theirs
 
 from homing.config import load_run
 
@@ -71,7 +71,7 @@ def test_what_is_private_comes_here_and_that_is_said_with_its_size(
     hub.add("me/own").commits.append(hub.add("them/tiny").head)
     prepared = homing(capsys, monkeypatch, "prep", "cat", "--set", "model.from=hf:me/own")
     assert prepared.code == 0, prepared.err
-    assert "kB. They come here and go through the store: they are not public" in " ".join(prepared.err.split())
+    assert "kB. Downloaded locally and pushed through the store: not public" in " ".join(prepared.err.split())
     run = load_run("cat", ["model.from=hf:me/own"]).run
     assert run.base is not None
     assert run.base.hub_files == []
@@ -89,20 +89,21 @@ def test_training_on_this_computer_brings_what_prep_left_to_a_machine(
     assert list((tmp_path / "hf").rglob("*.safetensors"))
 
 
+@pytest.mark.acceptance(31)
 @pytest.mark.slow
 def test_lora_on_weights_that_only_the_machine_took_from_the_hub(
     hub: Hub, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = homing(capsys, monkeypatch, "prep", "cat")
     assert prepared.code == 0, prepared.err
-    assert "the rented machine takes them from the Hub itself" in prepared.err
+    assert "the instance downloads them from the Hub" in prepared.err
     base = load_run("cat").run.base
     assert base is not None
     assert len(base.hub_files) > 1
 
     launched = homing(capsys, monkeypatch, "launch", "cat", "--spend-limit", "5", "--yes")
     assert launched.code == 0, launched.err
-    assert "from the Hub itself, by sha256" in launched.err
+    assert "from the Hub, verified by sha256" in launched.err
     watched = homing(capsys, monkeypatch, "watch", "cat")
     assert watched.code == 0, watched.err
     fetched = homing(capsys, monkeypatch, "fetch", "cat", "--to", "out")

@@ -17,7 +17,7 @@ from tests.cloud.rig import make_run
 from tests.doubles.container import engine
 from tests.doubles.registry import registry
 
-from homing.cloud.image import CONTAINER, build, write_context
+from homing.cloud.launch.container_image import CONTAINER, build, write_context
 from homing.errors import HomingError, ProviderRefused
 from homing.world import World
 
@@ -28,7 +28,7 @@ PROGRAMS = ("sh", "bash", "cat", "env", "mkdir", "rm", "chmod", "flock", "sleep"
 PYTHON3 = """#!/bin/sh
 case "$*" in
 "-m pip install --require-hashes --only-binary :all: -r "*) cat "$8" > /installed.txt ;;
-"-I -c "*homing.bootstrap*)
+"-I -c "*homing.instance.bootstrap*)
     cat "$4" > /dev/null || exit 1
     mkdir -p /opt/homing/cache/env-0123/bin
     printf '#!/bin/sh\\necho torch 2.13.0 numpy 2.4.6 >&2\\n' > /opt/homing/cache/env-0123/bin/python
@@ -51,6 +51,7 @@ def world(docker: list[str], monkeypatch: pytest.MonkeyPatch) -> World:
     return World()
 
 
+@pytest.mark.acceptance(44)
 def test_an_image_is_built_tried_and_pushed_and_the_registry_has_it(tmp_path: Path, world: World) -> None:
     context = write_context(make_run(tmp_path), tmp_path / "image", world, base=BASE)
     said: list[str] = []
@@ -67,6 +68,7 @@ def test_an_image_is_built_tried_and_pushed_and_the_registry_has_it(tmp_path: Pa
     assert world.run(["docker", "ps", "-aq"], 60.0).out == ""
 
 
+@pytest.mark.acceptance(44)
 def test_a_registry_that_wants_a_login_stops_it_in_dockers_words(tmp_path: Path, world: World) -> None:
     context = write_context(make_run(tmp_path), tmp_path / "image", world, base=BASE)
     with registry(wants_login=True) as server:
@@ -77,12 +79,13 @@ def test_a_registry_that_wants_a_login_stops_it_in_dockers_words(tmp_path: Path,
         assert server.blobs == {}
 
 
+@pytest.mark.acceptance(117)
 def test_a_container_that_dies_keeps_its_log_under_its_name(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.cloud.image._TRY", "echo out of memory; exit 137")
+    monkeypatch.setattr("homing.cloud.launch.container_image._TRY", "echo out of memory; exit 137")
     context = write_context(make_run(tmp_path), tmp_path / "image", world, base=BASE)
-    with pytest.raises(HomingError, match="does not work") as caught:
+    with pytest.raises(HomingError, match="failed its test") as caught:
         build(context, "homing-moss", world, is_pushed=False)
     assert "out of memory" in caught.value.why
     assert "out of memory" in world.run(["docker", "logs", CONTAINER], 60.0).out

@@ -23,11 +23,11 @@ from tests.cloud.rig import clear, look_more_often, make_draft, marked_now
 
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
+from homing.cloud.launch.launch import launch
+from homing.cloud.ledger.meter import billing_lines
 from homing.cloud.providers.base import wait_until
-from homing.cloud.reconcile import refresh
-from homing.cloud.status import billing_lines
-from homing.cloud.watch import watch
+from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.watch.follow import watch
 from homing.errors import HomingError
 from homing.world import Database, World
 
@@ -158,12 +158,14 @@ def points_of_interest(tmp_path: Path, home: Home) -> list[int]:
     return [8, lease, lease + 2, (lease + begun) // 2, begun - 1, begun, started, started + 1, known, known + 6]
 
 
+@pytest.mark.acceptance("P7")
 @pytest.mark.slow
 def test_a_launch_killed_here_and_there_leaves_nothing_hidden(home: Home, tmp_path: Path) -> None:
     points = points_of_interest(tmp_path, home)
     assert sweep(tmp_path, home, iter(points)) == len(points)
 
 
+@pytest.mark.acceptance("X26")
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(8))
 def test_a_launch_killed_at_any_point_leaves_nothing_hidden(home: Home, tmp_path: Path, first: int) -> None:
@@ -190,12 +192,14 @@ def fail_at(tmp_path: Path, home: Home, at: int) -> bool:
     return world.count >= at
 
 
+@pytest.mark.acceptance(65)
 @pytest.mark.slow
 def test_a_launch_that_fails_here_and_there_undoes_itself(home: Home, tmp_path: Path) -> None:
     for at in points_of_interest(tmp_path, home)[::2]:
         assert fail_at(tmp_path, home, at)
 
 
+@pytest.mark.acceptance("X26")
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(8))
 def test_a_launch_that_fails_at_any_point_undoes_itself(home: Home, tmp_path: Path, first: int) -> None:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = ROOT / "src/homing/presets/texts/shakespeare.txt.xz"
 
 
+@pytest.mark.acceptance(106)
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["landing", "preempt"])
@@ -48,6 +49,7 @@ class Project:
         return found
 
 
+@pytest.mark.acceptance(123)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_small_limit_brings_a_finished_model_home_and_a_larger_one_goes_on_from_it(tmp_path: Path) -> None:
@@ -61,14 +63,14 @@ def test_a_small_limit_brings_a_finished_model_home_and_a_larger_one_goes_on_fro
     minimum = Decimal(homing.json("plan", "poor", *steps)["minimum_spend_usd"])
     refused = homing("launch", "poor", *steps, "--spend-limit", str(minimum * Decimal("0.9")), "--yes")
     assert refused.returncode == 2
-    assert "too small to bring a finished model home" in refused.stderr
+    assert "too low to finish and fetch a model" in refused.stderr
 
     limit = (minimum * Decimal("1.05")).quantize(Decimal("0.01"))
     assert homing("launch", "poor", *steps, "--spend-limit", str(limit), "--yes").returncode == 0
     watched = homing("watch", "poor")
     assert watched.returncode == 5, watched.stdout[-3000:] + watched.stderr[-3000:]
-    assert "Landing: the rate falls" in watched.stdout
-    assert "Finishing the plan from here would cost about $" in watched.stdout
+    assert "Landing: the learning rate decays" in watched.stdout
+    assert "Finishing the full plan would cost about $" in watched.stdout
     status = homing.json("status", "poor")
     assert status["state"] == "stopped"
     assert "Landed at step" in status["reason"]

@@ -18,16 +18,16 @@ from tests.doubles import modal as modal_double
 from tests.doubles.modal import TOKEN_ID, TOKEN_SECRET, Modal
 from tests.e2e.trips import look_at_clouds_more_often
 
-from homing.cloud import relaunch
-from homing.cloud.fetch import fetch
-from homing.cloud.guard import guard_pass
+from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.guard import relaunch
+from homing.cloud.guard.change_limit import change_limit, propose
+from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.stop_run import ask_to_stop
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, LaunchOrder, draft, launch
-from homing.cloud.limit import change_limit, propose
+from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
 from homing.cloud.providers.base import Needs, wait_until
-from homing.cloud.reconcile import refresh
-from homing.cloud.stop import ask_to_stop
-from homing.wire.run import Cloud
+from homing.cloud.reconcile.reconcile import refresh
+from homing.wire.run_json import Cloud
 from homing.world import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -87,6 +87,7 @@ def until_over(home: Home, modal: Modal) -> None:
     refresh(home)
 
 
+@pytest.mark.acceptance(48)
 def test_offers_launch_train_watch_push_self_destruct_fetch_receipt(modal: Modal, tmp_path: Path) -> None:
     """By the commands a person types; the tiny model is really trained, in a sandbox without a card."""
     (tmp_path / "runs").mkdir()
@@ -115,6 +116,7 @@ def test_offers_launch_train_watch_push_self_destruct_fetch_receipt(modal: Modal
     assert json.loads(homing("runs", "--json"))["billing"] == []
 
 
+@pytest.mark.acceptance(48, 104, 106)
 def test_a_lost_host_loses_what_was_not_committed_and_the_run_goes_on_elsewhere(
     home: Home, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +130,7 @@ def test_a_lost_host_loses_what_was_not_committed_and_the_run_goes_on_elsewhere(
     assert modal.billing() == []
 
     # The guard finds it on another provider, with another trainer argv: this computer's own folders.
-    kept = relaunch.papers(home, row)
+    kept = relaunch.load_documents(home, row)
     order = LaunchOrder(
         run=dataclasses.replace(kept.run, cloud=dataclasses.replace(kept.run.cloud, providers=["local"])),
         run_file_text=kept.run_file_text,
@@ -176,11 +178,11 @@ def test_a_run_that_is_longer_than_a_sandbox_may_live_saves_in_time_and_goes_on_
     home: Home, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A day of one minute: what the guard at home does for days it does here at once."""
-    monkeypatch.setattr("homing.cloud.providers.modal_box.LIFETIME_S", 60.0)
-    monkeypatch.setattr("homing.cloud.providers.modal_box._LEAST_S", 30)
+    monkeypatch.setattr("homing.cloud.providers.modal.machine.LIFETIME_S", 60.0)
+    monkeypatch.setattr("homing.cloud.providers.modal.machine._LEAST_S", 30)
     made = ready(home, tmp_path, steps=100, step_s=0.8)
     monkeypatch.setattr(
-        "homing.cloud.boot.trainer_argv",
+        "homing.cloud.machine_setup.boot_files.trainer_argv",
         lambda python, work_dir: trainer_argv(tmp_path, "/opt/homing/work", steps=100, step_s=0.02),
     )
     first = launch(made, home)
@@ -188,9 +190,11 @@ def test_a_run_that_is_longer_than_a_sandbox_may_live_saves_in_time_and_goes_on_
     until_over(home, modal)
     row = home.ledger.find("moss")
     assert row.is_interrupted, f"{row.state}: {row.reason}"
-    assert "ended with 0" in home.provider("modal").describe(first.instance.id).detail, "it left before it was ended"
+    assert "exited with code 0" in home.provider("modal").describe(first.instance.id).detail, (
+        "it left before it was ended"
+    )
     made_pass = guard_pass(home)
-    assert [text for text in made_pass.done if "Attempt 2 is launched" in text], made_pass
+    assert [text for text in made_pass.done if "Attempt 2 launches" in text], made_pass
     until_over(home, modal)
     assert home.ledger.find("moss").state == "done"
     assert len(modal.sandboxes) == 2

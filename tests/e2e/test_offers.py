@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.acceptance(49)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_four_slow_clouds_answer_in_the_time_of_one_and_a_dead_one_is_reported() -> None:

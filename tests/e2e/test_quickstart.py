@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.acceptance(141, "P6", "P7")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_quickstart_trains_fetches_speaks_and_leaves_nothing(tmp_path: Path) -> None:

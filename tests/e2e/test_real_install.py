@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.test_bootstrap import boot, events, problem, with_
+from tests.instance.test_bootstrap import boot, events, problem, with_
 
-from homing import bootstrap
-from homing.cloud.bundle import TORCH_RANGE, Lock, lock
+from homing.cloud.machine_setup.code_bundle import TORCH_RANGE, Lock, lock
+from homing.instance import bootstrap
 from homing.world import World
 
 __all__ = ["boot"]  # the fixture
@@ -57,7 +57,7 @@ def test_a_bare_python_becomes_one_that_trains_and_pushes(
         torch_range=list(TORCH_RANGE), python=bare, env_dir=str(tmp_path / "cache" / "env-"),
     )  # fmt: skip
     assert bootstrap.run(told, World()) == 0, problem(told)
-    assert "made," in next(event.text for event in events(told) if "torch" in event.text)
+    assert "created," in next(event.text for event in events(told) if "torch" in event.text)
     python = Path(told.work_dir) / "env/bin/python"
     said = World().run([str(python), "-I", "-c", f"import sys; {PROBE}"], 300.0)
     assert said.code == 0, said.err

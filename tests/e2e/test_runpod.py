@@ -24,15 +24,15 @@ from tests.e2e.trips import (
     wait_for_checkpoint,
 )
 
-from homing.cloud.connect import find_login
-from homing.cloud.fetch import fetch
+from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.contact.ssh_login import find_login
 from homing.cloud.home import Home
-from homing.cloud.launch import guards, launch
-from homing.cloud.logs import boot_log
+from homing.cloud.launch.launch import guards, launch
+from homing.cloud.ledger.meter import billing_lines
 from homing.cloud.providers.base import wait_until
-from homing.cloud.reconcile import refresh
-from homing.cloud.status import billing_lines
-from homing.cloud.watch import watch
+from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.watch.follow import watch
+from homing.cloud.watch.log_files import boot_log
 from homing.errors import CreateFailed
 
 pytestmark = [pytest.mark.machine, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -60,6 +60,7 @@ def home(homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return open_home(homing_home, monkeypatch)
 
 
+@pytest.mark.acceptance(48)
 def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
     home: Home, runpod: RunpodServer, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
     assert files_with(SECRET_KEY, tmp_path / "pods") == []
 
 
+@pytest.mark.acceptance(48, 106)
 def test_a_lost_host_is_seen_and_the_run_goes_on_elsewhere(
     home: Home, runpod: RunpodServer, store: str, tmp_path: Path
 ) -> None:
@@ -130,7 +132,7 @@ def test_a_pod_whose_key_may_not_end_it_is_refused_and_ended_from_home(
     home: Home, runpod: RunpodServer, store: str, tmp_path: Path
 ) -> None:
     runpod.double.may_pods_end = False
-    with pytest.raises(CreateFailed, match="may not end itself") as caught:
+    with pytest.raises(CreateFailed, match="cannot end itself") as caught:
         launch(stand_in(home, store, tmp_path, "runpod", steps=ENDLESS), home)
     assert "403" in caught.value.why
     assert runpod.double.live() == {}

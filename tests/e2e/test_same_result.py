@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from homing.wire import names
+from homing.wire import file_names
 from homing.world import World
 
 RUN_FILE = """
@@ -62,6 +62,7 @@ def only(pattern: Path, glob: str) -> Path:
     return found
 
 
+@pytest.mark.acceptance(87)
 def test_training_here_and_through_the_control_plane_gives_the_same_losses(folder: Path, homing_home: Path) -> None:
     homing(folder, "train", "stone")
     here = losses(only(homing_home / "runs", "stone-*/metrics.jsonl"))
@@ -72,6 +73,7 @@ def test_training_here_and_through_the_control_plane_gives_the_same_losses(folde
     assert here == there
 
 
+@pytest.mark.acceptance("P3")
 def test_a_machine_that_is_lost_costs_no_step(folder: Path, homing_home: Path) -> None:
     homing(folder, "train", "stone")
     never_lost = losses(only(homing_home / "runs", "stone-*/metrics.jsonl"))
@@ -101,7 +103,7 @@ def wait_for_a_checkpoint(run: Path) -> None:
 def lose_every_machine(home: Path) -> None:
     """Power off, and the disk is gone with it."""
     prefix = f"homing-{(home / 'owner').read_text().strip()}"
-    while found := World().marked(names.MARK_ENV, prefix):
+    while found := World().marked(file_names.MARK_ENV, prefix):
         for process, _ in found:
             try:
                 os.kill(process.pid, signal.SIGKILL)

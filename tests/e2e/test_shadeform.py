@@ -26,22 +26,23 @@ from tests.e2e.trips import (
     wait_for_checkpoint,
 )
 
-from homing.cloud.connect import find_login
+from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.contact.home_guard import sign_in
+from homing.cloud.contact.ssh_login import find_login
 from homing.cloud.destroy import destroy_run
-from homing.cloud.fetch import fetch
-from homing.cloud.guard import guard_pass
-from homing.cloud.guards import guards, sign_in
+from homing.cloud.guard.change_limit import change_limit, propose
+from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.stop_run import ask_to_stop
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, launch
-from homing.cloud.limit import change_limit, propose
-from homing.cloud.logs import boot_log
+from homing.cloud.launch.armed_guards import guards
+from homing.cloud.launch.launch import Draft, launch
+from homing.cloud.ledger.meter import billing_lines
 from homing.cloud.providers.base import wait_until
-from homing.cloud.reconcile import refresh
-from homing.cloud.status import billing_lines
-from homing.cloud.stop import ask_to_stop
-from homing.cloud.watch import watch
+from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.watch.follow import watch
+from homing.cloud.watch.log_files import boot_log
 from homing.errors import StartTimeout, UsageError
-from homing.wire import names
+from homing.wire import file_names
 
 pytestmark = [pytest.mark.machine, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -76,6 +77,7 @@ def made_at(home: Home, run_id: str) -> float:
     return home.ledger.lines(run_id)[-1].created_at or 0.0
 
 
+@pytest.mark.acceptance(48)
 def test_offers_launch_boot_train_watch_push_end_fetch_receipt(
     home: Home, shadeform: ShadeformServer, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,11 +123,12 @@ def test_offers_launch_boot_train_watch_push_end_fetch_receipt(
     assert files_with(SECRET_KEY, tmp_path / "machines") == []
 
 
+@pytest.mark.acceptance(65)
 def test_with_self_delete_it_ends_itself_and_the_key_is_in_no_file(
     home: Home, shadeform: ShadeformServer, store: str, tmp_path: Path
 ) -> None:
     made = rented(home, store, tmp_path, ENDLESS, 0.1, settings={"self_delete": True}, is_one_guard_enough=False)
-    assert any("the account's key goes onto the machine" in said for said in guards(made, home))
+    assert any("the account's key is sent to the instance" in said for said in guards(made, home))
     assert made.run.limits.time_s == 0, "nothing has to bound what it wastes"
     done = launch(made, home)
     seen = shadeform.machine(done.instance.id).processes()
@@ -150,7 +153,7 @@ def test_done_with_nobody_there_it_waits_for_home_or_for_its_date(
     home: Home, shadeform: ShadeformServer, store: str, tmp_path: Path
 ) -> None:
     done = launch(rented(home, store, tmp_path, 10), home)
-    beat = f"{names.STORE_RUNS}/{done.run.id}/{names.HEARTBEAT}"
+    beat = f"{file_names.STORE_RUNS}/{done.run.id}/{file_names.HEARTBEAT}"
     there = home.store_of(done.run)
     assert wait_until(lambda: b'"ended"' in there.read(beat), timeout_s=300, every_s=0.5, world=home.world)
     assert sum(shadeform.cloud.live().values()) == 1, "it cannot end itself, and bills"
@@ -170,6 +173,7 @@ def test_done_with_nobody_there_it_waits_for_home_or_for_its_date(
     assert billing_lines(home.ledger.lines()) == []
 
 
+@pytest.mark.acceptance(48, 106)
 def test_a_spot_machine_that_is_taken_away_goes_on_elsewhere(
     home: Home, shadeform: ShadeformServer, store: str, tmp_path: Path
 ) -> None:
@@ -191,6 +195,7 @@ def test_a_spot_machine_that_is_taken_away_goes_on_elsewhere(
     assert shadeform.cloud.live() == {}
 
 
+@pytest.mark.acceptance(65)
 def test_a_machine_that_is_not_what_was_rented_is_seen_at_once_and_ended_from_home(
     home: Home, shadeform: ShadeformServer, store: str, tmp_path: Path
 ) -> None:

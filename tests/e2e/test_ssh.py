@@ -17,15 +17,15 @@ from tests.doubles.container import engine, sshd_inside
 from tests.doubles.s3_servers import ACCESS_KEY, SECRET_KEY, moto
 from tests.doubles.sshd import Sshd, need_sshd, running_sshd
 
+from homing.cloud.artifacts.fetch import fetch
 from homing.cloud.destroy import destroy_run
-from homing.cloud.fetch import fetch
+from homing.cloud.guard.stop_run import ask_to_stop
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, LaunchOrder, draft, launch
+from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
 from homing.cloud.providers.base import Needs, wait_until
-from homing.cloud.reconcile import refresh
-from homing.cloud.stop import ask_to_stop
+from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import UsageError
-from homing.wire.run import Cloud
+from homing.wire.run_json import Cloud
 from homing.world import World
 
 pytestmark = [pytest.mark.machine, pytest.mark.slow]
@@ -91,6 +91,7 @@ def test_launch_heartbeat_stop_fetch_destroy(home: Home, sshd: Sshd, tmp_path: P
     assert home.provider("ssh").list_owned() == []
 
 
+@pytest.mark.acceptance(46)
 def test_the_code_that_runs_there_is_this_tree_unpacked_from_its_wheel(home: Home, sshd: Sshd, tmp_path: Path) -> None:
     made = ready(home, sshd, tmp_path)
     where = "import homing, sys; open(sys.argv[1], 'w').write(homing.__file__)"
@@ -104,6 +105,7 @@ def test_the_code_that_runs_there_is_this_tree_unpacked_from_its_wheel(home: Hom
     assert (tmp_path / "store" / "objects" / str(bootstrap["code_sha256"])).exists()
 
 
+@pytest.mark.acceptance(47)
 def test_a_stage_that_fails_ends_billing_and_its_reason_comes_home(home: Home, sshd: Sshd, tmp_path: Path) -> None:
     made = ready(home, sshd, tmp_path)
     # A volume that cannot be written: a file stands where its folder should be.
@@ -122,8 +124,8 @@ def test_a_store_that_only_home_sees_is_refused_and_nothing_is_left(
     home: Home, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = ready(home, sshd, tmp_path)
-    monkeypatch.setattr("homing.cloud.providers.ssh._proof", lambda boot: ("/nowhere/objects/x", "0" * 64))
-    with pytest.raises(UsageError, match="does not see the store"):
+    monkeypatch.setattr("homing.cloud.providers.ssh.provider._proof", lambda boot: ("/nowhere/objects/x", "0" * 64))
+    with pytest.raises(UsageError, match="cannot see the store"):
         launch(made, home)
     assert marked_now(home) == []
     assert home.provider("ssh").list_owned() == []

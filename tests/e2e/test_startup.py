@@ -16,9 +16,9 @@ from tests.doubles.container import engine, imported
 from tests.doubles.machine import bare_boot
 from tests.doubles.sshd import free_port, need_sshd
 
+from homing.cloud.contact.ssh_keys import host_key, known_hosts_line, login_key
+from homing.cloud.machine_setup.startup_script import WORK_DIR, hand_over, startup_script
 from homing.cloud.providers.base import Connection, InputFile, Offer, Order, Request
-from homing.cloud.ssh_keys import host_key, known_hosts_line, login_key
-from homing.cloud.startup import WORK_DIR, hand_over, startup_script
 from homing.world import World
 
 pytestmark = [pytest.mark.machine, pytest.mark.slow]

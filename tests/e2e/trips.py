@@ -16,35 +16,35 @@ from tests.cloud.rig import look_more_often, make_run, trainer_argv
 from tests.doubles.s3_servers import ACCESS_KEY, SECRET_KEY, moto
 from tests.e2e.test_same_result import RUN_FILE, homing
 
-from homing.cloud import boot as booting
-from homing.cloud import startup
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, LaunchOrder, draft, launch
-from homing.cloud.ledger import RunRow
+from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
+from homing.cloud.ledger.ledger import RunRow
+from homing.cloud.machine_setup import boot_files as booting
+from homing.cloud.machine_setup import startup_script
 from homing.cloud.providers.base import Needs, wait_until
-from homing.cloud.watch import watch
+from homing.cloud.watch.follow import watch
 from homing.config import load_run
 from homing.config.load import Loaded
-from homing.wire import names
-from homing.wire.run import Cloud, Run
+from homing.wire import file_names
+from homing.wire.run_json import Cloud, Run
 from homing.world import World
 
 ENDLESS = 1_000_000
 # The doubles' lists are late by half a second at most; the pauses are those between two looks at one thing.
 _PAUSES_S = {
-    "aws.Aws.settle_s": 1.0,
-    "aws._DESCRIBE_EVERY_S": 0.5,
-    "aws._LOOK_S": 0.3,
-    "aws_create._PROFILE_EVERY_S": 0.3,
-    "aws_things._LOOK_S": 0.3,
-    "modal.Modal.settle_s": 1.0,
-    "modal._DESCRIBE_EVERY_S": 0.5,
-    "runpod.Runpod.settle_s": 1.0,
-    "runpod._DESCRIBE_EVERY_S": 0.5,
-    "runpod_start.EVERY_S": 0.3,
-    "shadeform.Shadeform.settle_s": 1.0,
-    "shadeform._DESCRIBE_EVERY_S": 0.5,
-    "shadeform._LOOK_EVERY_S": 0.3,
+    "aws.provider.Aws.settle_s": 1.0,
+    "aws.provider._DESCRIBE_EVERY_S": 0.5,
+    "aws.provider._LOOK_S": 0.3,
+    "aws.create._PROFILE_EVERY_S": 0.3,
+    "aws.storage._LOOK_S": 0.3,
+    "modal.provider.Modal.settle_s": 1.0,
+    "modal.provider._DESCRIBE_EVERY_S": 0.5,
+    "runpod.provider.Runpod.settle_s": 1.0,
+    "runpod.provider._DESCRIBE_EVERY_S": 0.5,
+    "runpod.start.EVERY_S": 0.3,
+    "shadeform.provider.Shadeform.settle_s": 1.0,
+    "shadeform.provider._DESCRIBE_EVERY_S": 0.5,
+    "shadeform.provider._LOOK_EVERY_S": 0.3,
 }
 
 
@@ -116,13 +116,13 @@ def stand_in(
     """The small trainer in place of the real one: no torch, and as long as a test wants it."""
     cloud = Cloud(providers=[provider], settings={provider: settings or {}})
     run = dataclasses.replace(make_run(tmp_path), store=store, cloud=cloud)
-    argv = tuple(trainer_argv(tmp_path, startup.WORK_DIR, steps=steps, step_s=step_s))
+    argv = tuple(trainer_argv(tmp_path, startup_script.WORK_DIR, steps=steps, step_s=step_s))
     return ready(home, run, provider, argv, **told)
 
 
 def wait_for_checkpoint(home: Home, run: RunRow) -> None:
-    store, key = home.store_of(run), f"{names.STORE_RUNS}/{run.id}/{names.CHECKPOINTS}"
-    is_there = lambda: any(entry.key.endswith(names.MANIFEST) for entry in store.list(key))  # noqa: E731
+    store, key = home.store_of(run), f"{file_names.STORE_RUNS}/{run.id}/{file_names.CHECKPOINTS}"
+    is_there = lambda: any(entry.key.endswith(file_names.MANIFEST) for entry in store.list(key))  # noqa: E731
     assert wait_until(is_there, timeout_s=300, every_s=0.3, world=home.world)
 
 
@@ -133,7 +133,7 @@ def goes_on_here(home: Home, run: RunRow, tmp_path: Path, *, steps: int) -> None
     again = launch(dataclasses.replace(made, order=dataclasses.replace(made.order, trainer_argv=argv)), home)
     assert (again.run.id, again.instance.provider) == (run.id, "local")
     assert [report.text for report in watch(home, again.run, every_s=1)][-1].startswith("done")
-    log = home.store_of(run).read(f"{names.STORE_RUNS}/{run.id}/logs/trainer.log").decode()
+    log = home.store_of(run).read(f"{file_names.STORE_RUNS}/{run.id}/logs/trainer.log").decode()
     began = [int(line.rsplit(" ", 1)[1]) for line in log.splitlines() if line.startswith("trainer begins")]
     assert began[-1] > 1, "it began anew"
 

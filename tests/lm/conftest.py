@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from tiny import make_data, make_run, make_run_dir
 
-from homing.wire.run import Run
+from homing.wire.run_json import Run
 
 
 @pytest.fixture

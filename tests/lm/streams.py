@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from homing.lm import graphs
+from homing.lm import cuda_graphs
 
 __all__ = ["Recorder", "StreamsOnly"]
 
@@ -61,7 +61,7 @@ class StreamsOnly:
         for name in (*doubled, "empty_cache"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         # One of this test's own, not kept for the next.
-        monkeypatch.setattr(graphs, "side_stream", lambda device: torch.cuda.Stream(device))
+        monkeypatch.setattr(cuda_graphs, "side_stream", lambda device: torch.cuda.Stream(device))
 
     def current_stream(self, device: torch.device) -> Any:
         return self._named(self.current)

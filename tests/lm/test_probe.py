@@ -71,7 +71,7 @@ def test_the_slowest_gpu_counts_and_a_broken_one_is_named(tmp_path: Path, monkey
         return figures[0]
 
     monkeypatch.setattr(probe, "_measure_device", broken)
-    with pytest.raises(RunFailed, match="GPU 1 of 2 does not compute") as caught:
+    with pytest.raises(RunFailed, match="GPU 1 of 2 does not work") as caught:
         probe.measure(str(tmp_path))
     assert caught.value.why == "CUDA error: uncorrectable ECC error encountered"
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from homing.wire import codec, names
-from homing.wire.data import DataManifest, Shard, Split
-from homing.wire.run import Cloud, Data, Limits, Model, Optimizer, Phase, Run, Sampling, Schedule, Sizes, Train
+from homing.wire import codec, file_names
+from homing.wire.run_json import Cloud, Data, Limits, Model, Optimizer, Phase, Run, Sampling, Schedule, Sizes, Train
+from homing.wire.shard_manifest import DataManifest, Shard, Split
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>", *(f"<|reserved_{n}|>" for n in range(4, 16))]
 VOCAB_SIZE = len(SPECIALS) + 256
@@ -41,7 +41,7 @@ def write_shards(
             tokens.astype(f"<u{2 if dtype == 'uint16' else 4}").tobytes(),
             offsets.astype("<u8").tobytes(),
         )
-        bin_name, idx_name = names.shard_name(split, number), names.index_name(split, number)
+        bin_name, idx_name = file_names.shard_name(split, number), file_names.index_name(split, number)
         (folder / bin_name).write_bytes(bin_bytes)
         (folder / idx_name).write_bytes(idx_bytes)
         shards.append(
@@ -64,7 +64,7 @@ def write_shards(
 
 
 def write_manifest(folder: Path, splits: dict[str, Split], *, dtype: str = "uint16") -> DataManifest:
-    tokenizer = folder / names.TOKENIZER
+    tokenizer = folder / file_names.TOKENIZER
     manifest = DataManifest(
         dtype=dtype,
         vocab_size=VOCAB_SIZE,
@@ -74,7 +74,7 @@ def write_manifest(folder: Path, splits: dict[str, Split], *, dtype: str = "uint
         source=[],
         source_sha256="",
     )
-    (folder / names.MANIFEST).write_text(codec.dumps(manifest, indent=1))
+    (folder / file_names.MANIFEST).write_text(codec.dumps(manifest, indent=1))
     return manifest
 
 
@@ -88,9 +88,9 @@ def write_byte_tokenizer(folder: Path, specials: Sequence[str] = SPECIALS) -> No
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(specials))
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / names.TOKENIZER))
+    tokenizer.save(str(folder / file_names.TOKENIZER))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIALS[0]}
-    (folder / names.TOKENIZER_CONFIG).write_text(json.dumps(config))
+    (folder / file_names.TOKENIZER_CONFIG).write_text(json.dumps(config))
 
 
 def make_documents(count: int, *, seed: int) -> list[list[int]]:
@@ -118,7 +118,7 @@ def make_data(
 
 def make_run(data_dir: Path, *, train: dict[str, Any] | None = None, **phase: Any) -> Run:
     """The keywords change the one phase; `train` changes the section of that name."""
-    manifest_bytes = (data_dir / names.MANIFEST).read_bytes()
+    manifest_bytes = (data_dir / file_names.MANIFEST).read_bytes()
     manifest = codec.loads(DataManifest, manifest_bytes)
     model = Model(
         family="stock",
@@ -183,5 +183,5 @@ def count_params(model: Model) -> tuple[int, int]:
 
 def make_run_dir(folder: Path, run: Run) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / names.RUN).write_text(codec.dumps(run, indent=1))
+    (folder / file_names.RUN).write_text(codec.dumps(run, indent=1))
     return folder

@@ -10,13 +10,13 @@ from pathlib import Path
 from tests.cloud.rig import make_run
 
 from homing.cloud.home import LAUNCH_NOTE, Home
-from homing.cloud.ledger import AT_MOST, LedgerLine, RunRow
-from homing.cloud.mark import make_mark
+from homing.cloud.ledger.ledger import AT_MOST, LedgerLine, RunRow
+from homing.cloud.ledger.mark import make_mark
 from homing.report import Subject
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, FileHash, Pointer
-from homing.wire.event import Event, Metric, Outcome
-from homing.wire.run import Run
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest, FileHash, Pointer
+from homing.wire.event_lines import Event, Metric, Outcome
+from homing.wire.run_json import Run
 
 RUN_ID = "moss-20260101-120000-abcd"
 WEIGHTS_SHA256 = "a" * 64
@@ -30,29 +30,36 @@ def two_phases(tmp_path: Path) -> Run:
 
 def write_run_dir(folder: Path, run: Run) -> None:
     """Twenty steps of pretrain and ten of mid, done."""
-    (folder / names.SAMPLES).mkdir(parents=True)
-    (folder / names.RUN).write_text(codec.dumps(run))
-    add(folder, names.METRICS, *(_metric("pretrain", step, 20) for step in range(1, 21)))
-    add(folder, names.METRICS, *(_metric("mid", step, 10) for step in range(1, 11)))
+    (folder / file_names.SAMPLES).mkdir(parents=True)
+    (folder / file_names.RUN).write_text(codec.dumps(run))
+    add(folder, file_names.METRICS, *(_metric("pretrain", step, 20) for step in range(1, 21)))
+    add(folder, file_names.METRICS, *(_metric("mid", step, 10) for step in range(1, 11)))
     began = Event(100.0, "trainer", "run_started", "homing 0.1.0 trains moss on cuda (NVIDIA H200), torch 2.9.")
     lowered = Event(102.0, "trainer", "micro_batch_lowered", "Out of memory: 8 rows instead of 16.", "pretrain", 2)
-    add(folder, names.EVENTS, began, began, lowered, Event(103.0, "trainer", "evaluated", "Evaluated.", "pretrain", 3))
+    add(
+        folder,
+        file_names.EVENTS,
+        began,
+        began,
+        lowered,
+        Event(103.0, "trainer", "evaluated", "Evaluated.", "pretrain", 3),
+    )
     for step in (5, 10, 15, 20):
-        (folder / names.SAMPLES / f"pretrain-{step:08d}.txt").write_text(f"once at {step}")
+        (folder / file_names.SAMPLES / f"pretrain-{step:08d}.txt").write_text(f"once at {step}")
     outcome = Outcome("done", "Every phase is trained.", 0, "mid", 10, 160.0, True)
-    (folder / names.OUTCOME).write_text(codec.dumps(outcome))
+    (folder / file_names.OUTCOME).write_text(codec.dumps(outcome))
     write_checkpoint(folder, "mid", 10)
 
 
 def write_checkpoint(folder: Path, phase: str, step: int) -> None:
-    there = folder / names.CHECKPOINTS / phase / names.step_dir(step)
+    there = folder / file_names.CHECKPOINTS / phase / file_names.step_dir(step)
     there.mkdir(parents=True)
-    files = [FileHash(names.WEIGHTS, 400, WEIGHTS_SHA256), FileHash(names.STATE, 2, "b" * 64)]
+    files = [FileHash(file_names.WEIGHTS, 400, WEIGHTS_SHA256), FileHash(file_names.STATE, 2, "b" * 64)]
     manifest = CheckpointManifest(
         "moss", RUN_ID, phase, step, 640, True, "", 7, files, val_loss=2.5, choices={"precision": "bf16"}
     )
-    (there / names.MANIFEST).write_text(codec.dumps(manifest))
-    (there.parent / names.BEST).write_text(codec.dumps(Pointer(step)))
+    (there / file_names.MANIFEST).write_text(codec.dumps(manifest))
+    (there.parent / file_names.BEST).write_text(codec.dumps(Pointer(step)))
 
 
 def add(folder: Path, name: str, *documents: object) -> None:

@@ -18,10 +18,10 @@ from tests.doubles.s3_servers import ACCESS_KEY, SECRET_KEY, Server
 
 from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, draft, dry_run, launch
+from homing.cloud.launch.launch import Draft, draft, dry_run, launch
 from homing.cloud.providers.base import wait_until
-from homing.cloud.reconcile import refresh
-from homing.wire import names
+from homing.cloud.reconcile.reconcile import refresh
+from homing.wire import file_names
 from homing.world import World
 
 NAMES = [
@@ -57,7 +57,7 @@ def draft_in(store: str, home: Home, tmp_path: Path) -> Draft:
 def processes(mark: str) -> dict[str, tuple[bytes, bytes]]:
     """Argument list and environment of all that runs under the mark, by what it is."""
     found = {}
-    for process, _ in World().marked(names.MARK_ENV, mark):
+    for process, _ in World().marked(file_names.MARK_ENV, mark):
         try:
             argv = Path(f"/proc/{process.pid}/cmdline").read_bytes()
             environment = Path(f"/proc/{process.pid}/environ").read_bytes()
@@ -72,6 +72,7 @@ def found_in(text: bytes) -> list[str]:
     return [name for name, value in CANARIES.items() if value.encode() in text]
 
 
+@pytest.mark.acceptance(66)
 @pytest.mark.slow
 def test_none_of_twenty_secrets_leaks(moto: Server, new_bucket, home: Home, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     ready = draft_in(f"s3://{new_bucket(moto)}/homing?endpoint={moto.endpoint}", home, tmp_path)

@@ -19,15 +19,15 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import make_run
 
-from homing.cloud.boot import make_boot, prepare_inputs
-from homing.cloud.furnish import furnish
+from homing.cloud.machine_setup.boot_files import make_boot, prepare_inputs
+from homing.cloud.machine_setup.bootstrap_spec import furnish
 from homing.cloud.providers.base import InputFile, Offer, Order, Place, Request
 from homing.errors import HomingError
 from homing.store import FileStore
 from homing.store.sync import fetch_inputs
-from homing.wire import codec, names
-from homing.wire.boot import Boot, EndBilling, Input
-from homing.wire.run import Run
+from homing.wire import codec, file_names
+from homing.wire.boot_json import Boot, EndBilling, Input
+from homing.wire.run_json import Run
 from homing.world import World
 
 END = EndBilling(kind="command", argv=["true"])
@@ -59,7 +59,7 @@ def wheel_that_runs(program: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("homing/__init__.py", program)
-        archive.writestr("homing/bootstrap.py", program)
+        archive.writestr("homing/instance/bootstrap.py", program)
     return buffer.getvalue()
 
 
@@ -71,7 +71,7 @@ def test_nothing_is_imported_from_a_wheel_that_is_not_the_one_that_left_home(tmp
     boot, files = furnish(boot_of(run, work), place, run, CPU, World(), is_stand_in=True)
     for name, data in files.items():
         (work / name).write_bytes(data)
-    (work / names.BOOT).write_text(codec.dumps(boot))
+    (work / file_names.BOOT).write_text(codec.dumps(boot))
     assert boot.bootstrap is not None
     (work / boot.bootstrap.code).write_bytes(wheel_that_runs(f"open({str(ran)!r}, 'w').close()\n"))
     done = subprocess.run(boot.furnish_argv, capture_output=True, timeout=60, check=False)
@@ -101,7 +101,7 @@ def test_run_documents_that_were_swapped_after_the_upload_are_not_copied_into_th
 ) -> None:
     """Another home adopts the run from this record, and launches what it says."""
     from homing.cloud.home import LAUNCH_NOTE, Home
-    from homing.cloud.papers import push_papers
+    from homing.cloud.launch.run_documents import push_documents
 
     home = Home(tmp_path / "home", World())
     home.run_dir(run.id).mkdir(parents=True)
@@ -112,8 +112,8 @@ def test_run_documents_that_were_swapped_after_the_upload_are_not_copied_into_th
             store.put_bytes(item.key, swapped)
     order = Order("m", "moss", boot_of(run, tmp_path / "work", inputs), (InputFile("agent.zip", "/a"),), {})
     with pytest.raises(HomingError, match="was replaced"):
-        push_papers(home, store, Request("ssh", "m", CPU, order, ("python3",), {}))
-    assert not store.exists(f"runs/{run.id}/{names.RUN}")
+        push_documents(home, store, Request("ssh", "m", CPU, order, ("python3",), {}))
+    assert not store.exists(f"runs/{run.id}/{file_names.RUN}")
 
 
 @pytest.mark.parametrize("swapped", HOSTILE)
@@ -121,12 +121,12 @@ def test_an_input_that_was_swapped_is_refused_on_the_instance_and_ends_the_run_w
     tmp_path: Path, run: Run, store: FileStore, swapped: bytes
 ) -> None:
     inputs = prepare_inputs(run, run.data.dir, store, World())
-    item = next(each for each in inputs if each.path == f"run/{names.RUN}")
+    item = next(each for each in inputs if each.path == f"run/{file_names.RUN}")
     store.put_bytes(item.key, swapped)
     boot = boot_of(run, tmp_path / "work", inputs)
     with pytest.raises(HomingError):
         fetch_inputs(boot, store, World())
-    assert not (tmp_path / "work/run" / names.RUN).exists()
-    said = (tmp_path / "work/run" / names.EVENTS).read_text()
-    assert "has other content than it was pushed with" in said
+    assert not (tmp_path / "work/run" / file_names.RUN).exists()
+    said = (tmp_path / "work/run" / file_names.EVENTS).read_text()
+    assert "does not have the content that was pushed" in said
     assert f"homing store rm {item.key}" in said

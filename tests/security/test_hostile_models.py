@@ -23,7 +23,7 @@ from tests.lm.tiny import make_data, make_run
 from homing.errors import HomingError
 from homing.lm.generate import load_for_use
 from homing.lm.model import Decoder, config_json
-from homing.wire import names
+from homing.wire import file_names
 
 CANARY = "canary-fired"
 
@@ -47,9 +47,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.init_weights(3)
     folder = root / "model"
     folder.mkdir()
-    save_file(model.weights_for_disk(), folder / names.WEIGHTS)
+    save_file(model.weights_for_disk(), folder / file_names.WEIGHTS)
     (folder / "config.json").write_text(json.dumps(config_json(run.model)))
-    (folder / names.TOKENIZER).write_bytes((root / "data" / names.TOKENIZER).read_bytes())
+    (folder / file_names.TOKENIZER).write_bytes((root / "data" / file_names.TOKENIZER).read_bytes())
     return folder
 
 
@@ -185,7 +185,7 @@ def test_the_folder_itself_opens_so_that_a_refusal_means_something(folder: Path)
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_hostile_weights_are_refused(folder: Path, name: str) -> None:
-    (folder / names.WEIGHTS).write_bytes(WEIGHTS[name](folder.parent))
+    (folder / file_names.WEIGHTS).write_bytes(WEIGHTS[name](folder.parent))
     refuse(folder)
 
 
@@ -196,7 +196,7 @@ def test_hostile_shapes_are_refused_before_anything_is_built(folder: Path, name:
     refuse(folder)
 
 
-@pytest.mark.parametrize("file", ["config.json", names.TOKENIZER, names.MANIFEST])
+@pytest.mark.parametrize("file", ["config.json", file_names.TOKENIZER, file_names.MANIFEST])
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents_that_a_parser_chokes_on_are_refused(folder: Path, file: str, name: str) -> None:
     (folder / file).write_bytes(DOCUMENTS[name])
@@ -205,11 +205,11 @@ def test_documents_that_a_parser_chokes_on_are_refused(folder: Path, file: str, 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_hostile_tokenizers_are_refused(folder: Path, name: str) -> None:
-    (folder / names.TOKENIZER).write_bytes(TOKENIZERS[name])
+    (folder / file_names.TOKENIZER).write_bytes(TOKENIZERS[name])
     refuse(folder)
 
 
-@pytest.mark.parametrize("file", [names.WEIGHTS, names.TOKENIZER])
+@pytest.mark.parametrize("file", [file_names.WEIGHTS, file_names.TOKENIZER])
 def test_a_pipe_in_the_place_of_a_file_does_not_hang_us(folder: Path, file: str) -> None:
     (folder / file).unlink()
     os.mkfifo(folder / file)

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from homing.cloud.fetch import fetch
+from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.contact.heartbeats import read_signs
 from homing.cloud.home import Home
-from homing.cloud.ledger import RunRow
-from homing.cloud.resume import resume_inputs
-from homing.cloud.signs import read_signs
+from homing.cloud.launch.resume import resume_inputs
+from homing.cloud.ledger.ledger import RunRow
 from homing.errors import HomingError, IntegrityError
 from homing.store import FileStore
 from homing.store.sync import fetch_inputs
-from homing.wire import codec, names
-from homing.wire.boot import Boot, EndBilling, Input
-from homing.wire.control import Heartbeat
-from homing.wire.event import Event, Outcome
+from homing.wire import codec, file_names
+from homing.wire.boot_json import Boot, EndBilling, Input
+from homing.wire.control_files import Heartbeat
+from homing.wire.event_lines import Event, Outcome
 from homing.world import World
 
 RUN_ID = "moss-20260101-000000-abcd"
@@ -101,11 +101,11 @@ def test_a_hostile_name_never_becomes_an_input_of_an_instance(tmp_path: Path, st
 
 
 def test_what_was_compiled_is_code_and_never_comes_back_out_of_a_store(store: FileStore) -> None:
-    """A trainer loads what lies in the run's `compiled/` (docs/engine.md): nobody but itself puts anything there."""
-    for name in ("compiled/kernels.bin", "compiled/kernels.json", names.EVENTS):
+    """A trainer loads the run's `compiled/` (docs/development/engine.md), so only the trainer may write there."""
+    for name in ("compiled/kernels.bin", "compiled/kernels.json", file_names.EVENTS):
         store.put_bytes(f"runs/{RUN_ID}/{name}", EVIL)
     taken, _ = resume_inputs(store, RUN_ID, ["pretrain"])
-    assert [item.path for item in taken] == [f"run/{names.EVENTS}"]
+    assert [item.path for item in taken] == [f"run/{file_names.EVENTS}"]
 
 
 @pytest.mark.parametrize("path", [name for name in NAMES if "/" in name or name in ("..", "", "evil\0.json")])
@@ -154,9 +154,9 @@ HOSTILE = [
 # Of a run that a limit ended: each of the three is read.
 BEAT = Heartbeat(t=1.0, mark="m", attempt=1, state="ended", started_at=0.0, rate_usd_per_hour="1", spend_usd="1")
 SIGNS = {
-    names.HEARTBEAT: BEAT,
-    names.OUTCOME: Outcome("stopped", "", 0),
-    names.EVENTS: Event(1.0, "agent", "landed", ""),
+    file_names.HEARTBEAT: BEAT,
+    file_names.OUTCOME: Outcome("stopped", "", 0),
+    file_names.EVENTS: Event(1.0, "agent", "landed", ""),
 }
 
 
@@ -169,20 +169,20 @@ def signs(store: FileStore) -> dict[str, str]:
     return written
 
 
-@pytest.mark.parametrize("document", [names.HEARTBEAT, names.OUTCOME])
+@pytest.mark.parametrize("document", [file_names.HEARTBEAT, file_names.OUTCOME])
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_signs_of_life_are_told_as_such(
     store: FileStore, signs: dict[str, str], document: str, text: bytes
 ) -> None:
     store.put_bytes(f"runs/{RUN_ID}/{document}", text)
-    with pytest.raises(IntegrityError, match=rf"{document} in .* cannot be read"):
+    with pytest.raises(IntegrityError, match=rf"Cannot read .*{document} in "):
         read_signs(store, RUN_ID, None)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_hostile_event_says_nothing_and_hides_no_other(store: FileStore, signs: dict[str, str], text: bytes) -> None:
-    key = f"runs/{RUN_ID}/{names.EVENTS}"
-    store.put_bytes(key, text + b"\n" + signs[names.EVENTS].encode())
+    key = f"runs/{RUN_ID}/{file_names.EVENTS}"
+    store.put_bytes(key, text + b"\n" + signs[file_names.EVENTS].encode())
     assert read_signs(store, RUN_ID, None).is_limit
     store.put_bytes(key, text + b"\n")
     assert not read_signs(store, RUN_ID, None).is_limit

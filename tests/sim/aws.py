@@ -25,14 +25,15 @@ from tests.sim.host import EPOCH, Host
 from tests.sim.runpod import SimRunpod, Startup
 from tests.sim.world import SimWorld
 
-from homing.cloud.providers import aws_api, aws_market
-from homing.cloud.providers.aws import Aws
+from homing.cloud.machine_setup.startup_script import WORK_DIR
+from homing.cloud.providers.aws import api as aws_api
+from homing.cloud.providers.aws import offers
+from homing.cloud.providers.aws.provider import Aws
 from homing.cloud.providers.base import Feature
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
-from homing.cloud.startup import WORK_DIR
-from homing.wire import names
-from homing.wire.limit import PROVIDER, allowed_s, reserve_s
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
+from homing.wire import file_names
+from homing.wire.guard_order import PROVIDER, allowed_s, reserve_s
 from homing.world import Completed, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class SimAws(SimRunpod):
             seed=stage.random.getrandbits(32),
             on_change=stage.on_cloud_change,
         )
-        aws_market.BOOT_S = settings.boot_s + 10.0  # until `pace` ends
+        offers.BOOT_S = settings.boot_s + 10.0  # until `pace` ends
         _Clients.stage = stage
         self._timers: dict[str, tuple[float, float]] = {}  # instance -> when by its clock, and that clock's skew then
         self.num_timers_fired = 0
@@ -137,8 +138,8 @@ class _Startup(Startup):
             return
         self._looked_at = self.world.monotonic()
         try:
-            told = json.loads(self.world.read(f"{WORK_DIR}/{names.BOOT}"))
-            before, began = map(float, self.world.read(f"{WORK_DIR}/{names.CLOCK}").split(b" ")[:2])
+            told = json.loads(self.world.read(f"{WORK_DIR}/{file_names.BOOT}"))
+            before, began = map(float, self.world.read(f"{WORK_DIR}/{file_names.CLOCK}").split(b" ")[:2])
         except OSError:
             return
         with contextlib.suppress(OSError):
@@ -216,13 +217,13 @@ def _cannot(aws: Aws) -> dict[Feature, str]:
 @contextlib.contextmanager
 def pace() -> Iterator[None]:
     """What the simulation cannot do is left out, as on RunPod; the offer costs what a day's limits are drawn for."""
-    beside = aws_market.disk_usd_per_hour(aws_market.LEAST_GB) + aws_market._ADDRESS_USD_PER_HOUR
+    beside = offers.disk_usd_per_hour(offers.LEAST_GB) + offers._ADDRESS_USD_PER_HOUR
     price = (Decimal("3.6") - beside) / Decimal("1.1") / Decimal(str(min(double.SPOT_SHARE.values())))
     endpoint = {"AWS_ENDPOINT_URL": f"https://{CLOUD_HOST}", "AWS_EC2_METADATA_DISABLED": "true"}
     with (
         mock.patch.object(Aws, "cannot", property(_cannot)),
         mock.patch.object(aws_api.AwsApi, "_open", lambda api, service, region: _Clients.open(api, service, region)),
-        mock.patch.object(aws_market, "BOOT_S", 45.0),
+        mock.patch.object(offers, "BOOT_S", 45.0),
         mock.patch.dict(double.PRICES, {_KIND: f"{price:.5f}"}),
         mock.patch.dict(os.environ, {**_KEYS, **endpoint}),
     ):

@@ -18,9 +18,9 @@ from tests.sim.host import EPOCH, Host
 from tests.sim.kernel import Broken
 from tests.sim.world import Proc, SimWorld
 
-from homing.cloud.providers.fake_cloud import FakeCloud
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import FakeOffer, Settings
+from homing.cloud.providers.fake.cloud import FakeCloud
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import FakeOffer, Settings
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
 
 __all__ = ["RATE_USD_PER_HOUR", "Day"]
 

@@ -13,8 +13,8 @@ from moto.moto_api._internal import mock_random
 from tests.doubles import aws as double
 from tests.doubles.aws import AwsDouble
 
-from homing.cloud.providers.fake_cloud import FakeCloud
-from homing.cloud.providers.fake_things import Thing, state_of
+from homing.cloud.providers.fake.cloud import FakeCloud
+from homing.cloud.providers.fake.things import Thing, state_of
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 if TYPE_CHECKING:

@@ -23,16 +23,16 @@ from tests.sim.host import EPOCH
 from tests.sim.modal_sdk import SimDoor
 from tests.sim.world import PYTHON, Proc, SimWorld
 
-from homing.cloud import bundle
-from homing.cloud.providers import modal_box, modal_offers
+from homing.cloud.machine_setup import code_bundle
+from homing.cloud.machine_setup.startup_script import WORK_DIR
 from homing.cloud.providers.base import Place
-from homing.cloud.providers.fake_cloud import FakeCloud
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings, Thing, state_of
-from homing.cloud.providers.modal import Modal
-from homing.cloud.startup import WORK_DIR
-from homing.store.modal_client import TOKEN_ENV
-from homing.wire.boot import EndBilling
+from homing.cloud.providers.fake.cloud import FakeCloud
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings, Thing, state_of
+from homing.cloud.providers.modal import machine, offers
+from homing.cloud.providers.modal.provider import Modal
+from homing.store.modal.client import TOKEN_ENV
+from homing.wire.boot_json import EndBilling
 from homing.world import NetworkError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class SimModal(SimCloud):
             on_change=stage.on_cloud_change,
         )
         self.rate = Decimal(rate_usd_per_hour)
-        modal_offers._BOOT_S = settings.boot_s + 10.0  # until `pace` ends
+        offers._BOOT_S = settings.boot_s + 10.0  # until `pace` ends
 
     def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None:
         if instance_id in self.machines:
@@ -167,7 +167,7 @@ def _entry(world: SimWorld, files: list[str], argv: list[str]) -> int:
     world.on_signal(signals.SIGTERM, lambda got: [world.signal(pid, got) for pid in agent] and None)
     try:
         for path in files:
-            target = f"{WORK_DIR}/{path.removeprefix(modal_box._PARCEL + '/')}"
+            target = f"{WORK_DIR}/{path.removeprefix(machine._PARCEL + '/')}"
             world.mkdir(target.rpartition("/")[0])
             world.copy(path, target)
         agent.append(world.spawn(argv, world.environment(), WORK_DIR, "/dev/stdout"))
@@ -196,15 +196,17 @@ def pace() -> Iterator[None]:
     can = {feature: text for feature, text in Modal.cannot.items() if feature != "file_store"}
     with (
         mock.patch.object(Modal, "cannot", can),
-        mock.patch("homing.cloud.providers.modal_api.open_door", SimDoor),
-        mock.patch.object(modal_box, "place", _place),
-        mock.patch.object(modal_offers, "_BOOT_S", 45.0),
-        mock.patch.object(modal_box.bundle, "lock", functools.cache(bundle.lock)),  # of this installation: the same
+        mock.patch("homing.cloud.providers.modal.api.open_door", SimDoor),
+        mock.patch.object(machine, "place", _place),
+        mock.patch.object(offers, "_BOOT_S", 45.0),
+        mock.patch.object(
+            machine.code_bundle, "lock", functools.cache(code_bundle.lock)
+        ),  # of this installation: the same
     ):
         yield
 
 
-_real_place = modal_box.place
+_real_place = machine.place
 
 
 def _place(*, is_own_image: bool) -> Place:

@@ -18,8 +18,8 @@ from tests.doubles.modal_cloud import CORE_USD, GIB_USD
 from tests.sim.kernel import Broken
 from tests.sim.world import SimWorld
 
-from homing.cloud.providers import modal_offers
-from homing.store.modal_client import TIMEOUT_S
+from homing.cloud.providers.modal import offers
+from homing.store.modal.client import TIMEOUT_S
 
 if TYPE_CHECKING:
     from tests.sim.modal import SimModal
@@ -82,7 +82,7 @@ class _Sdk:
 
     async def _rates(self) -> dict[str, Decimal]:
         # All cards cost the same: one that the account told nothing of would be offered at the rate of a dated table.
-        rates = {modal_offers.rate_key(card.name): self._card_usd for card in modal_offers._CARDS}
+        rates = {offers.rate_key(card.name): self._card_usd for card in offers._CARDS}
         told = self.ask("offers", lambda ways: rates)
         return chance_in(told, self.line.absurd_dice, self.line.absurd_rate)
 

@@ -1,8 +1,8 @@
 """Which code a command line starts in the simulation: always the real one, except for the trainer.
 
-agent.zip boot.json            homing.agent.__main__
+agent.zip boot.json            homing.instance.agent.__main__
 -m homing.store.sync ...       homing.store.sync
--m homing.lookout boot.json    homing.lookout
+-m homing.instance.monitor boot.json    homing.instance.monitor
 end_billing.py FOLDER MARK     what local_end does, against the simulated processes of its host
 bash -c ... RUNPOD_POD_ID ...  what a pod's own end command asks of RunPod's API
 sh -c ... over ...             the end of a sandbox of Modal: a word to its first command
@@ -23,8 +23,8 @@ from tests.sim.kernel import Broken
 from tests.sim.trainer import Trainer
 from tests.sim.world import Proc, SimWorld
 
-from homing.agent.__main__ import main as agent_main
-from homing.lookout import main as lookout_main
+from homing.instance.agent.__main__ import main as agent_main
+from homing.instance.monitor import main as lookout_main
 from homing.store.sync import main as sync_main
 
 __all__ = ["Programs"]
@@ -65,7 +65,7 @@ def _find(argv: list[str]) -> tuple[str, Program]:
     if "homing.store.sync" in words:
         at = words.index("homing.store.sync")
         return f"sync{argv[-1]}", lambda world: _ending_at_sigterm(world, lambda: sync_main(argv[at + 1 :], world))
-    if "homing.lookout" in words:
+    if "homing.instance.monitor" in words:
         return "lookout", lambda world: _ending_at_sigterm(world, lambda: lookout_main(argv, world))
     if "end_billing.py" in words:
         return "end_billing", lambda world: _end_local(world, argv[-2], argv[-1])

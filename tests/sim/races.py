@@ -22,16 +22,16 @@ from tests.sim.schedule import destroy_all
 from tests.sim.stage import Client, Stage
 from tests.sim.world import STORE
 
-from homing.cloud.adopt import adopt, propose
 from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.lease import other_owner
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
-from homing.cloud.reconcile import refresh
+from homing.cloud.launch.launch import launch
+from homing.cloud.ledger.lease import other_owner
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
+from homing.cloud.reconcile.adopt import adopt, propose
+from homing.cloud.reconcile.reconcile import refresh
 from homing.store import open_store
-from homing.wire import names
+from homing.wire import file_names
 
 __all__ = ["Raced", "race"]
 
@@ -161,7 +161,7 @@ class _Race:
                 raise Broken(f"{self.kind}: {who} take {run_id} for their own; the leases say {owners}")
 
     def _owners(self, run_id: str) -> list[str]:
-        folder = f"{STORE}/mine/runs/{run_id}/{names.LEASES}"
+        folder = f"{STORE}/mine/runs/{run_id}/{file_names.LEASES}"
         disk = self.stage.store.disk
         found = [
             disk.files[f"{folder}/{name}"] for name in sorted(disk.folders.get(folder, ())) if name.endswith(".json")

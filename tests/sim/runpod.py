@@ -23,15 +23,15 @@ from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
 from tests.sim.host import EPOCH, Host
 from tests.sim.world import PYTHON, Proc, SimWorld
 
-from homing.cloud import receive
-from homing.cloud.providers import runpod_catalogue
+from homing.cloud.launch import hand_over_remote
+from homing.cloud.machine_setup.startup_script import ROOT, WORK_DIR
 from homing.cloud.providers.base import Place
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
-from homing.cloud.providers.runpod import KEY_ENV, URL_ENV, Runpod
-from homing.cloud.startup import ROOT, WORK_DIR
-from homing.wire import names
-from homing.wire.boot import EndBilling
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
+from homing.cloud.providers.runpod import offers
+from homing.cloud.providers.runpod.provider import KEY_ENV, URL_ENV, Runpod
+from homing.wire import file_names
+from homing.wire.boot_json import EndBilling
 from homing.world import Completed, HttpRequest, NetworkError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class SimRunpod(SimCloud):
             seed=stage.random.getrandbits(32),
             on_change=stage.on_cloud_change,
         )
-        runpod_catalogue._BOOT_S = settings.boot_s + 10.0  # until `pace` ends: nothing is pulled and installed here
+        offers._BOOT_S = settings.boot_s + 10.0  # until `pace` ends: nothing is pulled and installed here
         self._orders: dict[str, tuple[str, dict[str, str]]] = {}  # pod -> script, environment
         self.num_restarts = 0
 
@@ -130,7 +130,7 @@ class SimRunpod(SimCloud):
             state = _receive(host, json.loads(stdin)["order"])
         except OSError as exc:
             state = {"state": "failed", "why": str(exc)}
-        return Completed(0, f"\n{receive.SIGN}{json.dumps(state)}\n", "")
+        return Completed(0, f"\n{hand_over_remote.SIGN}{json.dumps(state)}\n", "")
 
 
 def _receive(host: Host, order: dict[str, Any]) -> dict[str, str]:
@@ -141,7 +141,7 @@ def _receive(host: Host, order: dict[str, Any]) -> dict[str, str]:
     if f"{WORK_DIR}/go" not in disk.files:
         for name, data in order["files"].items():
             disk.put(f"{WORK_DIR}/{name}", base64.b64decode(data), now)
-        disk.put(f"{WORK_DIR}/{names.BOOT}", order["boot"].encode(), now)
+        disk.put(f"{WORK_DIR}/{file_names.BOOT}", order["boot"].encode(), now)
         disk.put(f"{ROOT}/secrets", json.dumps(order["secrets"]).encode(), now)
         disk.put(f"{WORK_DIR}/go", b"", now)
     return {"state": "done"}
@@ -175,7 +175,7 @@ class Startup:
         while True:
             if self.agent is None and world.exists(f"{WORK_DIR}/go"):
                 self._start_agent()
-            if world.is_locked(f"{WORK_DIR}/{names.DEAD_MAN_LOCK}"):
+            if world.is_locked(f"{WORK_DIR}/{file_names.DEAD_MAN_LOCK}"):
                 seen_at = world.monotonic()
             elif world.monotonic() >= end_at and world.monotonic() - seen_at >= self.grace_s:
                 self._end()
@@ -197,8 +197,8 @@ class Startup:
         self._keep("started")
         secrets = json.loads(self.world.read(f"{ROOT}/secrets"))
         self.world.remove(f"{ROOT}/secrets")
-        env = {**self.world.environment(), **secrets, names.MARK_ENV: self.mark}
-        argv = ["python3", "-I", f"{WORK_DIR}/agent.zip", f"{WORK_DIR}/{names.BOOT}"]
+        env = {**self.world.environment(), **secrets, file_names.MARK_ENV: self.mark}
+        argv = ["python3", "-I", f"{WORK_DIR}/agent.zip", f"{WORK_DIR}/{file_names.BOOT}"]
         with contextlib.suppress(OSError):
             self.agent = self.world.spawn(argv, env, WORK_DIR, f"{ROOT}/boot.log")
 
@@ -232,8 +232,8 @@ def pace() -> Iterator[None]:
     can = {feature: text for feature, text in Runpod.cannot.items() if feature != "file_store"}
     with (
         mock.patch.object(Runpod, "cannot", can),
-        mock.patch("homing.cloud.startup.place", _place),
-        mock.patch("homing.cloud.providers.runpod_catalogue._BOOT_S", 45.0),
+        mock.patch("homing.cloud.machine_setup.startup_script.place", _place),
+        mock.patch("homing.cloud.providers.runpod.offers._BOOT_S", 45.0),
     ):
         yield
 

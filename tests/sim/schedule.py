@@ -26,23 +26,23 @@ from tests.sim.truth import ROUNDING_USD
 from tests.sim.world import STORE, Proc
 from tests.sim.writer import HostileWriter
 
-from homing.cloud.adopt import adopt, propose
+from homing.cloud.artifacts.fetch import fetch
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
-from homing.cloud.fetch import fetch
-from homing.cloud.guard import guard_pass, wait_for_next
-from homing.cloud.guards import guards
+from homing.cloud.guard.change_limit import change_limit
+from homing.cloud.guard.change_limit import propose as propose_limit
+from homing.cloud.guard.guard import guard_pass, wait_for_next
+from homing.cloud.guard.stop_run import ask_to_stop
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.limit import change_limit
-from homing.cloud.limit import propose as propose_limit
-from homing.cloud.lost import unknown_runs
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.reconcile import refresh
-from homing.cloud.stop import ask_to_stop
-from homing.cloud.watch import watch
+from homing.cloud.launch.armed_guards import guards
+from homing.cloud.launch.launch import launch
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.reconcile.adopt import adopt, propose
+from homing.cloud.reconcile.lost_ledger import unknown_runs
+from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.watch.follow import watch
 from homing.errors import UsageError
 from homing.store import open_store
-from homing.wire.run import Limits
+from homing.wire.run_json import Limits
 
 __all__ = ["Verdict", "destroy_all", "play"]
 
@@ -323,7 +323,7 @@ class _Play:
         told = {"provider": self.stage.provider, "limit": str(limit), "resume": is_resume, "limits": limits}
         ready = self.stage.draft(home, **told)
         self.stage.truth.limits_usd[ready.run.id] = limit
-        self.verdict.is_announced = any("it bills on at" in said for said in guards(ready, home))
+        self.verdict.is_announced = any("it keeps billing at" in said for said in guards(ready, home))
         return launch(ready, home)
 
     def _watch(self, home: Home) -> str:

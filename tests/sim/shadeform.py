@@ -19,9 +19,9 @@ from tests.sim.host import EPOCH, Host
 from tests.sim.runpod import SimRunpod, Startup
 from tests.sim.world import SimWorld
 
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
-from homing.cloud.providers.shadeform import KEY_ENV, URL_ENV, Shadeform
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
+from homing.cloud.providers.shadeform.provider import KEY_ENV, URL_ENV, Shadeform
 from homing.world import Completed
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def pace() -> Iterator[None]:
     """A store that is far away is left out, and the half hour in which a slow machine may start."""
     with (
         mock.patch.object(Shadeform, "cannot", {"end_itself": "It cannot end itself."}),
-        mock.patch("homing.cloud.providers.shadeform._START_S", 300.0),
-        mock.patch("homing.cloud.providers.shadeform_offers._HAND_OVER_S", 5.0),
+        mock.patch("homing.cloud.providers.shadeform.provider._START_S", 300.0),
+        mock.patch("homing.cloud.providers.shadeform.offers._HAND_OVER_S", 5.0),
     ):
         yield

@@ -26,15 +26,15 @@ from tests.sim.truth import StoreDisk, Truth
 from tests.sim.world import STORE, Proc, SimWorld
 
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, LaunchOrder, draft
+from homing.cloud.launch.launch import Draft, LaunchOrder, draft
 from homing.cloud.providers.base import Needs
-from homing.cloud.providers.fake import KEY_ENV, URL_ENV
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.provider import KEY_ENV, URL_ENV
+from homing.cloud.providers.fake.things import Settings
 from homing.errors import HomingError, NoOffer
 from homing.wire import codec
-from homing.wire.data import DataManifest, Shard, SourceFile, Split
-from homing.wire.run import Cloud, Data, Limits, Model, Optimizer, Phase, Run, Sampling, Schedule, Sizes, Train
+from homing.wire.run_json import Cloud, Data, Limits, Model, Optimizer, Phase, Run, Sampling, Schedule, Sizes, Train
+from homing.wire.shard_manifest import DataManifest, Shard, SourceFile, Split
 
 __all__ = ["CLOUDS", "HOME", "Stage", "pace"]
 
@@ -189,8 +189,8 @@ def pace() -> Iterator[None]:
     try:
         # Here the fake cloud stands for one that is not on anybody's computer, so another home may ask it too.
         with (
-            mock.patch("homing.cloud.watch._POLL_S", 10.0),
-            mock.patch("homing.cloud.papers._heartbeat_s", _every_five_s),
+            mock.patch("homing.cloud.watch.follow._POLL_S", 10.0),
+            mock.patch("homing.cloud.launch.run_documents._heartbeat_s", _every_five_s),
             mock.patch("homing.cloud.home.HERE_ONLY", ("local",)),
             runpod.pace(),
             shadeform.pace(),

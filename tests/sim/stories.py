@@ -23,12 +23,12 @@ from tests.sim.world import CANNOT_FAIL, Proc
 
 from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
-from homing.cloud.reconcile import refresh
-from homing.cloud.status import billing_lines
-from homing.cloud.watch import watch
+from homing.cloud.launch.launch import launch
+from homing.cloud.ledger.meter import billing_lines
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
+from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.watch.follow import watch
 from homing.errors import HomingError
 
 __all__ = ["SAME_EVERYWHERE", "STORIES", "Point", "Struck", "points", "strike", "strikes"]

@@ -11,11 +11,12 @@ from tests.sim.schedule import destroy_all, play
 from tests.sim.stage import pace
 from tests.sim.stories import LONG, Rig
 
-from homing.cloud.guards import guards
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
+from homing.cloud.launch.armed_guards import guards
+from homing.cloud.launch.launch import launch
 
 
+@pytest.mark.acceptance(122)
 @pytest.mark.slow
 @pytest.mark.parametrize("skew_s", [0.0, 280.0, -280.0])
 def test_with_every_program_dead_and_home_gone_the_systems_own_timer_ends_it_inside_the_limit(skew_s: float) -> None:
@@ -41,6 +42,7 @@ def test_with_every_program_dead_and_home_gone_the_systems_own_timer_ends_it_ins
         stage.close()
 
 
+@pytest.mark.acceptance(122)
 def test_a_machine_that_hangs_with_nobody_at_home_bills_on_and_launch_has_said_so_before() -> None:
     """Its timer is its own system's, and hangs with it. AWS has none."""
     with pace():
@@ -55,7 +57,7 @@ def test_a_machine_that_hangs_with_nobody_at_home_bills_on_and_launch_has_said_s
             return launch(ready, home)
 
         assert rig.do("launch", verb).error is None
-        (sentence,) = (each for each in said if "it bills on at" in each)
+        (sentence,) = (each for each in said if "it keeps billing at" in each)
         assert "hangs or never comes up" in sentence
         assert "/h until: homing destroy moss" in sentence
         assert not any("the provider ends it" in each for each in said)

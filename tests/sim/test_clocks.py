@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.sim.stage import Stage, pace
 
-from homing.cloud.guard import guard_pass, wait_for_next
+from homing.cloud.guard.guard import guard_pass, wait_for_next
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
-from homing.cloud.reconcile import refresh
+from homing.cloud.launch.launch import launch
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
+from homing.cloud.reconcile.reconcile import refresh
 
 FIVE_HOURS = 18000.0
 LIMIT = Decimal("1.00")  # a thousand seconds

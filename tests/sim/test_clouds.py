@@ -16,11 +16,11 @@ from tests.sim.schedule import play
 from tests.sim.stage import CLOUDS, pace
 from tests.sim.stories import LONG, Rig, strike, strikes
 
-from homing.cloud.guard import guard_pass
+from homing.cloud.guard.guard import guard_pass
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.providers.fake_faults import Faults, Strike
-from homing.cloud.reconcile import refresh
+from homing.cloud.launch.launch import launch
+from homing.cloud.providers.fake.faults import Faults, Strike
+from homing.cloud.reconcile.reconcile import refresh
 
 _EVERY = 1201  # prime, so that the points that are taken do not fall on the same call of every loop
 # A day with moto behind it costs several times as much as one with another double.
@@ -48,6 +48,7 @@ def test_no_cloud_is_left_out() -> None:
     assert set(_SOME_DAYS) == set(_MORE_DAYS) == set(_LOSE) == set(CLOUDS) - {"fake"}
 
 
+@pytest.mark.acceptance(140, "X26")
 @pytest.mark.slow
 @_each_part(_SOME_DAYS)
 def test_some_bad_days_leak_nothing_double_nothing_and_hold_the_limit(provider: str, seeds: range) -> None:
@@ -73,6 +74,7 @@ def test_one_seed_is_one_day(provider: str, seed: int) -> None:
     assert (first.digest, first.num_calls) == (again.digest, again.num_calls)
 
 
+@pytest.mark.acceptance("X20", "X26")
 @pytest.mark.slow
 @every_cloud
 def test_killed_or_failed_here_and_there_a_run_is_recovered(provider: str) -> None:
@@ -105,6 +107,7 @@ def test_one_whose_home_died_before_the_hand_over_is_ended_inside_the_limit(prov
         stage.close()
 
 
+@pytest.mark.acceptance(122)
 @pytest.mark.parametrize("way", ["boot_dies", "boot_never"])
 @every_cloud
 def test_what_never_comes_up_is_ended_inside_the_limit_by_the_launch_that_waits_for_it(provider: str, way: str) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.sim.stage import Stage, pace
 
-from homing.cloud.guard import guard_pass, wait_for_next
-from homing.cloud.guards import armed, guards
+from homing.cloud.guard.guard import guard_pass, wait_for_next
 from homing.cloud.home import Home
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
+from homing.cloud.launch.armed_guards import armed, guards
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
 
 
 @pytest.fixture

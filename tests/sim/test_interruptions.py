@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from tests.sim.stage import Stage, pace
 
-from homing.cloud.guard import guard_pass
+from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.stop_run import ask_to_stop
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
-from homing.cloud.reconcile import refresh
-from homing.cloud.stop import ask_to_stop
+from homing.cloud.launch.launch import launch
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
+from homing.cloud.reconcile.reconcile import refresh
 
 # After its outcome it takes long to exit, as a process with a card does: the outcome is pushed as the trainer wrote it.
 LONG = {"steps": 400.0, "step_s": 1.0, "save_every": 5.0, "exit_s": 20.0}
@@ -79,7 +79,7 @@ def test_a_machine_taken_away_before_the_agent_has_amended_the_outcome_is_an_int
 def test_the_guard_launches_such_a_run_again(stage: Stage) -> None:
     take(stage, begin(stage, LONG), 10.0)
     made = stage.finish(stage.client("guard", lambda home: guard_pass(home))).answer
-    assert any("Attempt 2 is launched" in text for text in made.done), made
+    assert any("Attempt 2 launches" in text for text in made.done), made
 
 
 def test_a_stop_that_a_person_asked_for_stays_one_although_the_machine_went_before_the_agent_amended_it(

@@ -11,8 +11,8 @@ from tests.sim.stage import pace
 from tests.sim.stories import LONG, Rig
 
 from homing.cloud.home import Home
-from homing.cloud.logs import follow
-from homing.cloud.watch import watch
+from homing.cloud.watch.follow import watch
+from homing.cloud.watch.log_files import follow
 
 LEDGER, BACKUP = f"{HOME}/ledger.sqlite", f"{HOME}/backup/ledger.sqlite"
 
@@ -42,7 +42,7 @@ def test_a_watch_whose_run_the_ledger_has_lost_ends_when_nothing_of_it_bills(is_
             assert client.proc.is_alive, "its instance may be billing"
             rig.stage.home.cut.clear()
         rig.stage.finish(client, deadline_s=120.0)
-        assert "The ledger has lost moss" in str(client.error)
+        assert "disappeared from the ledger" in str(client.error)
         assert "homing adopt file:/store/mine moss" in str(client.error)
         assert rig.do("tidy", destroy_all).answer == []
         rig.stage.truth.check_receipts()

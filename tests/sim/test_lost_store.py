@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from tests.sim.stage import Stage, pace
 
-from homing.cloud.guard import guard_pass
+from homing.cloud.guard.guard import guard_pass
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
-from homing.cloud.reconcile import refresh
-from homing.cloud.status import look
-from homing.wire.run import Limits
+from homing.cloud.launch.launch import launch
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.providers.fake.things import Settings
+from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.reconcile.run_status import look
+from homing.wire.run_json import Limits
 
 LIMIT = "8.00"  # eight thousand seconds: the run file's default of half an hour is long before it
 ENDLESS = {"steps": 4000.0, "step_s": 4.0, "save_every": 5.0}
@@ -104,11 +104,11 @@ def test_status_names_the_cause_and_the_run_goes_on_when_the_store_is_back(stage
     stage.store.is_refusing = True
     stage.advance(300.0)
     status = stage.finish(stage.client("status", lambda home: look(home, home.ledger.find("moss")))).answer
-    assert "could not be read" in status.problem
-    assert "Permission" in status.problem or "not there" in status.problem
+    assert "Could not read the store" in status.problem
+    assert "Permission" in status.problem or "does not exist" in status.problem
     stage.store.is_refusing = False
     made = stage.finish(stage.client("guard", lambda home: guard_pass(home))).answer
-    assert any("Attempt 2 is launched" in text for text in made.done), made
+    assert any("Attempt 2 launches" in text for text in made.done), made
 
 
 @pytest.mark.regression("store-lost")

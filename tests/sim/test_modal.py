@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from decimal import Decimal
 
+import pytest
 from tests.sim.schedule import destroy_all
 from tests.sim.stage import pace
 from tests.sim.stories import LONG, Rig
 
-from homing.cloud.guard import guard_pass, wait_for_next
+from homing.cloud.guard.guard import guard_pass, wait_for_next
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.reconcile import CREATE_GRACE_S
+from homing.cloud.launch.launch import launch
+from homing.cloud.providers.fake.faults import Faults
+from homing.cloud.reconcile.reconcile import CREATE_GRACE_S
 
 
+@pytest.mark.acceptance(122)
 def test_a_sandbox_that_hangs_is_ended_by_its_timeout_inside_the_limit_without_anybody() -> None:
     with pace():
         rig = Rig(provider="modal")

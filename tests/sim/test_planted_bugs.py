@@ -15,9 +15,12 @@ from tests.sim.schedule import play
 from tests.sim.stage import Stage, pace
 from tests.sim.test_seeds import story_of_a_machine_given_away
 
-from homing.cloud import destroy, guard, launch, reconcile
-from homing.cloud.ledger import ADOPTED, Ledger
+from homing.cloud import destroy
+from homing.cloud.guard import guard
+from homing.cloud.launch import launch
+from homing.cloud.ledger.ledger import ADOPTED, Ledger
 from homing.cloud.providers.once import Once
+from homing.cloud.reconcile import reconcile
 from homing.store.push import Pusher
 
 MOST_SEEDS = 120
@@ -42,7 +45,7 @@ def test_a_line_closed_at_the_first_empty_look_is_found(monkeypatch: pytest.Monk
 @pytest.mark.slow
 def test_a_create_that_is_repeated_without_looking_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Once, "_look_for", lambda self, mark, why: None)
-    monkeypatch.setattr(Once, "_end_twins", lambda self, mark, kept: None)
+    monkeypatch.setattr(Once, "_end_duplicates", lambda self, mark, kept: None)
     assert "doubled" in first_broken("doubled")
 
 
@@ -70,10 +73,11 @@ def test_retention_that_deletes_the_last_checkpoint_is_found(monkeypatch: pytest
     assert "no whole checkpoint" in first_broken("no whole checkpoint")
 
 
+@pytest.mark.acceptance("X26")
 @pytest.mark.slow
 def test_guards_that_sleep_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     never: Callable[..., float] = lambda *_: 1e6  # noqa: E731
-    monkeypatch.setattr("homing.agent.limits.Limits.left_s", never)
+    monkeypatch.setattr("homing.instance.agent.limits.Limits.left_s", never)
     assert "a guard lived" in first_broken("a guard lived")
 
 

@@ -12,14 +12,14 @@ from tests.sim.stage import Stage, pace
 from tests.sim.stories import LONG, SHORT, Rig
 from tests.sim.world import STORE
 
-from homing.cloud import receipt
-from homing.cloud.adopt import adopt, propose
 from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.ledger import Ledger, LedgerLine
-from homing.cloud.providers.fake_faults import Faults, Strike
-from homing.cloud.reconcile import CREATE_GRACE_S
+from homing.cloud.launch.launch import launch
+from homing.cloud.ledger.ledger import Ledger, LedgerLine
+from homing.cloud.providers.fake.faults import Faults, Strike
+from homing.cloud.reconcile import receipt
+from homing.cloud.reconcile.adopt import adopt, propose
+from homing.cloud.reconcile.reconcile import CREATE_GRACE_S
 from homing.store import open_store
 
 CLOUDS = ("fake", "modal", "runpod", "shadeform", pytest.param("aws", marks=pytest.mark.slow))

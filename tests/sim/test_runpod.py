@@ -8,7 +8,7 @@ from tests.sim.runpod import SimRunpod
 from tests.sim.stage import pace
 from tests.sim.stories import LONG, Rig
 
-from homing.cloud.reconcile import refresh
+from homing.cloud.reconcile.reconcile import refresh
 
 
 def test_a_pod_whose_first_process_died_starts_empty_and_ends_itself_inside_the_limit() -> None:

@@ -16,6 +16,7 @@ from tests.sim.stories import STORIES, points, strike
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.acceptance("X26")
 @pytest.mark.parametrize("first", [0, 20])
 def test_nothing_breaks_on_some_bad_days(first: int) -> None:
     with pace():
@@ -32,6 +33,7 @@ def test_races_have_one_winner() -> None:
     assert len({r.kind for r in raced}) == len(KINDS)
 
 
+@pytest.mark.acceptance("X26")
 @pytest.mark.parametrize("story", sorted(STORIES))
 def test_a_point_here_and_there_of_each_story_is_recovered_from(story: str) -> None:
     with pace():

@@ -13,21 +13,21 @@ from tests.sim.stage import Client, Stage, pace
 from tests.sim.truth import Truth
 from tests.sim.world import STORE
 
-from homing.agent.folder import Folder
-from homing.agent.limits import last_beat_at
-from homing.cloud.adopt import adopt, propose
 from homing.cloud.destroy import destroy_run
-from homing.cloud.guard import guard_pass, wait_for_next
-from homing.cloud.guards import guards
+from homing.cloud.guard.guard import guard_pass, wait_for_next
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.providers.fake_faults import Faults, Strike
-from homing.cloud.providers.fake_things import Settings
-from homing.cloud.reconcile import refresh
+from homing.cloud.launch.armed_guards import guards
+from homing.cloud.launch.launch import launch
+from homing.cloud.providers.fake.faults import Faults, Strike
+from homing.cloud.providers.fake.things import Settings
+from homing.cloud.reconcile.adopt import adopt, propose
+from homing.cloud.reconcile.reconcile import refresh
+from homing.instance.agent.folder import Folder
+from homing.instance.agent.limits import last_beat_at
 from homing.store import open_store
 from homing.wire import codec
-from homing.wire.boot import Boot
-from homing.wire.control import Heartbeat, Request
+from homing.wire.boot_json import Boot
+from homing.wire.control_files import Heartbeat, Request
 
 LIMIT = Decimal("0.60")  # six hundred seconds
 ENDLESS = {"steps": 1000.0, "step_s": 4.0, "save_every": 5.0}
@@ -180,7 +180,7 @@ def test_what_another_home_launches_is_no_machine_of_this_homes_guard_and_that_l
         return launch(ready, home)
 
     assert stage.finish(stage.client("resume", go_on, other)).error is None
-    assert any("it bills on" in sentence for sentence in said)
+    assert any("it keeps billing" in sentence for sentence in said)
     assert stage.cloud is not None
     cloud = stage.cloud.cloud
     (machine,) = cloud._live
@@ -198,6 +198,6 @@ def test_a_store_that_vanishes_between_two_looks_is_not_an_empty_one(stage: Stag
     before = stage.finish(stage.client("runs", lambda home: home.ledger.runs()[0].state)).answer
     stage.home.cut.add("store")
     problems = stage.finish(stage.client("runs", refresh)).answer
-    assert any("could not be read" in problem for problem in problems)
+    assert any("Could not read the store" in problem for problem in problems)
     after = stage.finish(stage.client("runs", lambda home: home.ledger.runs()[0].state)).answer
     assert after == before

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from decimal import Decimal
 
+import pytest
 from tests.sim.shadeform import SimShadeform
 from tests.sim.stage import pace
 from tests.sim.stories import LONG, Rig
 
-from homing.cloud.guard import guard_pass
+from homing.cloud.guard.guard import guard_pass
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
+from homing.cloud.launch.launch import launch
 
 
 def test_a_launch_that_died_before_the_hand_over_costs_one_start_and_not_the_limit() -> None:
@@ -54,6 +55,7 @@ def test_with_home_gone_for_ever_its_date_ends_it_and_a_guard_ends_it_as_soon_as
             stage.close()
 
 
+@pytest.mark.acceptance(122)
 def test_a_machine_that_hangs_is_ended_by_its_date_without_anybody() -> None:
     with pace():
         rig = Rig(provider="shadeform")

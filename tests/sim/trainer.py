@@ -17,15 +17,15 @@ import json
 import signal as signals
 from typing import TYPE_CHECKING
 
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, FileHash, Pointer
-from homing.wire.event import Event, Metric, Outcome
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest, FileHash, Pointer
+from homing.wire.event_lines import Event, Metric, Outcome
 
 if TYPE_CHECKING:
     from tests.sim.world import SimWorld
 
 PHASE = "pretrain"
-_FILES = (names.WEIGHTS, names.OPTIMIZER, names.STATE)
+_FILES = (file_names.WEIGHTS, file_names.OPTIMIZER, file_names.STATE)
 
 
 class Trainer:
@@ -41,7 +41,7 @@ class Trainer:
             world.proc.handlers[signals.SIGTERM] = self._on_term
         else:
             world.proc.handlers[signals.SIGTERM] = lambda number: None
-        world.mkdir(f"{self.dir}/{names.CHECKPOINTS}/{PHASE}")
+        world.mkdir(f"{self.dir}/{file_names.CHECKPOINTS}/{PHASE}")
         begun = max(self._steps(), default=0)
         world.sim.truth.trainer_begins(world.proc, begun)  # type: ignore[attr-defined]
         self._say("resumed" if begun else "phase_started", f"from step {begun}")
@@ -53,17 +53,17 @@ class Trainer:
                 return code
             left_s = (num_steps - step) * told["step_s"] + 2 * told["save_s"]
             metric = Metric(world.now(), PHASE, step, num_steps, step * 10, 3.0, step_s=told["step_s"], eta_s=left_s)
-            world.append(f"{self.dir}/{names.METRICS}", (codec.dumps(metric) + "\n").encode())
+            world.append(f"{self.dir}/{file_names.METRICS}", (codec.dumps(metric) + "\n").encode())
             is_stop, land_by = self._control()
             is_landing = land_by is not None and self._clock() + min(left_s, 2 * told["step_s"]) > land_by
             is_last = step == num_steps
             if is_last or is_stop or is_landing or step % int(told["save_every"]) == 0:
                 self._save(step, is_final=is_last)
             if is_stop and not is_last:
-                return self._end("stopped", names.EXIT_STOPPED, step)
+                return self._end("stopped", file_names.EXIT_STOPPED, step)
             if is_landing and not is_last:
-                return self._end("done", names.EXIT_DONE, step)
-        return self._end("done", names.EXIT_DONE, num_steps)
+                return self._end("done", file_names.EXIT_DONE, step)
+        return self._end("done", file_names.EXIT_DONE, num_steps)
 
     def _on_term(self, number: int) -> None:
         self.is_signalled = True
@@ -81,12 +81,12 @@ class Trainer:
             if count <= told.get("crashes", 1e9):
                 return 1
         if step == told.get("nan_at"):
-            return self._end("failed", names.EXIT_FAILED, step, is_final=True)
+            return self._end("failed", file_names.EXIT_FAILED, step, is_final=True)
         return None
 
     def _control(self) -> tuple[bool, float | None]:
         try:
-            body = json.loads(self.world.read(f"{self.dir}/{names.CONTROL}"))
+            body = json.loads(self.world.read(f"{self.dir}/{file_names.CONTROL}"))
         except (OSError, ValueError):
             body = {}
         is_stop = (bool(body.get("stop")) or self.is_signalled) and not self.told.get("deaf")
@@ -96,11 +96,13 @@ class Trainer:
         return self.world.boottime()
 
     def _steps(self) -> list[int]:
-        found = [names.parse_step(name) for name in self.world.listdir(f"{self.dir}/{names.CHECKPOINTS}/{PHASE}")]
+        found = [
+            file_names.parse_step(name) for name in self.world.listdir(f"{self.dir}/{file_names.CHECKPOINTS}/{PHASE}")
+        ]
         return sorted(step for step in found if step is not None)
 
     def _save(self, step: int, *, is_final: bool) -> None:
-        world, folder = self.world, f"{self.dir}/{names.CHECKPOINTS}/{PHASE}"
+        world, folder = self.world, f"{self.dir}/{file_names.CHECKPOINTS}/{PHASE}"
         aside = f"{folder}/.aside-{step}"
         world.rmtree(aside)
         world.mkdir(aside)
@@ -111,21 +113,21 @@ class Trainer:
             files.append(FileHash(name=name, num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
         world.sleep(self.told["save_s"])
         manifest = CheckpointManifest("moss", "?", PHASE, step, step * 10, is_final, "", 1, files, world.now())
-        world.write(f"{aside}/{names.MANIFEST}", codec.dumps(manifest, indent=1).encode())
-        if not world.exists(f"{folder}/{names.step_dir(step)}"):
-            world.rename(aside, f"{folder}/{names.step_dir(step)}")
-        for name in (names.LATEST, names.BEST):
+        world.write(f"{aside}/{file_names.MANIFEST}", codec.dumps(manifest, indent=1).encode())
+        if not world.exists(f"{folder}/{file_names.step_dir(step)}"):
+            world.rename(aside, f"{folder}/{file_names.step_dir(step)}")
+        for name in (file_names.LATEST, file_names.BEST):
             world.write(f"{folder}/{name}", codec.dumps(Pointer(step=step)).encode())
         self._say("checkpoint_saved", f"step {step}", step)
         for old in self._steps()[: -int(self.told["keep"])]:
-            world.rmtree(f"{folder}/{names.step_dir(old)}")
+            world.rmtree(f"{folder}/{file_names.step_dir(old)}")
 
     def _say(self, kind: str, text: str, step: int | None = None) -> None:
         event = Event(t=self.world.now(), source="trainer", kind=kind, text=text, phase=PHASE, step=step)
-        self.world.append(f"{self.dir}/{names.EVENTS}", (codec.dumps(event) + "\n").encode())
+        self.world.append(f"{self.dir}/{file_names.EVENTS}", (codec.dumps(event) + "\n").encode())
 
     def _end(self, state: str, code: int, step: int, *, is_final: bool = False) -> int:
         outcome = Outcome(state, f"stand-in: {state}", code, PHASE, step, self.world.now(), is_final=is_final)
-        self.world.write(f"{self.dir}/{names.OUTCOME}", codec.dumps(outcome).encode())
+        self.world.write(f"{self.dir}/{file_names.OUTCOME}", codec.dumps(outcome).encode())
         self.world.sleep(self.told.get("exit_s", 0.0))
         return code

@@ -21,13 +21,13 @@ from tests.sim.host import EPOCH, HOME, Disk, Host
 from tests.sim.kernel import Broken
 from tests.sim.world import STORE, Proc
 
-from homing.cloud.mark import owner_prefix, shown_mark
-from homing.wire import names
+from homing.cloud.ledger.mark import owner_prefix, shown_mark
+from homing.wire import file_names
 
 if TYPE_CHECKING:
     from tests.sim.stage import Stage
 
-    from homing.cloud.providers.fake_things import Thing
+    from homing.cloud.providers.fake.things import Thing
 
 __all__ = ["ROUNDING_USD", "StoreDisk", "Truth"]
 
@@ -212,19 +212,19 @@ class Truth:
 
     def _stored(self, path: str) -> None:
         parts = path[len(STORE) + 1 :].split("/")[1:]  # without the store's own folder
-        if len(parts) < 3 or parts[0] != names.STORE_RUNS or ".tmp-" in path or ".part-" in path:
+        if len(parts) < 3 or parts[0] != file_names.STORE_RUNS or ".tmp-" in path or ".part-" in path:
             return
         run_id = parts[1]
-        if parts[2] == names.LEASES:
+        if parts[2] == file_names.LEASES:
             self._lease_made(run_id, path)
             return
         self._check_writer(run_id, path)
-        if parts[2] == names.CHECKPOINTS and len(parts) == 6:
+        if parts[2] == file_names.CHECKPOINTS and len(parts) == 6:
             self._look_at_checkpoint(run_id, path.rpartition("/")[0])
 
     def _dropped(self, path: str) -> None:
         parts = path[len(STORE) + 1 :].split("/")[1:]
-        if len(parts) == 6 and parts[0] == names.STORE_RUNS and parts[2] == names.CHECKPOINTS:
+        if len(parts) == 6 and parts[0] == file_names.STORE_RUNS and parts[2] == file_names.CHECKPOINTS:
             self._look_at_checkpoint(parts[1], path.rpartition("/")[0])
 
     def _lease_made(self, run_id: str, path: str) -> None:
@@ -257,7 +257,7 @@ class Truth:
                 raise Broken(f"no whole checkpoint of {run_id} is left in the store: {folder} was the last")
 
     def _is_whole(self, folder: str) -> bool:
-        text = self._disk.files.get(f"{folder}/{names.MANIFEST}")
+        text = self._disk.files.get(f"{folder}/{file_names.MANIFEST}")
         if text is None:
             return False
         try:
@@ -271,7 +271,7 @@ class Truth:
         return not self.has_hostile_writer and bool(self._whole) and bool(self._whole[max(self._whole)])
 
     def _steps(self, run_id: str) -> list[int]:
-        found = [names.parse_step(folder.rpartition("/")[2]) for folder in self._whole.get(run_id, ())]
+        found = [file_names.parse_step(folder.rpartition("/")[2]) for folder in self._whole.get(run_id, ())]
         return [step for step in found if step is not None]
 
     # --- trainers ---

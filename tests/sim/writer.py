@@ -15,8 +15,8 @@ from tests.sim.host import Host
 from tests.sim.kernel import Broken
 from tests.sim.world import STORE, Proc
 
-from homing.wire import codec, names
-from homing.wire.boot import Boot
+from homing.wire import codec, file_names
+from homing.wire.boot_json import Boot
 
 __all__ = ["HostileWriter"]
 
@@ -30,7 +30,7 @@ _BYTES = (
     b"PK\x03\x04 import os; os.system('evil')",
 )
 # Whatever could say that the run is over, or how it is: only garbage is written there, never a document of theirs.
-_SIGNS = (names.HEARTBEAT, names.OUTCOME, names.REQUEST, names.EVENTS, names.METRICS)
+_SIGNS = (file_names.HEARTBEAT, file_names.OUTCOME, file_names.REQUEST, file_names.EVENTS, file_names.METRICS)
 
 
 class HostileWriter:
@@ -41,8 +41,12 @@ class HostileWriter:
     def strike(self, now: float) -> None:
         """On one file of the store, the run's code and inputs first."""
         keys = sorted(self._disk.walk(_ROOT))
-        code = [key for key in keys if key.startswith(f"{names.STORE_OBJECTS}/")]
-        others = [key for key in keys if key.startswith((names.STORE_RUNS, names.STORE_MODELS)) and "lease" not in key]
+        code = [key for key in keys if key.startswith(f"{file_names.STORE_OBJECTS}/")]
+        others = [
+            key
+            for key in keys
+            if key.startswith((file_names.STORE_RUNS, file_names.STORE_MODELS)) and "lease" not in key
+        ]
         chosen = self._random.choice(code if code and self._random.random() < 0.6 else others or code or [""])
         if not chosen:
             return
@@ -58,8 +62,10 @@ class HostileWriter:
             return
         disk = proc.host.disk
         work = proc.argv[1].rpartition("/")[0]
-        boot = codec.loads(Boot, disk.get(f"{work}/{names.BOOT}"))
-        fixed = [item for item in boot.inputs if item.path in (f"run/{names.RUN}",) or item.path.startswith("data/")]
+        boot = codec.loads(Boot, disk.get(f"{work}/{file_names.BOOT}"))
+        fixed = [
+            item for item in boot.inputs if item.path in (f"run/{file_names.RUN}",) or item.path.startswith("data/")
+        ]
         for item in fixed:
             found = disk.files.get(f"{work}/{item.path}")
             if found is None or hashlib.sha256(found).hexdigest() != item.sha256:

@@ -10,8 +10,8 @@ from tests.doubles.trainer import write_checkpoint
 from homing.store import FileStore, sync
 from homing.store.base import Entries, Files
 from homing.store.push import Pusher
-from homing.wire import names
-from homing.wire.boot import Boot, EndBilling
+from homing.wire import file_names
+from homing.wire.boot_json import Boot, EndBilling
 from homing.world import World
 
 
@@ -31,7 +31,7 @@ class Counting(FileStore):
         return super().put_many(files)
 
     def read(self, key: str) -> bytes:
-        self.looks += key.endswith(f"/{names.REQUEST}")
+        self.looks += key.endswith(f"/{file_names.REQUEST}")
         return super().read(key)
 
 
@@ -46,7 +46,7 @@ class Clock(World):
 
     def sleep(self, seconds: float) -> None:
         self.t += seconds
-        (self.run_dir / names.HEARTBEAT).write_text(f"beat at {self.t}")
+        (self.run_dir / file_names.HEARTBEAT).write_text(f"beat at {self.t}")
         if self.t > self.until_s:
             raise KeyboardInterrupt
 
@@ -72,15 +72,16 @@ def test_heartbeats_go_once_a_minute_the_first_at_once_and_requests_are_looked_f
     world = Clock(run_dir, until_s=310.0)
     store = Counting(tmp_path / "store", world)
     store.put_bytes("marker", b"")
-    (run_dir / names.METRICS).write_text("{}\n")
+    (run_dir / file_names.METRICS).write_text("{}\n")
     with pytest.raises(KeyboardInterrupt):
         sync.watch(boot_of(run_dir, store), store, world)
-    beats = [keys for keys in store.writes if any(key.endswith(names.HEARTBEAT) for key in keys)]
+    beats = [keys for keys in store.writes if any(key.endswith(file_names.HEARTBEAT) for key in keys)]
     assert 5 <= len(beats) <= 7, "one a minute in five minutes"
     assert store.looks > 50
     assert store.read("runs/amber-1/heartbeat.json") != b"beat at 5.0"
 
 
+@pytest.mark.acceptance(105)
 def test_a_checkpoint_is_one_write_and_its_manifest_another(tmp_path: Path, run_dir: Path) -> None:
     world = World()
     store = Counting(tmp_path / "store", world)
@@ -92,7 +93,9 @@ def test_a_checkpoint_is_one_write_and_its_manifest_another(tmp_path: Path, run_
     assert len(of_checkpoint) == 1
     assert len(of_checkpoint[0]) == 6
     assert store.exists("runs/amber-1/checkpoints/pretrain/step-00000010/manifest.json")
-    pointers = [keys for keys in store.writes if any(key.endswith((names.LATEST, names.BEST)) for key in keys)]
+    pointers = [
+        keys for keys in store.writes if any(key.endswith((file_names.LATEST, file_names.BEST)) for key in keys)
+    ]
     assert [len(keys) for keys in pointers] == [2]
 
 
@@ -104,7 +107,7 @@ def test_a_file_that_vanishes_does_not_keep_the_others_of_its_write_back(tmp_pat
 
     store = Vanishing(tmp_path / "store", World())
     store.put_bytes("marker", b"")
-    for name in ("logs-old.txt", names.METRICS, names.HEARTBEAT):
+    for name in ("logs-old.txt", file_names.METRICS, file_names.HEARTBEAT):
         (run_dir / name).write_text(name)
     Pusher(str(run_dir), "amber-1", "amber", store, World()).push_live()
-    assert [entry.key.rsplit("/", 1)[1] for entry in store.list("runs/")] == [names.HEARTBEAT, names.METRICS]
+    assert [entry.key.rsplit("/", 1)[1] for entry in store.list("runs/")] == [file_names.HEARTBEAT, file_names.METRICS]

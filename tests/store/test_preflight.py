@@ -58,6 +58,7 @@ def test_a_service_that_takes_both_exclusive_writes_is_refused(rclone: Server, n
     assert open_store(url, World()).list("") == []
 
 
+@pytest.mark.acceptance(43)
 def test_a_missing_bucket_is_refused(moto: Server, keys: None) -> None:
     for needs_write in (True, False):
         with pytest.raises(StoreError) as caught:
@@ -65,6 +66,7 @@ def test_a_missing_bucket_is_refused(moto: Server, keys: None) -> None:
         assert "nobody-made-it" in caught.value.why
 
 
+@pytest.mark.acceptance(10, 43)
 def test_the_wrong_region_is_refused_with_the_right_one(moto: Server, keys: None) -> None:
     import boto3
 
@@ -72,11 +74,12 @@ def test_the_wrong_region_is_refused_with_the_right_one(moto: Server, keys: None
     client.create_bucket(Bucket="homing-in-ireland", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     with pytest.raises(StoreError) as caught:
         preflight(f"s3://homing-in-ireland?endpoint={moto.endpoint}&region=us-east-1", World())
-    assert "lies in eu-west-1" in caught.value.why
+    assert "is in eu-west-1" in caught.value.why
     assert "?region=eu-west-1" in caught.value.fix
     preflight(f"s3://homing-in-ireland?endpoint={moto.endpoint}&region=eu-west-1", World())
 
 
+@pytest.mark.acceptance(41)
 def test_a_repository_is_made_private_and_tried(hub: Hub) -> None:
     notes = preflight("hf:me/fresh", World())
     assert "HF_TOKEN, hf_...te" in notes[0]
@@ -85,10 +88,11 @@ def test_a_repository_is_made_private_and_tried(hub: Hub) -> None:
 
 
 def test_looking_at_a_missing_repository_makes_none(hub: Hub) -> None:
-    assert "would make it" in preflight("hf:me/fresh", World(), needs_write=False)[0]
+    assert "a launch creates it" in preflight("hf:me/fresh", World(), needs_write=False)[0]
     assert hub.repos == {}
 
 
+@pytest.mark.acceptance(10, 41)
 @pytest.mark.parametrize(("token", "says"), [(READ, "may not write"), (STRANGER, "may not write")])
 def test_a_token_that_cannot_write_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str, says: str) -> None:
     hub.add("me/runs")

@@ -15,9 +15,9 @@ from homing.errors import StoreError
 from homing.store import FileStore
 from homing.store.base import Entry
 from homing.store.push import Pushed, Pusher
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, Pointer
-from homing.wire.event import Event, Outcome
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest, Pointer
+from homing.wire.event_lines import Event, Outcome
 from homing.world import World
 
 
@@ -61,10 +61,10 @@ def store(tmp_path: Path) -> Recording:
 def run_dir(tmp_path: Path) -> Path:
     run_dir = tmp_path / "work/run"
     (run_dir / "logs").mkdir(parents=True)
-    (run_dir / names.RUN).write_text('{"phases": [{"kind": "pretrain"}, {"kind": "mid"}]}')
-    (run_dir / names.METRICS).write_text('{"step": 1}\n')
+    (run_dir / file_names.RUN).write_text('{"phases": [{"kind": "pretrain"}, {"kind": "mid"}]}')
+    (run_dir / file_names.METRICS).write_text('{"step": 1}\n')
     (run_dir / "logs/trainer.log").write_text("hello\n")
-    (run_dir / names.HEARTBEAT).write_text("{}")
+    (run_dir / file_names.HEARTBEAT).write_text("{}")
     return run_dir
 
 
@@ -76,7 +76,7 @@ def whole_steps(store: Recording) -> list[tuple[str, int]]:
     """Checkpoints that a reader of the store would trust, each proven by every hash in its manifest."""
     found = []
     for entry in store.list("runs/amber-1/checkpoints/"):
-        if entry.key.endswith(f"/{names.MANIFEST}"):
+        if entry.key.endswith(f"/{file_names.MANIFEST}"):
             manifest = codec.loads(CheckpointManifest, store.read(entry.key))
             folder = entry.key.rpartition("/")[0]
             assert all(store.sha256(f"{folder}/{file.name}") == file.sha256 for file in manifest.files), entry.key
@@ -85,7 +85,7 @@ def whole_steps(store: Recording) -> list[tuple[str, int]]:
 
 
 def events(run_dir: Path) -> list[str]:
-    lines = (run_dir / names.EVENTS).read_text().splitlines() if (run_dir / names.EVENTS).exists() else []
+    lines = (run_dir / file_names.EVENTS).read_text().splitlines() if (run_dir / file_names.EVENTS).exists() else []
     return [codec.loads(Event, line).kind for line in lines]
 
 
@@ -103,10 +103,11 @@ def test_content_goes_first_then_the_manifest_then_the_pointers(run_dir: Path, s
     make_pusher(run_dir, store).push_everything()
     assert events(run_dir) == ["checkpoint_pushed"]  # verified again, and not news
     assert store.read("runs/amber-1/logs/trainer.log") == b"hello\n"
-    pushed = codec.loads(Pushed, (run_dir / names.PUSHED).read_bytes())
+    pushed = codec.loads(Pushed, (run_dir / file_names.PUSHED).read_bytes())
     assert (pushed.phase, pushed.step, pushed.problem) == ("pretrain", 10, "")
 
 
+@pytest.mark.acceptance(105)
 def test_at_every_failure_point_the_store_shows_only_whole_checkpoints(run_dir: Path, store: Recording) -> None:
     write_checkpoint(run_dir, "pretrain", 10)
     make_pusher(run_dir, store).push_changes()
@@ -135,7 +136,7 @@ def test_a_pass_without_changes_writes_nothing(run_dir: Path, store: Recording) 
     store.calls.clear()
     pusher.push_changes()
     assert store.calls == []
-    with open(run_dir / names.METRICS, "a") as file:
+    with open(run_dir / file_names.METRICS, "a") as file:
         file.write('{"step": 2}\n')
     pusher.push_changes()
     assert store.calls == [("put", "runs/amber-1/metrics.jsonl")]
@@ -144,15 +145,16 @@ def test_a_pass_without_changes_writes_nothing(run_dir: Path, store: Recording) 
 def test_an_unfinished_checkpoint_and_files_of_home_stay_here(run_dir: Path, store: Recording) -> None:
     folder = run_dir / "checkpoints/pretrain/step-00000030"
     folder.mkdir(parents=True)
-    (folder / names.WEIGHTS).write_bytes(b"half")
-    (run_dir / names.REQUEST).write_text("{}")
-    (run_dir / names.RECORD).write_text("{}")
+    (folder / file_names.WEIGHTS).write_bytes(b"half")
+    (run_dir / file_names.REQUEST).write_text("{}")
+    (run_dir / file_names.RECORD).write_text("{}")
     (run_dir / "heartbeat.json.tmp-12-0123abcd").write_text("{}")
     make_pusher(run_dir, store).push_changes()
     keys = [entry.key for entry in store.list("")]
     assert not [key for key in keys if "step-" in key or "request" in key or "record" in key or "tmp" in key]
 
 
+@pytest.mark.acceptance(107)
 def test_retention_is_mirrored_only_behind_a_newer_verified_checkpoint(run_dir: Path, store: Recording) -> None:
     pusher = make_pusher(run_dir, store)
     for step in (10, 20, 30):
@@ -201,7 +203,7 @@ def test_an_attempt_that_began_further_back_deletes_no_checkpoint_that_is_newer_
 def test_a_checkpoint_damaged_here_is_told_and_never_shown_as_whole(run_dir: Path, store: Recording) -> None:
     write_checkpoint(run_dir, "pretrain", 10)
     damaged = write_checkpoint(run_dir, "pretrain", 20)
-    (damaged / names.WEIGHTS).write_bytes(b"flipped")
+    (damaged / file_names.WEIGHTS).write_bytes(b"flipped")
     pusher = make_pusher(run_dir, store)
     pusher.push_everything()
     assert whole_steps(store) == [("pretrain", 10)]
@@ -233,30 +235,32 @@ def test_a_step_saved_again_with_other_content_is_pushed_again(run_dir: Path, st
     write_checkpoint(run_dir, "pretrain", 10, size=2500)
     pusher.push_changes()
     assert whole_steps(store) == [("pretrain", 10)]
-    local = (run_dir / "checkpoints/pretrain/step-00000010" / names.MANIFEST).read_bytes()
+    local = (run_dir / "checkpoints/pretrain/step-00000010" / file_names.MANIFEST).read_bytes()
     assert store.read("runs/amber-1/checkpoints/pretrain/step-00000010/manifest.json") == local
 
 
+@pytest.mark.acceptance(102, 132)
 @pytest.mark.parametrize("state", ["done", "stopped"])
 def test_a_run_that_ended_leaves_its_model_behind(run_dir: Path, store: Recording, state: str) -> None:
     write_checkpoint(run_dir, "pretrain", 10)
     write_checkpoint(run_dir, "mid", 5, is_final=state == "done")
     store.put_bytes("models/amber/left-over-of-an-older-run", b"x")
-    (run_dir / names.OUTCOME).write_text(codec.dumps(Outcome(state, "", 0)))
+    (run_dir / file_names.OUTCOME).write_text(codec.dumps(Outcome(state, "", 0)))
     make_pusher(run_dir, store).push_everything()
     kept = {entry.key.removeprefix("models/amber/") for entry in store.list("models/")}
-    assert kept == {names.WEIGHTS, names.RUN, names.TOKENIZER, "config.json", names.MANIFEST}
+    assert kept == {file_names.WEIGHTS, file_names.RUN, file_names.TOKENIZER, "config.json", file_names.MANIFEST}
     manifest = codec.loads(CheckpointManifest, store.read("models/amber/manifest.json"))
     assert (manifest.phase, manifest.step, manifest.is_final) == ("mid", 5, state == "done")
-    assert {file.name for file in manifest.files} == kept - {names.MANIFEST}
+    assert {file.name for file in manifest.files} == kept - {file_names.MANIFEST}
     assert all(store.sha256(f"models/amber/{file.name}") == file.sha256 for file in manifest.files)
     puts = [key for verb, key in store.calls if verb == "put" and key.startswith("models/")]
     assert puts[-1] == "models/amber/manifest.json"
 
 
+@pytest.mark.acceptance(68, 132)
 def test_the_model_of_another_run_of_that_name_is_never_replaced(run_dir: Path, store: Recording) -> None:
     write_checkpoint(run_dir, "pretrain", 10, is_final=True)
-    (run_dir / names.OUTCOME).write_text(codec.dumps(Outcome("done", "", 0)))
+    (run_dir / file_names.OUTCOME).write_text(codec.dumps(Outcome("done", "", 0)))
     make_pusher(run_dir, store).push_everything()
     first = {entry.key: store.sha256(entry.key) for entry in store.list("models/amber/")}
     later = dataclasses.replace(make_pusher(run_dir, store), run_id="amber-2")
@@ -266,7 +270,7 @@ def test_the_model_of_another_run_of_that_name_is_never_replaced(run_dir: Path, 
     assert {entry.key: store.sha256(entry.key) for entry in store.list("models/amber/")} == first
     manifest = codec.loads(CheckpointManifest, store.read("models/amber-2/manifest.json"))
     assert (manifest.run_id, manifest.step) == ("amber-2", 20)
-    assert "The model is at models/amber-2/" in (run_dir / names.EVENTS).read_text()
+    assert "The model is at models/amber-2/" in (run_dir / file_names.EVENTS).read_text()
     write_checkpoint(run_dir, "pretrain", 30, is_final=True)
     make_pusher(run_dir, store).push_everything()  # the first run itself may go on
     assert codec.loads(CheckpointManifest, store.read("models/amber/manifest.json")).step == 30
@@ -276,14 +280,14 @@ def test_the_model_of_another_run_of_that_name_is_never_replaced(run_dir: Path, 
 def test_a_run_that_failed_or_goes_on_leaves_no_model(run_dir: Path, store: Recording, state: str | None) -> None:
     write_checkpoint(run_dir, "pretrain", 10)
     if state:
-        (run_dir / names.OUTCOME).write_text(codec.dumps(Outcome(state, "", 1)))
+        (run_dir / file_names.OUTCOME).write_text(codec.dumps(Outcome(state, "", 1)))
     make_pusher(run_dir, store).push_everything()
     assert store.list("models/") == []
 
 
 def test_the_models_manifest_carries_its_own_hash_like_the_trainers(run_dir: Path, store: Recording) -> None:
     write_checkpoint(run_dir, "pretrain", 10, is_final=True)
-    (run_dir / names.OUTCOME).write_text(codec.dumps(Outcome("done", "", 0)))
+    (run_dir / file_names.OUTCOME).write_text(codec.dumps(Outcome("done", "", 0)))
     make_pusher(run_dir, store).push_everything()
     text = store.read("models/amber/manifest.json")
     own = json.loads(text)["sha256"]

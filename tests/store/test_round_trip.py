@@ -13,13 +13,13 @@ from tests.cloud.rig import clear, make_draft, make_run, trainer_argv
 from tests.doubles.hub import WRITE, Hub
 from tests.doubles.s3_servers import SECRET_KEY, Server
 
+from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.artifacts.stored_run import kept_by
 from homing.cloud.destroy import destroy_run
-from homing.cloud.fetch import fetch
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, draft, dry_run, launch
+from homing.cloud.launch.launch import Draft, draft, dry_run, launch
 from homing.cloud.providers.base import wait_until
-from homing.cloud.reconcile import refresh
-from homing.cloud.stored import kept_by
+from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import StoreError, UsageError
 from homing.world import World
 
@@ -74,11 +74,13 @@ def live_it(store: str, home: Home, tmp_path: Path, canary: str) -> None:
         assert canary.encode() not in store_now.read(entry.key), entry.key
 
 
+@pytest.mark.acceptance(43, 105, 139)
 @pytest.mark.slow
 def test_a_run_lives_in_a_bucket(moto: Server, new_bucket: NewBucket, home: Home, tmp_path: Path) -> None:
     live_it(f"s3://{new_bucket(moto)}/homing?endpoint={moto.endpoint}", home, tmp_path, SECRET_KEY)
 
 
+@pytest.mark.acceptance(41, 105, 133)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_a_run_lives_on_the_hub(hub: Hub, home: Home, tmp_path: Path) -> None:
@@ -99,10 +101,11 @@ def test_a_store_that_cannot_be_used_stops_a_launch_before_anything_is_written_d
     assert home.ledger.lines() == []
 
 
+@pytest.mark.acceptance(104)
 def test_a_folder_is_refused_for_a_machine_that_cannot_read_it(home: Home, tmp_path: Path) -> None:
     provider = home.provider("local")
     provider.cannot = {**provider.cannot, "file_store": "Its machines are in another city."}
-    with pytest.raises(UsageError, match="could not reach file:") as caught:
+    with pytest.raises(UsageError, match="cannot reach file:") as caught:
         make_draft(home, tmp_path, limit=str(Decimal(1)))
     assert "another city" in caught.value.why
     assert "s3://bucket/prefix" in caught.value.fix

@@ -11,6 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "store_faults.py"
 
 
+@pytest.mark.acceptance(105)
 @pytest.mark.slow
 def test_the_quick_proof_of_the_store_passes() -> None:
     done = subprocess.run(

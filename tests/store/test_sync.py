@@ -13,12 +13,12 @@ from tests.doubles.trainer import write_checkpoint
 
 from homing.store import Store, open_store
 from homing.store import sync as sync_module
-from homing.store.lease import lease_key
-from homing.wire import codec, names
-from homing.wire.boot import Boot, Bootstrap, EndBilling, Input
-from homing.wire.control import Request
-from homing.wire.event import Event
-from homing.wire.record import Lease
+from homing.store.lease_file import lease_key
+from homing.wire import codec, file_names
+from homing.wire.boot_json import Boot, Bootstrap, EndBilling, Input
+from homing.wire.control_files import Request
+from homing.wire.event_lines import Event
+from homing.wire.stored_record import Lease
 from homing.world import World
 
 
@@ -42,7 +42,7 @@ def boot(tmp_path: Path, store: Store) -> Boot:
 
 
 def run_sync(boot: Boot, flag: str, world: World | None = None) -> int:
-    path = Path(boot.work_dir) / names.BOOT
+    path = Path(boot.work_dir) / file_names.BOOT
     path.write_text(codec.dumps(boot))
     return sync_module.main(["--boot", str(path), flag], world)
 
@@ -57,7 +57,7 @@ def with_inputs(boot: Boot, store: Store, **files: bytes) -> Boot:
 
 
 def kinds(boot: Boot) -> list[str]:
-    path = Path(boot.work_dir) / "run" / names.EVENTS
+    path = Path(boot.work_dir) / "run" / file_names.EVENTS
     return [codec.loads(Event, line).kind for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -73,6 +73,7 @@ def test_fetch_brings_every_input_and_leaves_right_ones_alone(boot: Boot, store:
     assert kinds(boot) == ["input_fetched"] * 3
 
 
+@pytest.mark.acceptance(72)
 def test_what_an_earlier_instance_here_fetched_is_not_fetched_again_unless_it_is_damaged(
     boot: Boot, store: Store, tmp_path: Path
 ) -> None:
@@ -121,10 +122,10 @@ def test_an_input_that_is_not_in_the_store_is_asked_for_three_times_and_then_end
     is_late = False
     assert run_sync(boot, "--fetch", Waiting()) == 7
     assert asked == [0.1, 0.2], "three times, with growing pauses"
-    path = Path(boot.work_dir) / "run" / names.EVENTS
+    path = Path(boot.work_dir) / "run" / file_names.EVENTS
     (told,) = [event for line in path.read_text().splitlines() if (event := codec.loads(Event, line)).data.get("stops")]
     assert (told.kind, told.data["stops"]) == ("input_missing", boot.mark)
-    assert told.text.startswith(f"data/b cannot be had: {boot.inputs[1].key} is not in {store.url}, try 3 of 3.")
+    assert told.text.startswith(f"Cannot fetch data/b: {boot.inputs[1].key} is not in {store.url}, try 3 of 3.")
     assert "homing launch amber-1 --resume" in told.text
     is_late = True
     assert run_sync(boot, "--fetch", Waiting()) == 0, "one that comes late is taken"
@@ -134,28 +135,28 @@ def test_an_input_that_is_not_in_the_store_is_asked_for_three_times_and_then_end
 def test_a_half_done_fetch_is_finished_and_a_history_is_brought_only_once(boot: Boot, store: Store) -> None:
     run_dir = Path(boot.work_dir) / "run"
     boot = with_inputs(boot, store, shard=b"aaa", old=b'{"old": 1}\n', weights=b"www")
-    moved = ["data/shard", f"run/{names.EVENTS}", "run/checkpoints/pretrain/step-00000010/model.safetensors"]
+    moved = ["data/shard", f"run/{file_names.EVENTS}", "run/checkpoints/pretrain/step-00000010/model.safetensors"]
     boot = dataclasses.replace(
         boot, inputs=[dataclasses.replace(i, path=p) for i, p in zip(boot.inputs, moved, strict=True)]
     )
-    (run_dir / names.EVENTS).write_text('{"begun": 1}\n')
+    (run_dir / file_names.EVENTS).write_text('{"begun": 1}\n')
     weights = store.read(boot.inputs[2].key)
     store.delete(boot.inputs[2].key)
     assert run_sync(boot, "--fetch") == 7  # the last one is not there: the fetch is not done
     store.put_bytes(boot.inputs[2].key, weights)
     assert run_sync(boot, "--fetch") == 0
-    lines = (run_dir / names.EVENTS).read_text().splitlines()
+    lines = (run_dir / file_names.EVENTS).read_text().splitlines()
     assert lines[0] == '{"old": 1}'
     assert len(lines) == len({*lines}) == 6  # old, begun, the one that was missing, and one for each input
     assert '{"begun": 1}' in lines
     # Later: the run has gone on, retention dropped the old checkpoint here and there, and a shard was lost.
-    with open(run_dir / names.EVENTS, "a") as file:
+    with open(run_dir / file_names.EVENTS, "a") as file:
         file.write('{"new": 1}\n')
     (run_dir.parent / moved[2]).unlink()
     store.delete(boot.inputs[2].key)
     (run_dir.parent / moved[0]).unlink()
     assert run_sync(boot, "--fetch") == 0
-    assert '{"new": 1}' in (run_dir / names.EVENTS).read_text()
+    assert '{"new": 1}' in (run_dir / file_names.EVENTS).read_text()
     assert not (run_dir.parent / moved[2]).exists()
     assert (run_dir.parent / moved[0]).read_bytes() == b"aaa"
 
@@ -173,7 +174,7 @@ def test_once_exits_0_only_when_everything_is_in_the_store(boot: Boot, store: St
     (tmp_path / "store").rename(tmp_path / "away")
     assert run_sync(boot, "--once") == 7
     assert not (tmp_path / "store").exists()  # a store that is gone is not made anew
-    assert "cannot be reached" in (run_dir / names.PUSHED).read_text()
+    assert "cannot be reached" in (run_dir / file_names.PUSHED).read_text()
     (tmp_path / "away").rename(tmp_path / "store")
     assert run_sync(boot, "--once") == 0
     assert store.exists("runs/amber-1/checkpoints/pretrain/step-00000010/manifest.json")
@@ -212,7 +213,7 @@ def test_watch_waits_longer_for_a_store_that_is_away_and_goes_on_when_it_is_back
 
 
 def test_watch_brings_requests_down_and_never_pushes_them_back(boot: Boot, store: Store) -> None:
-    local = Path(boot.work_dir) / "run" / names.REQUEST
+    local = Path(boot.work_dir) / "run" / file_names.REQUEST
     request = codec.dumps(Request(serial=3, stop=True)).encode()
     world = Patient(lambda: store.put_bytes("runs/amber-1/request.json", request), lambda: local.write_bytes(b"old"))
     with pytest.raises(KeyboardInterrupt):
@@ -264,7 +265,7 @@ def test_an_instance_that_another_has_superseded_pushes_nothing_and_says_so(
     lease(store, 1, "m")
     lease(store, 2, "somebody-else")
     before = [entry.key for entry in store.list("")]
-    assert run_sync(boot, flag) == names.EXIT_SUPERSEDED
+    assert run_sync(boot, flag) == file_names.EXIT_SUPERSEDED
     assert [entry.key for entry in store.list("")] == before
     assert kinds(boot) == ["superseded"]
     assert not (Path(boot.work_dir) / "data").exists()
@@ -277,7 +278,7 @@ def test_an_adoption_that_keeps_this_instance_changes_nothing_for_it(boot: Boot,
     write_checkpoint(Path(boot.work_dir) / "run", "pretrain", 10)
     assert run_sync(boot, "--once") == 0
     lease(store, 3, "")
-    assert run_sync(boot, "--once") == names.EXIT_SUPERSEDED
+    assert run_sync(boot, "--once") == file_names.EXIT_SUPERSEDED
 
 
 def test_a_lease_that_cannot_be_read_supersedes_nobody(boot: Boot, store: Store) -> None:
@@ -297,5 +298,5 @@ def test_a_watch_ends_when_it_is_superseded_in_its_midst(boot: Boot, store: Stor
             lease(store, 2, "somebody-else")
 
     write_checkpoint(Path(boot.work_dir) / "run", "pretrain", 10)
-    assert run_sync(boot, "--watch", Adopts()) == names.EXIT_SUPERSEDED
+    assert run_sync(boot, "--watch", Adopts()) == file_names.EXIT_SUPERSEDED
     assert kinds(boot) == ["checkpoint_pushed", "superseded"]

@@ -28,7 +28,7 @@ def there_and_back(cli: Homing, url: str, tmp_path: Path) -> None:
     assert listed == [{"key": "files/note.txt", "num_bytes": 5}]
     got = cli("store", "get", "files/note.txt", str(tmp_path / "back"), "--store", url)
     assert got.code == 0, got.err
-    assert "nothing in the store tells its hash" in got.err
+    assert "the store has no hash of it" in got.err
     assert (tmp_path / "back").read_text() == "hello"
     assert cli("store", "get", "files/none", "--store", url).code == 7
     assert cli("store", "rm", "files/note.txt", "--store", url).code == 2, "no terminal and no --yes"
@@ -36,14 +36,17 @@ def there_and_back(cli: Homing, url: str, tmp_path: Path) -> None:
     assert cli("store", "ls", "--store", url, "--json").json["files"] == []
 
 
+@pytest.mark.acceptance(40, 138)
 def test_a_bucket(cli: Homing, moto: Server, new_bucket: NewBucket, tmp_path: Path) -> None:
     there_and_back(cli, f"s3://{new_bucket(moto)}/x?endpoint={moto.endpoint}", tmp_path)
 
 
+@pytest.mark.acceptance(43)
 def test_a_bucket_with_real_signatures(cli: Homing, rclone: Server, new_bucket: NewBucket, tmp_path: Path) -> None:
     there_and_back(cli, f"s3://{new_bucket(rclone)}/x?endpoint={rclone.endpoint}", tmp_path)
 
 
+@pytest.mark.acceptance(40)
 def test_a_repository(cli: Homing, hub: Hub, tmp_path: Path) -> None:
     hub.add("me/runs")
     there_and_back(cli, "hf:me/runs", tmp_path)
@@ -57,12 +60,13 @@ def test_an_object_is_checked_by_its_name(cli: Homing, hub: Hub, tmp_path: Path)
     open_store("hf:me/runs", World()).put_bytes(key, b"not what its name says")
     refused = cli("store", "get", key, str(tmp_path / "back"), "--store", "hf:me/runs")
     assert refused.code == 7
-    assert "not what it should be" in refused.err
+    assert "is corrupt" in refused.err
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.acceptance(39)
 def test_how_far_a_file_is_is_told(cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.cli.store._LINE_S", -1.0)
+    monkeypatch.setattr("homing.cli.verbs.store._LINE_S", -1.0)
     (tmp_path / "store").mkdir()
     (tmp_path / "note.txt").write_text("hello")
     said = cli("store", "put", str(tmp_path / "note.txt"), "n", "--store", f"file:{tmp_path}/store")
@@ -72,4 +76,4 @@ def test_how_far_a_file_is_is_told(cli: Homing, tmp_path: Path, monkeypatch: pyt
 def test_a_store_that_refuses_exits_7_with_a_fix(cli: Homing, moto: Server, keys: None) -> None:
     said = cli("store", "ls", "--store", f"s3://nobody-made-it?endpoint={moto.endpoint}")
     assert said.code == 7
-    assert "There is no bucket nobody-made-it" in said.err
+    assert "has no bucket nobody-made-it" in said.err

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from homing.trackers.base import What
-from homing.trackers.follow import FolderSource, Follower
-from homing.wire import codec, names
-from homing.wire.event import Metric, Outcome
+from homing.trackers.follower import FolderSource, Follower
+from homing.trackers.tracker import What
+from homing.wire import codec, file_names
+from homing.wire.event_lines import Metric, Outcome
 from homing.world import World
 
 
@@ -23,11 +23,13 @@ def metric(step: int, loss: float | None = None, phase: str = "pretrain", **more
 
 def write(run_dir: Path, *metrics: Metric, torn: str = "") -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / names.METRICS).write_text("".join(codec.dumps(each) + "\n" for each in metrics) + torn)
+    (run_dir / file_names.METRICS).write_text("".join(codec.dumps(each) + "\n" for each in metrics) + torn)
 
 
 def end(run_dir: Path, state: str = "done") -> None:
-    (run_dir / names.OUTCOME).write_text(codec.dumps(Outcome(state, "All steps are done.", 0, "pretrain", 20, 0.0)))
+    (run_dir / file_names.OUTCOME).write_text(
+        codec.dumps(Outcome(state, "All steps are done.", 0, "pretrain", 20, 0.0))
+    )
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from tests.trackers.conftest import end, metric, write
 
 from homing.cloud.providers.base import wait_until
-from homing.trackers.follow import Follower
+from homing.trackers.follower import Follower
 from homing.world import World
 
 METRICS = [metric(step, val_loss=6.0 / step if step % 2 else None) for step in range(1, 9)]
@@ -34,6 +34,7 @@ def tell(follower: Follower, run_dir: Path) -> None:
     assert follower.follow(every_s=0.01) == "done"
 
 
+@pytest.mark.acceptance(115)
 def test_tensorboard(follower: Make, run_dir: Path, tmp_path: Path) -> None:
     tell(follower("tensorboard"), run_dir)
     reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
@@ -44,6 +45,7 @@ def test_tensorboard(follower: Make, run_dir: Path, tmp_path: Path) -> None:
     assert read.Scalars("loss")[0].wall_time == METRICS[0].t
 
 
+@pytest.mark.acceptance(116)
 def test_mlflow(follower: Make, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     tell(follower("mlflow"), run_dir)
@@ -61,6 +63,7 @@ def test_mlflow(follower: Make, run_dir: Path, tmp_path: Path, monkeypatch: pyte
     assert len(client.search_runs([experiment.experiment_id])) == 1
 
 
+@pytest.mark.acceptance(114)
 def test_wandb_offline(follower: Make, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)

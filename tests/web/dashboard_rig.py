@@ -15,15 +15,15 @@ from typing import Any
 import httpx
 from tests.cloud.rig import make_run
 
-from homing.cli.trained_here import STARTED
+from homing.cli.local_runs import STARTED
 from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine, RunRow
-from homing.web.dashboard.app import NoSuchRun, Source, make_app
-from homing.web.dashboard.feed import Feed
-from homing.web.host import Server, hosts_for, listen
-from homing.wire import codec, names
-from homing.wire.control import Heartbeat
-from homing.wire.event import Event, Metric
+from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.web.dashboard.dashboard_app import NoSuchRun, Source, make_app
+from homing.web.dashboard.section_feed import Feed
+from homing.web.loopback_server import Server, hosts_for, listen
+from homing.wire import codec, file_names
+from homing.wire.control_files import Heartbeat
+from homing.wire.event_lines import Event, Metric
 from homing.world import World
 
 TOKEN = "a-token-for-tests-only"
@@ -86,22 +86,26 @@ def step(number: int, loss: float | None = 3.0, **told: Any) -> Metric:
 
 def train_here(home: Path, run_id: str = HERE, *, num_steps: int = 6) -> Path:
     folder = home / "runs" / run_id
-    (folder / names.LOGS).mkdir(parents=True)
-    (folder / names.TRAINER_LOCK).touch()
-    (folder / names.RUN).write_text(codec.dumps(make_run(home / "made", "first")))
+    (folder / file_names.LOGS).mkdir(parents=True)
+    (folder / file_names.TRAINER_LOCK).touch()
+    (folder / file_names.RUN).write_text(codec.dumps(make_run(home / "made", "first")))
     (folder / STARTED).write_text(json.dumps({"again": "homing train first"}))
-    add(folder, names.EVENTS, Event(1000.0, "trainer", "phase_started", "Phase pretrain begins.", "pretrain", 0))
-    add(folder, names.METRICS, *(step(number, 6.0 / number) for number in range(1, num_steps + 1)))
-    add(folder, names.METRICS, step(num_steps, None, val_loss=1.25, tokens_per_s=None, mfu=None, memory_bytes=None))
-    (folder / names.SAMPLES).mkdir()
-    (folder / names.SAMPLES / "pretrain-00000005.txt").write_text("once <b>upon</b> a time")
-    (folder / names.LOGS / "trainer.log").write_text("trainer begins\nwith hf_abcdefghijklmnopqrstuvwx in its log\n")
+    add(folder, file_names.EVENTS, Event(1000.0, "trainer", "phase_started", "Phase pretrain begins.", "pretrain", 0))
+    add(folder, file_names.METRICS, *(step(number, 6.0 / number) for number in range(1, num_steps + 1)))
+    add(
+        folder, file_names.METRICS, step(num_steps, None, val_loss=1.25, tokens_per_s=None, mfu=None, memory_bytes=None)
+    )
+    (folder / file_names.SAMPLES).mkdir()
+    (folder / file_names.SAMPLES / "pretrain-00000005.txt").write_text("once <b>upon</b> a time")
+    (folder / file_names.LOGS / "trainer.log").write_text(
+        "trainer begins\nwith hf_abcdefghijklmnopqrstuvwx in its log\n"
+    )
     return folder
 
 
 @contextmanager
 def at_work(folder: Path) -> Iterator[None]:
-    with open(folder / names.TRAINER_LOCK) as held:
+    with open(folder / file_names.TRAINER_LOCK) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield
 
@@ -124,8 +128,8 @@ def rent(home: Home, *, run_id: str = RENTED, mark: str = MARK, limit: str = "12
         spend_usd="0.4", phase="pretrain", step=6, num_steps=20, loss=3.5, tokens_per_s=6400.0, eta_s=60.0,
         has_dead_man=True,
     )  # fmt: skip
-    add(folder, names.METRICS, *(dataclasses.replace(step(n), t=now - began + n) for n in range(1, 7)))
-    (folder / names.HEARTBEAT).write_text(codec.dumps(beat))
+    add(folder, file_names.METRICS, *(dataclasses.replace(step(n), t=now - began + n) for n in range(1, 7)))
+    (folder / file_names.HEARTBEAT).write_text(codec.dumps(beat))
     return folder
 
 

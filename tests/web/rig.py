@@ -16,11 +16,11 @@ from tests.cli.trained import make_checkpoint
 from tests.lm.tiny import make_data, make_run
 
 from homing.lm.generate import load_for_use
-from homing.web import server as server_module
-from homing.web import voice as voice_module
-from homing.web.openai import Defaults
-from homing.web.server import hosts_for, listen, serving
-from homing.web.voice import Voice
+from homing.web import model_server as server_module
+from homing.web import model_session as voice_module
+from homing.web.model_server import hosts_for, listen, serving
+from homing.web.model_session import Voice
+from homing.web.openai_format import Defaults
 from homing.web.worker import Text, Worker
 
 TOKEN = "a-token-for-tests-only"

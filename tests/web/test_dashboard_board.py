@@ -30,16 +30,16 @@ from homing.cli import dashboard_board, dashboard_run
 from homing.cli.dashboard_board import Board
 from homing.cli.dashboard_run import Following, commands_in, plan_of
 from homing.cli.dashboard_store import Remembering
-from homing.cli.mask import Mask, MaskLines
-from homing.cloud.ahead import Planned
+from homing.cli.mask_secrets import Mask, MaskLines
+from homing.cloud.contact.heartbeats import Tail
 from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine, RunRow
-from homing.cloud.signs import Tail
-from homing.cloud.status import Status
+from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.cloud.reconcile.run_status import Status
+from homing.cloud.watch.progress import Planned
 from homing.store import FileStore, NotInStore
-from homing.web.dashboard.app import NoSuchRun
-from homing.wire import names
-from homing.wire.event import Metric
+from homing.web.dashboard.dashboard_app import NoSuchRun
+from homing.wire import file_names
+from homing.wire.event_lines import Metric
 from homing.world import World
 
 
@@ -75,6 +75,7 @@ def run_in(board: Board, run_id: str) -> dict[str, Any]:
         return feed.whole()
 
 
+@pytest.mark.acceptance("X21")
 def test_all_runs_are_shown_with_the_figures_of_homing_runs(
     board: Board, home: Home, looks: list[threading.Thread]
 ) -> None:
@@ -96,7 +97,7 @@ def test_all_runs_are_shown_with_the_figures_of_homing_runs(
     assert 0 < rows[RENTED]["share"] < 0.1
     assert rows[FAILED]["reason"] == "Out of memory at step 12."
     assert rows[FAILED]["spent"].startswith("$0.70")
-    assert told["money"]["words"] == ["1 billing or maybe billing, $2.50/h. End all: homing destroy --all"]
+    assert told["money"]["words"] == ["1 instance may still be billing, $2.50/h. End all: homing destroy --all"]
     assert told["money"]["is_billing"]
 
 
@@ -104,16 +105,16 @@ def test_an_empty_home_is_told_as_empty(board: Board) -> None:
     board._tick()
     told = sections(board)
     assert (told["runs"], told["money"]["is_empty"]) == ([], True)
-    assert told["money"]["words"] == ["The providers are being asked."], "nobody said yet that nothing bills"
+    assert told["money"]["words"] == ["Asking the providers ..."], "nobody said yet that nothing bills"
     board._ask()
     board._tick()
-    assert sections(board)["money"]["words"] == ["Nothing bills."]
+    assert sections(board)["money"]["words"] == ["Nothing is billing."]
     assert board._money.asked_at is not None
     board._money.asked_at -= 3600
     board._tick()
     told = sections(board)["money"]
-    assert told["words"] == ["Nothing is known to bill."], "an answer from an hour ago is none"
-    assert "have not answered since" in told["problems"][0]
+    assert told["words"] == ["Nothing is known to be billing."], "an answer from an hour ago is none"
+    assert "have not responded since" in told["problems"][0]
 
 
 def test_a_provider_that_cannot_be_asked_is_told_and_its_run_stays_billing(board: Board, home: Home) -> None:
@@ -121,7 +122,7 @@ def test_a_provider_that_cannot_be_asked_is_told_and_its_run_stays_billing(board
     board._ask()
     board._tick()
     told = sections(board)["money"]
-    assert any("could not be asked" in problem for problem in told["problems"]), told
+    assert any("Could not query" in problem for problem in told["problems"]), told
     assert told["is_billing"]
 
 
@@ -148,7 +149,7 @@ def test_a_store_that_does_not_answer_holds_back_its_own_line_alone(
     monkeypatch.setattr(dashboard_board, "ASK_S", -1.0)
     board._tick()
     rows = {row["run"].split("-")[0]: row for row in sections(board)["runs"]}
-    assert "has not answered" in rows["slow"]["problem"]
+    assert "has not responded" in rows["slow"]["problem"]
     assert len([thread for thread in looks if "slow" in thread.name]) == 1, "nobody is sent after one who waits"
     is_free.set()
     for thread in looks:
@@ -236,11 +237,11 @@ def test_one_run_has_its_curves_samples_events_log_and_commands(board: Board, ho
     assert told["samples"] == [{"name": "pretrain-00000005.txt", "text": "once <b>upon</b> a time"}]
     assert "trainer: Phase pretrain begins." in told["events"][0]["text"]
     assert told["log trainer"] == ["trainer begins", "with *** in its log"]
-    assert told["head"]["line"].startswith("step 6/20 | loss 1.000 | 6.4k tok/s | mfu 41% | card memory")
+    assert told["head"]["line"].startswith("step 6/20 | loss 1.000 | 6.4k tok/s | mfu 41% | GPU memory")
     assert [each["command"] for each in told["next"]][:3] == [
         f"homing watch {HERE}", f"homing logs {HERE} -f", f"homing stop {HERE}",
     ]  # fmt: skip
-    assert dict(told["rows"])["trained"] == "on this computer; nothing bills"
+    assert dict(told["rows"])["trained"] == "on this computer; not billing"
     assert told["report"]["kept"] == []
     assert told["problems"] == []
 
@@ -250,7 +251,7 @@ def test_a_rented_run_has_its_dollars_and_the_command_that_ends_billing(board: B
     told = run_in(board, RENTED)
     dollars = [point[-1] for point in told["points"]]
     assert dollars == pytest.approx([2.5 * n / 3600 for n in range(1, 7)], abs=1e-5)
-    assert {"why": "End billing at once", "command": f"homing destroy {RENTED}"} in told["next"]
+    assert {"why": "End billing now", "command": f"homing destroy {RENTED}"} in told["next"]
     assert told["head"]["limit_usd"] == 12.0
     assert "| $0.4" in told["head"]["line"]
     assert told["report"]["attempts"][0]["billing"] in ("yes", "maybe")
@@ -281,11 +282,11 @@ def test_a_look_that_gets_no_answer_is_told_while_it_waits(
         assert not feed.is_told.is_set(), "not before its time"
         monkeypatch.setattr(dashboard_run, "ASK_S", -1.0)
         board._tick()
-        assert "No answer for more than" in feed.whole()["problems"][0]
+        assert "No response for more than" in feed.whole()["problems"][0]
         assert len(feed.whole()["points"]) == 6, "what came before is shown"
         monkeypatch.setattr(dashboard_run, "ASK_S", 1e9)
         is_free.set()
-        until(lambda: "head" in feed.whole() and "No answer" not in str(feed.whole()["problems"]))
+        until(lambda: "head" in feed.whole() and "No response" not in str(feed.whole()["problems"]))
 
 
 def test_a_run_is_found_by_its_whole_id_alone(board: Board, home: Home) -> None:
@@ -314,14 +315,14 @@ def test_a_trainer_that_goes_back_takes_its_points_with_it(board: Board, home: H
     folder = train_here(home.path)
     following = Following.__new__(Following)
     following.feed, following._points, following._metrics = board._feed, [], []
-    tail = Tail(FileStore(str(home.path), home.world), f"runs/{HERE}/{names.METRICS}")
+    tail = Tail(FileStore(str(home.path), home.world), f"runs/{HERE}/{file_names.METRICS}")
     following._add_points(tail.documents(Metric), [])
     later = Metric(2000.0, "sft", 1, 5, 64, 2.0)
-    add(folder, names.METRICS, later)
+    add(folder, file_names.METRICS, later)
     following._add_points(tail.documents(Metric), [])
-    lines = (folder / names.METRICS).read_text().splitlines(keepends=True)
-    (folder / names.METRICS).write_text("".join(lines[:3]))
-    add(folder, names.METRICS, step(4, 0.5))
+    lines = (folder / file_names.METRICS).read_text().splitlines(keepends=True)
+    (folder / file_names.METRICS).write_text("".join(lines[:3]))
+    add(folder, file_names.METRICS, step(4, 0.5))
     following._add_points(tail.documents(Metric), [])
     assert [(point[0], point[1], point[3]) for point in board._feed.whole()["points"]] == [
         ("pretrain", 1, 6.0), ("pretrain", 2, 3.0), ("pretrain", 3, 2.0), ("pretrain", 4, 0.5),
@@ -391,10 +392,10 @@ def looked_at_by_hand(home: Home) -> Following:
 def test_one_look_at_a_far_store_lists_the_run_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Hub counts its calls, S3 bills them."""
     folder = rent(home)
-    (folder / names.SAMPLES).mkdir()
-    (folder / names.SAMPLES / "pretrain-00000005.txt").write_text("once upon a time")
-    (folder / names.LOGS).mkdir()
-    (folder / names.LOGS / "agent.log").write_text("agent begins\n")
+    (folder / file_names.SAMPLES).mkdir()
+    (folder / file_names.SAMPLES / "pretrain-00000005.txt").write_text("once upon a time")
+    (folder / file_names.LOGS).mkdir()
+    (folder / file_names.LOGS / "agent.log").write_text("agent begins\n")
     inner, listed = FileStore(str(home.path / "store"), home.world), list[str]()
 
     class Far:
@@ -426,7 +427,7 @@ def test_a_store_is_looked_at_no_oftener_than_its_pace_makes_sense(home: Home, u
 
 
 def test_a_run_that_ended_and_bills_is_followed_and_its_last_words_need_no_newline(home: Home) -> None:
-    log = rent(home) / names.LOGS / "trainer.log"
+    log = rent(home) / file_names.LOGS / "trainer.log"
     log.parent.mkdir()
     log.write_text("begins\nout of mem")
     home.ledger.set_run(RENTED, state="failed", reason="Out of memory.", exit_code=1)
@@ -490,10 +491,10 @@ def test_a_private_key_is_hidden_line_by_line_also_where_two_looks_cut_it() -> N
 
 
 def test_commands_are_those_that_the_verbs_say() -> None:
-    words = "Why: homing logs moss   Go on from its last checkpoint: homing launch moss --resume"
+    words = "See why: homing logs moss   Resume from its last checkpoint: homing launch moss --resume"
     assert commands_in(words) == [
-        {"why": "Why", "command": "homing logs moss"},
-        {"why": "Go on from its last checkpoint", "command": "homing launch moss --resume"},
+        {"why": "See why", "command": "homing logs moss"},
+        {"why": "Resume from its last checkpoint", "command": "homing launch moss --resume"},
     ]
     assert commands_in("") == []
 
@@ -529,6 +530,6 @@ def test_over_a_socket_the_page_of_a_run_grows_as_it_trains(board: Board, home: 
     with at_work(folder), served(board, board.end) as client, client.stream("GET", f"/api/runs/{HERE}/live") as live:
         parts = (part for part in parts_of(live) if part["section"] == "points")
         assert len(next(parts)["items"]) == 7
-        add(folder, names.METRICS, step(7, 0.25))
+        add(folder, file_names.METRICS, step(7, 0.25))
         part = next(parts)
         assert (part["is_new"], part["items"][0][1], part["items"][0][3]) == (False, 7, 0.25)

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from tests.web.dashboard_rig import HERE, Told, served, until
 
-from homing.web.dashboard import app as app_module
-from homing.web.dashboard.feed import Feed
+from homing.web.dashboard import dashboard_app as app_module
+from homing.web.dashboard.section_feed import Feed
 
 
 def test_a_reader_is_told_all_once_and_then_what_is_new() -> None:
@@ -162,7 +162,7 @@ def test_a_run_whose_store_is_silent_is_answered_in_words_and_holds_up_no_end(
     source.end()
     asker.join(30)
     assert answers[0].status_code == 503
-    assert answers[0].json() == {"error": {"message": "The dashboard is ending."}}
+    assert answers[0].json() == {"error": {"message": "The dashboard is shutting down."}}
 
 
 def test_the_page_and_its_files_ask_for_nothing_outside(client: httpx.Client) -> None:
@@ -175,4 +175,4 @@ def test_the_page_and_its_files_ask_for_nothing_outside(client: httpx.Client) ->
     assert all(address.startswith("://www.w3.org/2000/svg") for address in addresses), addresses
     assert "innerHTML" not in own
     assert "insertAdjacentHTML" not in own
-    assert "keeps no limit and ends nothing" in page
+    assert "enforces no limits and ends nothing" in page

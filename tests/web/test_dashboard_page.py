@@ -27,8 +27,8 @@ from tests.web.dashboard_rig import (
 
 from homing.cli import dashboard_board
 from homing.cli.dashboard_board import Board
-from homing.web.dashboard import app as app_module
-from homing.wire import names
+from homing.web.dashboard import dashboard_app as app_module
+from homing.wire import file_names
 
 pytestmark = [pytest.mark.machine]
 
@@ -45,6 +45,7 @@ def client(board: Board) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.acceptance("X15")
 def test_a_person_sees_all_runs_then_one_and_its_curves_grow(
     browser: Browser, board: Board, client: httpx.Client, homing_home: Path
 ) -> None:
@@ -57,7 +58,9 @@ def test_a_person_sees_all_runs_then_one_and_its_curves_grow(
         board.begin()
         page = stack.enter_context(browser.page(f"{client.base_url}/#token={TOKEN}"))
         page.until("document.querySelectorAll('a.run').length === 3")
-        page.until("document.querySelector('#money .big').innerText.includes('1 billing or maybe billing, $2.50/h')")
+        page.until(
+            "document.querySelector('#money .big').innerText.includes('1 instance may still be billing, $2.50/h')"
+        )
         assert "token" not in page.js("location.href"), "it does not stay in the address"
         assert "homing destroy --all" in page.text("#money")
         page.until("document.title.includes('$2.50/h')")
@@ -67,8 +70,8 @@ def test_a_person_sees_all_runs_then_one_and_its_curves_grow(
         page.until("document.querySelector('#next').innerText.includes('homing stop')")
         assert "once <b>upon</b> a time" in page.text("#samples"), "as text, whoever wrote it"
         assert "hf_" not in page.text("#log")
-        assert "keeps no limit and ends nothing" in page.text("footer")
-        add(folder, names.METRICS, step(7, 0.125))
+        assert "enforces no limits and ends nothing" in page.text("footer")
+        add(folder, file_names.METRICS, step(7, 0.125))
         page.until("document.querySelector('#charts .now').innerText.startsWith('0.125')")
         page.js(f"location.hash = 'run={RENTED}'")
         page.until("document.querySelector('#next').innerText.includes('homing destroy')")
@@ -106,7 +109,7 @@ def test_a_token_that_comes_later_is_taken_and_one_that_no_header_holds_locks_no
 ) -> None:
     board._tick()
     with browser.page(f"{client.base_url}/#token=schl%C3%BCssel") as page:
-        page.until("document.querySelector('#refusal').innerText.includes('letters like these')")
+        page.until("document.querySelector('#refusal').innerText.includes('invalid characters')")
         page.js(f"location.hash = 'token={TOKEN}'")
         page.until("document.querySelector('#all').innerText.includes('homing quickstart')")
         assert "token" not in page.js("location.href")
@@ -135,7 +138,7 @@ def test_curves_come_back_after_a_phase_without_any(browser: Browser) -> None:
         page.js(f"location.hash = 'run={HERE}'")
         page.until("document.querySelectorAll('#charts canvas').length === 2")
         source.one.renew("points", [])
-        page.until("document.querySelector('#charts').innerText.includes('No line of numbers')")
+        page.until("document.querySelector('#charts').innerText.includes('No metrics yet')")
         source.one.renew("points", [point])
         page.until("document.querySelectorAll('#charts canvas').length === 2")
 

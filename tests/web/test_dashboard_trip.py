@@ -29,7 +29,7 @@ def test_a_rented_run_is_seen_from_its_first_heartbeat_to_its_receipt(cli: Homin
                 board._tick()
                 whole = feed.whole()
                 (row,) = whole["runs"]
-                return row["state"] == "done" and whole["money"]["words"] == ["Nothing bills."]
+                return row["state"] == "done" and whole["money"]["words"] == ["Nothing is billing."]
 
             until(has_ended)
             (row,) = feed.whole()["runs"]

@@ -16,7 +16,7 @@ import pytest
 from tests.web.browser import Browser, Page
 from tests.web.rig import TOKEN, Script, lasting_port, served
 
-from homing.web.openai import Defaults
+from homing.web.openai_format import Defaults
 
 HTML = files("homing.web").joinpath("page.html").read_text(encoding="utf-8")
 SCRIPT = HTML.split("<script>")[1].split("</script>")[0]
@@ -70,6 +70,7 @@ def test_it_asks_for_nothing_outside_and_writes_no_html() -> None:
     assert not re.search(r"https?:|innerHTML|insertAdjacent|document\.write|eval\(|\bFunction\(", SCRIPT)
 
 
+@pytest.mark.acceptance("X16")
 @pytest.mark.machine
 def test_it_talks_in_turns_and_takes_the_token_from_the_address(
     browser: Browser, chat: httpx.Client, script: Script
@@ -141,11 +142,11 @@ def test_a_wrong_token_is_said_and_the_right_one_opens_the_page(browser: Browser
         page.type("not-the-token-at-all")
         page.press("Enter")
         page.until("document.querySelector('#why').textContent")
-        assert page.text("#why") == "This is not the token of the server that runs now."
+        assert page.text("#why") == "This token does not belong to the running server."
         page.expect_error("401")
         page.type("€")
         page.click("#login button")
-        page.until("document.querySelector('#why').textContent.includes('No token')")
+        page.until("document.querySelector('#why').textContent.includes('invalid characters')")
         page.type(TOKEN)
         page.press("Enter")
         page.until("document.title === 'tiny' && document.activeElement.id === 'text'")
@@ -164,11 +165,11 @@ def test_a_server_that_is_gone_and_comes_back_with_another_token(
             ask(page, "one")
         ask(page, "two")
         page.expect_error("ERR_CONNECTION_REFUSED")
-        assert shown(page, "end")[-1] == "The server does not answer. Does homing serve still run?"
+        assert shown(page, "end")[-1] == "The server does not respond. Is homing serve still running?"
         assert page.js("document.querySelector('#text').value") == "two", "to be sent again"
         with served(folder, monkeypatch, script, port=port, token="the-token-of-the-second") as client:
             page.press("Enter")
-            page.until("document.querySelector('#why').textContent.includes('not the token')")
+            page.until("document.querySelector('#why').textContent.includes('does not belong')")
             page.expect_error("401")
             page.type("the-token-of-the-second")
             page.press("Enter")
@@ -201,7 +202,7 @@ def test_a_text_that_breaks_off_is_not_taken_for_a_whole_one(
         page.js(f"window.fetch = async () => new Response('{half}')")
         ask(page, "two")
         assert shown(page, "said")[1] == "half"
-        assert "broke before the end" in shown(page, "end")[1]
+        assert "was lost before the end" in shown(page, "end")[1]
 
 
 @pytest.mark.machine
@@ -211,12 +212,14 @@ def test_a_full_context_is_said_and_a_new_conversation_begins(
     script.says = "x" * 300
     with opened(browser, chat) as page:
         ask(page, "one")
-        assert shown(page, "end") == ["Cut after 200 tokens."]
+        assert shown(page, "end") == ["Stopped after 200 tokens."]
         ask(page, "two")
         assert shown(page, "end")[1].startswith("The context is full")
         ask(page, "three")
         page.expect_error("400")
-        assert re.search(r"The prompt has .* this model reads 256.* New begins another", shown(page, "end")[2])
+        assert re.search(
+            r"The prompt has .* the context of this model is 256.* Click New to start another", shown(page, "end")[2]
+        )
         assert page.js("document.querySelector('#text').value") == "three"
         page.click("#new")
         assert shown(page, "turn") == []
@@ -302,7 +305,7 @@ def test_a_base_model_goes_on_with_the_text(
         ask(page, "the cat")
         assert shown(page, "answer") == ["the cat sat"]
         assert shown(page, "asked") == []
-        assert "never taught to answer" in page.text("#note")
+        assert "not trained for chat" in page.text("#note")
         ask(page, "a dog")
         assert shown(page, "answer") == ["the cat sat", "a dog sat"]
     assert "cat" not in script.prompt()

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from tests.web.rig import CONTEXT, TOKEN, Script, make_model, served
 
-from homing.lm.chat import template as templates
+from homing.lm.data.chat import template as templates
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -54,6 +54,7 @@ def error(response: httpx.Response) -> dict[str, Any]:
     return dict(body["error"])
 
 
+@pytest.mark.acceptance("X16")
 def test_a_conversation_is_answered_in_openais_shape(chat: httpx.Client, script: Script) -> None:
     script.says = "Good day."
     turns = [
@@ -123,6 +124,7 @@ def test_a_template_that_never_ends_is_the_requests_fault_each_time_and_the_next
     assert not any(str(tmp_path) in each["message"] for each in errors), "where it lies is nothing to a client"
 
 
+@pytest.mark.acceptance("X16")
 def test_a_stream_is_the_same_text_in_chunks(chat: httpx.Client, script: Script) -> None:
     script.says = "Guten Tag, schöne Welt\n\n€"
     body = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}

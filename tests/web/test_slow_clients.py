@@ -16,9 +16,9 @@ import pytest
 from tests.web.dashboard_rig import Told
 from tests.web.rig import CONTEXT, Script, served
 
-from homing.web.dashboard.app import make_app
-from homing.web.host import Server, hosts_for, listen
-from homing.web.voice import Voice
+from homing.web.dashboard.dashboard_app import make_app
+from homing.web.loopback_server import Server, hosts_for, listen
+from homing.web.model_session import Voice
 
 TEXT = "/v1/completions"
 MANY = 300
@@ -65,7 +65,7 @@ def is_closed(sock: socket.socket, timeout_s: float) -> bool:
 def test_connections_that_never_finish_their_headers_are_closed_and_others_are_answered(
     is_dashboard: bool, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.web.host.HEADERS_S", 2.0, raising=False)
+    monkeypatch.setattr("homing.web.loopback_server.HEADERS_S", 2.0, raising=False)
     with ExitStack() as stack:
         client = stack.enter_context(dashboard() if is_dashboard else served(models / "pretrain", monkeypatch))
         slow = [stack.enter_context(connect(client)) for _ in range(MANY)]
@@ -77,7 +77,7 @@ def test_connections_that_never_finish_their_headers_are_closed_and_others_are_a
 
 
 def test_the_next_request_on_a_connection_has_a_deadline_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.web.host.HEADERS_S", 0.5)
+    monkeypatch.setattr("homing.web.loopback_server.HEADERS_S", 0.5)
     with dashboard() as client, connect(client, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as sock:
         answer = b""
         while b'"ok"' not in answer:  # it may come in parts
@@ -89,7 +89,7 @@ def test_the_next_request_on_a_connection_has_a_deadline_too(monkeypatch: pytest
 
 
 def test_too_many_connections_close_the_oldest_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.web.host.MOST_PER_CLIENT", 5)
+    monkeypatch.setattr("homing.web.loopback_server.MOST_PER_CLIENT", 5)
     with ExitStack() as stack:
         client = stack.enter_context(dashboard())
         first = stack.enter_context(connect(client))
@@ -143,7 +143,7 @@ def test_what_fits_by_its_bytes_and_not_by_its_tokens_is_refused_with_its_count(
         for is_stream in (False, True):
             found = client.post(TEXT, json={"prompt": "q " * CONTEXT, "stream": is_stream})
             assert (found.status_code, found.json()["error"]["code"]) == (400, "context_length_exceeded")
-            assert "tokens; this model reads 256" in found.json()["error"]["message"]
+            assert "tokens; the context of this model is 256" in found.json()["error"]["message"]
     assert not script.asked
 
 
@@ -158,7 +158,7 @@ def test_a_body_without_its_length_is_counted_as_it_comes(
 
 def test_encoding_stops_between_two_parts_when_nobody_waits(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from homing.lm.generate import load_for_use
-    from homing.web import voice as voice_module
+    from homing.web import model_session as voice_module
 
     monkeypatch.setattr(voice_module, "_FIRST_PART", 8)
     voice = Voice(*load_for_use(models / "pretrain", "cpu"), models / "pretrain")

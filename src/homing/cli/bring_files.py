@@ -1,13 +1,13 @@
-"""Files that a run file names in a store (s3://, hf:, modal:, file:), brought into its data folder before prep.
+"""Fetch files that a run file names in a store (s3://, hf:, modal:, file:) into its data folder, before prep.
 
-    s3://bucket/folder/chats.jsonl                          one file
-    hf:datasets/OWNER/NAME/folder/*.parquet                 every file that the pattern meets; ** is any folders
-    hf:datasets/OWNER/NAME@REVISION/folder/train.jsonl      of one commit, tag or branch; without it, of the newest
+  s3://bucket/folder/chats.jsonl                          one file
+  hf:datasets/OWNER/NAME/folder/*.parquet                 every file that matches; ** matches any folders
+  hf:datasets/OWNER/NAME@REVISION/folder/train.jsonl      at a commit, tag or branch; without it, the newest
 
-Where only a part of the text is wanted (data.take, --smoke), of a pattern that is all there is only so many files come
-as hold it, spread over all of them. Each comes whole, one of the Hub checked by the Hub's hash; one that cannot be had
-stops the run, and nothing takes its place. What is here already is not brought again. On the Hub all files of a pattern
-are of one commit, which is said.
+If only part of the text is wanted (data.take, --smoke) and one pattern is all the text, only as many files are fetched
+as needed, spread evenly over the pattern. Files are fetched whole, and those from the Hub are checked against its
+hashes. A file that cannot be fetched stops the run; nothing replaces it. Files that are already here are not fetched
+again. On the Hub, all files of a pattern come from one commit, which is printed.
 """
 
 from __future__ import annotations
@@ -22,59 +22,64 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homing.cli import talk
+from homing.cli import output
 from homing.config.text_files import is_in_store
 from homing.errors import DataError, UsageError
 from homing.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from homing.store import Entry, Store
-    from homing.wire.data import DataManifest
+    from homing.wire.shard_manifest import DataManifest
 
 __all__ = ["addresses", "bring_file", "bring_files", "part_of", "say_if_less"]
 
-_TELL_EVERY_S = 10.0
-_ENOUGH = 2  # times what is to be taken: a line of JSON holds less text than it has bytes
-_NEARLY = 0.9  # of what is to be taken
+_REPORT_EVERY_S = 10.0
+_ENOUGH = 2  # times the wanted size: a JSON line holds less text than bytes
+_NEARLY = 0.9  # fraction of the wanted size
 _IN_STORE = re.compile(r"(?P<path>(s3|hf|modal|file):[^?]*/[^/?]+)(?P<query>\?.*)?")
 _REPO = re.compile(r"hf:/*((datasets|models)/)?[^/*]+/[^/*]+")
 _MAGIC = re.compile(r"[*\[]")
-# A pull request or the Hub's own conversion to Parquet has slashes in its name.
+# The names of pull requests and of the Hub's conversions to Parquet contain slashes.
 _REVISION = re.compile(r"(?P<repo>hf:/*((datasets|models)/)?[^/@]+/[^/@]+)@(?P<revision>refs/(convert|pr)/[^/]+|[^/]+)")
 
 
 def bring_files(paths: Iterable[str], into: Path, take_bytes: int = 0) -> list[str]:
-    """Each into a folder of its own, by its number: two files of one name may come from two places. One path for each,
-    but for a pattern of which only a part was brought: `take_bytes` of text are wanted, 0: all."""
+    """Fetch each path into its own numbered folder, because files from two places may share a name.
+
+    Return one path for each, except for a partially fetched pattern. `take_bytes`: how much text is wanted; 0: all.
+    """
     places = [(path, into.with_name(f"{into.name}-{number}")) for number, path in enumerate(paths)]
     return [brought for path, place in places for brought in _brought(path, place, take_bytes)]
 
 
 def addresses(text: Sequence[str], validation: Sequence[str]) -> dict[str, list[str]]:
-    """Those in a store, for the manifest; {} where there are none."""
+    """Return the addresses in a store, for the manifest; {} if there are none."""
     named = {"text": text, "validation": validation}
     far = {key: [path for path in paths if is_in_store(path)] for key, paths in named.items()}
     return {key: paths for key, paths in far.items() if paths}
 
 
 def part_of(take_bytes: int, text: Sequence[str], validation: Sequence[str]) -> int:
-    """Of `take_bytes`, for `bring_files`. What is taken of each file goes by its share of all that is here: a pattern
-    of which only a part came would count too little beside other text, or beside text that is held out."""
+    """Return the `take_bytes` to pass to `bring_files`; 0 if everything must be fetched.
+
+    prep takes from each file in proportion to its share of all local text, so a partially fetched pattern would be
+    underrepresented next to other text or held-out text.
+    """
     return take_bytes if len(text) == 1 and not validation else 0
 
 
 def say_if_less(take_bytes: int, text: Sequence[str], manifest: DataManifest) -> None:
-    """`take_bytes` as `bring_files` was given them."""
+    """Warn if the fetched text is clearly less than `take_bytes`, as passed to `bring_files`."""
     got = sum(split.num_text_bytes for split in manifest.splits.values())
     if any(is_in_store(path) for path in text) and got < _NEARLY * take_bytes:
-        talk.say(
-            f"warning: data.take asks for {format_bytes(take_bytes)} of text, and what was brought holds"
-            f" {format_bytes(got)}. A larger data.take brings more files, where there are more."
+        output.say(
+            f"warning: data.take asks for {format_bytes(take_bytes)} of text, but the downloaded files hold"
+            f" {format_bytes(got)}. Increase data.take to download more files, if there are any."
         )
 
 
 def bring_file(path: str, into: Path) -> str:
-    """`path` itself where it is no address of a store; else the file here, or a pattern that meets those brought."""
+    """Return the fetched file, or a pattern that matches the fetched files. A local `path` is returned unchanged."""
     (brought,) = _brought(path, into, 0)
     return brought
 
@@ -85,9 +90,9 @@ def _brought(path: str, into: Path, take_bytes: int) -> list[str]:
     found = _IN_STORE.fullmatch(path)
     if found is None or _REPO.fullmatch(_REVISION.sub(r"\g<repo>", path)):
         raise UsageError(
-            what=f"{path!r} names no file in a store.",
-            why="It ends in the name of a file, or in a pattern.",
-            fix="Such as s3://bucket/folder/chats.jsonl, or hf:datasets/OWNER/NAME/folder/*.parquet",
+            what=f"{path!r} is not a file in a store.",
+            why="The address must end in a file name or a pattern.",
+            fix="Use an address such as s3://bucket/folder/chats.jsonl or hf:datasets/OWNER/NAME/folder/*.parquet",
         )
     folder, wanted, revision = _apart(found["path"])
     store = _open(folder + (found["query"] or ""), revision, is_pinned="*" in wanted)
@@ -98,7 +103,7 @@ def _brought(path: str, into: Path, take_bytes: int) -> list[str]:
 
 
 def _apart(path: str) -> tuple[str, str, str]:
-    """What is opened as a store, the key or pattern in it, and the revision on the Hub where one is named."""
+    """Split an address into the store to open, the key or pattern in it, and the Hub revision ("" if none is given)."""
     revision = ""
     if named := _REVISION.match(path):
         path, revision = named["repo"] + path[named.end() :], named["revision"]
@@ -123,27 +128,30 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path, take_bytes:
         others = ", ".join(entry.key for entry in below[:5]) or "nothing"
         raise DataError(
             what=f"No file matches {address}.",
-            why=f"In {store.url}, so far as the pattern names it, there is {others}{' ...' * (len(below) > 5)}.",
-            fix="Mend the pattern: * stands for a part of a name, ** for any folders.",
+            why=f"{store.url} has, below the fixed part of the pattern: {others}{' ...' * (len(below) > 5)}.",
+            fix="Fix the pattern: * matches part of a name, ** matches any folders.",
         )
     at = f", of commit {store.revision}" if isinstance(store, Versioned) else ""
-    talk.say(f"{address}: {counted(len(met), 'file')}, {format_bytes(sum(entry.num_bytes for entry in met))}{at}.")
+    output.say(f"{address}: {counted(len(met), 'file')}, {format_bytes(sum(entry.num_bytes for entry in met))}{at}.")
     part = _part(met, take_bytes)
     if len(part) < len(met):
-        talk.say(
-            f"{len(part):,} of {counted(len(met), 'file')}, for data.take asks for {format_bytes(take_bytes)} of text."
+        output.say(
+            f"{len(part):,} of {counted(len(met), 'file')}: data.take asks for {format_bytes(take_bytes)} of text."
         )
     _check_room([entry for entry in part if not (into / entry.key).is_file()], into)
     for entry in part:
         _bring(store, entry.key, f"{store.url}/{entry.key}", into)
-    if len(part) < len(met):  # what was brought for all of it stays, for that may be asked for again
+    if len(part) < len(met):  # keep files fetched for the full pattern, which may be wanted again
         return [str(into / entry.key) for entry in part]
     _keep_only({into / entry.key for entry in met}, into)
     return [f"{glob.escape(str(into))}/{pattern}"]
 
 
 def _part(met: list[Entry], take_bytes: int) -> list[Entry]:
-    """As few as hold what is to be taken, evenly from the whole range: the first ones may all be of one kind."""
+    """Choose as few files as hold the wanted size.
+
+    They are spread evenly over the whole range, because the first ones may all be of one kind.
+    """
     if not take_bytes:
         return met
     wanted, largest = _ENOUGH * take_bytes, max(entry.num_bytes for entry in met)
@@ -155,9 +163,11 @@ def _part(met: list[Entry], take_bytes: int) -> list[Entry]:
 
 
 def _keep_only(kept: set[Path], into: Path) -> None:
-    """What is no longer there, or was brought for another pattern, would be taken by this one, or by a folder that it
-    meets. The folder is ours alone."""
-    for path in sorted(into.rglob("*"), reverse=True):  # what is in a folder comes before it
+    """Delete files that are gone from the store or came from another pattern: this pattern would match them too.
+
+    Only homing writes to this folder.
+    """
+    for path in sorted(into.rglob("*"), reverse=True):  # a folder's contents come before the folder
         if path.is_dir():
             with contextlib.suppress(OSError):  # not empty
                 path.rmdir()
@@ -166,19 +176,19 @@ def _keep_only(kept: set[Path], into: Path) -> None:
 
 
 def _check_room(to_come: list[Entry], into: Path) -> None:
-    """Before the first of them: an hour of downloads is too late to hear of it."""
+    """Check free disk space before the first download, not after an hour of them."""
     needed = sum(entry.num_bytes for entry in to_come)
     free = shutil.disk_usage(next(folder for folder in (into, *into.absolute().parents) if folder.exists())).free
     if free < needed:
         raise DataError(
-            what=f"The disk under {into} has no room for what is named.",
-            why=f"{format_bytes(needed)} are to come, {format_bytes(free)} are free.",
-            fix="Make room, or name fewer files; another disk: --out DIR, or data.dir in the run file",
+            what=f"Not enough disk space at {into} for these files.",
+            why=f"They need {format_bytes(needed)}; {format_bytes(free)} are free.",
+            fix="Free some space, use fewer files, or use another disk: --out DIR, or data.dir in the run file",
         )
 
 
 def _matches(names: list[str], pattern: list[str]) -> bool:
-    """As `glob` would find it here: ** is any folders, and * meets no name that begins with a dot."""
+    """Match as `glob` does locally: ** matches any folders, and * matches no name that begins with a dot."""
     if not pattern:
         return not names
     if pattern[0] == "**":
@@ -199,17 +209,17 @@ def _bring(store: Store, key: str, address: str, into: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     store.progress = _teller(address)
     store.get(key, str(target))
-    talk.say(f"Brought {address}: {format_bytes(target.stat().st_size)}.")
+    output.say(f"Brought {address}: {format_bytes(target.stat().st_size)}.")
 
 
 def _teller(address: str) -> Callable[[int, int], None]:
-    """A line now and then, so that no long download is silent."""
-    told = time.monotonic()
+    """Return a progress callback that prints a line now and then, so that no long download is silent."""
+    last_report = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _TELL_EVERY_S:
-            told = time.monotonic()
-            talk.say(f"{address}: {format_bytes(done)} of {format_bytes(total)}")
+    def report_progress(done: int, total: int) -> None:
+        nonlocal last_report
+        if time.monotonic() - last_report >= _REPORT_EVERY_S:
+            last_report = time.monotonic()
+            output.say(f"{address}: {format_bytes(done)} of {format_bytes(total)}")
 
-    return tell
+    return report_progress

@@ -1,8 +1,8 @@
-"""One call of the command line, from what was typed to the exit code.
+"""One invocation of the command line, from the arguments to the exit code.
 
-    what was typed -> -q, -v, --json taken from anywhere -> the verb's module -> an error as three lines -> exit code
+  arguments -> take -q, -v, --json from any position -> the verb's module -> an error as three lines -> exit code
 
-Each verb is loaded only when it is called: `homing --help` prints a table and loads none.
+A verb is imported only when it is called: `homing --help` prints a table and imports none.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ import typer
 from typer.core import TyperGroup
 
 import homing
-from homing.cli import complete, dotenv, misread, talk, terminal
-from homing.cli.main import HELP, STORIES, VERBS, verb_table
+from homing.cli import complete, dotenv, output, suggestions, terminal
 from homing.cli.verb_help import Verb
+from homing.cli.verb_list import HELP, STORIES, VERBS, verb_table
 from homing.errors import HomingError, StillBilling
 
 __all__ = ["LazyVerbs", "call"]
 
-# typer carries a click of its own under a private name; the parent of its public error is the way to it.
+# typer bundles click under a private name; the base class of its public error gives access to it.
 _ClickError: Any = typer.BadParameter.__mro__[2]
 
 
 class LazyVerbs(TyperGroup):
-    """`homing --help` prints the table of verbs; only the verb that is called is imported."""
+    """Command group that prints the table of verbs for `homing --help` and imports only the verb that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
-            raise misread.verb(cmd_name, sys.argv[1:], VERBS)
-        module = importlib.import_module(f"homing.cli.{cmd_name}")
+            raise suggestions.verb(cmd_name, sys.argv[1:], VERBS)
+        module = importlib.import_module(f"homing.cli.verbs.{cmd_name}")
         app = getattr(module, "app", None)
         if app is None:
             app = typer.Typer(add_completion=False, rich_markup_mode=None)
             app.command(cmd_name, cls=Verb, help=module.command.__doc__)(module.command)
         return typer.main.get_command(app)
 
-    # typer itself would make a silent exit of Ctrl-C, and of a reader that left, while it parses or while the verb
-    # works; what may still bill would then go unsaid.
+    # typer would turn Ctrl-C, or a closed pipe, into a silent exit during parsing and while the verb runs; the notice
+    # about instances that may still bill would then not be printed.
     def make_context(self, *args: Any, **settings: Any) -> Any:
         with _aborted():
             return super().make_context(*args, **settings)
@@ -78,7 +78,7 @@ def _aborted() -> Iterator[None]:
 
 
 class _ReaderLeft(Exception):
-    """`homing ledger | head`"""
+    """The reader of our output closed the pipe, as in `homing ledger | head`."""
 
 
 app = typer.Typer(
@@ -106,8 +106,8 @@ def _root(
 
 
 def call(typed: list[str]) -> int:
-    arguments, loudness = _take_loudness(_fill_watch(misread.help_first(typed)))
-    talk.configure(loudness=loudness, is_json="--json" in arguments)
+    arguments, loudness = _take_loudness(_fill_watch(suggestions.help_first(typed)))
+    output.configure(loudness=loudness, is_json="--json" in arguments)
     if "--json" in arguments and set(arguments) <= {"--json", "--version", "-V", *HELP}:
         return _print_verbs()
     arguments = _json_behind(arguments)
@@ -121,7 +121,7 @@ def call(typed: list[str]) -> int:
 
 
 def _print_verbs() -> int:
-    """`homing --help --json`, and --json with nothing else or with --version: the table of verbs, as data."""
+    """Print the table of verbs as JSON: `homing --help --json`, or --json alone or with --version."""
     with contextlib.suppress(BrokenPipeError):
         print(json.dumps({"schema": "homing.verbs/1", "version": homing.__version__, "verbs": STORIES}))
     return 0
@@ -129,14 +129,14 @@ def _print_verbs() -> int:
 
 @contextlib.contextmanager
 def _endings_as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP are Ctrl-C by other hands: a launch must undo what it started, also when its terminal closes.
+    """Treat SIGTERM and SIGHUP like Ctrl-C: a launch must undo what it started, also when its terminal closes.
 
-    The first one counts and the rest are ignored: a system that goes down sends several, and the undo must not be cut
-    short by its own cause. One that was ignored when we started (nohup) stays ignored.
+    Only the first signal counts: a system shutdown sends several, and they must not interrupt the undo. A signal that
+    was ignored at the start (nohup) stays ignored.
     """
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     if threading.current_thread() is not threading.main_thread():
-        numbers = []  # only the main thread may set handlers; whoever calls us from another has its own
+        numbers = []  # only the main thread may set handlers; a caller in another thread has its own
 
     def interrupt(number: int, frame: object) -> NoReturn:
         for each in numbers:
@@ -152,7 +152,7 @@ def _endings_as_interrupts() -> Iterator[None]:
 
 
 def _run_verb(arguments: list[str]) -> tuple[int, str]:
-    """The exit code, and the first line of the error that was shown."""
+    """Run the verb. Return the exit code, and the first line of the error that was shown."""
     try:
         if arguments[:1] == [complete.INSTALL]:
             return complete.install(arguments), ""
@@ -164,33 +164,34 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
             error.name_run(typed)
         return _show(error)
     except _ClickError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # no verb at all, or a group such as `store` without its own
+        # no verb at all, or a group such as `store` without a subcommand
+        if type(error).__name__ == "NoArgsIsHelpError":
             return _print_help(error.ctx)
-        return _show(misread.usage(error, sys.argv[1:], VERBS, lambda verb: LazyVerbs().get_command(None, verb)))
+        return _show(suggestions.usage(error, sys.argv[1:], VERBS, lambda verb: LazyVerbs().get_command(None, verb)))
     except (KeyboardInterrupt, typer.Abort):
-        with contextlib.suppress(OSError, KeyboardInterrupt):  # the terminal itself may be what is gone
+        with contextlib.suppress(OSError, KeyboardInterrupt):  # the terminal itself may be gone
             _say_interrupted()
         return 130, ""
     except (BrokenPipeError, _ReaderLeft):
         return _after_the_reader_left()
     except OSError as error:
-        if talk.is_verbose():
+        if output.is_verbose():
             traceback.print_exc()
-        what = f"This computer refused: {error.strerror or error}."
-        fix = "Check that the path is there, its permissions, and the disk's space; -v shows where it happened."
+        what = f"The operating system reported an error: {error.strerror or error}."
+        fix = "Check that the path exists, its permissions and free disk space; -v shows where it happened."
         return _show(HomingError(what, f"{type(error).__name__}: {error}", fix))
     except Exception:
         traceback.print_exc()
-        talk.say("This is a mistake in homing, not yours. Please report it with the lines above.")
+        output.say("This is a bug in homing. Please report it with the lines above.")
         return 1, ""
     return (code if isinstance(code, int) else 0), ""
 
 
 def _run_in(arguments: list[str]) -> str | None:
-    """The run that was typed, and what was changed of its file; None where the verb takes none, or a folder was."""
+    """Return the run as typed, with --set and --smoke; None if the verb takes no run, or a folder was typed."""
     from homing.cli.options import as_typed
+    from homing.config.parse.overrides import safe
     from homing.config.paths import RUN_SUFFIXES
-    from homing.config.sets import safe
 
     verb, named = [*arguments, "", ""][:2]
     command = LazyVerbs().get_command(None, verb) if verb in VERBS else None
@@ -203,19 +204,19 @@ def _run_in(arguments: list[str]) -> str | None:
 
 
 def _say_interrupted() -> None:
-    """What Ctrl-C does not end is named: a run goes on without whoever watched it."""
-    # A terminal shows ^C behind the question that was open.
-    talk.say("\nInterrupted." if sys.stderr.isatty() else "Interrupted.")
-    if not _has_ledger() or talk.is_quiet():
+    """Name the runs that Ctrl-C does not end: a run continues when `watch` is interrupted."""
+    # The terminal shows ^C after the open question.
+    output.say("\nInterrupted." if sys.stderr.isatty() else "Interrupted.")
+    if not _has_ledger() or output.is_quiet():
         return
-    from homing.cli.control import still_running
+    from homing.cli.run_lookup import still_running
 
     for line in still_running():
-        talk.say(line)
+        output.say(line)
 
 
 def _print_help(context: Any) -> tuple[int, str]:
-    """As --help does it: somebody who types `homing` and nothing else has made no mistake."""
+    """Print the help as --help does: typing only `homing` is not a mistake."""
     try:
         print(context.get_help(), flush=True)
     except BrokenPipeError:
@@ -224,31 +225,31 @@ def _print_help(context: Any) -> tuple[int, str]:
 
 
 def _after_the_reader_left() -> tuple[int, str]:
-    talk.silence(sys.stdout)
+    output.silence(sys.stdout)
     return 0, ""
 
 
 def _show(error: HomingError) -> tuple[int, str]:
     try:
-        talk.show_error(error)
-    except OSError:  # `homing plan nope --json | head -c 9`: the talk goes elsewhere, and may be read there
+        output.show_error(error)
+    except OSError:  # `homing plan nope --json | head -c 9`: stderr may still be readable
         _after_the_reader_left()
-        with contextlib.suppress(OSError):  # the exit code tells it all the same
-            talk.show_error(error)
+        with contextlib.suppress(OSError):  # the exit code still reports the failure
+            output.show_error(error)
     return error.exit_code, error.what
 
 
 def _has_ledger() -> bool:
-    # Looked for by hand, because loading the control plane costs more than most verbs that do not need it.
+    # Checked without the control plane, because importing that costs more than most verbs that do not need it.
     home = os.path.expanduser(os.environ.get("HOMING_HOME") or "~/.homing")
     return any(os.path.exists(os.path.join(home, *path)) for path in (["ledger.sqlite"], ["backup", "ledger.sqlite"]))
 
 
 def _check_billing(code: int, shown: str) -> int:
-    """An end that no provider confirmed is said after whatever verb it was, and its exit code wins over all others."""
+    """After any verb, report instances that no provider confirmed as destroyed; this exit code wins over all others."""
     if not _has_ledger():
         return code
-    from homing.cli.control import last_word
+    from homing.cli.run_lookup import last_word
 
     try:
         error = last_word()
@@ -257,12 +258,12 @@ def _check_billing(code: int, shown: str) -> int:
     if error is None or error.what == shown:
         return code
     with contextlib.suppress(OSError):
-        talk.show_error(error)
+        output.show_error(error)
     return error.exit_code if isinstance(error, StillBilling) else code or error.exit_code
 
 
 def _fill_watch(arguments: list[str]) -> list[str]:
-    """`status --watch` may stand without its seconds, and click knows no option whose value may be left out."""
+    """Fill in a value for `status --watch` without seconds, because click has no options with an optional value."""
     filled = []
     for number, argument in enumerate(arguments):
         filled.append(argument)
@@ -273,7 +274,7 @@ def _fill_watch(arguments: list[str]) -> list[str]:
 
 
 def _json_behind(arguments: list[str]) -> list[str]:
-    """--json may stand before the verb too, and each verb knows it only behind; without a verb there is the help."""
+    """Move a --json before the verb to the end, because each verb accepts it only after its name."""
     if arguments[:1] != ["--json"]:
         return arguments
     kept = arguments[1:]
@@ -282,7 +283,7 @@ def _json_behind(arguments: list[str]) -> list[str]:
 
 
 def _take_loudness(arguments: list[str]) -> tuple[list[str], int]:
-    """-q and -v work before and after the verb, so they are taken out before anyone parses."""
+    """Remove -q and -v before parsing, so that they work before and after the verb."""
     loudness, kept = 0, []
     for number, argument in enumerate(arguments):
         if argument == "--":

@@ -1,7 +1,7 @@
-"""Completion in the shell: verbs, options, run names and keys of the run file.
+"""Shell completion: verbs, options, run names and keys of the run file.
 
 TAB -> _HOMING_COMPLETE in the environment -> typer -> the functions here, which read ./runs and $HOMING_HOME/runs
-homing --install-completion [bash|zsh|fish] -> says which files it would write -> asks -> writes them
+homing --install-completion [bash|zsh|fish] -> names the files it would write -> asks -> writes them
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from homing.cli import talk
+from homing.cli import output
 from homing.errors import UsageError
 
 __all__ = ["INSTALL", "change_words", "install", "key_words", "run_words"]
@@ -25,7 +25,7 @@ _FILES = {
 
 
 def run_words(incomplete: str) -> list[str]:
-    """Names of run files and runs; ids behind NAME@, and where no name begins so."""
+    """Complete names of run files and runs; ids after NAME@, and if no name matches."""
     from homing.config.paths import home, run_files
 
     folder = home() / "runs"
@@ -39,35 +39,35 @@ def run_words(incomplete: str) -> list[str]:
 
 
 def key_words(incomplete: str) -> list[str]:
-    """Keys of the run file, as `homing explain` takes them."""
-    from homing.config.keys import all_keys
+    """Complete keys of the run file, as `homing explain` takes them."""
+    from homing.config.schema.keys import all_keys
 
     return [key for path in all_keys() if (key := path.replace(".N", ".0")).startswith(incomplete)]
 
 
 def change_words(incomplete: str) -> list[str]:
-    """KEY=, for --set; nothing behind the `=`, where a value stands."""
+    """Complete KEY= for --set; nothing after the `=`, where the value goes."""
     return [] if "=" in incomplete else [f"{key}=" for key in key_words(incomplete)]
 
 
 def install(arguments: list[str]) -> int:
-    """Asks before it edits a file of the person's; --yes agrees."""
+    """Install the completion. Asks before it edits the user's files; --yes agrees."""
     words = [word for word in arguments if word not in (INSTALL, "--yes", "-y", "--json")]
     shell = words[0] if words else os.path.basename(os.environ.get("SHELL", ""))
     if shell not in _FILES or len(words) > 1:
         raise UsageError(
-            what=f"There is no completion for {' '.join(words) or shell or 'an unknown shell'}.",
-            why=f"It is for {', '.join(sorted(_FILES))}.",
+            what=f"No shell completion for {' '.join(words) or shell or 'an unknown shell'}.",
+            why=f"Supported shells: {', '.join(sorted(_FILES))}.",
             fix=f"homing {INSTALL} bash",
         )
     script, *edited = (str(Path(each).expanduser()) for each in _FILES[shell])
     changes = f"writes {script}" + "".join(f" and adds lines to {each}" for each in edited)
     agrees = not {"--yes", "-y"}.isdisjoint(arguments)
-    if not talk.ask(f"Completion for {shell} {changes}. Do it?", yes=agrees):
-        talk.say(f"Nothing was changed. To see the script: homing --show-completion {shell}")
+    if not output.ask(f"Completion for {shell} {changes}. Continue?", yes=agrees):
+        output.say(f"Nothing was changed. Show the script: homing --show-completion {shell}")
         return 0
     from typer._completion_shared import install as write
 
     write(shell=shell, prog_name="homing", complete_var="_HOMING_COMPLETE")
-    talk.say(f"Written: {' and '.join([script, *edited])}. It works in the next terminal that you open.")
+    output.say(f"Written: {' and '.join([script, *edited])}. Open a new terminal to use it.")
     return 0

@@ -1,11 +1,11 @@
-"""All runs for the page, and what bills: the table of `homing runs`, kept up to date by three kinds of threads.
+"""Data of the dashboard's overview: the table of `homing runs`, kept up to date by three kinds of threads.
 
-    every second     the ledger and the runs trained here: states, dollars so far
-    money            `refresh`: every provider is asked and the ledger brought up to date, as `homing runs` does
-    a look           one for each run that lives or was not looked at yet: heartbeat and outcome from its store
+  every second     the ledger and the runs trained here: states, dollars so far
+  money            `refresh`: ask every provider and update the ledger, as `homing runs` does
+  look             one per run that is live or not yet looked at: heartbeat and outcome from its store
 
-So a provider or a store that is slow, or silent, leaves its own line as it was and says so there; no other line waits.
-It is no guard: what reached its limit is ended by the agent, the provider, `homing guard` or `homing watch`, not here.
+A slow or silent provider or store therefore delays only its own row, which says so. This is not a guard: a run that
+reaches its limit is ended by the agent, the provider, `homing guard` or `homing watch`, not here.
 """
 
 from __future__ import annotations
@@ -19,42 +19,51 @@ from pathlib import Path
 from typing import Any
 
 from homing.cli.dashboard_run import Following, plan_of
-from homing.cli.mask import Mask
-from homing.cli.runs import HEADERS, billing_words, forgotten_row, forgotten_words, run_row, thing_row, trained_row
-from homing.cli.trained_here import Trained, trained_here
-from homing.cloud import meter
-from homing.cloud.ahead import Planned
-from homing.cloud.ask import ASK_S
+from homing.cli.local_runs import Trained, trained_here
+from homing.cli.mask_secrets import Mask
+from homing.cli.verbs.runs import (
+    HEADERS,
+    billing_words,
+    forgotten_row,
+    forgotten_words,
+    run_row,
+    thing_row,
+    trained_row,
+)
+from homing.cloud.ask_providers import ASK_S
 from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine, Receipts, RunRow
-from homing.cloud.lost import what_is_lost
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.ledger import LedgerLine, Receipts, RunRow
+from homing.cloud.ledger.meter import billing_lines
 from homing.cloud.providers.base import Resource
-from homing.cloud.reconcile import refresh
-from homing.cloud.status import Status, billing_lines, look, progress_line
-from homing.cloud.survey import billing_things
+from homing.cloud.reconcile.inventory import billing_things
+from homing.cloud.reconcile.lost_ledger import what_is_lost
+from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.reconcile.run_status import Status, look
+from homing.cloud.watch.progress import Planned, progress_line
 from homing.errors import HomingError
 from homing.units import format_moment
-from homing.web.dashboard.app import NoSuchRun
-from homing.web.dashboard.feed import Feed
+from homing.web.dashboard.dashboard_app import NoSuchRun
+from homing.web.dashboard.section_feed import Feed
 from homing.wire.codec import WireError
 from homing.world import World
 
 __all__ = ["Board"]
 
 TICK_S = 1.0
-_UNSEEN_S = 5.0  # while nobody looks
-_LOOK_S = 5.0  # at a run that lives
-_MONEY_S = 10.0  # while something lives or bills and somebody looks
+_UNSEEN_S = 5.0  # while no page is open
+_LOOK_S = 5.0  # for a live run
+_MONEY_S = 10.0  # while something is live or bills and a page is open
 _IDLE_S = 60.0
 _STALE_S = 2 * (_IDLE_S + ASK_S)
-_MOST_ENDED = 30  # runs that have ended for good; all others are always shown
-_MOST_AT_ONCE = 8  # looks; those that wait for longer than ASK_S do not count
+_MOST_ENDED = 30  # ended runs; all others are always shown
+_MOST_AT_ONCE = 8  # concurrent looks; those that have waited longer than ASK_S do not count
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
 class _Look:
-    began: float  # by the stop watch
+    began: float  # monotonic clock
     ended: float | None = None
     status: Status | None = None
     problem: str = ""
@@ -74,18 +83,18 @@ class Board:
     def __init__(self, path: Path) -> None:
         self._path, self._world = path, World()
         self._home = Home(path, self._world)
-        self._asker = Home(path, World())  # for one thread alone: it remembers what was seen of the meter
+        self._asker = Home(path, World())  # used by one thread only: it remembers the last meter readings
         self._mask = Mask(self._world.environment())
         self._feed = Feed()
         self._ending = threading.Event()
-        self._lock = threading.Lock()  # around the two below
+        self._lock = threading.Lock()  # guards the two fields below
         self._num_viewers = 0
-        self._followed: dict[str, tuple[Following, int]] = {}  # with how many look at it
+        self._followed: dict[str, tuple[Following, int]] = {}  # run id -> (following, number of viewers)
         self._looks: dict[str, _Look] = {}
         self._plans: dict[str, Planned] = {}  # by mark
         self._money = _Money()
         self._receipts: tuple[tuple[int, frozenset[str]], Receipts] | None = None
-        self._is_busy = False  # something lives or bills
+        self._is_busy = False  # something is live or bills
 
     # --- for the web ---
 
@@ -127,14 +136,14 @@ class Board:
                     following.leave()
 
     def _find(self, run_id: str) -> RunRow | Trained:
-        """By its whole id alone: what is typed into an address never becomes a path."""
+        """Find a run by its full id only: text from a URL never becomes a path."""
         here = (each for each in trained_here(self._home, self._home.ledger.run_ids()) if each.run == run_id)
         run = self._home.ledger.run(run_id) or next(here, None)
         if run is None:
             raise NoSuchRun(run_id)
         return run
 
-    # --- looking ---
+    # --- background threads ---
 
     def begin(self) -> None:
         for name, work in (("board", self._tick), ("money", self._ask)):
@@ -147,16 +156,16 @@ class Board:
                 following.leave()
 
     def _go_on(self, name: str, work: Callable[[], float]) -> None:
-        """`work` again and again, each time after as long as it said."""
+        """Call `work` repeatedly, each time after the pause that it returned."""
         pause_s = 0.0
         while not self._ending.wait(pause_s):
             try:
                 pause_s = work()
-            except Exception as exc:  # a page that stands still without a word would be believed
-                is_told = isinstance(exc, (HomingError, WireError, OSError))
-                said = _first_line(exc) if is_told else repr(exc)
-                _log.log(logging.WARNING, "a look failed", exc_info=exc)
-                self._feed.put(f"failure {name}", self._mask(f"What is shown is from before: {said}"))
+            except Exception as exc:  # a page that silently stops updating would be misleading
+                is_expected = isinstance(exc, (HomingError, WireError, OSError))
+                said = _first_line(exc) if is_expected else repr(exc)
+                _log.log(logging.WARNING, "a refresh failed", exc_info=exc)
+                self._feed.put(f"failure {name}", self._mask(f"Showing older data: {said}"))
                 pause_s = _MONEY_S
             else:
                 self._feed.put(f"failure {name}", "")
@@ -184,14 +193,14 @@ class Board:
             *({**_cells(trained_row(each, now)), "is_live": each.is_live, "is_here": True, "line": _line_here(each),
                "at": each.began_at} for each in trained),
         ]  # fmt: skip
-        # At work before ended, newest first.
+        # Live runs before ended ones, newest first.
         self._put("runs", sorted(shown, key=lambda row: (not row["is_live"], -row["at"])))
         problems = [*money.problems, *_stale(money, now)]
         words = billing_words(billing, money.things, problems)
         self._put(
             "money",
             {
-                "words": words if money.asked_at is not None or billing else ["The providers are being asked."],
+                "words": words if money.asked_at is not None or billing else ["Asking the providers ..."],
                 "is_billing": bool(billing or money.things),
                 "asked": format_moment(money.asked_at) if money.asked_at is not None else "",
                 "beside": [
@@ -213,12 +222,12 @@ class Board:
         return TICK_S if self._is_seen else _UNSEEN_S
 
     def _rows(self) -> list[RunRow]:
-        """Every run that is not over, and the newest of the others: a page with thousands of rows helps nobody."""
+        """Return every unfinished run and the newest of the others: a page with thousands of rows is useless."""
         return self._home.ledger.unfinished_runs(_MOST_ENDED)
 
     def _total(self, open_: list[LedgerLine], now: float) -> str:
-        """Of all lines ever."""
-        # Receipts stay as they are: they are added up again only when a line was written, closed or reopened.
+        """Return the total over all ledger lines."""
+        # Receipts do not change, so they are summed again only when a line was written, closed or reopened.
         key = self._home.ledger.num_lines(), frozenset(line.mark for line in open_)
         if self._receipts is None or self._receipts[0] != key:
             self._receipts = key, self._home.ledger.receipts()
@@ -228,7 +237,7 @@ class Board:
         total = receipts.total_usd + meter.total_spend(billing, now)
         return ("at most " if receipts.is_at_most else "") + meter.show_usd(total)
 
-    # --- one look for each run, side by side ---
+    # --- one look per run, concurrently ---
 
     def _look_at(self, rows: list[RunRow], own: dict[str, list[LedgerLine]]) -> None:
         now = self._world.monotonic()
@@ -247,8 +256,11 @@ class Board:
             ).start()
 
     def _is_due(self, row: RunRow, lines: list[LedgerLine], last: _Look, now: float) -> bool:
-        """What lives, every few seconds while somebody looks; what has ended, once after its end, and again after a
-        while where that look failed."""
+        """Return whether the run needs another look.
+
+        A live run: every few seconds while a page is open. An ended run: once after its end, and again later if that
+        failed.
+        """
         if row.is_live or billing_lines(lines):
             return self._is_seen and last.ended is not None and now - last.ended >= _LOOK_S
         if last.problem:
@@ -261,20 +273,20 @@ class Board:
             current.problem = current.status.problem
         except (HomingError, WireError, OSError) as exc:
             current.problem = _first_line(exc)
-        except Exception as exc:  # our mistake, in a thread that nobody waits for: its line says so
-            _log.exception("a look at %s failed", row.id)
-            current.problem = f"The dashboard made a mistake here: {type(exc).__name__}: {exc}"
+        except Exception as exc:  # a bug in a background thread: report it in the run's row
+            _log.exception("a refresh of %s failed", row.id)
+            current.problem = f"Dashboard error: {type(exc).__name__}: {exc}"
         finally:
             current.ended = self._world.monotonic()
 
     def _status(self, row: RunRow, lines: list[LedgerLine], now: float) -> Status:
-        """The signs of the last look that was answered, with state and dollars of this moment."""
+        """Combine the heartbeat state of the last successful look with the current state and spend."""
         last = self._looks[row.id].status if row.id in self._looks else None
         spend = meter.total_spend(lines, now)
         if last is None:
             return Status(row, lines, None, spend, None, at=now)
         is_same = bool(lines) and bool(last.lines) and lines[-1].mark == last.lines[-1].mark
-        signs = last.signs if is_same or not lines else None  # of an earlier attempt they say nothing about this one
+        signs = last.signs if is_same or not lines else None  # signs of an earlier attempt say nothing about this one
         return dataclasses.replace(last, run=row, lines=lines, signs=signs, spend_usd=spend, at=now)
 
     def _row(self, status: Status, now: float) -> dict[str, Any]:
@@ -284,9 +296,7 @@ class Board:
         last = self._looks.get(status.run.id)
         problem = last.problem if last is not None else ""
         if last is not None and last.is_silent(self._world.monotonic()):
-            problem = (
-                f"Its store has not answered for more than {ASK_S:g} s; states and dollars are those of the ledger."
-            )
+            problem = f"Its store has not responded for more than {ASK_S:g} s; states and dollars are from the ledger."
         return {
             **_cells(run_row(status, now)),
             "is_live": status.run.is_live or status.is_billing,
@@ -303,10 +313,10 @@ class Board:
 
 
 def _stale(money: _Money, now: float) -> list[str]:
-    """An answer from long ago says nothing about now: a provider hangs, or this computer slept."""
+    """Warn if the last answer is too old to describe the present: a provider hangs, or this computer slept."""
     if money.asked_at is None or now - money.asked_at < _STALE_S:
         return []
-    return [f"The providers have not answered since {format_moment(money.asked_at)}."]
+    return [f"The providers have not responded since {format_moment(money.asked_at)}."]
 
 
 def _first_line(exc: Exception) -> str:
@@ -318,11 +328,11 @@ def _cells(row: list[str]) -> dict[str, Any]:
 
 
 def _line_here(run: Trained) -> str:
-    """While it has no step to show beside its name, where it is instead."""
+    """Return what the run is doing, if it has no step to show yet."""
     return run.where if run.is_live and not run.steps else run.reason
 
 
 def _share(status: Status) -> float | None:
-    """Of its limit that is spent, for the bar."""
+    """Return the fraction of the spend limit used, for the progress bar."""
     limit = status.limit_usd
     return None if not limit else min(1.0, float(status.spend_usd / limit))

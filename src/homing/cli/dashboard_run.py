@@ -1,11 +1,11 @@
-"""One run for the page, followed for as long as somebody looks at it: curves, samples, events, log, status, report.
+"""Data of one run for the dashboard, followed while a page shows it: curves, samples, events, log, status, report.
 
-    every 2 s      metrics, events, samples and log, by their new ends; the line that `homing watch` prints; more seldom
-                   where the store itself is written to more seldom
-    every 10 s     what `homing status` shows, and the commands to type next
-    every minute   checkpoints, machines and receipt, as `homing report` has them; at once after a new checkpoint
+  every 2 s      new parts of metrics, events, samples and log; the progress line of `homing watch`; less often if the
+                 store is written to less often
+  every 10 s     what `homing status` shows, and the next commands
+  every minute   checkpoints, instances and receipt, as in `homing report`; immediately after a new checkpoint
 
-All in one thread of its own, which waits alone where a store is slow. Guards nothing and ends nothing.
+All in one thread per run, so that a slow store delays only this run. Enforces no limit and ends nothing.
 """
 
 from __future__ import annotations
@@ -18,47 +18,48 @@ from decimal import Decimal
 from typing import Any, cast
 
 from homing.cli.dashboard_store import Remembering, remember
-from homing.cli.mask import MOST_KEY_LINES, Mask, MaskLines
-from homing.cli.report import subject_of
-from homing.cli.status import look_closely, next_words, rows_here
-from homing.cli.trained_here import Trained, look_again, store_here
-from homing.cli.watch_here import progress_of
-from homing.cloud import meter
-from homing.cloud.ahead import Planned, planned
-from homing.cloud.ask import ASK_S
+from homing.cli.local_runs import Trained, look_again, store_here
+from homing.cli.mask_secrets import MOST_KEY_LINES, Mask, MaskLines
+from homing.cli.verbs.report import subject_of
+from homing.cli.verbs.status import look_closely, next_words, rows_here
+from homing.cli.watch_local import progress_of
+from homing.cloud.ask_providers import ASK_S
+from homing.cloud.contact.heartbeats import Tail
 from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine, RunRow
-from homing.cloud.logs import PROGRAMS
-from homing.cloud.news import News
-from homing.cloud.signs import Tail
-from homing.cloud.status import BY_REWARD, billing_lines, look, newest_beat, progress_line
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.cloud.ledger.meter import billing_lines
+from homing.cloud.reconcile.run_status import BY_REWARD, look, newest_beat
+from homing.cloud.watch.event_feed import News
+from homing.cloud.watch.log_files import PROGRAMS
+from homing.cloud.watch.progress import Planned, planned, progress_line
 from homing.errors import HomingError
 from homing.report import read_report
 from homing.store import Store, pace_of, run_key
-from homing.web.dashboard.feed import Feed
-from homing.wire import names
+from homing.web.dashboard.section_feed import Feed
+from homing.wire import file_names
 from homing.wire.codec import WireError
-from homing.wire.event import Metric
+from homing.wire.event_lines import Metric
 
 __all__ = ["Following", "commands_in", "plan_of"]
 
-POLL_S = 2.0  # or half the pace of its store, so that what is new is seen soon and no request is made in vain
-_ENDED_S = 60.0  # a rented run that is over: every look costs requests, and only a resume would change it
+POLL_S = 2.0  # or half the push interval of the store, so that changes show soon without useless requests
+_ENDED_S = 60.0  # for an ended rented run: every look costs requests, and only a resume would change it
 _STATUS_S = 10.0
 _REPORT_S = 60.0
 _MOST_LOG = 400  # lines
 _MOST_EVENTS = 300
 _MOST_SAMPLES = 40
-_MOST_POINTS = 8000  # of the curves: more make no better picture, and the page would no longer move
+_MOST_POINTS = 8000  # of the curves: more points look no better and make the page slow
 _log = logging.getLogger(__name__)
 
 
 class Following:
-    """From the first who looks at it until the last leaves."""
+    """Follows one run, from the first viewer until the last one leaves."""
 
     def __init__(self, home: Home, run: RunRow | Trained) -> None:
         self.feed = Feed()
-        self._since: float | None = None  # by the stop watch: when the look that is under way began
+        self._since: float | None = None  # monotonic time at which the current look began
         self._home, self._run, self._is_left = home, run, threading.Event()
         self._id = run.run if isinstance(run, Trained) else run.id
         self._mask = Mask(home.world.environment())
@@ -69,7 +70,7 @@ class Following:
         self._pushed = ""
         self._is_over = False  # neither live nor billing
         self._metrics: list[Metric] = []
-        self._points: list[list[Any]] = []  # one for each of them
+        self._points: list[list[Any]] = []  # one per metric
         self._opened: tuple[Remembering, News, dict[str, Tail]] | None = None
         threading.Thread(target=self._follow, name=f"homing-dashboard {self._id}", daemon=True).start()
 
@@ -77,10 +78,10 @@ class Following:
         self._is_left.set()
 
     def say_silence(self) -> None:
-        """By another thread: a look that lasts longer than a provider may take is told while it lasts."""
+        """Report, from another thread, a look that takes longer than a provider may take, while it is still waiting."""
         since, now = self._since, self._home.world.monotonic()
         if since is not None and now - since > ASK_S:
-            self._put("problems", [f"No answer for more than {ASK_S:g} s: what is shown is from before. It goes on."])
+            self._put("problems", [f"No response for more than {ASK_S:g} s: showing older data. Still trying."])
             self.feed.is_told.set()
 
     def _follow(self) -> None:
@@ -101,7 +102,7 @@ class Following:
         return _ENDED_S if self._is_over else max(POLL_S, pace_of(self._run.store) / 2)
 
     def _look(self, what: str, every_s: float, work: Callable[[list[str]], None]) -> None:
-        """Where it is due. What was wrong then is told until the next time."""
+        """Run `work` if it is due. Its problems are shown until the next time."""
         now = self._home.world.monotonic()
         if now < self._due.get(what, now):
             return
@@ -111,31 +112,31 @@ class Following:
             work(problems)
         except (HomingError, WireError, OSError) as exc:
             problems.append((str(exc) or type(exc).__name__).splitlines()[0])
-        except Exception as exc:  # our mistake: told on the page, and the other parts go on
-            _log.exception("a look at %s failed", self._id)
-            problems.append(f"The dashboard made a mistake here: {type(exc).__name__}: {exc}")
+        except Exception as exc:  # a bug: show it on the page, and continue with the other parts
+            _log.exception("a refresh of %s failed", self._id)
+            problems.append(f"Dashboard error: {type(exc).__name__}: {exc}")
 
-    # --- every look ---
+    # --- on every poll ---
 
     def _read_on(self, problems: list[str]) -> None:
         self._run = self._look_again()
         lines = [] if isinstance(self._run, Trained) else self._home.ledger.lines(self._id)
         self._is_over = not self._run.is_live and not billing_lines(lines)
-        store, news, logs = self._open()
+        store, feed, logs = self._open()
         store.look_again()
-        told = list(news.reports(lines, self._home.world.now()))
-        self._add_points(news.fresh, lines)
-        for report in told:
+        reports = list(feed.reports(lines, self._home.world.now()))
+        self._add_points(feed.fresh, lines)
+        for report in reports:
             if report.kind == "sample":
                 self._add("samples", [{"name": report.data["name"], "text": report.text}], _MOST_SAMPLES)
             else:
                 self._add("events", [{"t": report.data.get("t"), "kind": report.kind, "text": report.text}],
                           _MOST_EVENTS)  # fmt: skip
         for program, tail in logs.items():
-            # A program that was ended in the middle of a line has no newline behind its last words.
+            # A program killed in the middle of a line leaves no newline after its last words.
             fresh = tail.lines(is_last=self._is_over)[-_MOST_LOG - MOST_KEY_LINES :]
             self.feed.add(f"log {program}", self._mask_log[program](fresh)[-_MOST_LOG:], most=_MOST_LOG)
-        self._put("head", self._head(news, problems))
+        self._put("head", self._head(feed, problems))
 
     def _look_again(self) -> RunRow | Trained:
         if isinstance(self._run, Trained):
@@ -149,15 +150,19 @@ class Following:
             remembering = remember(found, self._home.world, run_key(self._id, ""))
             store = cast(Store, remembering)
             programs = ("trainer",) if is_here else PROGRAMS
-            logs = {each: Tail(store, run_key(self._id, names.LOGS, f"{each}.log")) for each in programs}
+            logs = {each: Tail(store, run_key(self._id, file_names.LOGS, f"{each}.log")) for each in programs}
             self._opened = remembering, News(store, self._id, is_curve=True), logs
         return self._opened
 
     def _add_points(self, metrics: Sequence[Metric], lines: Sequence[LedgerLine]) -> None:
-        """The trainer goes back to a checkpoint, and the file is read anew: what it told beyond is no longer so."""
+        """Add metrics to the curves.
+
+        If the trainer went back to a checkpoint, or the file is read again, points after the first new one are
+        replaced.
+        """
         fresh = [_point(metric, lines) for metric in metrics]
         cut = next((at for at, point in enumerate(self._points) if fresh and _is_behind(point, fresh[0])), None)
-        if cut is not None:  # all that was told after it, of later phases too, is told again
+        if cut is not None:  # everything after it, including later phases, will be reported again
             self._points, self._metrics = [*self._points[:cut], *fresh], [*self._metrics[:cut], *metrics]
             self.feed.renew("points", self._points)
             return
@@ -170,30 +175,30 @@ class Following:
         else:
             self.feed.add("points", fresh)
 
-    def _head(self, news: News, problems: list[str]) -> dict[str, Any]:
+    def _head(self, feed: News, problems: list[str]) -> dict[str, Any]:
         if isinstance(self._run, Trained):
             run = self._run
-            told = {"run": run.run, "name": run.name, "state": run.state, "reason": run.reason, "phases": run.phases,
-                    "line": progress_of(run, news)}  # fmt: skip
-            return {**told, "is_live": run.is_live, "is_billing": False, "is_trained_here": True, "limit_usd": None}
+            head = {"run": run.run, "name": run.name, "state": run.state, "reason": run.reason, "phases": run.phases,
+                    "line": progress_of(run, feed)}  # fmt: skip
+            return {**head, "is_live": run.is_live, "is_billing": False, "is_trained_here": True, "limit_usd": None}
         status = look(self._home, self._run)
         if status.problem:
             problems.append(status.problem)
-        beat = newest_beat(status, news.metric)
-        figures = news.figures.get(beat.phase) if beat else None
+        beat = newest_beat(status, feed.metric)
+        figures = feed.figures.get(beat.phase) if beat else None
         mark = status.lines[-1].mark if status.lines else ""
         plan = plan_of(self._plans, self._home, self._run, mark)
-        told = {"run": self._id, "name": self._run.name, "state": self._run.state, "reason": self._run.reason,
+        head = {"run": self._id, "name": self._run.name, "state": self._run.state, "reason": self._run.reason,
                 "phases": status.phases, "line": progress_line(status, beat, figures, plan)}  # fmt: skip
         return {
-            **told,
+            **head,
             "is_live": self._run.is_live,
             "is_billing": status.is_billing,
             "is_trained_here": False,
             "limit_usd": None if status.limit_usd is None else float(status.limit_usd),
         }
 
-    # --- now and then ---
+    # --- less often ---
 
     def _look_closely(self, problems: list[str]) -> None:
         if isinstance(self._run, Trained):
@@ -204,19 +209,19 @@ class Following:
             rows, next_ = found.rows, commands_in(next_words(found.status, self._id))
             pushed = str(found.document["pushed"])
             if found.status.is_billing:
-                next_.append({"why": "End billing at once", "command": f"homing destroy {self._id}"})
+                next_.append({"why": "End billing now", "command": f"homing destroy {self._id}"})
         if pushed != self._pushed:
             self._pushed = pushed
             self._due.pop("report", None)
-        next_.append({"why": "All of it as one page", "command": f"homing report {self._id} --out report.html"})
+        next_.append({"why": "Write a one-page report", "command": f"homing report {self._id} --out report.html"})
         self._put("rows", rows)
         self._put("next", next_)
 
     def _report(self, problems: list[str]) -> None:
         report = read_report(self._home, subject_of(self._run), metrics=self._metrics).to_dict()
         problems += report["problems"]
-        told = ("kept", "attempts", "machines", "made", "spend_usd", "spend_limit_usd", "is_at_most", "stored")
-        self._put("report", {name: report[name] for name in told})
+        keys = ("kept", "attempts", "machines", "made", "spend_usd", "spend_limit_usd", "is_at_most", "stored")
+        self._put("report", {name: report[name] for name in keys})
 
     def _put(self, name: str, value: Any) -> None:
         self.feed.put(name, self._mask(value))
@@ -226,7 +231,10 @@ class Following:
 
 
 def plan_of(known: dict[str, Planned], home: Home, run: RunRow, mark: str) -> Planned | None:
-    """Reckoned once for each mark. A launch goes from offer to offer: what its papers say until it has one passes."""
+    """Return the plan of the run, computed once per mark.
+
+    While a launch tries one offer after another, the plan in the run documents is temporary and is not cached.
+    """
     if mark in known:
         return known[mark]
     found = planned(home, run)
@@ -236,7 +244,7 @@ def plan_of(known: dict[str, Planned], home: Home, run: RunRow, mark: str) -> Pl
 
 
 def commands_in(words: str) -> list[dict[str, str]]:
-    """`Watch it: homing watch moss   Stop it: homing stop moss`, as the verbs say it, one by one."""
+    """Split a line such as `Watch it: homing watch moss   Stop it: homing stop moss` into its commands."""
     found = []
     for part in words.split("   "):
         why, _, command = part.rpartition(": ")
@@ -246,7 +254,7 @@ def commands_in(words: str) -> list[dict[str, str]]:
 
 
 def _point(metric: Metric, lines: Sequence[LedgerLine]) -> list[Any]:
-    """As small as it can be, for there may be thousands: phase, step, t, and the figures in the order of page.js."""
+    """Return a metric as a compact list, for there may be thousands: phase, step, t, and figures in page.js order."""
     learned = metric.more.get("reward") if metric.phase == BY_REWARD else metric.loss
     figures = [learned, metric.val_loss, metric.tokens_per_s, metric.mfu, metric.memory_bytes, metric.lr]
     usd = _spent_at(lines, metric.t) if lines else None
@@ -254,7 +262,7 @@ def _point(metric: Metric, lines: Sequence[LedgerLine]) -> list[Any]:
 
 
 def _spent_at(lines: Sequence[LedgerLine], t: float) -> float:
-    """By our own count, at a moment that has passed: what the provider said since was not known then."""
+    """Return the spend at a past moment by our own count: later figures of the provider were not known then."""
     spent = Decimal(0)
     for line in lines:
         if line.created_at is not None:
@@ -264,5 +272,5 @@ def _spent_at(lines: Sequence[LedgerLine], t: float) -> float:
 
 
 def _is_behind(point: list[Any], other: list[Any]) -> bool:
-    """Of the same phase and beyond its step, so it was told before the trainer went back; or the very same line."""
+    """Return whether `point` is of the same phase and a later step (before the trainer went back), or the same line."""
     return point[0] == other[0] and (point[1] > other[1] or point[:3] == other[:3])

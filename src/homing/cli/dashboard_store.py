@@ -1,10 +1,10 @@
-"""A store as somebody sees it who looks again and again: what has not grown is not read a second time.
+"""Store wrapper for repeated reads: a file that has not grown is not read again.
 
-    in a folder    only what came to a growing file since the last look
-    elsewhere      a growing file when its size or hash in the listing is another one; one listing of the run serves a
-                   whole look, for a store counts each, or bills it
+  file store     only the bytes added to a growing file since the last look
+  other stores   a growing file only if its size or hash in the listing changed; one listing of the run serves a whole
+                 look, because stores count or bill each listing
 
-What `News` and `Tail` read through it is the whole file each time, so they stay as they are.
+`News` and `Tail` still receive the whole file on each read, so they need no changes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from homing.world import World
 __all__ = ["Remembering", "remember"]
 
 _GROWING = (".jsonl", ".log")
-_SEAM_BYTES = 256  # so much of the end that we have must still stand there, or it is another file by now
+_SEAM_BYTES = 256  # this many bytes at the end of our copy must match, or it is another file by now
 
 
 def remember(store: Store, world: World, prefix: str) -> Remembering:
-    """One in a folder also gives parts of its files."""
+    """Wrap a store. A file store also gives parts of its files."""
     return (
         RememberingFolder(store, world, prefix) if isinstance(store, FileStore) else Remembering(store, world, prefix)
     )
 
 
 class Remembering:
-    """Of what lies below `prefix`; what it lists is that of the moment when `look_again` was called."""
+    """Caching view of everything below `prefix`; the listing is from the last call of `look_again`."""
 
     def __init__(self, store: Store, world: World, prefix: str) -> None:
         self.url, self._store, self._world, self._prefix = store.url, store, world, prefix
@@ -66,9 +66,9 @@ class Remembering:
         try:
             fresh = self._world.read(path, len(have) - len(seam))
         except (FileNotFoundError, NotADirectoryError):
-            return self._store.read(key)  # which tells an absent file from an absent disk
+            return self._store.read(key)  # distinguishes an absent file from an absent disk
         except OSError as exc:
-            raise StoreError(f"{key} in {self.url} cannot be read.", str(exc), "homing doctor") from exc
+            raise StoreError(f"Cannot read {key} in {self.url}.", str(exc), "homing doctor") from exc
         return have + fresh[len(seam) :] if fresh.startswith(seam) else self._store.read(key)
 
     def _from_far(self, key: str) -> bytes:

@@ -1,9 +1,9 @@
-"""`homing train` and `launch RUN --extend STEPS`: more steps for a model that is finished or was stopped.
+"""`homing train|launch RUN --extend STEPS`: train a finished or stopped model for more steps.
 
-    newest weights of the last phase -> a new run of that phase from them -> its own warm-up and decay
+newest weights of the last phase -> a new run of that phase from them -> its own warm-up and decay
 
-The schedule of a finished phase has ended: its rate is at the floor, so going on with it would teach little. The new
-run begins with the weights alone and a schedule of its own. Another seed gives another order of the same text.
+The learning rate of a finished phase has decayed to its floor, so continuing it would teach little. The new run starts
+from the weights only, with its own schedule, and with another seed for another order of the same text.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from homing.cli import talk
+from homing.cli import output
 from homing.config import Loaded
-from homing.config.chosen import newest_weights
-from homing.config.models import manifest_in
-from homing.config.source import read_source
+from homing.config.model_folders import manifest_in
+from homing.config.parse.source import read_source
+from homing.config.resolve.selected_phases import newest_weights
 from homing.errors import UsageError
 from homing.units import counted
-from homing.wire import codec, names
-from homing.wire.run import Phase, Run
+from homing.wire import codec, file_names
+from homing.wire.run_json import Phase, Run
 
-__all__ = ["extending_sets", "tell_schedule"]
+__all__ = ["extending_sets", "print_schedule"]
 
 
 def extending_sets(loaded: Loaded, steps: int, unfinished: Path | None) -> tuple[list[str], bool]:
-    """The changes that make the extension of the run file, and whether they are those of `unfinished`, an extension by
-    as many steps that was stopped: the same command goes on with it."""
+    """Return the --set changes for the extension, and whether they match `unfinished`.
+
+    `unfinished` is a stopped extension by the same number of steps, which the same command resumes.
+    """
     kind = loaded.run.phases[-1].kind
     number = _place(loaded.file, kind)
     started = _of_extension(unfinished, kind, steps) if unfinished is not None else None
@@ -35,9 +37,9 @@ def extending_sets(loaded: Loaded, steps: int, unfinished: Path | None) -> tuple
     folder = newest_weights(loaded.run.name, kind)
     if folder is None:
         raise UsageError(
-            what=f"There is no trained {kind} of {loaded.run.name} here to extend.",
-            why=f"Looked for its checkpoints in ./models and in the runs of this computer, begun in {Path.cwd()}.",
-            fix=f"Train it first: homing train {loaded.run.name}   or bring it: homing fetch {loaded.run.name}",
+            what=f"No trained {kind} of {loaded.run.name} to extend.",
+            why=f"Looked for its checkpoints in ./models and in local runs started in {Path.cwd()}.",
+            fix=f"Train it first: homing train {loaded.run.name}   or fetch it: homing fetch {loaded.run.name}",
         )
     manifest = manifest_in(folder)
     assert manifest is not None, "newest_weights reads it"
@@ -50,15 +52,15 @@ def _sets(number: int, kind: str, steps: int, folder: str, seed: int) -> list[st
 
 
 def _place(file: Path, kind: str) -> int:
-    """Of the phase in the run file; a phase that names no kind is of the first one."""
+    """Return the index of the phase in the run file; a phase without a kind is the first one."""
     phases = read_source(file).data.get("phases") or []
     return next((number for number, phase in enumerate(phases) if (phase or {}).get("kind") == kind), 0)
 
 
 def _of_extension(run_dir: Path, kind: str, steps: int) -> tuple[str, int] | None:
-    """Where an extension that was stopped had begun, and its seed; None of any other run."""
+    """Return the starting weights and the seed of a stopped extension; None for any other run."""
     try:
-        run = codec.loads(Run, (run_dir / names.RUN).read_bytes())
+        run = codec.loads(Run, (run_dir / file_names.RUN).read_bytes())
     except (OSError, ValueError):
         return None
     phase = run.phases[-1]
@@ -66,23 +68,23 @@ def _of_extension(run_dir: Path, kind: str, steps: int) -> tuple[str, int] | Non
     return (phase.init_from, run.seed) if is_same else None
 
 
-def tell_schedule(run: Run) -> None:
+def print_schedule(run: Run) -> None:
     phase = run.phases[-1]
     manifest = manifest_in(Path(phase.init_from))
     at = f"step {manifest.step:,} of {manifest.run_id}" if manifest is not None else phase.init_from
-    talk.say(
-        f"Extending {run.name}: {phase.kind} goes on from {at}, with {counted(phase.num_steps, 'more step')} of"
+    output.say(
+        f"Extending {run.name}: {phase.kind} continues from {at}, with {counted(phase.num_steps, 'more step')} of"
         f" {phase.batch_tokens:,} tokens."
     )
-    talk.say(f"New schedule: {_schedule(phase)}.")
+    output.say(f"New schedule: {_schedule(phase)}.")
 
 
 def _schedule(phase: Phase) -> str:
     schedule, last = phase.schedule, phase.num_steps
-    warmup = f"{counted(schedule.warmup_steps, 'step')} of warm-up to a rate of {phase.optimizer.lr:.3g}"
+    warmup = f"{counted(schedule.warmup_steps, 'step')} of warm-up to a learning rate of {phase.optimizer.lr:.3g}"
     if schedule.kind == "constant":
         return f"{warmup}, then constant to step {last:,}"
     floor = f"down to {100 * schedule.floor:g}% of it at step {last:,}"
     if schedule.kind == "cosine":
-        return f"{warmup}, then by a cosine {floor}"
-    return f"{warmup}, constant to step {last - schedule.decay_steps:,}, then {floor}"
+        return f"{warmup}, then cosine decay {floor}"
+    return f"{warmup}, constant to step {last - schedule.decay_steps:,}, then decay {floor}"

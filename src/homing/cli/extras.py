@@ -1,8 +1,8 @@
-"""Says which extra a verb needs before it fails deep inside an import.
+"""Report a missing optional dependency (extra) before a verb fails deep inside an import.
 
 need(extra, verb)   raises MissingExtra, with the command that installs it
-need_for_export     the same of what one kind of export is written and proven with
-export_hint         names `homing export`, and how to install what it needs where that is not here
+need_for_export     the same for one kind of export
+export_hint         names `homing export`, and how to install what it needs if that is missing
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _MODULES = {"lm": _LM, "hub": ("huggingface_hub",), "web": ("starlette", "uvicor
 
 
 def need(extra: str, *, verb: str, where: str = "") -> None:
-    """Raises MissingExtra if a package of the extra is absent; imports none of them. `where`: if only there."""
+    """Raise MissingExtra if a package of the extra is absent, without importing any.
+
+    `where`: the option that needs it.
+    """
     if missing := _absent(_MODULES[extra]):
         error = MissingExtra(verb, extra, missing)
         error.what = f"`homing {verb}`{where} needs the extra `{extra}`."
@@ -35,13 +38,16 @@ def need(extra: str, *, verb: str, where: str = "") -> None:
 
 
 def need_for_export(kind: str, *, verb: str) -> None:
-    """Only what this kind is written and proven with: a GGUF needs no transformers, and a folder no gguf."""
+    """Raise MissingExtra if this kind of export cannot be written or verified here.
+
+    Only its own packages are required: a GGUF needs no transformers, and an hf folder no gguf.
+    """
     if missing := _absent((*_LM, *_EXPORT[kind])):
         raise MissingExtra(verb, "export", missing)
 
 
 def export_hint(model: str) -> str:
-    """The verb to type next; where its extra is not here, what comes before it."""
+    """Return the export command to type next, and how to install its extra if that is missing."""
     missing = _absent((*_LM, *_EXPORT["hf"]))
     first = f"   (needs {missing} first: {pip_install('export')})" if missing else ""
     return f"Use it elsewhere: homing export {model}{first}"

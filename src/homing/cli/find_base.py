@@ -1,6 +1,6 @@
-"""The weights that an adapter was trained on, as a folder here: named by the person, or by the run itself.
+"""Find the base weights of an adapter as a local folder: named by the user or by the run.
 
-Only what the checkpoint cannot find by itself is found here: a model on the Hub, brought through its cache.
+This covers only what the checkpoint cannot find itself: a model on the Hub, fetched through its cache.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from typing import Annotated
 
 import typer
 
-from homing.cli import talk
-from homing.wire import codec, names
-from homing.wire.run import Run
+from homing.cli import output
+from homing.wire import codec, file_names
+from homing.wire.run_json import Run
 
 __all__ = ["Base", "find_base"]
 
-Base = Annotated[str, typer.Option("--base", metavar="FOLDER|hf:...", help="The weights an adapter was trained on.")]
+Base = Annotated[str, typer.Option("--base", metavar="FOLDER|hf:...", help="Base weights the adapter was trained on.")]
 
 
 def find_base(folder: Path, given: str) -> Path | None:
-    """None: no adapter, or one whose base lies where its run says."""
+    """Return the folder of the base weights; None if it is not an adapter, or the base is where its run says."""
     if given:
         return _bring(given)
     try:
-        run = codec.loads(Run, (folder / names.RUN).read_bytes())
+        run = codec.loads(Run, (folder / file_names.RUN).read_bytes())
     except (OSError, codec.WireError):
         return None
     is_adapter = any(phase.method != "full" for phase in run.phases)
@@ -37,9 +37,9 @@ def find_base(folder: Path, given: str) -> Path | None:
 
 
 def _bring(address: str) -> Path:
-    from homing.config.open_weights import bring, read_source
+    from homing.config.weights.open_weights import bring, read_source
 
     source = read_source(address)
     if source.note:
-        talk.say(source.note)
+        output.say(source.note)
     return bring(source)

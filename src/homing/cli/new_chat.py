@@ -1,8 +1,8 @@
-"""`homing new NAME --from PRESET --text TEXT --chat FILE`: the preset, and after it a phase that learns to answer.
+"""`homing new NAME --from PRESET --text TEXT --chat FILE`: the preset, followed by an sft phase on conversations.
 
-    conversations -> how long they are, in tokens -> model.context -> batch_tokens -> a phase of kind sft
+conversations -> their length in tokens -> model.context -> batch_tokens -> a phase of kind sft
 
-There is no tokenizer yet, so tokens are estimated from bytes; `homing prep` counts them and warns of what does not fit.
+There is no tokenizer yet, so tokens are estimated from bytes; `homing prep` counts them and warns if they do not fit.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from homing.errors import UsageError
 from homing.units import counted
 
 if TYPE_CHECKING:
-    from homing.wire.run import Run
+    from homing.wire.run_json import Run
 
 __all__ = ["Chats", "check_chats", "measure_chats", "with_chats"]
 
-_SHARE_WHOLE = 0.95  # of the conversations, that the context is to hold
+_SHARE_WHOLE = 0.95  # fraction of the conversations that should fit into the context
 _MOST_CONTEXT = 2048  # a preset's own may be larger
-_TURN_TOKENS = 6  # that a template writes around one message
-_MOST_LOOKED_AT = 20_000  # conversations: enough to know how long they are
+_TURN_TOKENS = 6  # tokens that a chat template adds around one message
+_MOST_LOOKED_AT = 20_000  # conversations; enough to know their length
 _EPOCHS = 3
 _STEPS_WANTED, _MOST_ROWS = 200, 32
-_PASSES = 4  # over the text before the conversations, at most
+_PASSES = 4  # over the text before the sft phase, at most
 _LEAST_STEPS = 20
 
 
 @dataclass(frozen=True)
 class Chats:
-    """What was seen in the conversations; nothing where they lie in a store."""
+    """Statistics of the conversations; zeros if they are in a store."""
 
     num_conversations: int = 0
-    num_tokens: int = 0  # of all, about
-    num_long: int = 0  # tokens that nearly all of them fit into
+    num_tokens: int = 0  # estimated, of the conversations that were read
+    num_long: int = 0  # length in tokens that nearly all of them fit into
 
 
 def check_chats(chats: list[str], call: str) -> None:
@@ -54,18 +54,18 @@ def check_chats(chats: list[str], call: str) -> None:
 
 
 def measure_chats(chats: list[str], vocab_size: int) -> Chats:
-    from homing.config.derive import BYTES_PER_TOKEN_RANGE, bytes_per_token
+    from homing.config.estimate.params import BYTES_PER_TOKEN_RANGE, bytes_per_token
     from homing.config.text_files import is_in_store
 
     if any(map(is_in_store, chats)):
         return Chats()
-    # The tokenizer is learned from the text, so conversations take more tokens than the text does.
+    # The tokenizer is trained on the text, so conversations take more tokens per byte than the text.
     per_token = bytes_per_token(vocab_size) * BYTES_PER_TOKEN_RANGE[-1]
     sizes = islice(_sizes(chats), _MOST_LOOKED_AT)
     lengths = sorted(int(num_bytes / per_token) + _TURN_TOKENS * turns for turns, num_bytes in sizes)
     if not lengths:
         raise UsageError(
-            what=f"--chat: there is no conversation in {', '.join(chats)}.",
+            what=f"--chat: no conversations found in {', '.join(chats)}.",
             why="Each line must be a conversation with at least one answer.",
             fix=f"homing data check {shlex.join(chats)}",
         )
@@ -73,12 +73,12 @@ def measure_chats(chats: list[str], vocab_size: int) -> Chats:
 
 
 def _sizes(chats: list[str]) -> Iterator[tuple[int, int]]:
-    """Turns and bytes of each conversation that can be read. What is wrong with the others is told by `data check`."""
-    from homing.lm.chat.forms import to_messages, which_form
-    from homing.lm.chat.lines import values_of
-    from homing.lm.chat.messages import Fault
-    from homing.lm.chat.rules import check
-    from homing.lm.text.read import Reading
+    """Yield turns and bytes of each readable conversation. `data check` reports what is wrong with the others."""
+    from homing.lm.data.chat.formats import to_messages, which_form
+    from homing.lm.data.chat.messages import Fault
+    from homing.lm.data.chat.read_rows import values_of
+    from homing.lm.data.chat.rules import check
+    from homing.lm.data.text.read_bytes import Reading
     from homing.text_sources import find_chat_files
 
     for source in find_chat_files(chats, key="--chat")[0]:
@@ -96,10 +96,10 @@ def _sizes(chats: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def with_chats(body: str, run: Run, chats: list[str], seen: Chats, num_text_tokens: int) -> str:
-    """The preset's run file with a context that holds the conversations, and the phase that learns from them."""
+    """Return the preset's run file with a context that holds the conversations, and with the sft phase."""
     context = _context(run.model.context, seen)
     if context != run.model.context:
-        why = f"holds {_SHARE_WHOLE:.0%} of your conversations; the preset's is {run.model.context:,}"
+        why = f"fits {_SHARE_WHOLE:.0%} of your conversations; the preset has {run.model.context:,}"
         body = re.sub(r"(?m)^  context: .*$", f"  context: {context}               # {why}", body, count=1)
         body = _with_batch(body, run.phases[0].batch_tokens, context)
     body = _with_steps(body, run, context, num_text_tokens)
@@ -107,9 +107,9 @@ def with_chats(body: str, run: Run, chats: list[str], seen: Chats, num_text_toke
     how_many = f"         # {counted(rows, 'row')} of {context:,} tokens" if rows else ""
     batch = f"    batch_tokens: {rows * context}{how_many}\n" if rows else ""
     sft = (
-        "  - kind: sft                   # learns to answer from your conversations\n"
+        "  - kind: sft                   # fine-tunes on your conversations\n"
         f"    epochs: {_EPOCHS}\n{batch}"
-        f"    data:\n      chat: {yaml_list(chats)}  # `homing data check` looks at every line\n"
+        f"    data:\n      chat: {yaml_list(chats)}  # check every line: homing data check\n"
     )
     return re.sub(r"(?m)^phases:\n(?:[ #].*\n|\n)*", lambda m: f"{m[0].rstrip()}\n{sft}\n", body, count=1)
 
@@ -121,14 +121,14 @@ def _context(usual: int, seen: Chats) -> int:
 
 
 def _with_batch(body: str, batch_tokens: int, context: int) -> str:
-    """As many tokens a step as the preset has, in whole rows."""
+    """Keep the preset's tokens per step, in whole rows."""
     rows = max(1, round(batch_tokens / context))
     line = f"    batch_tokens: {rows * context}          # {counted(rows, 'row')} of {context:,} tokens"
     return re.sub(r"(?m)^    batch_tokens: .*$", line, body, count=1)
 
 
 def _with_steps(body: str, run: Run, context: int, num_text_tokens: int) -> str:
-    """Fewer steps where the preset's would read a short text again and again."""
+    """Reduce the steps if the preset's would read a short text too many times."""
     steps = re.search(r"(?m)^    steps: (\d+).*$", body)
     batch = re.search(r"(?m)^    batch_tokens: (\d+)", body)
     if not steps or not batch or not num_text_tokens:
@@ -136,7 +136,7 @@ def _with_steps(body: str, run: Run, context: int, num_text_tokens: int) -> str:
     most = max(_LEAST_STEPS, int(_PASSES * num_text_tokens / int(batch[1])))
     if int(steps[1]) <= most:
         return body
-    line = f"    steps: {most}                  # about {_PASSES} passes over your text; the preset takes {steps[1]}"
+    line = f"    steps: {most}                  # about {_PASSES} passes over your text; the preset has {steps[1]}"
     body = body.replace(steps[0], line, 1)
     warmup = re.search(r"(?m)^    warmup_steps: (\d+)", body)
     if warmup and int(warmup[1]) * 4 > most:
@@ -145,7 +145,7 @@ def _with_steps(body: str, run: Run, context: int, num_text_tokens: int) -> str:
 
 
 def _rows_of_sft(context: int, seen: Chats) -> int:
-    """So many that the phase takes about 200 steps, as a power of two from 1 to 32; 0 where nothing is known."""
+    """Return the rows per step for about 200 steps, as a power of two from 1 to 32; 0 if nothing is known."""
     if not seen.num_tokens:
         return 0
     rows = _EPOCHS * seen.num_tokens / context / _STEPS_WANTED

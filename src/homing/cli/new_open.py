@@ -1,8 +1,8 @@
-"""`homing new NAME --from hf:OWNER/NAME --chat FILE`: a run file that fine-tunes open weights by adapters.
+"""`homing new NAME --from hf:OWNER/NAME --chat FILE`: write a run file that fine-tunes open weights with adapters.
 
-    address or folder -> is it one -> conversations -> runs/NAME.yaml
+address or folder -> check that it is one -> conversations -> runs/NAME.yaml
 
-The Hub is not asked here: `homing prep` asks it, and says what it cannot build. A folder is read at once.
+The Hub is not asked here; `homing prep` asks it and reports what it cannot build. A folder is read immediately.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 import shlex
 from pathlib import Path
 
-from homing.cli import talk
-from homing.cli.new_file import written_aside, yaml_list, yaml_name
+from homing.cli import output
+from homing.cli.new_file import written_atomically, yaml_list, yaml_name
 from homing.errors import UsageError
 
 __all__ = ["is_open_weights", "new_open"]
@@ -20,7 +20,7 @@ __all__ = ["is_open_weights", "new_open"]
 _HUB = re.compile(r"hf:\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 _CHATS = "chats.jsonl"
 _BODY = """\
-# {name}: open weights, fine-tuned on conversations by adapters. What comes out is a small file that belongs to them.
+# {name}: fine-tunes open weights on conversations with LoRA adapters. The result is a small file used with the weights.
 name: {shown_name}
 
 model:
@@ -28,27 +28,27 @@ model:
 
 phases:
   - kind: sft
-    method: lora                # qlora: the same beside weights in four bits; full: every weight learns
+    method: lora                # qlora: base weights in 4 bits; full: train all weights
     epochs: 3
     data:
-      chat: {chats}  # `homing data check` looks at every line
+      chat: {chats}  # check every line: homing data check
     lora:
       rank: 16
 
 limits:
-  # spend: $12.00               # what renting may cost in all; `homing launch` needs it, here or as --spend-limit
+  # spend: $12.00               # maximum total cost; `homing launch` requires it here or as --spend-limit
   idle: 30m
 """
 
 
 def is_open_weights(given: str) -> bool:
-    """An address on the Hub, or a path; the name of a preset is neither."""
+    """Return whether this is an address on the Hub or a path, and not the name of a preset."""
     return given.startswith("hf:") or "/" in given or given.startswith((".", "~"))
 
 
 def new_open(name: str, given: str, chats: list[str], target: Path) -> None:
-    from homing.config.open_weights import read_source
     from homing.config.text_files import fault_of, is_in_store
+    from homing.config.weights.open_weights import read_source
 
     weights = _weights(name, given, chats)
     for chat in chats:
@@ -56,23 +56,23 @@ def new_open(name: str, given: str, chats: list[str], target: Path) -> None:
             again = f"homing new {name} --from {shlex.quote(given)} --chat YOUR_CHATS.jsonl"
             raise UsageError(what=f"--chat: {fault}.", why=f"Looked from {Path.cwd()}.", fix=again)
     if not weights.startswith("hf:"):
-        read_source(weights)  # what cannot be built is said now, before there is a file
+        read_source(weights)  # report now what cannot be built, before the file exists
     shown = weights if _HUB.fullmatch(weights) else yaml_list([weights])[1:-1]
     words = {"name": name, "shown_name": yaml_name(name), "weights": shown, "chats": yaml_list(chats or [_CHATS])}
-    with written_aside(target, name) as aside:
-        aside.write_text(_BODY.format(**words), encoding="utf-8")
-    talk.emit("new/1", {"run": name, "file": str(target), "from": weights, "next": f"homing prep {name}"})
-    if not talk.is_json():
-        print(f"{target}: {weights}, by adapters.")
+    with written_atomically(target, name) as draft:
+        draft.write_text(_BODY.format(**words), encoding="utf-8")
+    output.emit("new/1", {"run": name, "file": str(target), "from": weights, "next": f"homing prep {name}"})
+    if not output.is_json():
+        print(f"{target}: {weights}, with adapters.")
     if not chats and not Path(_CHATS).exists():
-        talk.say(f"There are no conversations at {_CHATS} yet: put yours there, or change data.chat in {target}.")
-    # What lies in a store is brought for a run alone.
+        output.say(f"No conversations found at {_CHATS}: put yours there, or change data.chat in {target}.")
+    # Files in a store can only be checked through the run.
     looked_at = name if any(map(is_in_store, chats)) else shlex.join(chats or [_CHATS])
-    talk.say(f"Look at every line: homing data check {looked_at}   Then: homing prep {name}")
+    output.say(f"Check the data: homing data check {looked_at}   Then: homing prep {name}")
 
 
 def _weights(name: str, given: str, chats: list[str]) -> str:
-    """As the run file has it: an address, or a folder that is there."""
+    """Return the weights as written in the run file: an address, or an existing folder."""
     if _HUB.fullmatch(given):
         return given
     if not given.startswith("hf:") and Path(given).expanduser().is_dir():
@@ -80,7 +80,7 @@ def _weights(name: str, given: str, chats: list[str]) -> str:
     on_hub = f"hf:{given.removeprefix('hf:')}"
     meant = on_hub if _HUB.fullmatch(on_hub) else "hf:OWNER/NAME"
     raise UsageError(
-        what=f"There are no open weights {given!r}.",
-        why="Weights are a folder with config.json, tokenizer.json and safetensors, or on the Hub: hf:OWNER/NAME.",
+        what=f"Open weights not found: {given!r}.",
+        why="Use a folder with config.json, tokenizer.json and safetensors, or a model on the Hub: hf:OWNER/NAME.",
         fix=f"homing new {name} --from {meant}" + "".join(f" --chat {shlex.quote(chat)}" for chat in chats),
     )

@@ -1,4 +1,4 @@
-"""Options that several verbs share, spelled and explained once."""
+"""Options shared by several verbs, defined once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 RunName = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="Run or run file; the newest when left out.", autocompletion=run_words),
+    typer.Argument(metavar="RUN", help="Run or run file; default: the newest.", autocompletion=run_words),
 ]
 RunRequired = Annotated[str, typer.Argument(metavar="RUN", help="Run or run file.", autocompletion=run_words)]
 Sets = Annotated[
@@ -38,7 +38,7 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change a key of the run file, such as --set model.depth=8.",
+        help="Override a key of the run file, such as --set model.depth=8.",
         autocompletion=change_words,
     ),
 ]
@@ -47,32 +47,35 @@ Phases = Annotated[
     typer.Option("--phase", metavar="NAMES", help="Only these phases, such as mid+sft; short for train.only."),
 ]
 TextPaths = Annotated[
-    list[str] | None, typer.Option("--text", metavar="PATH", help="Text file, glob or directory; may repeat.")
+    list[str] | None, typer.Option("--text", metavar="PATH", help="Text file, glob or directory; repeatable.")
 ]
 HeldOutPaths = Annotated[
-    list[str] | None, typer.Option("--validation", metavar="PATH", help="Held-out text; may repeat.")
+    list[str] | None, typer.Option("--validation", metavar="PATH", help="Held-out text; repeatable.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Last = Annotated[
-    int, typer.Option("--last", metavar="N", min=0, help="The N newest; what may still bill is always shown too.")
+    int,
+    typer.Option(
+        "--last", metavar="N", min=0, help="Show the N newest; anything that may still be billing is always shown."
+    ),
 ]
-All = Annotated[bool, typer.Option("--all", help="All of them, however many.")]
+All = Annotated[bool, typer.Option("--all", help="Show all.")]
 Trackers = Annotated[
     list[str] | None,
-    typer.Option("--tracker", metavar="NAME", help="Also tell tensorboard, wandb, mlflow or trackio; may be repeated."),
+    typer.Option("--tracker", metavar="NAME", help="Also log to tensorboard, wandb, mlflow or trackio; repeatable."),
 ]
-Wandb = Annotated[bool, typer.Option("--wandb", help="Also tell Weights & Biases; offline without a key.")]
+Wandb = Annotated[bool, typer.Option("--wandb", help="Also log to Weights & Biases; offline without a key.")]
 TrackerName = Annotated[
-    str | None, typer.Option("--run-name", metavar="NAME", help="What trackers call it; else its id.")
+    str | None, typer.Option("--run-name", metavar="NAME", help="Name of the run in trackers; default: its id.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to the question.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Confirm without asking.")]
 
 
 def with_phases(sets: Sequence[str] | None, phases: str | None) -> list[str]:
-    """--phase as the --set that it is short for."""
+    """Append --phase as the --set that it is short for."""
     return [*(sets or []), *([f"train.only={phases}"] if phases else [])]
 
 
 def as_typed(sets: Sequence[str] | None, *, is_smoke: bool = False) -> str:
-    """The same changes on the command that a verb names as the next one: without them it would mean another run."""
+    """Return the same changes for the next command that a verb prints; without them it would mean another run."""
     return " --smoke" * is_smoke + "".join(f" --set {shlex.quote(change)}" for change in sets or [])

@@ -1,4 +1,4 @@
-"""Ports of this computer's loopback: whether one is free, and any that is."""
+"""Loopback ports of this computer: whether one is free, and any free one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What `homing prep` makes beside the run's own text: open weights brought here, and the data of single phases.
+"""What `homing prep` makes in addition to the run's text: open weights, and the data of single phases.
 
-bring_base       model.from: tokenizer and template, and the weights where no rented machine takes them from the Hub
-take_tokenizer   no phase reads text, so none can teach a tokenizer: the one that the run begins with
-write_turns_of   what the template writes around a question, for phases of rl
-prepare_phases   a folder each, below the run's data folder; what was wrong with which line is told
+bring_base       model.from: tokenizer and template, and the weights if the instance cannot take them from the Hub
+take_tokenizer   if no phase reads text to train a tokenizer on: the tokenizer that the run starts with
+write_turns_of   what the template writes around a question, for rl phases
+prepare_phases   one folder per phase below the run's data folder; reports problems by line
 """
 
 from __future__ import annotations
@@ -15,159 +15,163 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homing.cli import talk
+from homing.cli import output
 from homing.cli.bring_files import addresses, bring_files, part_of, say_if_less
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count
-from homing.wire import names
-from homing.wire.template import Unreadable, refuse_link_outside
+from homing.wire import file_names
+from homing.wire.template_file import Unreadable, refuse_link_outside
 
 if TYPE_CHECKING:
     from homing.config import Loaded
-    from homing.config.phase_data import PhasePrep
-    from homing.lm.prep import PrepOrder
+    from homing.config.resolve.phase_data import PhasePrep
+    from homing.lm.data.prep import PrepOrder
 
 __all__ = ["bring_base", "needs_text", "prepare_phases", "take_tokenizer", "write_turns_of"]
 
-_TELL_EVERY_S = 10.0
-_TOLD = 8  # findings on the terminal; `homing data check` lists all
-_PAPERS = (names.TOKENIZER, names.TOKENIZER_CONFIG, names.CHAT_TEMPLATE, names.GENERATION)
+_REPORT_EVERY_S = 10.0
+_MAX_SHOWN = 8  # findings on the terminal; `homing data check` lists all
+_METADATA_FILES = (file_names.TOKENIZER, file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.GENERATION)
 
 
 def needs_text(loaded: Loaded) -> bool:
-    """Whether any phase learns from the text of the run itself."""
+    """Return whether any phase trains on the run's own text."""
     own = {prep.phase for prep in loaded.phase_preps}
     return any(phase.kind in ("pretrain", "mid") and phase.kind not in own for phase in loaded.run.phases)
 
 
 def bring_base(loaded: Loaded) -> dict[str, Any] | None:
-    """The open weights of the run here, and their tokenizer in its data folder."""
+    """Fetch the run's open weights if needed, and copy their tokenizer into the data folder."""
     if loaded.source is None:
         return None
-    from homing.config.open_weights import bring
+    from homing.config.weights.open_weights import bring
 
     source, size = loaded.source, format_bytes(loaded.source.num_weight_bytes)
     is_far = not loaded.run.store.startswith("file:")
     if is_far and source.hub_files:
-        talk.say(f"Open weights: {source.address}, {size}: the rented machine takes them from the Hub itself.")
-        folder = source.papers_dir
+        output.say(f"Open weights: {source.address}, {size}: the instance downloads them from the Hub.")
+        folder = source.metadata_dir
     else:
         why = ""
         if is_far and source.repo_id:
-            why = " They come here and go through the store: they are not public, or the Hub could not be asked."
-        talk.say(f"Open weights: {source.address}, {size}.{why}")
+            why = " Downloaded locally and pushed through the store: not public, or the Hub did not respond."
+        output.say(f"Open weights: {source.address}, {size}.{why}")
         folder = bring(source)
-    _copy_papers(folder, loaded.prep.dir)
+    _copy_metadata(folder, loaded.prep.dir)
     return {"address": source.address, "dir": str(folder), "num_bytes": source.num_weight_bytes}
 
 
 def take_tokenizer(loaded: Loaded) -> None:
-    """Of tokenizer.file, or of the checkpoint that the first phase starts from; else it lies there already."""
+    """Copy the tokenizer of tokenizer.file or of the first phase's init_from checkpoint.
+
+    Without either it must already be in the data folder; otherwise DataError is raised.
+    """
     target, found = loaded.prep.dir, loaded.prep.tokenizer or loaded.run.phases[0].init_from
     if found:
-        _copy_papers(Path(found) if Path(found).is_dir() else Path(found).parent, target)
-    if not (target / names.TOKENIZER).is_file():
+        _copy_metadata(Path(found) if Path(found).is_dir() else Path(found).parent, target)
+    if not (target / file_names.TOKENIZER).is_file():
         raise DataError(
-            what="Nothing says with which tokenizer the conversations are to be read.",
-            why="No phase reads text from which one could be learned, and no weights are named that bring one.",
-            fix="Name what the run begins with: model.from or phases.0.init_from; or a tokenizer: tokenizer.file",
+            what="No tokenizer was given for the conversations.",
+            why="No phase has text to train one on, and no configured weights include one.",
+            fix="Set the initial weights (model.from or phases.0.init_from) or a tokenizer (tokenizer.file)",
         )
 
 
 def write_turns_of(loaded: Loaded) -> None:
-    """How a phase of rl asks, where the tokenizer has a template that is not homing's own."""
-    from homing.lm.chat.take_apart import write_turns
+    """Write how an rl phase formats questions, if the tokenizer has a template other than homing's."""
+    from homing.lm.data.chat.split_template import write_turns
 
-    has_tokenizer = (loaded.prep.dir / names.TOKENIZER).is_file()
+    has_tokenizer = (loaded.prep.dir / file_names.TOKENIZER).is_file()
     problem = write_turns(loaded.prep.dir, is_base=loaded.source is not None) if has_tokenizer else ""
     if problem and any(phase.kind == "rl" for phase in loaded.run.phases):
-        talk.say(f"warning: rl can ask these weights only in prompts given as ids: {problem}.")
+        output.say(f"warning: with these weights, rl needs prompts given as ids: {problem}.")
 
 
-def _copy_papers(folder: Path, target: Path) -> None:
+def _copy_metadata(folder: Path, target: Path) -> None:
     if folder.resolve() == target.resolve():
         return
     target.mkdir(parents=True, exist_ok=True)
     try:
-        for name in _PAPERS:
+        for name in _METADATA_FILES:
             refuse_link_outside(folder / name)
     except Unreadable as exc:
-        raise DataError(f"{exc.path} cannot be used.", str(exc), "Put the file itself there.") from exc
-    for name in _PAPERS:
+        raise DataError(f"Cannot use {exc.path}.", str(exc), "Put the file itself there.") from exc
+    for name in _METADATA_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
         else:
-            (target / name).unlink(missing_ok=True)  # one of another tokenizer would be taken for this one's
+            (target / name).unlink(missing_ok=True)  # one from another tokenizer would be mistaken for this one's
 
 
 def prepare_phases(loaded: Loaded, *, is_forced: bool, check: str) -> list[dict[str, Any]]:
-    """In the order of the phases; the tokenizer of the run is there by now. `check`: the command that finds the same
-    and tells all of it."""
+    """Prepare each phase in order; the run's tokenizer exists by now. `check`: the command that lists all findings."""
     return [_prepare(loaded, prep, is_forced=is_forced, check=check) for prep in loaded.phase_preps]
 
 
 def _prepare(loaded: Loaded, prep: PhasePrep, *, is_forced: bool, check: str) -> dict[str, Any]:
     made = _prepare_chat(loaded, prep, is_forced) if prep.kind == "chat" else _prepare_text(loaded, prep, is_forced)
-    talk.say(
+    output.say(
         f"Phase {prep.phase}: {made['num_documents']:,} {'conversations' if prep.kind == 'chat' else 'documents'}, "
-        f"{format_count(made['num_train_tokens'])} tokens to learn from, "
-        f"{format_count(made['num_val_tokens'])} held out{', as before' if made['is_reused'] else ''}."
+        f"{format_count(made['num_train_tokens'])} tokens to train on, "
+        f"{format_count(made['num_val_tokens'])} held out{', unchanged' if made['is_reused'] else ''}."
     )
     if "report" in made:
-        if not made["is_reused"] or talk.is_verbose():
-            _tell_report(made["report"], check)
+        if not made["is_reused"] or output.is_verbose():
+            _print_report(made["report"], check)
         model = loaded.run.model
         _warn_of_length(made["report"]["fit"], prep.phase, (model.max_context or model.context) if loaded.source else 0)
     return made
 
 
 def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
-    """Where more than a few conversations do not fit: it is the model that is too small for them. `most`: the context
-    that open weights were made for; 0: a model of one's own, which may have any."""
-    from homing.lm.chat.prepare import MOST
+    """Warn if more than a few conversations do not fit into the context.
+
+    `most`: the context that the open weights were made for; 0 for a new model, which may have any.
+    """
+    from homing.lm.data.chat.prepare import MOST
 
     num, num_all = fit["num_too_long"], fit["num_conversations"]
     if num <= (1 - MOST) * num_all:
         return
     needed = fit["context_for_most"]
-    # A power of two: batch_tokens, which are whole rows, most likely stay as they are.
+    # A power of two, so that batch_tokens, a number of whole rows, most likely stays valid.
     better = 1 << (needed - 1).bit_length()
     advice = f"in the run file: model.context: {better}"
     if most and most <= fit["context"]:
-        advice = "these weights read no more; shorter conversations, or weights with a larger context"
+        advice = "these weights have no larger context; use shorter conversations or other weights"
     elif most and most < better:
-        advice = f"in the run file: model.context: {most}, the most that these weights read"
-    talk.say(
+        advice = f"in the run file: model.context: {most}, the maximum of these weights"
+    output.say(
         f"warning: {phase}: {num:,} of {counted(num_all, 'conversation')} are longer than model.context,"
-        f" {fit['context']:,} tokens, and are cut or left out. {MOST:.0%} of them are whole from {needed:,} tokens on;"
+        f" {fit['context']:,} tokens, and are cut or skipped. {MOST:.0%} of them fit in {needed:,} tokens;"
         f" {advice}"
     )
 
 
-def _tell_report(report: dict[str, Any], check: str) -> None:
-    """Form, kept, cut and skipped of each file, and the first lines that were not taken whole."""
+def _print_report(report: dict[str, Any], check: str) -> None:
+    """Print format, kept, cut and skipped lines of each file, and the first lines that were cut or skipped."""
     for file in report["files"]:
-        talk.say(
+        output.say(
             f"  {file['path']}: form {file['form'] or 'unknown'}, {file['num_lines']:,} lines,"
             f" {file['num_kept']:,} kept, {file['num_cut']:,} of them cut, {file['num_skipped']:,} skipped"
         )
     for source in report["sources"]:
         if source["copies"] != 1:
-            talk.say(f"  {source['path']}: {source['copies']:g} times an epoch")
-    talk.say(
+            output.say(f"  {source['path']}: {source['copies']:g} times per epoch")
+    output.say(
         f"  an epoch is {counted(report['rows_per_epoch'], 'row')} = {format_count(report['tokens_per_epoch'])} tokens,"
         f" {100 * report['padding']:.1f}% of them padding"
     )
-    for finding in report["findings"][:_TOLD]:
-        talk.say(f"  {finding['path']}:{finding['line']}: {finding['action']}: {finding['text']}")
-    more = sum(report["counts"].values()) - _TOLD
+    for finding in report["findings"][:_MAX_SHOWN]:
+        output.say(f"  {finding['path']}:{finding['line']}: {finding['action']}: {finding['text']}")
+    more = sum(report["counts"].values()) - _MAX_SHOWN
     if more > 0:
-        talk.say(f"  and {more:,} more: {check}")
+        output.say(f"  and {more:,} more: {check}")
 
 
 def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str, Any]:
     from homing.cli.prep_report import Meter
-    from homing.lm.prep import PrepOrder, prepare
+    from homing.lm.data.prep import PrepOrder, prepare
 
     whole = PrepOrder(**{**vars(loaded.prep), "is_forced": is_forced})
     part = part_of(whole.take_bytes, prep.text, prep.validation)
@@ -177,18 +181,18 @@ def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
         validation=bring_files(prep.validation, prep.dir / "held-out"),
         named=addresses(prep.text, prep.validation),
         val_fraction=prep.val_fraction,
-        tokenizer=str(loaded.prep.dir / names.TOKENIZER),
+        tokenizer=str(loaded.prep.dir / file_names.TOKENIZER),
         dir=prep.dir,
     )
     with Meter() as meter:
         manifest = prepare(order, meter.show)
     say_if_less(part, prep.text, manifest)
-    return _told(prep, manifest, is_reused=meter.is_reused)
+    return _summary(prep, manifest, is_reused=meter.is_reused)
 
 
 def _prepare_chat(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str, Any]:
-    from homing.lm.chat.order import ChatOrder, ChatSource
-    from homing.lm.chat.prepare import prepare_chat
+    from homing.lm.data.chat.chat_settings import ChatOrder, ChatSource
+    from homing.lm.data.chat.prepare import prepare_chat
 
     here = bring_files([source.path for source in prep.chat], prep.dir / "from-store")
     held_out = bring_files(prep.validation, prep.dir / "held-out")
@@ -206,23 +210,23 @@ def _prepare_chat(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
     settings = made.manifest.settings
     tokens_per_epoch = settings["rows_per_epoch"] * settings["context"]
     report = {**made.report, "sources": settings["sources"], "tokens_per_epoch": tokens_per_epoch}
-    return {**_told(prep, made.manifest, is_reused=made.is_reused), "report": report}
+    return {**_summary(prep, made.manifest, is_reused=made.is_reused), "report": report}
 
 
 def _teller(phase: str) -> Callable[[int, int], None]:
-    """A line now and then, so that no long prep is silent."""
-    told = time.monotonic()
+    """Return a progress callback that prints a line now and then, so that no long prep is silent."""
+    last_report = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _TELL_EVERY_S:
-            told = time.monotonic()
-            talk.say(f"{phase}: {format_bytes(done)} of {format_bytes(total)} of conversations")
+    def report_progress(done: int, total: int) -> None:
+        nonlocal last_report
+        if time.monotonic() - last_report >= _REPORT_EVERY_S:
+            last_report = time.monotonic()
+            output.say(f"{phase}: {format_bytes(done)} of {format_bytes(total)} of conversations")
 
-    return tell
+    return report_progress
 
 
-def _told(prep: PhasePrep, manifest: Any, *, is_reused: bool) -> dict[str, Any]:
+def _summary(prep: PhasePrep, manifest: Any, *, is_reused: bool) -> dict[str, Any]:
     counts = {name: split.num_tokens for name, split in manifest.splits.items()}
     return {
         "phase": prep.phase,

@@ -1,8 +1,8 @@
-"""What `homing prep` shows: a line while it works, a report when it is done.
+"""Output of `homing prep`: a progress line during the work, and a report at the end.
 
-short    some lines, for a run: its run file says the rest
-known    the report that people know from cs336, rules and all: without a run file, or with -v
-neither  one line where nothing was done, none with -q
+short    a few lines, for a run: its run file has the rest
+known    the report familiar from cs336, with its rules: without a run file, or with -v
+neither  one line if nothing was done, none with -q
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from homing.cli import talk
+from homing.cli import output
 from homing.units import counted, format_count, format_duration
 
 if TYPE_CHECKING:
-    from homing.lm.prep import PrepOrder, Progress
-    from homing.wire.data import DataManifest, Split
+    from homing.lm.data.prep import PrepOrder, Progress
+    from homing.wire.shard_manifest import DataManifest, Split
 
 __all__ = ["Meter", "document", "print_report"]
 
@@ -39,7 +39,7 @@ _LONG_S = 600.0
 
 
 class Meter:
-    """Progress on stderr: one line rewritten on a terminal, else a line now and then."""
+    """Progress on stderr: one line rewritten on a terminal, otherwise a line now and then."""
 
     def __init__(self) -> None:
         self.is_reused = False
@@ -66,15 +66,15 @@ class Meter:
         if progress.warning:
             self.warnings.append(progress.warning)
             self._clear()
-            talk.say(f"warning: {progress.warning}")
+            output.say(f"warning: {progress.warning}")
             return
         if progress.note:
             self._clear()
-            talk.say(f"Note: {progress.note}")
+            output.say(f"Note: {progress.note}")
             return
         self.is_reused = self.is_reused or progress.stage == "reused"
         if progress.stage == "resumed":
-            talk.say("Going on where the last prep stopped.")
+            output.say("Resuming where the last prep stopped.")
         if progress.stage not in _STAGES:
             return
         now = time.monotonic()
@@ -87,7 +87,7 @@ class Meter:
             self._advise(progress)
 
     def _advise(self, progress: Progress) -> None:
-        """Once, when it will be long: what makes it shorter."""
+        """Once, if it will take long, say how to make it faster."""
         if progress.eta_s is not None and progress.eta_s > _LONG_S and not self._has_advised:
             self._has_advised = True
             self._clear()
@@ -96,21 +96,21 @@ class Meter:
                 if progress.is_tokenizer_given
                 else "fewer entries (tokenizer.vocab_size), a smaller tokenizer.sample, "
             )
-            talk.say(
-                f"This takes long. Faster: {chosen}more memory and cores, or part of the text first"
-                " (--take 100MB). Stopping is safe: the same command goes on where it was."
+            output.say(
+                f"This takes a while. To speed it up: {chosen}more memory and cores, or part of the text first"
+                " (--take 100MB). You can stop at any time; the same command continues."
             )
 
     def _print(self, line: str) -> None:
-        if self._is_terminal and not talk.is_quiet():
-            talk.redraw(line)
+        if self._is_terminal and not output.is_quiet():
+            output.redraw(line)
             self._is_line_open = True
         else:
-            talk.say(line)
+            output.say(line)
 
     def _clear(self) -> None:
         if self._is_line_open:
-            talk.redraw("")
+            output.redraw("")
             self._is_line_open = False
 
 
@@ -126,9 +126,9 @@ def _line(progress: Progress) -> str:
 
 
 def document(order: PrepOrder, manifest: DataManifest, meter: Meter) -> dict[str, Any]:
-    """What --json prints, and all that the report is made from."""
-    from homing.lm.prep.publish import tokenizer_files
-    from homing.wire.data import val_share
+    """Return what --json prints, from which the report is also made."""
+    from homing.lm.data.prep.finish import tokenizer_files
+    from homing.wire.shard_manifest import val_share
 
     num_text = int(manifest.settings["num_text_files"])
     return {
@@ -156,11 +156,11 @@ def document(order: PrepOrder, manifest: DataManifest, meter: Meter) -> dict[str
 
 
 def _num_merges(manifest: DataManifest) -> int | None:
-    """What was learned. The settings have what was asked for, which a small text does not give."""
-    from homing.lm.tokenizer.train import MIN_VOCAB
+    """Return the number of merges learned, which for a small text is less than the settings asked for."""
+    from homing.lm.tokenizer.train_bpe import MIN_VOCAB
 
     if manifest.settings.get("tokenizer_sha256"):
-        return manifest.settings.get("num_merges")  # of an existing one, counted in its file
+        return manifest.settings.get("num_merges")  # of an existing tokenizer, counted in its file
     return manifest.vocab_size - MIN_VOCAB - len(manifest.specials)
 
 
@@ -179,12 +179,12 @@ def _split(split: Split, source: list[Any]) -> dict[str, Any]:
 
 
 def print_report(result: dict[str, Any], *, is_run: bool) -> None:
-    """`is_run`: a run file says what was asked for, so it need not be said again."""
-    if talk.is_quiet():
+    """Print the report. `is_run`: the run file already says what was requested, so the report is short."""
+    if output.is_quiet():
         return
-    if result["is_reused"] and not talk.is_verbose():
+    if result["is_reused"] and not output.is_verbose():
         _unchanged(result)
-    elif is_run and not talk.is_verbose():
+    elif is_run and not output.is_verbose():
         _short_report(result)
     else:
         _tokenizer(result)
@@ -197,12 +197,12 @@ def print_report(result: dict[str, Any], *, is_run: bool) -> None:
 
 def _unchanged(result: dict[str, Any]) -> None:
     counts = [f"{split['num_tokens']:,} tokens {_SIDES[name]}{_share(result, name)}" for name, split in _splits(result)]
-    print(f"Nothing has changed: {', '.join(counts)}, vocabulary {result['vocab_size']:,}, in {_short(result['dir'])}/")
+    print(f"Already up to date: {', '.join(counts)}, vocabulary {result['vocab_size']:,}, in {_short(result['dir'])}/")
 
 
 def _short_report(result: dict[str, Any]) -> None:
     is_trained = result["is_tokenizer_trained"]
-    source = f"learned from {', '.join(result['text'])}" if is_trained else _short(result["tokenizer"])
+    source = f"trained on {', '.join(result['text'])}" if is_trained else _short(result["tokenizer"])
     print(f"Tokenizer: vocabulary {result['vocab_size']:,}, {_shown(result['num_merges'])} merges; {source}")
     for name, split in _splits(result):
         print(
@@ -237,7 +237,7 @@ def _tokenizer(result: dict[str, Any]) -> None:
     print(f"Special tokens: {shown}\n")
     if is_trained:
         print(
-            "✓ Training complete!" if not result["is_reused"] else "✓ Trained before; text and settings are the same."
+            "✓ Training complete!" if not result["is_reused"] else "✓ Already trained with the same text and settings."
         )
     print(f"  Vocabulary size: {result['vocab_size']}")
     print(f"  Number of merges: {result['num_merges']}\n")
@@ -284,7 +284,7 @@ def _range(shards: list[str]) -> str:
 
 
 def _short(folder: str) -> str:
-    """Relative to here when it lies below."""
+    """Return the path relative to the working directory, if it is below it."""
     try:
         return str(Path(folder).relative_to(Path.cwd()))
     except ValueError:

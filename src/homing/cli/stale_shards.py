@@ -1,8 +1,8 @@
-"""Refuses shards that were made from other text, or with other settings, than the run file names now.
+"""Refuse shards that were made from other text, or with other settings, than the run file names now.
 
-    run file + manifest.json of each data folder -> the first difference -> DataError with the command that mends it
+run file + manifest.json of each data folder -> the first difference -> DataError with the command that fixes it
 
-plan, verify, launch and train ask before they use the shards. Needs neither torch nor the extra `lm`.
+plan, verify, launch and train check this before they use the shards. Needs neither torch nor the extra `lm`.
 """
 
 from __future__ import annotations
@@ -13,37 +13,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.config.changed_text import FilesNow, changed_files, changed_settings, files_now
-from homing.config.prepared import Prepared, read_prepared, sha256_of
+from homing.config.prepared_data import Prepared, read_prepared, sha256_of
 from homing.config.text_files import is_in_store
 from homing.errors import DataError
 from homing.text_sources import find_chat_files, find_sources
-from homing.wire import names
+from homing.wire import file_names
 
 if TYPE_CHECKING:
     from homing.config import Loaded
-    from homing.config.phase_data import PhasePrep
+    from homing.config.resolve.phase_data import PhasePrep
 
 __all__ = ["refuse_stale", "stale_shards"]
 
-_KEYS = {"val_fraction": "the share that is held out", "text_field": "data.text_field", "take_bytes": "data.take"}
+_KEYS = {"val_fraction": "the held-out fraction", "text_field": "data.text_field", "take_bytes": "data.take"}
 
 
 def refuse_stale(loaded: Loaded, typed: str) -> None:
-    """`typed`: the run as the person named it, with --set and --smoke, for the command in the error."""
+    """Raise DataError if any shards are stale.
+
+    `typed`: the run as typed, with --set and --smoke, for the error's fix.
+    """
     for folder, why in stale_shards(loaded):
         raise DataError(
-            what=f"The shards in {folder} were not made from what {loaded.file} names now.",
+            what=f"The shards in {folder} do not match {loaded.file}.",
             why=f"Difference: {why}.",
             fix=f"homing prep {typed}",
         )
 
 
 def stale_shards(loaded: Loaded) -> Iterator[tuple[Path, str]]:
-    """Each data folder that does not match the run file, and the first difference."""
+    """Yield each data folder that does not match the run file, with the first difference."""
     from homing.cli.prep_phases import needs_text
 
     prep = loaded.prep
-    # Without text: the run file names shards by data.dir alone, or it is the record of a run, which keeps its shards.
+    # No text means that the run file names shards only by data.dir, or that it is a run's record, which keeps its
+    # shards.
     if prep.text and needs_text(loaded) and (prepared := read_prepared(prep.dir)) is not None:
         wanted = {"text": prep.text, "validation": prep.validation, "val_fraction": prep.val_fraction}
         if why := _of_text(loaded, prepared, wanted) or _of_tokenizer(loaded, prepared):
@@ -77,7 +81,7 @@ def _of_text(loaded: Loaded, prepared: Prepared, wanted: dict[str, Any]) -> str:
 
 
 def _of_store(settings: dict[str, Any], text: list[str], validation: list[str]) -> str:
-    """Addresses in a store are compared by name: nobody is asked over the network what lies there now."""
+    """Compare addresses in a store by name only; the store is not asked over the network."""
     named = settings.get("named", {})
     for key, now in (("text", text), ("validation", validation)):
         far, then = ([path for path in paths if is_in_store(path)] for paths in (now, named.get(key, [])))
@@ -90,9 +94,9 @@ def _of_tokenizer(loaded: Loaded, prepared: Prepared) -> str:
     settings, prep = prepared.manifest.settings, loaded.prep
     if prep.tokenizer:
         path = Path(prep.tokenizer)
-        path = path / names.TOKENIZER if path.is_dir() else path
+        path = path / file_names.TOKENIZER if path.is_dir() else path
         is_same = not path.is_file() or sha256_of(path) == prepared.manifest.tokenizer_sha256
-        return "" if is_same else f"they were made with another tokenizer than {path}"
+        return "" if is_same else f"they were made with a tokenizer other than {path}"
     if settings.get("tokenizer_sha256") or "split" not in settings:
         return ""
     if settings["split"] != prep.split:
@@ -103,7 +107,7 @@ def _of_tokenizer(loaded: Loaded, prepared: Prepared) -> str:
 def _of_chat(own: PhasePrep, prepared: Prepared) -> str:
     manifest = prepared.manifest
     if manifest.settings.get("order", {}).get("named") != own.named():
-        return "the run file names other conversations, weights or held-out shares than then"
+        return "the conversations, weights or held-out fractions in the run file have changed"
     named = [*own.validation, *(source.path for source in own.chat)]
     now = _now(named, lambda patterns: find_chat_files(patterns)[0])
     return changed_files(manifest.source, _stamps(prepared.dir / "report.json"), now)

@@ -1,11 +1,11 @@
-"""What may reach a terminal: text, and no bytes that would move its cursor, change its title or hide a key.
+"""Sanitize terminal output: no control bytes that would move the cursor or change the title, and no secrets.
 
-    filtered()     for one command: stdout and stderr pass everything through `safe`, whoever prints
-    safe(text)     control characters become a replacement character; newline and tab stay
-    draw(...)      the one way past it, for the few escape sequences that are our own
+  filtered()     for one command: pass all of stdout and stderr through `safe`, whoever prints
+  safe(text)     replace control characters; newline and tab stay
+  draw(...)      the only way around it, for the few escape sequences of our own
 
-Names, logs, samples and errors come from stores, models and providers, so nothing that is printed is trusted. JSON
-documents are written as they are (JSON escapes control characters itself), and so is stdout that goes to a file.
+Names, logs, samples and errors come from stores, models and providers, so printed text is never trusted. JSON documents
+are written unchanged (JSON escapes control characters itself), and so is stdout to a file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from homing.redact import redact
 
 __all__ = ["draw", "filtered", "safe", "show_bytes"]
 
-# C0 and C1 but for newline and tab, delete, and the marks that let text run backwards; C1 also as lone bytes.
+# C0 and C1 except newline and tab, delete, and bidirectional overrides; C1 also as lone bytes.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
 _SHOWN = "\N{REPLACEMENT CHARACTER}"
 
@@ -43,15 +43,16 @@ def filtered() -> Iterator[None]:
 
 
 def draw(text: str, stream: TextIO) -> None:
-    """Writes it with its escape sequences. Whatever in it came from elsewhere went through `safe` before."""
+    """Write text with its escape sequences. External parts of it must have gone through `safe` before."""
     raw = stream.raw_stream if isinstance(stream, _Filtered) else stream
     raw.write(redact(text))
     raw.flush()
 
 
 def show_bytes(data: bytes, stream: TextIO) -> None:
-    """What a program printed, to a terminal as it comes: bytes that are no text stay, control characters do not."""
-    # Bytes that are no UTF-8 become surrogates on the way; those of C1, which some terminals obey, are controls too.
+    """Write a program's output to a terminal: keep bytes that are not text, replace control characters."""
+    # Bytes that are not UTF-8 become surrogates here; those in C1, which some terminals obey, count as control
+    # characters.
     text = data.decode("utf-8", "surrogateescape")
     if not (isinstance(stream, _Filtered) and stream.is_exact):
         text = redact(safe(text))
@@ -60,7 +61,7 @@ def show_bytes(data: bytes, stream: TextIO) -> None:
 
 
 class _Filtered:
-    """A text stream as programs use one; what is not written here is the stream's own."""
+    """A text stream that filters `write`; everything else is delegated to the wrapped stream."""
 
     def __init__(self, stream: Any, *, is_exact: bool) -> None:
         self.raw_stream, self.is_exact = stream, is_exact

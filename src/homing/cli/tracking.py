@@ -1,4 +1,4 @@
-"""What `launch`, `train`, `watch` and `tensorboard` share about trackers: which are wanted, and a follower for each."""
+"""Trackers for `launch`, `train`, `watch` and `tensorboard`: which ones to use, and a follower for each."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ import os
 from pathlib import Path
 from typing import Any
 
-from homing.cli import talk
-from homing.trackers.base import check_tracker
-from homing.trackers.start import Following, start
+from homing.cli import output
+from homing.trackers.start_follower import Following, start
 from homing.trackers.to_mlflow import URI_ENV, check_uri
 from homing.trackers.to_wandb import mode_of
-from homing.wire.run import Run
+from homing.trackers.tracker import check_tracker
+from homing.wire.run_json import Run
 from homing.world import World
 
 __all__ = ["begin", "following", "go_on", "wanted"]
 
-_FOLDER = "trackers"  # in the run's folder at home
+_FOLDER = "trackers"  # in the run's local folder
 
 
 def wanted(trackers: list[str] | None, *, wandb: bool, verb: str) -> list[str]:
-    """Without doubles; refused before anything starts if one is unknown, not installed or not to be reached."""
+    """Return the trackers without duplicates.
+
+    Refuse, before anything starts, one that is unknown, not installed or unreachable.
+    """
     names = list(dict.fromkeys([*(trackers or []), *(["wandb"] if wandb else [])]))
     for name in names:
         check_tracker(name, verb=verb)
     if "mlflow" in names:
         check_uri(os.environ.get(URI_ENV, ""))
     if "wandb" in names and mode_of(dict(os.environ)) == "offline":
-        talk.say("W&B has no key here (WANDB_API_KEY): it is recorded offline, and `wandb sync` sends it later.")
+        output.say("No W&B key (WANDB_API_KEY): logging offline; upload later with `wandb sync`.")
     return names
 
 
@@ -55,16 +58,16 @@ def following(
 
 
 def begin(each: Following, world: World) -> None:
-    """Never in the way: a follower that cannot be started is a warning, and the run goes on."""
+    """Start a follower. If it cannot be started, print a warning; the run continues."""
     try:
         if start(each, world):
-            talk.say(f"{each.tracker} is told, from here, until the run ends: {each.path('log')}")
+            output.say(f"Logging to {each.tracker} from this computer until the run ends: {each.path('log')}")
     except OSError as exc:
-        talk.say(f"warning: {each.tracker} is not told: {exc}")
+        output.say(f"warning: not logging to {each.tracker}: {exc}")
 
 
 def go_on(home: Path, run_id: str, world: World) -> None:
-    """Followers that were asked for once and died with a computer that was shut down."""
+    """Restart followers that were requested earlier and died when the computer was shut down."""
     folder = home / "runs" / run_id / _FOLDER
     orders = [name for name in world.listdir(folder) if name.endswith(".order")] if world.exists(folder) else []
     for name in orders:
@@ -72,7 +75,7 @@ def go_on(home: Path, run_id: str, world: World) -> None:
 
 
 def _config(run: Run) -> dict[str, Any]:
-    """What a person compares runs by."""
+    """Return the settings by which people compare runs."""
     first = run.phases[0]
     return {
         "family": run.model.family,

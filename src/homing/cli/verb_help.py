@@ -1,4 +1,4 @@
-"""The help of one verb in a person's words: RUN, FILE and N where typer writes {RUN}, <list[str]> and <int range>."""
+"""Help text of one verb with readable placeholders: RUN, FILE and N instead of {RUN}, <list[str]> and <int range>."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 
 __all__ = ["Verb"]
 
-# A type's name in typer's help -> what a person types there. A choice is shown as its words.
+# Type name in typer's help -> placeholder. A choice is shown as its values.
 _WORDS = {"str": "TEXT", "int": "N", "float": "NUMBER", "path": "PATH", "file": "FILE", "dir": "DIR"}
 
 
@@ -18,7 +18,7 @@ class Verb(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         arguments, options = [], []
-        parameters: list[Any] = self.get_params(ctx)  # of typer's own click, whose types are private
+        parameters: list[Any] = self.get_params(ctx)  # from typer's bundled click, which has private types
         for each in parameters:
             if _is_shown_argument(each):
                 arguments.append((_name(each), each.get_help_record(ctx)[1].removesuffix("[required]").rstrip()))
@@ -47,6 +47,6 @@ def _in_usage(argument: Any) -> str:
 
 
 def _word(typed: str) -> str:
-    """`<list[str]>`, `<int range>`, `<auto|always|never>`"""
+    """Return the placeholder for typer's `<list[str]>`, `<int range>` or `<auto|always|never>`."""
     label = typed.strip("<>").removeprefix("list[").removesuffix("]").removesuffix(" range")
     return _WORDS.get(label, label)

@@ -1,4 +1,4 @@
-"""The token of a server on this computer: in the environment and not on the command line, which every user can read."""
+"""Access token of a local web server: from the environment, not the command line, which every local user can read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MIN_LETTERS = 16
 
 
 def given_token(variable: str) -> str:
-    """ "" where a new one is to be made."""
+    """Return the token in the environment variable, or "" if it is not set. Raises UsageError if it is unsuitable."""
     token = os.environ.get(variable, "")
     if token and (len(token) < _MIN_LETTERS or set(token) - set(string.ascii_letters + string.digits + "-._~+/=")):
         raise UsageError(
-            what=f"{variable} cannot be used.",
-            why=f"A token has at least {_MIN_LETTERS} letters, digits or -._~+/= and nothing else.",
-            fix=f"export {variable}=$(openssl rand -hex 16)   or leave it out: one is made and printed",
+            what=f"Invalid {variable}.",
+            why=f"A token has at least {_MIN_LETTERS} characters: letters, digits or -._~+/=.",
+            fix=f"export {variable}=$(openssl rand -hex 16)   or unset it: homing creates and prints one",
         )
     return token

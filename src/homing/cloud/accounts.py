@@ -1,4 +1,4 @@
-"""One table of the accounts that a person may need: which key, where to get it, and which pages show what it costs."""
+"""The accounts a person may need: which keys, where to create them, and which page shows the provider's usage."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["ACCOUNTS", "CREDENTIALS", "Account"]
 class Account:
     name: str
     title: str
-    keys: tuple[str, ...]  # environment variables that hold it, all of them
-    key_page: str  # where a key is made
+    keys: tuple[str, ...]  # environment variables that hold the key; all are required
+    key_page: str  # where to create a key
     usage_page: str  # what the provider itself says it has cost
-    url_env: str = ""  # another address, for tests and proxies
-    url: str = ""  # asked for the time
-    extra: str = ""  # what to install
-    login: str = ""  # a command that leaves a key in a file instead
-    files: tuple[str, ...] = ()  # where that leaves it, below the person's home
+    url_env: str = ""  # overrides the address, for tests and proxies
+    url: str = ""  # asked for its Date header, to compare clocks
+    extra: str = ""  # extra to install
+    login: str = ""  # a command that stores a key in a file instead
+    files: tuple[str, ...] = ()  # those files, relative to the user's home folder
 
     def is_set(self, environment: Mapping[str, str], world: World) -> bool:
-        """Whether there is something that may be a key; whether it is taken only the provider can say."""
+        """Return whether something that may be a key is set; only the provider can say whether it accepts it."""
         folder = Path(environment.get("HOME", "~")).expanduser()
         is_there = any(world.exists(folder / name) for name in self.files)
         return is_there or all(environment.get(name) for name in self.keys)
@@ -101,8 +101,8 @@ ACCOUNTS: dict[str, Account] = {
     )
 }
 
-# Every variable that holds an API key or token, and nothing else: all that a .env file may set. No address, path or
-# option is among them, and no token that protects a server of ours: a stranger's file would choose it.
+# Every variable that holds an API key or token, and nothing else: all that a .env file may set. It excludes addresses,
+# paths and options, and tokens that protect a server of ours: someone else's file could otherwise choose them.
 CREDENTIALS: tuple[str, ...] = (
     *(name for account in ACCOUNTS.values() for name in account.keys),
     "AWS_SESSION_TOKEN",

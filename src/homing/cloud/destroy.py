@@ -1,11 +1,11 @@
-"""Instance to gone, confirmed by the provider, with the volumes and keys that were made for it.
+"""Destroy instances until the provider confirms that they are gone, with the volumes and keys created for them.
 
-    ask (written down) -> provider.destroy, again and again -> absent in several looks -> its volumes, keys -> receipt
-                                                            -> deadline: StillBilling, the loudest error we have
-                                                            -> not shown to the key of another account: the same
+    record the request -> provider.destroy, repeated -> not listed any more -> its volumes and keys -> receipt
+                                                     -> deadline: StillBilling, the loudest error we have
+                                                     -> hidden from this key, in another account: likewise
 
-All are tried before anything is raised: one stubborn machine must not leave the others billing. Whose lease a run is
-under does not matter here: ending what bills is never refused.
+Every instance is tried before anything is raised: one stubborn machine must not leave the others billing. The lease of
+the run does not matter here: destroying what bills is never refused.
 """
 
 from __future__ import annotations
@@ -17,16 +17,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from homing.cloud import meter
-from homing.cloud.ask import HURRY_S, ask_store
-from homing.cloud.clock import follow_clock
+from homing.cloud.ask_providers import HURRY_S, ask_store
+from homing.cloud.contact.heartbeats import read_signs
 from homing.cloud.home import Home
-from homing.cloud.ledger import REFUSED, LedgerLine, RunRow
-from homing.cloud.providers.base import Instance, Provider
-from homing.cloud.receipt import at_its_rate, receipt, seen_spend
-from homing.cloud.reconcile import CREATE_GRACE_S, add_twin, end_resources, is_absent, note_twin, refresh
-from homing.cloud.signs import read_signs
-from homing.cloud.whose import check_account, note_account
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.clock_steps import follow_clock
+from homing.cloud.ledger.ledger import REFUSED, LedgerLine, RunRow
+from homing.cloud.ledger.mark import owner_in, owner_prefix
+from homing.cloud.providers.base import Instance, Provider, Resource, wait_until
+from homing.cloud.reconcile.account_owner import check_account, note_account
+from homing.cloud.reconcile.inventory import Finding
+from homing.cloud.reconcile.receipt import at_its_rate, receipt, seen_spend
+from homing.cloud.reconcile.reconcile import (
+    CREATE_GRACE_S,
+    add_duplicate,
+    end_resources,
+    is_absent,
+    note_duplicate,
+    refresh,
+)
 from homing.errors import HomingError, OtherAccount, StillBilling
 from homing.wire.codec import WireError
 
@@ -35,8 +44,9 @@ __all__ = [
     "Problem",
     "destroy_lines",
     "destroy_run",
+    "end_duplicates",
     "end_each",
-    "end_twins",
+    "end_finding",
     "open_lines",
     "still_billing",
     "would_be_lost",
@@ -44,14 +54,15 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 DEADLINE_S = 60.0
+_RESOURCE_S = 60.0  # for a volume, key or group that no instance uses
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
-_LAST_TRY_S = 150.0  # one that began before the deadline: each of its questions has timeouts and repetitions of its own
+_LAST_TRY_S = 150.0  # for a try that began before the deadline: each request has its own timeout and retries
 
 
 @dataclass(frozen=True)
 class Destroyed:
-    """What destroy did: the closed lines, and the dollars of them."""
+    """The result of a destroy: the closed lines and their total spend."""
 
     lines: list[LedgerLine]
     spend_usd: Decimal
@@ -64,7 +75,7 @@ def open_lines(home: Home, run: RunRow | None) -> list[LedgerLine]:
 
 
 def would_be_lost(home: Home, run: RunRow) -> str:
-    """What only the instance has, in a sentence; "" when everything worth keeping is in the store."""
+    """Return what only the instance has, as a sentence; "" if everything worth keeping is in the store."""
     lines = [line for line in open_lines(home, run) if line.created_at is not None]
     if not lines:
         return ""
@@ -72,31 +83,31 @@ def would_be_lost(home: Home, run: RunRow) -> str:
         name = f"The store of {run.id}"
         signs = ask_store(run.store, lambda: read_signs(home.store_of(run), run.id, lines[-1]), name, home.world)
     except (HomingError, WireError, OSError) as exc:
-        return f"the store could not be read ({exc}), so it is not known what was pushed"
+        return f"could not read the store ({exc}), so what was pushed is unknown"
     if signs.heartbeat is None:
         return ""  # nothing was trained yet
     beat = signs.heartbeat
     if beat.is_pushed and signs.outcome is not None:
         return ""
-    at = f" at step {beat.step:,} of {beat.num_steps:,}" if beat.num_steps else ""  # before its first line of numbers
-    return f"it is {beat.state}{at}; what it has not pushed is lost"
+    at = f" at step {beat.step:,} of {beat.num_steps:,}" if beat.num_steps else ""  # unknown before the first metrics
+    return f"it is {beat.state}{at}; anything not pushed is lost"
 
 
 def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> Destroyed:
-    """Ends every instance of a run. What is gone already is success."""
+    """Destroy every instance of a run. Instances that are already gone count as success."""
     closed = [line for line in home.ledger.lines(run.id) if line.destroyed_at is not None]
     done = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
     _end_left_resources(home, closed)
     before = home.ledger.run(run.id) or run
     if not done.lines and not before.is_live and not home.may_go_on(before):
-        return done  # it had ended, and nothing of it was left
+        return done  # it had already ended, and nothing of it is left
     refresh(home)
     after = home.ledger.run(run.id)
     if after is not None and (after.is_live or home.may_go_on(after)):
         home.ledger.set_run(
-            run.id, state="stopped", reason="destroyed by hand", exit_code=None, ended_at=home.world.now()
+            run.id, state="stopped", reason="destroyed manually", exit_code=None, ended_at=home.world.now()
         )
-    # From here on no guard goes on with it; one that was at it until now has left a line.
+    # From here on no guard resumes the run; one that was relaunching it until now has left a line.
     late = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
     return Destroyed(done.lines + late.lines, done.spend_usd + late.spend_usd)
 
@@ -111,13 +122,16 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
 
 
 def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: float = math.inf) -> dict[str, Problem]:
-    """What stands in the way of an end, by mark; nothing of those that are gone. `by`, in Unix seconds, is when whoever
-    asks has something else to do: what has not answered until then goes on by itself, and counts as not confirmed."""
-    with _bookkeeping():  # before anything gets a time: after a clock was set back a receipt would be too small
+    """Destroy the lines and return the problems of those not confirmed gone, by mark.
+
+    `by` (Unix seconds) is when the caller needs to move on: a call that has not answered by then continues in the
+    background and counts as unconfirmed.
+    """
+    with _bookkeeping():  # before any timestamp: after a clock was set back, a receipt would be too small
         follow_clock(home)
     for line in lines:
-        # Written first: if we die now, every later verb says that this end is unconfirmed. A ledger that cannot be
-        # written (a full disk) must not keep a machine billing: we go on, and the receipt fails loudly.
+        # Record the request first: if we die now, every later command reports this destroy as unconfirmed. A ledger
+        # that cannot be written (full disk) must not keep a machine billing: continue, and let the receipt fail loudly.
         with _bookkeeping():
             home.ledger.ask_destroy(line.mark, home.world.now())
     return _destroy_each(home, _as_written(home, lines), deadline_s, by)
@@ -125,21 +139,24 @@ def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: floa
 
 @dataclass(frozen=True)
 class Problem:
-    """What stands in the way of an end; "" where nothing does. `fix` is there where to ask again would not help."""
+    """Why an instance is not confirmed gone; an empty `text` means no problem.
+
+    `fix` is set where a retry cannot help.
+    """
 
     text: str
     fix: str = ""
-    may_pass: bool = False  # it is worth another try
+    may_pass: bool = False  # worth another try
 
 
 def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float, by: float) -> dict[str, Problem]:
-    """What stands in the way, by mark. Providers side by side: one that says nothing holds up no other's end."""
+    """Return the problems by mark. Providers run in parallel: one that does not answer delays no other."""
     by_provider: dict[str, list[LedgerLine]] = {}
     for line in lines:
         by_provider.setdefault(line.provider, []).append(line)
 
     calls = [lambda own=own: _destroy_in_turn(home, own, deadline_s) for own in by_provider.values()]
-    # With one provider there is nobody to wait for, and nothing may be given up before its own deadlines are over.
+    # A single provider delays no other, so its own deadlines apply in full.
     longest_s = min(_longest_s(by_provider, deadline_s), max(HURRY_S, by - home.world.now()))
     is_alone = len(calls) == 1 and math.isinf(by)
     found = [calls[0]()] if is_alone else home.world.together(calls, longest_s)
@@ -157,11 +174,11 @@ def _longest_s(by_provider: dict[str, list[LedgerLine]], deadline_s: float) -> f
     return max((len(own) for own in by_provider.values()), default=0) * (deadline_s + _LAST_TRY_S)
 
 
-def end_twins(home: Home, line: LedgerLine, list_owned: Callable[[], list[Instance]] | None = None) -> list[str]:
-    """A create call that seemed lost may take effect late: of two under one mark the one in the ledger stays.
+def end_duplicates(home: Home, line: LedgerLine, list_owned: Callable[[], list[Instance]] | None = None) -> list[str]:
+    """Destroy duplicate instances under one mark, keeping the one in the ledger. Return the actions as sentences.
 
-    What was done, in sentences. Asked for again in the next round where it could not be done now. `list_owned`: for a
-    caller that looks at many lines and lists each provider once.
+    A create call that seemed lost may take effect late. What fails now is retried in the next pass. `list_owned` lets a
+    caller that checks many lines list each provider once.
     """
     ended = []
     with contextlib.suppress(HomingError, OSError):
@@ -169,20 +186,20 @@ def end_twins(home: Home, line: LedgerLine, list_owned: Callable[[], list[Instan
         for each in (list_owned or provider.list_owned)() if line.instance_id is not None else []:
             if each.mark == line.mark and each.id != line.instance_id:
                 with _bookkeeping():
-                    add_twin(home, line, each)
+                    add_duplicate(home, line, each)
                 provider.destroy(each.id)
                 with _bookkeeping():
-                    note_twin(home, line, each)
-                ended.append(f"{each.id} is ended: {line.instance_id} has its mark, {line.mark}, too.")
+                    note_duplicate(home, line, each)
+                ended.append(f"{each.id} is destroyed: {line.instance_id} has the same mark, {line.mark}.")
     return ended
 
 
 def still_billing(home: Home, lines: list[LedgerLine], problems: Mapping[str, Problem] | None = None) -> StillBilling:
-    assert lines, "nobody is billing"
+    assert lines, "no line to report"
     said, problems = [], problems or {}
     for line in lines:
         page, costs = _page(home, line), ""
-        with _bookkeeping():  # the alarm must be heard, whatever it costs
+        with _bookkeeping():  # the alarm must go out even if the spend cannot be computed
             spend = meter.show_usd(meter.line_spend(line, home.world.now()))
             if meter.is_charged(line):
                 costs = f" at {meter.show_usd(Decimal(line.rate_usd_per_hour))}/h, {spend} so far"
@@ -198,9 +215,9 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: Mapping[str, Pr
     fix = next((each.fix for each in problems.values() if each.fix), "")
     costs_money = any(meter.is_charged(line) for line in lines)
     return StillBilling(
-        what=f"{count} may still cost money: the end is not confirmed."
+        what=f"{count} may still be billing: not confirmed destroyed."
         if costs_money
-        else f"{count} on this computer may still be running: the end is not confirmed. Nobody charges for it.",
+        else f"{count} on this computer may still be running: not confirmed destroyed. It costs no money.",
         why="\n".join(said),
         fix=fix or f"homing destroy {target}",
     )
@@ -214,7 +231,7 @@ def _page(home: Home, line: LedgerLine) -> str:
 
 
 def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
-    """The lines as they stand now; as they were given where the ledger cannot be read."""
+    """Return the lines as the ledger holds them now, or as given where the ledger cannot be read."""
     marks = {line.mark for line in lines}
     try:
         found = list(home.ledger.lines_marked(list(marks)).values())
@@ -225,8 +242,7 @@ def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
 
 
 def _destroy_in_turn(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, Problem]:
-    """One try each, and from there on until the deadline again with those that are left: a stubborn one keeps no other
-    waiting for its first."""
+    """Try each line once, then retry the rest until the deadline: a stubborn one delays no other's first try."""
     problems = {line.mark: _try(home, line) for line in lines}
     until, pause_s = home.world.monotonic() + deadline_s, _FIRST_PAUSE_S
     while True:
@@ -243,19 +259,19 @@ def _try(home: Home, line: LedgerLine) -> Problem:
     if line.destroyed_at is not None:
         return Problem("")
     if line.created_at is None:
-        # Never asked of the provider, and begin_create refuses a line whose end was asked for.
+        # The provider was never asked, and begin_create refuses a line with a destroy request.
         try:
             receipt(home, line, None, "never created")
-        except Exception as exc:  # that could not be written, so its launch may go on; the others are still to end
+        except Exception as exc:  # not recorded, so its launch may continue; still destroy the others
             return Problem(_words(exc))
         return Problem("")
     try:
         problem = _try_once(home, line)
-    except OtherAccount as exc:  # no wait will change that
+    except OtherAccount as exc:  # waiting cannot change that
         with _bookkeeping():
             home.ledger.update(line.mark, state="unknown", billing="maybe", note=exc.what)
         return Problem(exc.why, exc.fix)
-    except Exception as exc:  # whatever it is, the other instances are still to end, and this one is tried again
+    except Exception as exc:  # whatever it is: still destroy the others, and retry this one
         problem = _words(exc)
     if problem and line.state != REFUSED:
         with _bookkeeping():
@@ -270,24 +286,26 @@ def _words(exc: Exception) -> str:
 
 @contextlib.contextmanager
 def _bookkeeping() -> Iterator[None]:
-    """Around what is only written down or counted: a full disk, a damaged ledger row or an absurd figure must not keep
-    the request to end from being sent."""
+    """Suppress errors of ledger writes and cost computations.
+
+    A full disk, a damaged ledger row or an absurd figure must not keep the destroy request from being sent.
+    """
     try:
         yield
     except Exception as exc:
-        log.info("The ledger is behind: %s", _words(exc))
+        log.info("The ledger is not up to date: %s", _words(exc))
 
 
 def _try_once(home: Home, line: LedgerLine) -> str:
     provider = home.provider_of(line)
-    line = next(iter(_as_written(home, [line])), line)  # with what the try before has found
+    line = next(iter(_as_written(home, [line])), line)  # with the findings of the previous try
     shown = _shown(provider, line)
     ids = [instance.id for instance in shown]
     instance_id = line.instance_id or (ids[0] if ids else None)
     _note_ids(home, line, shown, instance_id)
-    blind = None if ids else _whose(home, provider, line)
+    blind = None if ids else _account_problem(home, provider, line)
     refusal = _ask_each(provider, list(dict.fromkeys([*ids, *([instance_id] if instance_id else [])])))
-    # Only from here on is anything counted: no figure may stand between an instance and its end.
+    # Costs are computed only from here on: no figure may delay the destroy request.
     line = _count(home, line, shown, instance_id)
     if refusal is not None:
         raise refusal
@@ -299,46 +317,49 @@ def _try_once(home: Home, line: LedgerLine) -> str:
     if not is_absent(provider, home, line.mark, instance_id):
         return f"{provider.name} still shows it."
     if instance_id is None and _may_still_appear(home, provider, line):
-        return f"The answer to its create call was lost: it may still appear at {provider.name}."
+        return f"The response to its create call was lost: it may still appear on {provider.name}."
     problem = end_resources(provider, line.mark)
     if problem:
         return problem
     instance = provider.describe(instance_id) if instance_id is not None else None
     now = next(iter(_as_written(home, [line])), line)
-    if now.instance_id not in (None, instance_id):  # its launch, which asked twice, has had an answer meanwhile
-        return f"{now.instance_id} has come under its mark."
+    if now.instance_id not in (None, instance_id):  # its launch, which retried the create call, got an answer meanwhile
+        return f"{now.instance_id} appeared under its mark."
     receipt(home, line, instance, _note(line, instance))
     return ""
 
 
 def _shown(provider: Provider, line: LedgerLine) -> list[Instance]:
-    """What there is under its mark: a create whose answer was lost left no id."""
+    """Return the instances under this mark; a create call without an answer left no id."""
     try:
         return [instance for instance in provider.list_owned() if instance.mark == line.mark]
     except Exception:
         if line.instance_id is not None:
-            provider.destroy(line.instance_id)  # a list that is out of order is no reason to pay on
+            provider.destroy(line.instance_id)  # a failing list call is no reason to keep paying
         raise
 
 
 def _note_ids(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> None:
-    """What lives under its mark, before it is ended: if we die now, each has a line. Nothing is counted yet."""
+    """Record the ids of all instances under the mark before destroying them, so that each has a line if we die now.
+
+    Costs are not computed yet.
+    """
     for each in shown:
         with _bookkeeping():
             if each.id == instance_id:
                 home.ledger.update(line.mark, instance_id=each.id)
             else:
-                add_twin(home, line, each)  # it goes with the line here, and costs as much beside it
+                add_duplicate(home, line, each)  # destroyed together with this line, and costs as much again
 
 
 def _count(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> LedgerLine:
-    """What it costs so far, written down: it lived a moment ago, whatever its agent has said."""
-    with _bookkeeping():  # from here on a clock that is set back takes back no dollar of its receipt
+    """Record the spend so far: the instance was alive a moment ago, whatever its agent has reported."""
+    with _bookkeeping():  # from here on, a clock set back cannot shrink the receipt
         seen_spend(home, line)
     for each in shown:
         with _bookkeeping():
             if each.id != instance_id:
-                note_twin(home, line, each)
+                note_duplicate(home, line, each)
                 continue
             line = at_its_rate(home, line, each)
             home.ledger.update(line.mark, spend_usd=str(meter.line_spend(line, home.world.now())))
@@ -346,7 +367,7 @@ def _count(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str
 
 
 def _ask_each(provider: Provider, ids: list[str]) -> Exception | None:
-    """Requests the end of all of them, and returns the first refusal."""
+    """Request the destroy of all of them and return the first error."""
     refusals: list[Exception] = []
     for instance_id in ids:
         try:
@@ -356,8 +377,12 @@ def _ask_each(provider: Provider, ids: list[str]) -> Exception | None:
     return refusals[0] if refusals else None
 
 
-def _whose(home: Home, provider: Provider, line: LedgerLine) -> Exception | None:
-    """Why it is not known whose account is asked: then it is asked to end it all the same, and not taken for gone."""
+def _account_problem(home: Home, provider: Provider, line: LedgerLine) -> Exception | None:
+    """Return why the account behind this key is unknown, or None.
+
+    Then the destroy is requested all the same, but absence does not count as gone. Raises OtherAccount if it is
+    another.
+    """
     try:
         check_account(home, provider, line)
     except OtherAccount:
@@ -368,11 +393,14 @@ def _whose(home: Home, provider: Provider, line: LedgerLine) -> Exception | None
 
 
 def _may_still_appear(home: Home, provider: Provider, line: LedgerLine) -> bool:
-    """Until the grace is over, unless the provider itself refused the create, or its list is never late."""
+    """Return whether a create call with a lost answer may still take effect.
+
+    True until the grace period is over, unless the provider refused the create or its list is never late.
+    """
     assert line.created_at is not None, line
     if provider.settle_s <= 0 or line.state == REFUSED:
         return False
-    # Its end was wanted after it was asked for: if that reads earlier, the clock was set back, and counts from there.
+    # A destroy request comes after the create call. If its time is earlier, the clock was set back; count from there.
     asked_at = home.ledger.destroy_asked_at(line.mark)
     since = line.created_at if asked_at is None else min(line.created_at, asked_at)
     return home.world.now() - since < CREATE_GRACE_S
@@ -385,7 +413,37 @@ def _note(line: LedgerLine, instance: Instance | None) -> str:
 
 
 def _end_left_resources(home: Home, closed: list[LedgerLine]) -> None:
-    """Of attempts whose instance ended by itself. Tried once: `homing reconcile` shows what stays."""
+    """Destroy the resources of attempts that already ended. Tried once: `homing reconcile` shows what is left."""
     for line in closed:
         with contextlib.suppress(HomingError, OSError):
             end_resources(home.provider_of(line), line.mark)
+
+
+def end_finding(home: Home, finding: Finding) -> str:
+    """Ends what `survey` found; returns "" once the provider shows it absent, otherwise what prevents it."""
+    try:
+        if finding.line is not None:
+            destroy_lines(home, [finding.line])
+            return ""
+        assert finding.resource is not None, finding
+        return _end_resource(home, finding.resource)
+    except StillBilling as exc:
+        return exc.why
+    except (HomingError, OSError) as exc:
+        return str(exc).replace("\n", " ")
+
+
+def _end_resource(home: Home, resource: Resource) -> str:
+    # A resource of another home is reached through an instance that was adopted from it.
+    others = home.ledger.lines_of_others(owner_prefix(home.owner))
+    lines = [line for line in others if owner_in(line.mark) == owner_in(resource.mark) != home.owner]
+    line = next((each for each in lines if each.provider == resource.provider), None)
+    provider = home.provider_of(line) if line is not None else home.provider(resource.provider)
+
+    def is_gone() -> bool:
+        provider.destroy_resource(resource)
+        return not any((each.kind, each.id) == (resource.kind, resource.id) for each in provider.list_resources())
+
+    if wait_until(is_gone, timeout_s=_RESOURCE_S, every_s=2.0, world=home.world):
+        return ""
+    return f"{provider.name} still shows the {resource.kind} {resource.id}."

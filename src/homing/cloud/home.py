@@ -1,4 +1,4 @@
-"""Home: what the control plane keeps on the person's machine, and the doors it opens from there.
+"""Home: what the control plane keeps on the person's machine, and the providers and stores it opens from there.
 
     $HOMING_HOME/owner  ledger.sqlite  speed.json  runs/<run id>/  launching/<mark>  local/<instance id>/  store/
 
@@ -13,22 +13,22 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
-from homing.cloud.ledger import UNDONE, Ledger, LedgerLine, RunRow
-from homing.cloud.mark import OWNER, owner_in, owner_of, owner_prefix, shown_mark
+from homing.cloud.ledger.ledger import UNDONE, Ledger, LedgerLine, RunRow
+from homing.cloud.ledger.mark import OWNER, owner_in, owner_of, owner_prefix, shown_mark
 from homing.cloud.providers.adopted import AdoptedOnly
 from homing.cloud.providers.base import Configurable, Provider
 from homing.cloud.providers.registry import HERE_ONLY, open_provider
-from homing.cloud.providers.ssh import Ssh
+from homing.cloud.providers.ssh.provider import Ssh
 from homing.errors import ProviderRefused
 from homing.store import Store, open_store
-from homing.wire import codec, names
-from homing.wire.run import Run
+from homing.wire import codec, file_names
+from homing.wire.run_json import Run
 from homing.world import World
 
 __all__ = ["LAUNCH_NOTE", "LEDGER", "Home"]
 
 LEDGER = "ledger.sqlite"
-LAUNCH_NOTE = "launch.json"  # in runs/<run id>/: the offer that was taken, and whether it was a smoke run
+LAUNCH_NOTE = "launch.json"  # in runs/<run id>/: the chosen offer, and whether it was a smoke run
 
 
 class Home:
@@ -38,9 +38,9 @@ class Home:
         world.keep_private(path)
         self.ledger = Ledger(path / LEDGER, world)
         self._providers: dict[str, Provider] = {}
-        # Mark -> dollars when this process last looked, and when that was by its stop watch.
+        # Mark -> dollars when this process last looked, and when that was, by the monotonic clock.
         self.seen_spend: dict[str, tuple[Decimal, float]] = {}
-        # Provider -> when, by the same watch, it did not tell whose key it is asked with.
+        # Provider -> when it last failed to name the account of our key, by the monotonic clock.
         self.unanswered_at: dict[str, float] = {}
 
     @cached_property
@@ -53,20 +53,23 @@ class Home:
 
     @property
     def has_owner(self) -> bool:
-        """Whether there is one, without making one."""
+        """Whether an owner exists, without creating one."""
         return self.world.exists(self.owner_path)
 
     @property
     def has_ledger(self) -> bool:
-        """Whether anything was ever written down here; reading it would make an empty one."""
+        """Whether a ledger exists; reading it would create an empty one."""
         return self.ledger.file.is_there
 
     def is_ours(self, mark: str) -> bool:
-        """Whether this home made what carries the mark: not another home, nor somebody without homing."""
+        """Return whether this home made what carries the mark, and not another home or a person without homing."""
         return mark.startswith(owner_prefix(self.owner))
 
     def owner_in_ledger(self) -> str:
-        """Whose marks the ledger holds, the newest counting; "" where it has none. Adopted ones are another home's."""
+        """Return the owner of the newest mark in the ledger; "" if it has none.
+
+        Adopted marks belong to another home.
+        """
         if not self.has_ledger:
             return ""
         adopted = self.ledger.adopted()
@@ -79,14 +82,14 @@ class Home:
         return self._providers[name]
 
     def provider_of(self, line: LedgerLine) -> Provider:
-        """Who can be asked about this line: our provider, or one that sees what was adopted and nothing beside it."""
+        """Return the provider for this line: ours, or a view restricted to the instances adopted from its owner."""
         if self.is_ours(line.mark):
             return self.provider(line.provider)
         adopted = self.ledger.adopted()
         mark = shown_mark(line.mark)
         if mark not in adopted:
             raise ProviderRefused(
-                what=f"{line.mark} carries another home's mark and was not adopted here.",
+                what=f"{line.mark} belongs to another home and was not adopted here.",
                 why=f"Ours begin with {owner_prefix(self.owner)}",
                 fix="homing adopt STORE RUN",
             )
@@ -94,8 +97,8 @@ class Home:
         is_here = its.host == self.world.host()
         if line.provider in HERE_ONLY and not is_here:
             raise ProviderRefused(
-                what=f"{line.mark} was launched from {its.host or 'another computer'}; only that one can ask about it.",
-                why=f"What {line.provider} needs to find its instances lies in the home {its.home} there.",
+                what=f"{line.mark} was launched from {its.host or 'another computer'}; only that one can query it.",
+                why=f"What {line.provider} needs to find its instances is in the home {its.home} there.",
                 fix=f"On {its.host or 'that computer'}: homing destroy {line.run_id}",
             )
         path = Path(its.home) if line.provider in HERE_ONLY else self.path
@@ -107,46 +110,52 @@ class Home:
         return cast(Provider, AdoptedOnly(self._providers[key], marks, named))
 
     def _named_volumes(self, provider: str, owner: str, marks: frozenset[str]) -> frozenset[str]:
-        """Marks of the volumes that adopted runs name in their run files: made for all runs of the other home, so that
-        no attempt's mark finds them, and billing on when that home is lost."""
+        """Return the marks of the volumes that adopted runs name in their run files.
+
+        They were created for all runs of the other home, so no attempt's mark finds them, and they bill on if that home
+        is lost.
+        """
         prefix, found = owner_prefix(owner), set[str]()
         for run_id in {line.run_id for line in self.ledger.lines() if shown_mark(line.mark) in marks}:
-            with contextlib.suppress(OSError, codec.WireError):  # its papers could not be brought here
-                told = codec.loads(Run, self.world.read(self.run_dir(run_id) / names.RUN)).cloud.settings
-                name = told.get(provider, {}).get("volume")
-                if isinstance(name, str) and name:  # elsewhere it is a size, of a disk that has its run's mark
+            with contextlib.suppress(OSError, codec.WireError):  # its documents could not be fetched
+                settings = codec.loads(Run, self.world.read(self.run_dir(run_id) / file_names.RUN)).cloud.settings
+                name = settings.get(provider, {}).get("volume")
+                if isinstance(name, str) and name:  # at other providers it is a size, of a disk that has its run's mark
                     found.add(prefix + name.removeprefix(prefix))
         return frozenset(found)
 
     def launch_lock(self, mark: str) -> Path:
-        """Held by the process that launches `mark`, from before its intent until it ends, however it ends. That of a
-        run's id by one that would take the next offer for it, where the first is gone."""
+        """Return the lock file of a launch.
+
+        The launching process holds the lock of `mark` from before its intent until it exits, however it exits. A
+        process that will try the next offer after a failed one holds the lock of the run's id.
+        """
         return self.path / "launching" / mark
 
     def may_go_on(self, run: RunRow) -> bool:
-        """Ended, and perhaps not for good: a guard may rent the next machine for it, or a launch that lives will."""
+        """Return whether a run has ended but perhaps not for good: a guard or a launch in progress may continue it."""
         is_between = run.reason.startswith(UNDONE) and self.world.is_locked(self.launch_lock(run.id))
         return not run.is_live and (run.may_go_on or is_between)
 
     def configure(self, run: Run) -> None:
-        """What the run file says about where its providers are; before they are asked for anything."""
+        """Pass the run file's provider settings to the providers, before they are asked for anything."""
         if run.cloud.ssh is not None:
             cast(Ssh, self.provider("ssh")).configure(run.cloud.ssh)
         for name, settings in run.cloud.settings.items():
             cast(Configurable, self.provider(name)).configure(settings)
 
     def meet(self, run: Run) -> None:
-        """Raises HostKeyUnknown where the run file names an ssh host that nobody has vouched for yet."""
+        """Raise HostKeyUnknown if the run file names an ssh host that no one has vouched for yet."""
         if run.cloud.ssh is not None:
             cast(Ssh, self.provider("ssh")).meet()
 
     def store_of(self, run: RunRow) -> Store:
-        # Launch has made it: one that is gone now (a disk not mounted) must not come back empty.
+        # Launch has created it: one that is gone now (a disk not mounted) must not be recreated empty.
         return open_store(run.store, self.world, create=False)
 
     def run_dir(self, run_id: str) -> Path:
         return self.path / "runs" / run_id
 
     def kept_log(self, run_id: str, mark: str) -> Path:
-        """What an instance wrote whose launch failed: with the machine its provider's own copy goes."""
+        """Return where the log of a failed launch is kept: the provider's own copy goes away with the machine."""
         return self.run_dir(run_id) / f"{mark}.log"

@@ -1,9 +1,9 @@
-"""The first-time steps of a provider, each of which may be repeated: what is there already is left as it is.
+"""First-time setup of a provider, in repeatable steps: what exists already is left unchanged.
 
-    home and owner -> a key for SSH, where its machines are reached so -> the store, if one was named
-                   -> whatever the provider itself adds by an optional method, setup_steps()
+    home and owner -> an SSH key, if its machines are reached that way -> the store, if one was named
+                   -> the provider's own steps, from an optional method, setup_steps()
 
-Steps are data until they are done: whoever asks sees them all first.
+Steps are data until they are executed, so that a person can see them all first.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from homing.cloud.contact.ssh_keys import login_key
 from homing.cloud.home import Home
-from homing.cloud.ssh_keys import login_key
 from homing.errors import StoreError
 from homing.store import open_store
 from homing.store.address import parse_s3, scheme_of
@@ -25,7 +25,7 @@ __all__ = ["SetUp", "Step", "steps_for", "write_key"]
 
 @dataclass(frozen=True)
 class Step:
-    text: str  # what it makes, and where
+    text: str  # what it creates, and where
     is_done: bool
     do: Callable[[], None]
     costs: str = ""  # what it may cost to keep; "": nothing
@@ -33,7 +33,7 @@ class Step:
 
 @runtime_checkable
 class SetUp(Protocol):
-    """A provider that needs something made once in the account: a role, a volume, an alert."""
+    """A provider that needs something created once in the account: a role, a volume, an alert."""
 
     def setup_steps(self) -> list[Step]: ...
 
@@ -45,7 +45,7 @@ def steps_for(name: str, home: Home, store: str = "") -> list[Step]:
         path = home.path / "keys" / "login" / "key"
         steps.append(
             Step(
-                f"a key for SSH to rented machines, {path} (mode 600); only its public half leaves this computer",
+                f"an SSH key for rented instances, {path} (mode 600); only its public key leaves this computer",
                 home.world.exists(path),
                 lambda: _make_key(home),
             )
@@ -58,7 +58,7 @@ def steps_for(name: str, home: Home, store: str = "") -> list[Step]:
 
 
 def write_key(path: Path, name: str, value: str, home: Home) -> None:
-    """NAME=VALUE into .env, in the place of an earlier one; for its owner alone."""
+    """Write NAME=VALUE to .env, replacing an earlier value; readable only by its owner."""
     world = home.world
     lines = world.read(path).decode("utf-8").splitlines() if world.exists(path) else []
     kept = [line for line in lines if line.partition("=")[0].strip().removeprefix("export ") != name]
@@ -71,7 +71,7 @@ def _make_key(home: Home) -> None:
 
 def _store_step(url: str, home: Home) -> Step:
     scheme = scheme_of(url)
-    costs = {"s3": "kept gigabytes are billed by the bucket's owner", "modal": "Volumes are billed by size"}
+    costs = {"s3": "the bucket's owner bills stored data", "modal": "Volumes are billed by size"}
     return Step(f"the store {url}", _is_there(url, home), lambda: _make_store(url, home), costs.get(scheme, ""))
 
 
@@ -86,7 +86,7 @@ def _is_there(url: str, home: Home) -> bool:
 
 
 def _make_store(url: str, home: Home) -> None:
-    """And tries it out: a bucket that cannot be written is none."""
+    """Create the store and test it: a bucket that cannot be written is useless."""
     if scheme_of(url) == "s3":
         _make_bucket(url)
     elif scheme_of(url) == "file":
@@ -95,14 +95,14 @@ def _make_store(url: str, home: Home) -> None:
 
 
 def _make_bucket(url: str) -> None:
-    from homing.store.s3_client import open_door, region_of, s3_failures
+    from homing.store.s3.client import open_door, region_of, s3_failures
 
     address = parse_s3(url)
-    door = open_door(address)
+    s3 = open_door(address)
     region = address.region or region_of(address)
-    # Amazon's first region is the one that may not be named.
+    # us-east-1 is the one region that must not be named.
     where = {} if region in ("", "us-east-1") else {"CreateBucketConfiguration": {"LocationConstraint": region}}
     try:
-        door.client.create_bucket(Bucket=address.bucket, **where)
+        s3.client.create_bucket(Bucket=address.bucket, **where)
     except s3_failures() as exc:
-        raise door.error(exc, "made") from exc
+        raise s3.error(exc, "made") from exc

@@ -1,21 +1,24 @@
-"""The run file at home: what a person writes, made into run.json. Never torch, never the network.
+"""The run file: what the user writes, resolved into run.json. Never imports torch.
 
-paths      NAME -> file; $HOMING_HOME
+paths      $HOMING_HOME, presets, ./runs      projects  NAME -> run file; which folder a run belongs to
 source     YAML, TOML or JSON -> values with the line of every key        sets  --set a.b=c
-schema     every key, with the words of `homing explain`                  keys  the schema, read as a list
-check      values against the schema: all mistakes at once                names the nearest key, or another trainer's
+schema     every key with its description                                 keys  the schema as a list of keys
+check      validate values against the schema, report all mistakes        names suggestions for unknown keys
 resolve    defaults, derived values, cross checks -> wire.run.Run with origins (shape, phases, dial)
-derive     parameters, FLOPs, steps        memory  will it fit, and what to lower
-prepared   what `homing prep` left         smoke   the same file shrunk to minutes
+derive     parameters, FLOPs, steps                                       memory  peak GPU memory, and what to lower
+prepared   the output of `homing prep`                                    smoke   the same run shrunk to minutes
+
+Only open_weights_hub, for `model.from` and `init_from: hf:...`, reaches the network.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from homing.config.load import Loaded, load_run
-    from homing.config.paths import find_run_file, home, newest_run, preset_dir, run_files, typed_name
-    from homing.config.resolve import PrepSettings
-    from homing.config.smoke import has_smoke_failed, has_smoke_passed, mark_smoke, needs_smoke_first
+    from homing.config.paths import home, newest_run, preset_dir, run_files, typed_name
+    from homing.config.projects import find_run_file
+    from homing.config.resolve.resolve import PrepSettings
+    from homing.config.resolve.smoke_profile import has_smoke_failed, has_smoke_passed, mark_smoke, needs_smoke_first
 
 __all__ = [
     "Loaded",
@@ -35,14 +38,15 @@ __all__ = [
 
 _MODULES = {
     "load": ("Loaded", "load_run"),
-    "paths": ("find_run_file", "home", "newest_run", "preset_dir", "run_files", "typed_name"),
-    "resolve": ("PrepSettings",),
-    "smoke": ("has_smoke_failed", "has_smoke_passed", "mark_smoke", "needs_smoke_first"),
+    "paths": ("home", "newest_run", "preset_dir", "run_files", "typed_name"),
+    "projects": ("find_run_file",),
+    "resolve.resolve": ("PrepSettings",),
+    "resolve.smoke_profile": ("has_smoke_failed", "has_smoke_passed", "mark_smoke", "needs_smoke_first"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first asked for: most verbs want only the home, and the schema is a fifth of their start."""
+    """Import the module on first use: most verbs need only `home`, and the schema is a fifth of their start-up time."""
     import importlib
 
     for module, inside in _MODULES.items():

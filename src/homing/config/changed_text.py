@@ -1,10 +1,10 @@
-"""Whether the files that a run file names are still those that the shards were made from.
+"""Check whether the files named in the run file are still the ones that the shards were made from.
 
-    manifest + stamps of its sources + what the run file names now -> the first difference, in words, or ""
+manifest + file stamps + files the run file names now -> the first difference as a sentence, or ""
 
-Cheap on purpose, because plan, verify, launch and train ask each time: names, sizes and times of change. A file is
-hashed only if its time of change differs and its size does not. Text that is gone as a whole is no difference: whoever
-has the shards may move it away.
+plan, verify, launch and train run this check each time, so it is cheap: it compares names, sizes and modification
+times, and hashes a file only if its modification time changed and its size did not. Text that is completely gone is not
+a difference: once the shards exist, the user may move the text away.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from typing import Any
 
 from homing.errors import DataError
 from homing.text_sources import Source
-from homing.wire.data import SourceFile
+from homing.wire.shard_manifest import SourceFile
 
 __all__ = ["FilesNow", "changed_files", "changed_settings", "files_now"]
 
-_NAMED = 3  # files in a sentence
+_NAMED = 3  # files named in a message
 
 
 @dataclass(frozen=True)
 class FilesNow:
-    """What the run file names, as it lies on the disk now."""
+    """The files that the run file names, as they are on disk now."""
 
-    files: dict[str, Source]  # by real path, in the order in which prep would read them
-    gone: list[str]  # paths, globs and folders that match no file any more
+    files: dict[str, Source]  # by real path, in the order in which prep reads them
+    gone: list[str]  # paths, globs and folders that no longer match any file
 
 
 def files_now(named: Iterable[str], find: Callable[[list[str]], list[Source]]) -> FilesNow:
-    """`find` lists the files behind paths, globs and folders, as prep does."""
+    """List the files that the run file names. `find` resolves paths, globs and folders the way prep does."""
     now = FilesNow({}, [])
     for pattern in named:
         try:
             found = find([pattern])
-        except DataError:  # prep says what is wrong with it
+        except DataError:  # prep reports the problem
             now.gone.append(os.path.expanduser(pattern))
             continue
         for source in found:
@@ -49,7 +49,10 @@ def files_now(named: Iterable[str], find: Callable[[list[str]], list[Source]]) -
 
 
 def changed_files(sources: Sequence[SourceFile], stamps: Any, now: FilesNow) -> str:
-    """The first difference. `stamps`: path, size and time of change of each source when the shards were made."""
+    """Return the first difference, or "" if there is none.
+
+    `stamps` holds the path, size and modification time of each source when the shards were made.
+    """
     then = {os.path.realpath(source.path): source for source in sources if not _is_brought(source.path)}
     if added := [source.path for path, source in now.files.items() if path not in then]:
         return f"they do not hold {_listed(added)}, which the run file names"
@@ -68,7 +71,10 @@ def changed_files(sources: Sequence[SourceFile], stamps: Any, now: FilesNow) -> 
 
 
 def changed_settings(settings: dict[str, Any], wanted: dict[str, Any], keys: dict[str, str]) -> str:
-    """The first setting that differs. `keys`: the key of the run file for each name in `settings`."""
+    """Return the first setting that differs, or "" if there is none.
+
+    `keys` maps a setting's name to its run file key.
+    """
     for name, key in keys.items():
         if name in settings and settings[name] != wanted[name]:
             return f"{key} is {wanted[name]} now and was {settings[name]} then"
@@ -76,7 +82,7 @@ def changed_settings(settings: dict[str, Any], wanted: dict[str, Any], keys: dic
 
 
 def _is_brought(path: str) -> bool:
-    """Whether prep fetched it from a store, into a folder of its own below the data folder."""
+    """Return whether prep fetched the file from a store, into a folder it made below the data folder."""
     return any(part.startswith(("from-store-", "held-out-")) for part in Path(path).parts)
 
 

@@ -1,4 +1,4 @@
-"""A run file to a run: read -> --set -> check -> resolve (-> shrink and resolve again for --smoke)."""
+"""Load a run file into a run: read -> --set -> check -> resolve (-> shrink and resolve again for --smoke)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from homing.config.check import check
-from homing.config.open_weights import Source as OpenWeights
-from homing.config.paths import find_run_file, preset_dir, run_files
-from homing.config.phase_data import PhasePrep
-from homing.config.projects import shares_with
-from homing.config.record import is_record, read_record
-from homing.config.resolve import PrepSettings, Resolved, resolve
-from homing.config.schema import NAME_PATTERN
-from homing.config.sets import apply_sets
-from homing.config.smoke import shrink
-from homing.config.source import Source, read_source
-from homing.config.trace import Trace
+from homing.config.parse.check import check
+from homing.config.parse.overrides import apply_sets
+from homing.config.parse.source import Source, read_source
+from homing.config.paths import preset_dir, run_files
+from homing.config.projects import find_run_file, shares_with
+from homing.config.resolve.from_run_json import is_record, read_record
+from homing.config.resolve.origins import Trace
+from homing.config.resolve.phase_data import PhasePrep
+from homing.config.resolve.resolve import PrepSettings, Resolved, resolve
+from homing.config.resolve.smoke_profile import shrink
+from homing.config.schema.run_file import NAME_PATTERN
+from homing.config.weights.open_weights import Source as OpenWeights
 from homing.errors import Mistake, RunFileError, UsageError
-from homing.wire.names import RUN_FILE
-from homing.wire.run import Run
+from homing.wire.file_names import RUN_FILE
+from homing.wire.run_json import Run
 
 __all__ = ["Loaded", "load_run", "preset_dir"]
 
@@ -30,21 +30,21 @@ __all__ = ["Loaded", "load_run", "preset_dir"]
 class Loaded:
     run: Run
     file: Path
-    text: str  # as written
+    text: str  # as written in the file
     prep: PrepSettings
     warnings: list[str]
     is_prepared: bool
-    phase_preps: list[PhasePrep] = field(default_factory=list)  # of phases with data of their own
-    source: OpenWeights | None = None  # what the run begins with
+    phase_preps: list[PhasePrep] = field(default_factory=list)  # of phases with their own data
+    source: OpenWeights | None = None  # the open weights of model.from
 
 
 def load_run(
     name_or_path: str, sets: Sequence[str] = (), *, is_smoke: bool = False, is_for_prep: bool = False
 ) -> Loaded:
-    """The run that NAME (./runs/NAME.yaml) or a path describes, or every mistake in it at once.
+    """Return the run described by NAME (./runs/NAME.yaml) or by a path; raise RunFileError with every mistake at once.
 
-    `is_for_prep` leaves what was prepared before out of account: whoever changes the vocabulary and prepares again must
-    not be refused because the old tokenizer does not match.
+    `is_for_prep` ignores existing prepared data: a user who changes the vocabulary and prepares again must not be
+    refused because the old tokenizer does not match.
     """
     path = find_run_file(name_or_path)
     if is_record(path):
@@ -66,9 +66,9 @@ def load_run(
 def _repeat(path: Path, sets: Sequence[str], *, is_changed: bool) -> Loaded:
     if sets or is_changed:
         raise UsageError(
-            what=f"{path} is the record of a run, and is repeated as it is.",
-            why="Its values are resolved already; a change to one would not reach those derived from it.",
-            fix=f"Change the run file beside it: {path.with_name(RUN_FILE)}",
+            what=f"{path} is the record of a run and cannot be changed.",
+            why="Its values are already resolved; a change would not update values derived from it.",
+            fix=f"Change the run file next to it: {path.with_name(RUN_FILE)}",
         )
     run, text = read_record(path)
     nothing = PrepSettings([], [], 0.0, "text", run.model.vocab_size, "gpt4", "standard", "", 0, 0, Path(run.data.dir))
@@ -88,7 +88,7 @@ def _resolve(source: Source, path: Path, *, is_for_prep: bool, is_smoke: bool = 
 def _name(trace: Trace, path: Path, *, is_smoke: bool) -> str:
     typed = trace.file.name
     if typed:
-        # A smoke run's name was made from the file's just now: nobody has to be told.
+        # A smoke run's name was just derived from the file's name, so no warning is needed.
         if not is_smoke and path.stem != typed and path == run_files().get(path.stem):
             other = shares_with(path, typed)
             also = f", and so is {other}; give it name: {path.stem}" if other is not None else ", as its name: says"
@@ -96,7 +96,7 @@ def _name(trace: Trace, path: Path, *, is_smoke: bool) -> str:
         return typed
     if not re.fullmatch(NAME_PATTERN, path.stem) and trace.is_sound(("name",)):
         trace.wrong(
-            ("name",), f"is derived from the file's name, and {path.stem!r} cannot be used.", "Give name: my-run."
+            ("name",), f"is derived from the file's name, and {path.stem!r} is not a valid name.", "Set name: my-run."
         )
     return path.stem
 

@@ -1,29 +1,36 @@
-"""Whose run it is: names of runs are known to the whole home, while run files, data and models belong to a folder.
+"""Find the run file that a name means, and the project folder that a run belongs to.
 
-    launch, train -> $HOMING_HOME/runs/ID/project.json -> is the run of this name the one that this folder means?
+    NAME -> ./runs/NAME.yaml (or .yml, .toml, .json)        PATH -> itself
 
-A run is of this folder if it was begun here, or if the data it learned from lies here at the same place, by the hash
-of its manifest: a folder that was moved or copied stays its own. A run without the note (an older one, one of another
-home) counts as of here. Reads the disk; whoever begins a run writes the note.
+Run names are shared by the whole home, while run files, data and models belong to a folder.
+
+  launch, train -> $HOMING_HOME/runs/ID/project.json -> does this folder own the run of this name?
+
+A run belongs to this folder if it was begun here, or if its training data is here at the same relative path with the
+same manifest hash, so a moved or copied folder keeps its runs. A run without the note (an older one, or one from
+another home) counts as belonging here. This module only reads; the code that begins a run writes the note.
 """
 
 from __future__ import annotations
 
+import difflib
 import glob
 import hashlib
 import json
+import os
 import shlex
 from pathlib import Path
 
-from homing.config.paths import home, run_files, typed_name
+from homing.config.paths import RUN_SUFFIXES, home, run_files, typed_name
 from homing.errors import HomingError, UsageError
-from homing.wire import codec, names
-from homing.wire.run import Run
+from homing.wire import codec, file_names
+from homing.wire.run_json import Run
 
 __all__ = [
     "PROJECT_NOTE",
     "begun_elsewhere",
     "file_called",
+    "find_run_file",
     "is_still_theirs",
     "launch_again",
     "name_in",
@@ -31,10 +38,85 @@ __all__ = [
     "project_note",
     "refuse_shared",
     "shares_with",
-    "told_of_run",
 ]
 
 PROJECT_NOTE = "project.json"
+
+
+def find_run_file(name_or_path: str) -> Path:
+    """The run file that a name or a path means; if there is none, the error suggests the nearest names."""
+    looks_like_path = os.sep in name_or_path or name_or_path.endswith(RUN_SUFFIXES)
+    try:
+        path = _existing(name_or_path, looks_like_path)
+    except (OSError, ValueError) as exc:  # a name too long for the disk, or with a null byte in it
+        raise UsageError(
+            what=f"Invalid run name: {name_or_path[:80]!r}.", why=str(exc), fix=_fix(name_or_path)
+        ) from exc
+    if path is not None:
+        return path
+    if not name_or_path:
+        raise UsageError(what="The run name is empty.", fix=_fix(name_or_path))
+    if looks_like_path:
+        raise UsageError(
+            what=f"File not found: {name_or_path}.",
+            why=f"Looked in {Path(name_or_path).expanduser().parent.absolute()}.",
+            fix=_fix(Path(name_or_path).stem),
+        )
+    if (found_run := _run_without_file(name_or_path)) is not None:
+        why, fix = found_run
+        raise UsageError(what=f"{name_or_path!r} is a run without a run file in this folder.", why=why, fix=fix)
+    raise UsageError(
+        what=f"No run called {name_or_path!r} found.",
+        why=f"Looked for runs/{name_or_path}.yaml, .yml, .toml and .json in {Path.cwd()}.",
+        fix=_fix(name_or_path),
+    )
+
+
+def _existing(name_or_path: str, looks_like_path: bool) -> Path | None:
+    path = Path(name_or_path).expanduser()
+    if looks_like_path:
+        if path.is_dir():
+            raise UsageError(
+                what=f"{name_or_path} is a directory, not a run file.",
+                why="A run file is one .yaml, .toml or .json file.",
+                fix=_fix(path.name),
+            )
+        return path if path.exists() else None
+    if name_or_path in (found := run_files()):
+        return found[name_or_path]
+    if name_or_path and path.is_dir():
+        raise UsageError(
+            what=f"{name_or_path!r} is a directory, and there is no runs/{name_or_path}.yaml.",
+            why="A run file is one .yaml, .toml or .json file.",
+            fix=_fix(name_or_path),
+        )
+    if name_or_path and path.exists():
+        raise UsageError(
+            what=f"{name_or_path!r} is a file, but not a run file.",
+            why="A run file ends in .yaml, .yml, .toml or .json.",
+            fix=f"mv {name_or_path} {name_or_path}.yaml",
+        )
+    return None
+
+
+def _fix(wanted: str) -> str:
+    found = run_files()
+    near = difflib.get_close_matches(wanted, found, n=3, cutoff=0.5)
+    nearby = [f"{wanted}{suffix}" for suffix in RUN_SUFFIXES if wanted and _is_file(f"{wanted}{suffix}")]
+    if nearby:
+        return f"Found ./{nearby[0]}: use its full name, {shlex.quote(nearby[0])}, or move it to ./runs."
+    if near:
+        return f"Did you mean {' or '.join(near)}? Runs here: {', '.join(list(found)[:10])}."
+    if found:
+        return f"Runs here: {', '.join(list(found)[:10])}. Create one: homing new NAME --from tiny"
+    return "No run file in ./runs yet. Create one: homing new NAME --from tiny"
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # too long for the disk, or with a null byte
+        return False
 
 
 def project_note(folder: str) -> bytes:
@@ -42,16 +124,19 @@ def project_note(folder: str) -> bytes:
 
 
 def begun_elsewhere(run_id: str) -> Path | None:
-    """The folder that the run was begun in, where that is another one than this."""
+    """Return the folder that the run was begun in if it is not this one, else None."""
     run_dir = home() / "runs" / run_id
     folder = _folder_in(run_dir / PROJECT_NOTE)
-    if folder is None or folder == Path.cwd() or _has_its_data(run_dir / names.RUN, folder):
+    if folder is None or folder == Path.cwd() or _has_its_data(run_dir / file_names.RUN, folder):
         return None
     return folder
 
 
 def is_still_theirs(run_id: str) -> bool:
-    """Begun in another folder that is still there: where this one is its copy, what was begun here comes first."""
+    """Return whether the run was begun in another folder that still exists.
+
+    If this folder is a copy of that one, runs begun here take precedence.
+    """
     folder = _folder_in(home() / "runs" / run_id / PROJECT_NOTE)
     return folder is not None and folder != Path.cwd() and folder.is_dir()
 
@@ -64,7 +149,7 @@ def _folder_in(note: Path) -> Path | None:
 
 
 def _has_its_data(record: Path, folder: Path) -> bool:
-    """Whether all that it learned from, and that lay in its folder, lies in this one."""
+    """Return whether all training data that was in the run's folder is also in this one."""
     try:
         run = codec.loads(Run, record.read_bytes())
     except (OSError, codec.WireError):
@@ -72,7 +157,7 @@ def _has_its_data(record: Path, folder: Path) -> bool:
     used = {run.data.dir: run.data.manifest_sha256}
     used |= {phase.data.dir: phase.data.manifest_sha256 for phase in run.phases if phase.data is not None}
     inside = {Path(at): sha256 for at, sha256 in used.items() if sha256 and Path(at).is_relative_to(folder)}
-    here = [_sha256(at.relative_to(folder) / names.MANIFEST) == sha256 for at, sha256 in inside.items()]
+    here = [_sha256(at.relative_to(folder) / file_names.MANIFEST) == sha256 for at, sha256 in inside.items()]
     return bool(here) and all(here)
 
 
@@ -84,8 +169,8 @@ def _sha256(path: Path) -> str:
 
 
 def name_in(file: Path) -> str:
-    """The run's own name, which the file may give; one that cannot be read is taken by its own."""
-    from homing.config.source import read_source  # a library for YAML, which most verbs do without
+    """Return the run name given in the file; the file's own name if it gives none or cannot be read."""
+    from homing.config.parse.source import read_source  # a YAML library that most verbs do not need
 
     try:
         named = read_source(file).data.get("name")
@@ -95,24 +180,27 @@ def name_in(file: Path) -> str:
 
 
 def name_meant(file: Path) -> str:
-    """The name of the run that this file describes; refused where it is the name of another file's run."""
+    """Return the name of the run that this file describes. Raises UsageError if another run file has the same name."""
     name = name_in(file)
     refuse_shared(file, name)
     return name
 
 
 def refuse_shared(file: Path, name: str) -> None:
-    """A copy that kept the name of the first would be taken for it, and write over what is its."""
+    """Raise UsageError if another run file has the same run name: a copy with that name would overwrite its data."""
     if (other := shares_with(file, name)) is not None:
         raise UsageError(
-            what=f"{file} and {other} are both the run {name}.",
-            why="Data, runs and models are found by the run's name, so each file needs its own.",
-            fix=f"Write into {file}: name: {file.stem}",
+            what=f"{file} and {other} both describe the run {name}.",
+            why="Data, runs and models are found by run name, so each run file needs its own.",
+            fix=f"Add to {file}: name: {file.stem}",
         )
 
 
 def shares_with(file: Path, name: str) -> Path | None:
-    """Another file in ./runs that describes a run of this name. Only of files of this folder: a record is repeated."""
+    """Return another file in ./runs that describes a run of this name.
+
+    Files outside this folder, such as a record of a run, are not checked.
+    """
     folder = Path.cwd()
     if name == file.stem or file.absolute().parent not in (folder, folder / "runs"):
         return None
@@ -120,7 +208,7 @@ def shares_with(file: Path, name: str) -> Path | None:
 
 
 def file_called(name: str, *, besides: Path | None = None) -> Path | None:
-    """The file in ./runs that describes the run of this name; the one that is called so, where several do."""
+    """Return the file in ./runs that describes this run; if several do, the one with that file name."""
     found = run_files()
     first = [found[name]] if name in found else []
     files = [file for file in (*first, *found.values()) if besides is None or file.absolute() != besides.absolute()]
@@ -128,43 +216,45 @@ def file_called(name: str, *, besides: Path | None = None) -> Path | None:
 
 
 def launch_again(name: str) -> str:
-    """The command that begins another run of this name, by its file, which may be called otherwise (`--name NAME`)."""
+    """Return the command that begins another run of this name. Its file may have another name (`--name NAME`)."""
     called, begun = file_called(name), _newest_begun(name)
     if called is not None or begun is None:
         return f"homing launch {typed_name(called) if called is not None else name}"
     return f"homing launch {typed_name(_file_of(begun))} --name {name}"
 
 
-def told_of_run(name: str) -> tuple[str, str] | None:
-    """To whoever types the name of a run where its file is meant: where that is, and what to do."""
+def _run_without_file(name: str) -> tuple[str, str] | None:
+    """Why and fix of the error for the name of a run that has no run file here; None if there is no such run."""
     begun = _newest_begun(name)
     if begun is None:
         return None
     folder, file = begun_elsewhere(begun.parent.name), _file_of(begun)
     if folder is not None and folder.is_dir():
-        return f"It was begun in {folder}, where its file lay.", f"cd {shlex.quote(str(folder))}   and type it there"
+        return (
+            f"It was started in {folder}, where its file is.",
+            f"cd {shlex.quote(str(folder))}   and run the command there",
+        )
     if file == _copy_of(begun):
-        why, which = f"Its file is not here any more, or was changed since; its copy: {file}", "copy"
+        why, which = f"Its file is gone or has changed; a copy: {file}", "copy"
     else:
-        why, which = f"It was begun from {file}, under --name or before that was renamed.", "file"
-    return why, f"Name its {which} in the place of {name}: {typed_name(file)}"
+        why, which = f"It was started from {file}, with --name or before the file was renamed.", "file"
+    return why, f"Use its {which} instead of {name}: {typed_name(file)}"
 
 
 def _file_of(record: Path) -> Path:
-    """The run file of this folder that a run was begun from, known by its text; the run's own copy where that was
-    changed since."""
+    """Return this folder's run file with the text that the run was begun from; the run's own copy if it has changed."""
     sha256 = codec.loads(Run, record.read_bytes()).run_file_sha256
     same = [file for file in run_files().values() if _sha256(file) == sha256]
     return same[0] if same else _copy_of(record)
 
 
 def _copy_of(record: Path) -> Path:
-    return record.with_name(names.RUN_FILE)
+    return record.with_name(file_names.RUN_FILE)
 
 
 def _newest_begun(name: str) -> Path | None:
-    """Its record. Ids are NAME-TIME-LETTERS, so the last by name is the newest."""
-    for record in sorted((home() / "runs").glob(f"{glob.escape(name)}-*/{names.RUN}"), reverse=True):
+    """Return the newest run.json of this name. Ids are NAME-TIME-LETTERS, so the last by name is the newest."""
+    for record in sorted((home() / "runs").glob(f"{glob.escape(name)}-*/{file_names.RUN}"), reverse=True):
         try:
             if codec.loads(Run, record.read_bytes()).name == name:
                 return record

@@ -1,8 +1,8 @@
-"""The files that a run file names: are they there, and how large are they?
+"""Files named in the run file: do they exist, and how large are they?
 
-    paths, globs, folders -> what is wrong with each, in words        -> bytes, as far as they can be seen unopened
+  paths, globs, folders -> what is wrong with each        -> bytes, estimated without opening the files
 
-Knows nothing of what is in them; `homing prep` reads them.
+Does not read the contents; `homing prep` does.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from homing.config.source import KeyPath, dotted
-from homing.config.trace import Trace
+from homing.config.parse.source import KeyPath, dotted
+from homing.config.resolve.origins import Trace
 
 __all__ = ["fault_of", "is_in_store", "is_utf8", "num_text_bytes", "warn_of_missing"]
 
-# What text usually shrinks by. Parquet is packed inside: on books 1.6 to one by snappy, 2.3 by zstd, the usual two.
+# Typical compression ratios of text. Parquet is compressed internally: on books 1.6 with snappy and 2.3 with zstd, the
+# two usual codecs.
 _PACKED = {".gz": 3, ".xz": 3, ".zst": 3, ".parquet": 2}
 
 
 def warn_of_missing(trace: Trace, path: KeyPath, named: Sequence[str]) -> None:
-    """Before anything is planned on it: a launch would be refused for it, after the person has chosen a machine."""
+    """Warn about missing files early: otherwise the launch is refused after the user has chosen an instance."""
     for each in named:
         fault = "" if is_in_store(each) else fault_of(each)
         if fault:
@@ -32,27 +33,30 @@ def warn_of_missing(trace: Trace, path: KeyPath, named: Sequence[str]) -> None:
 
 
 def is_in_store(path: str) -> bool:
-    """Whether it is the address of a file in a store, which `homing prep` brings."""
+    """Return whether this is the address of a file in a store, which `homing prep` fetches."""
     return path.startswith(("s3:", "hf:", "modal:", "file:"))
 
 
 def fault_of(named: str) -> str:
-    """Why nothing can be learned from this path, glob or folder; "" where something can."""
+    """Return why this path, glob or folder gives no text; "" if it does."""
     if not is_utf8(named):
         return f"the name {named!a} is not UTF-8"
     path = os.path.expanduser(named)
     if not os.path.exists(path) and not glob.glob(path, recursive=True):
-        return f"{'no file matches' if glob.has_magic(path) else 'there is no file or folder'} {named!r}"
+        return f"{'no file matches' if glob.has_magic(path) else 'no file or folder'} {named!r}"
     return "" if num_text_bytes([named]) else f"{named!r} is empty"
 
 
 def is_utf8(name: str) -> bool:
-    """Bytes of a name that are no UTF-8 come as lone surrogates, which no run file can hold."""
+    """Return whether the name is valid UTF-8.
+
+    Other bytes appear as lone surrogates, which a run file cannot contain.
+    """
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def num_text_bytes(patterns: Sequence[str]) -> int:
-    """Size of the text as far as it can be seen without opening it; packed files count several times over."""
+    """Estimate the size of the text without opening the files; compressed files count several times."""
     total = 0
     for pattern in patterns:
         path = os.path.expanduser(pattern)

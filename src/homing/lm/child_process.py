@@ -1,4 +1,4 @@
-"""One question to a child process over its pipes, and the one line that it answers: bounded in time and in size."""
+"""Sends one line to a child process over its pipes and reads a one-line answer, with limits on time and size."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _PIECE_BYTES = 1 << 16
 
 
 def exchange(child: subprocess.Popen[bytes], line: bytes, *, timeout_s: float, most_bytes: int) -> bytes:
-    """What it says to `line`; b"" where it says more than a line, or too much.
+    """Return the child's answer to `line`; b"" if it is more than one line, or too long.
 
-    One deadline for both ways: a child that does not read, or never stops writing, is late like one that does nothing.
-    Raises TimeoutError, EOFError where it ended, or OSError. Its stdin must not block (`os.set_blocking`).
+    One deadline covers both directions: a child that does not read, or never stops writing, times out like one that
+    does nothing. Raises TimeoutError, EOFError if the child ended, or OSError. Its stdin must be non-blocking
+    (`os.set_blocking`).
     """
     assert child.stdin is not None
     assert child.stdout is not None
-    deadline, unsent, heard = time.monotonic() + timeout_s, memoryview(line), bytearray()
+    deadline, unsent, received = time.monotonic() + timeout_s, memoryview(line), bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         if unsent:
@@ -38,8 +39,8 @@ def exchange(child: subprocess.Popen[bytes], line: bytes, *, timeout_s: float, m
                 piece = os.read(child.stdout.fileno(), _PIECE_BYTES)
                 if not piece:
                     raise EOFError
-                heard += piece
-            if len(heard) > most_bytes or (heard and unsent):
-                return b""  # an answer to a question that it has not heard is none
-            if heard.endswith(b"\n"):
-                return bytes(heard[:-1]) if heard.count(b"\n") == 1 else b""
+                received += piece
+            if len(received) > most_bytes or (received and unsent):
+                return b""  # it answered before reading the whole question
+            if received.endswith(b"\n"):
+                return bytes(received[:-1]) if received.count(b"\n") == 1 else b""

@@ -1,10 +1,10 @@
-"""Which device computes, in which precision, and how fast it could be.
+"""Selects the device and precision, and knows the device's peak speed.
 
-    pick_device("auto")  ->  cuda, else mps, else cpu; a device that was asked for by name and is absent is an error
-    pick_precision       ->  bf16 where the card has it, fp32 elsewhere; the master weights are fp32 in both
-    peak_flops           ->  the dense bf16 peak of the card, or None where MFU would be a made-up number
+    pick_device("auto")  ->  cuda, else mps, else cpu; a device requested by name that is absent is an error
+    pick_precision       ->  bf16 if the GPU has it, else fp32; master weights are fp32 in either case
+    peak_flops           ->  the dense bf16 peak of the GPU, or None if unknown (then there is no MFU)
 
-Nothing here falls back in silence: only `auto` chooses.
+There is no silent fallback: only `auto` chooses.
 """
 
 from __future__ import annotations
@@ -40,91 +40,94 @@ def pick_device(wanted: str = "auto") -> torch.device:
     device = _named(wanted)
     if kind not in DEVICES or device is None:
         raise UsageError(
-            what=f"There is no device called {wanted!r}.",
-            why=f"homing knows {', '.join(DEVICES)}.",
+            what=f"Unknown device: {wanted!r}",
+            why=f"Known devices: {', '.join(DEVICES)}.",
             fix="Use --device auto, or set train.device: auto in the run file.",
         )
     if kind == "cuda" and not has_cuda:
-        raise UsageError(what="The device cuda was asked for and is not here.", why=_why_no_cuda(), fix=_NO_GPU_FIX)
+        raise UsageError(
+            what="The device cuda was requested but is not available.", why=_why_no_cuda(), fix=_NO_GPU_FIX
+        )
     if kind == "mps" and not has_mps:
         why = "This is not a Mac with Apple silicon, or its torch was built without MPS."
-        raise UsageError(what="The device mps was asked for and is not here.", why=why, fix=_NO_GPU_FIX)
+        raise UsageError(what="The device mps was requested but is not available.", why=why, fix=_NO_GPU_FIX)
     if kind == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        why = f"This machine has {torch.cuda.device_count()}, counted from 0."
-        raise UsageError(what=f"The device {wanted} was asked for and is not here.", why=why, fix=_NO_GPU_FIX)
+        why = f"This machine has {torch.cuda.device_count()} GPUs, numbered from 0."
+        raise UsageError(what=f"The device {wanted} was requested but is not available.", why=why, fix=_NO_GPU_FIX)
     return device
 
 
 def use_device(device: torch.device) -> None:
-    """Makes it the current GPU of this process: kernels, streams and graphs go to the current one, wherever the tensors
-    are."""
+    """Make it the current GPU of this process: kernels, streams and graphs use that one, wherever the tensors are."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
 def free_memory() -> None:
-    """Gives unused GPU memory back. Cycles of Python objects that hold tensors go first: while training, the garbage
-    collector is off."""
+    """Free unused GPU memory.
+
+    Collects reference cycles that hold tensors first, as the collector is off in training.
+    """
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def _named(wanted: str) -> torch.device | None:
     try:
-        return torch.device(wanted)  # also refuses what is no number after the colon
+        return torch.device(wanted)  # also rejects a non-number after the colon
     except RuntimeError:
         return None
 
 
-_NO_GPU_FIX = "Use --device auto (or train.device: auto) to compute on what this machine has."
+_NO_GPU_FIX = "Use --device auto (or train.device: auto) to use what this machine has."
 
 
 def _why_no_cuda() -> str:
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is a build without CUDA."
+        return f"torch {torch.__version__} is built without CUDA."
     return f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, but finds no working GPU and driver."
 
 
 def pick_precision(wanted: str, device: torch.device) -> str:
-    """`auto | fp32 | bf16 | fp8` -> what the matrix products are computed in."""
+    """Resolve `auto | fp32 | bf16 | fp8` to the precision of matmuls. Raises UsageError if the device lacks it."""
     if wanted not in ("auto", "fp32", "bf16", "fp8"):
         raise UsageError(
-            what=f"There is no precision called {wanted!r}.",
-            why="homing computes in fp32, bf16 or fp8.",
+            what=f"Unknown precision: {wanted!r}",
+            why="homing supports fp32, bf16 and fp8.",
             fix="Set train.precision to auto, fp32, bf16 or fp8.",
         )
     if wanted == "fp8" and not has_fp8(device):
         raise UsageError(
-            what=f"{describe_device(device)} cannot compute in fp8.",
-            why="fp8 came with the Ada and Hopper cards (compute capability 8.9).",
-            fix="Set train.precision: auto, or rent such a card.",
+            what=f"{describe_device(device)} does not support fp8.",
+            why="fp8 needs an Ada or Hopper GPU or newer (compute capability 8.9).",
+            fix="Set train.precision: auto, or rent such a GPU.",
         )
     if wanted == "fp8" and importlib.util.find_spec("triton") is None:
         raise UsageError(
-            what="fp8 needs Triton, which is not installed here.",
+            what="fp8 needs Triton, which is not installed.",
             why="A Triton kernel rounds to 8 bits.",
             fix="Install triton, or set train.precision: auto.",
         )
     has_bf16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
     if wanted == "bf16" and not has_bf16:
         raise UsageError(
-            what=f"{describe_device(device)} cannot compute in bf16.",
-            why="bf16 came with the Ampere cards (compute capability 8.0).",
-            fix="Set train.precision: fp32, or rent a newer card.",
+            what=f"{describe_device(device)} does not support bf16.",
+            why="bf16 needs an Ampere GPU or newer (compute capability 8.0).",
+            fix="Set train.precision: fp32, or rent a newer GPU.",
         )
     if wanted == "auto":
-        # On CPU and MPS bf16 works, but was never seen to be faster at the sizes one trains there.
+        # bf16 works on CPU and MPS, but was never faster at the model sizes trained there.
         return "bf16" if device.type == "cuda" and has_bf16 else "fp32"
     return wanted
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Ada, Hopper and newer."""
+    """Return whether the GPU has FP8: Ada, Hopper and newer."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Dense bf16 FLOP/s of one card. None for CPU, MPS and unknown cards: then there is no MFU."""
+    """Return the dense bf16 FLOP/s of one GPU; None for CPU, MPS and unknown GPUs, which then have no MFU."""
     if device.type != "cuda":
         return None
     gpu = find_gpu(torch.cuda.get_device_name(device))
@@ -132,7 +135,10 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def is_compile_worthwhile(device: torch.device) -> bool:
-    """On the CPU a compiled step was no faster than an eager one and cost half a minute to build."""
+    """Return whether to compile.
+
+    On a CPU a compiled step was no faster than an eager one and took half a minute to build.
+    """
     return device.type == "cuda"
 
 

@@ -1,7 +1,7 @@
-"""Are these cards what they should be? Matrix product, attention, copy and disk: python -m homing.lm.probe FOLDER
+"""Benchmarks a rented machine's GPUs: matmul, attention, copy and disk. Usage: python -m homing.lm.probe FOLDER
 
-One line of JSON on stdout. The machine's bootstrap runs it in the trainer's environment, with a deadline, and sends a
-machine back whose figures are far below its card's; the real speed is judged on the first steps.
+Prints one line of JSON. The instance's bootstrap runs it in the trainer's environment, with a deadline, and rejects a
+machine with figures far below those of its GPU; the first training steps show the real speed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from homing.errors import RunFailed
 
 __all__ = ["measure"]
 
-_SECONDS = 1.0  # for each figure, on all GPUs together, after one call to warm up
+_SECONDS = 1.0  # per figure, over all GPUs, after one warm-up call
 _DISK_BYTES = 64 << 20
 
 
 def measure(folder: str, *, size: int = 8192, seconds: float = _SECONDS) -> dict[str, float | str]:
-    """The worst figure of all GPUs: training waits for the slowest. `size` is the side of the matrices; a card needs
-    large ones to show what it can do."""
+    """Return the worst figure over all GPUs, because training waits for the slowest.
+
+    `size` is the side of the matrices; a GPU needs large ones to reach its speed.
+    """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = [torch.device("cuda", number) for number in range(num_gpus)] or [torch.device("cpu")]
     found = []
@@ -38,7 +40,7 @@ def measure(folder: str, *, size: int = 8192, seconds: float = _SECONDS) -> dict
                 raise
             problem = (str(exc).strip().splitlines() or [type(exc).__name__])[0]
             raise RunFailed(
-                what=f"GPU {device.index} of {num_gpus} does not compute.",
+                what=f"GPU {device.index} of {num_gpus} does not work.",
                 why=problem,
                 fix="Destroy this instance and launch another.",
             ) from exc
@@ -80,7 +82,7 @@ def _measure_device(device: torch.device, size: int, seconds: float) -> _Figures
 
 
 def _time(call: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """Seconds of one call, as the mean over some time."""
+    """Return the mean seconds per call."""
     call()
     _wait(device)
     began, count = time.perf_counter(), 0
@@ -88,7 +90,7 @@ def _time(call: Callable[[], object], seconds: float, device: torch.device) -> f
         call()
         count += 1
         if count % 10 == 0:
-            _wait(device)  # calls are queued: without waiting the clock would stop before the card does
+            _wait(device)  # calls are queued: without waiting the clock would stop before the GPU does
     _wait(device)
     return (time.perf_counter() - began) / count
 

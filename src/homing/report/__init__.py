@@ -1,15 +1,15 @@
-"""One page about a run, from what is stored of it: what was trained, on what, how it went, where, for how much.
+"""Report about a run, from stored data: what was trained, on what, how it went, where, for how much.
 
-    run directory, ledger, data manifest --read--> Report --tell--> sections --page--> Markdown or HTML
+    run directory, ledger, data manifest --read--> Report --make_sections--> sections --page--> Markdown or HTML
                                                       \\--draw--> one picture of the losses
 
-Nothing is measured here and nothing is asked of a provider; what was not stored is said to be absent.
+Measures nothing and queries no provider; what was not stored is reported as missing.
 """
 
 from __future__ import annotations
 
-from homing.report.facts import Report
-from homing.report.page import render_html, render_markdown
-from homing.report.read import Subject, read_report
+from homing.report.collect import Subject, read_report
+from homing.report.render_page import render_html, render_markdown
+from homing.report.report_data import Report
 
 __all__ = ["Report", "Subject", "read_report", "render_html", "render_markdown"]

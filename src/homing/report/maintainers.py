@@ -1,10 +1,10 @@
-"""A report for whoever maintains homing: what happened to a run, without what is only its owner's.
+"""A report for the maintainers of homing: what happened to a run, without its owner's private data.
 
     Report, ledger lines -> facts, times, events, figures -> anonymous text
 
-Left out: samples, names of data files, prompts, where weights lie. Hidden: secret values of this process, what looks
-like a key, e-mail addresses, IP addresses, the name of this computer, its user and their home folder. Marks, instance
-ids and run names stay: without them nothing can be compared with the provider's page.
+Left out: samples, names of data files, prompts, where weights are stored. Hidden: secret values of this process, what
+looks like a key, e-mail addresses, IP addresses, the host name, the user name and the home folder. Marks, instance ids
+and run names are kept: without them nothing can be compared with the provider's page.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import sys
 from typing import Any
 
 from homing import __version__
-from homing.cloud.bundle import tree_state
 from homing.cloud.home import Home
+from homing.cloud.machine_setup.code_bundle import tree_state
 from homing.redact import HIDDEN, redact
-from homing.report.facts import Report
+from homing.report.report_data import Report
 
 __all__ = ["anonymous", "render_for_maintainers"]
 
 _MOST_EVENTS = 200
 _LEFT_OUT = ("samples", "kept", "stored", "next")
-# Keys as the providers write them, and long runs of letters and digits after a word that announces a secret.
+# Keys in the providers' formats, and long strings of letters and digits after a word that announces a secret.
 _KEYS = re.compile(
     r"\b(rpa_|hf_|sk-|ak-|as-|AKIA|ASIA|ghp_|github_pat_|wandb_)[A-Za-z0-9_-]{8,}"
     r"|(?i:\b(api[_-]?key|token|secret|password|authorization|bearer)\b[\"']?\s*[:= ]\s*[\"']?)[A-Za-z0-9+/_.=-]{12,}"
@@ -50,7 +50,7 @@ def render_for_maintainers(report: Report, home: Home) -> str:
         phase["curve"] = phase["curve"][-3:]
     lines = [dataclasses.asdict(line) for line in home.ledger.lines(report.run)]
     for line in lines:
-        line["account"] = bool(line["account"])  # whether it was known; whose it is stays here
+        line["account"] = bool(line["account"])  # only whether it was known; the account itself is not included
     commit, changed = tree_state(home.world)
     facts = {
         "homing": __version__,
@@ -60,9 +60,9 @@ def render_for_maintainers(report: Report, home: Home) -> str:
     }
     return anonymous(
         f"# Report for the maintainers: {report.run}\n\n"
-        "Secrets, addresses and names of this computer were replaced. Read it through before you send it.\n\n"
+        "Secrets, addresses and names of this computer were redacted. Review it before you send it.\n\n"
         f"State: {report.state}. {report.reason}\n\n"
-        "What differed from what you expected (please write it here):\n\n\n"
+        "What did you expect, and what happened instead? (please write it here):\n\n\n"
         f"```json\n{_dump({'versions': facts, 'ledger': lines, 'report': document})}\n```\n"
     )
 

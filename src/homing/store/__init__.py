@@ -1,46 +1,46 @@
-"""The run's place outside any one machine: push and fetch with hashes.
+"""Stores: where a run is kept outside any one machine, with push and fetch verified by hashes.
 
-base   what a store promises          address      what a person writes
-file   a folder that is one           s3, hf, modal  a bucket, a repository on the Hub, a Modal Volume
+base   the interface of a store       address      parses store addresses
+file   a folder                       s3, hf, modal  a bucket, a repository on the Hub, a Modal Volume
 push   run directory -> store         sync         the program that the agent runs
-preflight   can it be used? asked before anything is rented
-credentials, price   what reaches it, what it costs to leave things there
+preflight   checks before anything is rented that the store can be used
+credentials, price   how an instance gets access, what storage costs
 """
 
 from __future__ import annotations
 
 from homing.store.address import FORMS, scheme_of
 from homing.store.base import Entry, NotInStore, Store, Versioned, run_key
-from homing.store.file import FileStore
+from homing.store.file.store import FileStore
 from homing.world import World
 
 __all__ = ["SCHEMES", "Entry", "FileStore", "NotInStore", "Store", "Versioned", "open_store", "pace_of", "run_key"]
 
 SCHEMES = FORMS
-# Seconds between two rounds of live files. An object store counts requests; a commit, of the Hub or of a Volume, is a
-# heavy thing.
+# Seconds between two pushes of live files. Object stores charge per request; a commit on the Hub or to a Volume is
+# expensive.
 _PACES = {"file": 0.0, "s3": 5.0, "hf": 60.0, "modal": 10.0}
 
 
 def pace_of(url: str) -> float:
-    """How often a store of this kind is written to, without opening it."""
+    """Return the seconds between two pushes to a store of this kind, without opening it."""
     return _PACES[scheme_of(url)]
 
 
 def open_store(url: str, world: World, *, create: bool = True) -> Store:
-    """The store that `url` names. Opening touches nothing; with `create` the first write may make it."""
+    """Return the store at `url`. Opening it makes no request; with `create` the first write may create the store."""
     scheme = scheme_of(url)
-    # The SDKs are loaded only where they are used: `--help` and a `file:` store must not pay for them.
+    # SDKs are imported only where they are used, so that `--help` and a `file:` store do not pay for them.
     if scheme == "s3":
-        from homing.store.s3 import S3Store
+        from homing.store.s3.store import S3Store
 
         return S3Store(url, world)
     if scheme == "hf":
-        from homing.store.hf import HubStore
+        from homing.store.hf.store import HubStore
 
         return HubStore(url, world, create=create)
     if scheme == "modal":
-        from homing.store.modal import open_volume
+        from homing.store.modal.store import open_volume
 
         return open_volume(url, world, create=create)
     rest = url.partition(":")[2]

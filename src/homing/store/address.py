@@ -1,9 +1,9 @@
-"""What a person writes after `store:`, taken apart: no disk, no network, no SDK.
+"""Parses the address that a user writes after `store:`. Uses no disk, no network and no SDK.
 
 file:/path/to/folder
 s3://bucket/prefix       also s3:bucket/prefix; ?endpoint=https://...&region=... for R2, MinIO and the like
 hf:OWNER/NAME            a model repository; hf:datasets/OWNER/NAME for a dataset; a further part is a prefix
-modal:VOLUME/prefix      a Modal Volume; ?mount=/path is how a sandbox sees it, written by homing alone
+modal:VOLUME/prefix      a Modal Volume; ?mount=/path is how a sandbox sees it, written only by homing
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "scheme_of",
 ]
 
-# Scheme -> what a person writes.
+# Scheme -> what a user writes.
 FORMS = {
     "file": "file:/path/to/folder",
     "s3": "s3://bucket/prefix",
@@ -43,7 +43,7 @@ class S3Address:
 
     @property
     def url(self) -> str:
-        """One spelling for one place; the endpoint belongs to it, for the instance knows no other way to find it."""
+        """Return the canonical address. It includes the endpoint, because the instance has no other way to find it."""
         parts = [f"{name}={value}" for name, value in (("endpoint", self.endpoint), ("region", self.region)) if value]
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/") + ("?" + "&".join(parts) if parts else "")
 
@@ -64,11 +64,11 @@ class HubAddress:
 class ModalAddress:
     volume: str
     prefix: str = ""  # "" or ends in a slash
-    mount: str = ""  # where a sandbox has the Volume mounted; "": it is reached through Modal's API
+    mount: str = ""  # where a sandbox has the Volume mounted; "": access through Modal's API
 
     @property
     def url(self) -> str:
-        """The place itself, the same from home and from a sandbox."""
+        """Return the address without the mount, the same at home and in a sandbox."""
         return f"modal:{self.volume}/{self.prefix}".rstrip("/")
 
 
@@ -83,8 +83,8 @@ def scheme_of(url: str) -> str:
     if not rest.strip("/"):
         thing = {"file": "folder", "s3": "bucket", "hf": "repository", "modal": "Volume"}[scheme]
         raise UsageError(
-            what=f"{url!r} names no {thing}.",
-            why=f"After `{scheme}:` comes the {thing} that is the store. Supported: {', '.join(FORMS.values())}",
+            what=f"{url!r} does not name a {thing}.",
+            why=f"`{scheme}:` must be followed by the {thing} of the store. Supported: {', '.join(FORMS.values())}",
             fix=f"Set in the run file, for example: store: {FORMS[scheme]}",
         )
     return scheme
@@ -97,17 +97,17 @@ def parse_s3(url: str) -> S3Address:
     strange = sorted(set(options) - {"endpoint", "region"})
     problem = ""
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", bucket):
-        problem = f"{bucket!r} cannot be the name of a bucket: 3 to 63 of a-z, 0-9, dot and dash."
+        problem = f"{bucket!r} cannot be the name of a bucket: use 3 to 63 of a-z, 0-9, dot and dash."
     elif strange:
-        problem = f"{strange[0]!r} is no part of an s3 address; there are endpoint and region."
+        problem = f"{strange[0]!r} is not an option of an s3 address; use endpoint and region."
     elif any(part in ("", ".", "..") for part in prefix.strip("/").split("/")) and prefix.strip("/"):
         problem = f"The prefix {prefix!r} has an empty, `.` or `..` part."
     elif options.get("endpoint") and urlsplit(options["endpoint"]).scheme not in ("http", "https"):
-        problem = f"The endpoint {options['endpoint']!r} is no http address."
+        problem = f"The endpoint {options['endpoint']!r} is not an http address."
     elif "@" in options.get("endpoint", ""):
-        problem = "An endpoint carries no user and no password; keys come from the environment."
+        problem = "An endpoint must not contain a user or password; keys come from the environment."
     if problem:
-        raise UsageError(f"{url!r} is no s3 store.", problem, f"Write: {FORMS['s3']}?endpoint=https://...")
+        raise UsageError(f"{url!r} is not an s3 store.", problem, f"Write: {FORMS['s3']}?endpoint=https://...")
     folder = prefix.strip("/")
     return S3Address(bucket, f"{folder}/" if folder else "", options.get("endpoint", ""), options.get("region", ""))
 
@@ -119,8 +119,8 @@ def parse_hub(url: str) -> HubAddress:
     is_named = len(owner_name) == 2 and all(re.fullmatch(r"\w[\w.-]{0,95}", part) for part in owner_name)
     if not is_named or any(part in ("", ".", "..") for part in rest):
         raise UsageError(
-            what=f"{url!r} names no repository on the Hub.",
-            why="It takes an owner (you or an organisation) and a name.",
+            what=f"{url!r} does not name a repository on the Hub.",
+            why="It needs an owner (you or an organization) and a name.",
             fix=f"Write: {FORMS['hf']}   or, for a dataset: hf:datasets/OWNER/NAME",
         )
     return HubAddress(repo_type or "model", "/".join(owner_name), "".join(f"{part}/" for part in rest))
@@ -131,13 +131,15 @@ def parse_modal(url: str) -> ModalAddress:
     volume, _, prefix = place.strip("/").partition("/")
     options = dict(parse_qsl(query, keep_blank_values=True))
     problem = ""
-    # Modal takes 64 characters; the rest is for the name of the Dict that stands beside the Volume.
+    # Modal allows 64 characters; the rest is needed for the name of the Dict that accompanies the Volume.
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,49}", volume, re.ASCII):
-        problem = f"{volume!r} cannot be the name of a Volume here: 1 to 50 of a-z, A-Z, 0-9, dot, dash, underscore."
+        problem = f"{volume!r} cannot be the name of a Volume: use 1 to 50 of a-z, A-Z, 0-9, dot, dash, underscore."
     elif prefix and any(part in ("", ".", "..") for part in prefix.split("/")):
         problem = f"The prefix {prefix!r} has an empty, `.` or `..` part."
     elif set(options) - {"mount"} or ("mount" in options and not options["mount"].startswith("/")):
-        problem = f"{query!r} is no part of a modal address."
+        problem = f"{query!r} is not valid in a modal address."
     if problem:
-        raise UsageError(f"{url!r} is no Modal Volume.", problem, f"Write: {FORMS['modal']}   or modal:VOLUME/prefix")
+        raise UsageError(
+            f"{url!r} is not a Modal Volume.", problem, f"Write: {FORMS['modal']}   or modal:VOLUME/prefix"
+        )
     return ModalAddress(volume, f"{prefix}/" if prefix else "", options.get("mount", ""))

@@ -1,16 +1,17 @@
-"""One way to keep things outside a machine that will be gone: put, get, list, delete, create-if-absent.
+"""The interface of a store: put, get, list, delete, create-if-absent.
 
-    put / put_bytes      whole or absent, never half
-    get / read           whole or absent; `get` checks the hash that the caller knows, else one that can be relied on
-    is_same              whether a file here has the bytes of a key; those are read where no hash can be relied on
-    sha256               of what the store itself holds, so that a push can be verified by reading it back
-    list                 raises when the store cannot be looked at; it is never empty by accident
-    create_if_absent     exactly one of many callers is told True: the lease
-    put_many             several files in as few writes as the store has; each is whole or absent
-    pace_s               how often one may write to it: a folder always, a Git repository every minute
+    put / put_bytes      complete or absent, never partial
+    get / read           complete or absent; `get` checks the hash given by the caller, else one from the store if it
+                         can be trusted
+    is_same              whether a local file has the same bytes as a key; reads them if no hash can be trusted
+    sha256               of the bytes that the store itself holds, so that a push can be verified by reading it back
+    list                 raises if the store cannot be listed; never returns an empty list by accident
+    create_if_absent     exactly one of many callers gets True: used for the lease
+    put_many             several files in as few writes as the store allows; each is complete or absent
+    pace_s               minimum time between writes: none for a folder, a minute for a Git repository
 
-Every failure is a StoreError, a hash that does not match an IntegrityError, a key that is not there a NotInStore.
-Knows nothing of runs, and no provider.
+Every failure is a StoreError, a hash mismatch an IntegrityError, a missing key a NotInStore. Knows nothing of runs or
+providers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from homing.errors import IntegrityError, StoreError, StoreRefused
-from homing.wire import names
+from homing.wire import file_names
 
 __all__ = [
     "PROBES",
@@ -48,31 +49,31 @@ __all__ = [
 
 
 class NotInStore(StoreError):
-    """The store answered, and the key is not there. Any other StoreError leaves that open."""
+    """The store answered that the key does not exist. Any other StoreError leaves that open."""
 
 
 @dataclass(frozen=True)
 class Entry:
     key: str
     num_bytes: int
-    sha256: str | None = None  # None where telling it would mean reading the whole thing
+    sha256: str | None = None  # None if it would require reading the whole object
 
 
-Entries = list[Entry]  # a name outside the classes below, where `list` is a method
-Files = list[tuple[str, str]]  # key and path here
+Entries = list[Entry]  # named outside the classes below, in which `list` is a method
+Files = list[tuple[str, str]]  # key and local path
 Keys = list[str]
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
 
 def unwatched(done: int, total: int) -> None:
-    """Nobody asked how far a file is."""
+    """Ignore progress: the default."""
 
 
 class Store(Protocol):
     url: str
-    pace_s: float  # between two rounds of live files
-    batch_files: int  # how many files one write takes: 1, or more where a write is a commit
-    progress: Progress  # told how far a file is while it moves; set by who wants to know
+    pace_s: float  # between two pushes of live files
+    batch_files: int  # maximum files per write: more than 1 if a write is a commit
+    progress: Progress  # called during transfers; set by the caller
 
     def put(self, key: str, path: str) -> Entry: ...  # the entry's sha256 is of the bytes that were read
     def put_many(self, files: Files) -> Entries: ...  # at most batch_files at a time
@@ -82,7 +83,7 @@ class Store(Protocol):
     def sha256(self, key: str) -> str: ...
     def is_same(self, key: str, path: str) -> bool: ...
     def exists(self, key: str) -> bool: ...
-    def list(self, prefix: str) -> Entries: ...  # every key that starts with prefix, sorted; "" is all
+    def list(self, prefix: str) -> Entries: ...  # every key that starts with prefix, sorted; "" lists all
     def delete(self, key: str) -> None: ...  # absent already is success
     def delete_many(self, keys: Keys) -> None: ...  # in the given order, or all at once
     def create_if_absent(self, key: str, data: bytes) -> bool: ...
@@ -90,41 +91,41 @@ class Store(Protocol):
 
 @runtime_checkable
 class Resuming(Protocol):
-    """Keeps the parts of a push that was cut, so that it can go on: no list shows them, and they are billed."""
+    """A store that keeps the parts of an interrupted push for resuming; they are billed and appear in no list."""
 
-    def drop_cut(self, folder: str) -> int: ...  # below this folder; how many there were
+    def drop_cut(self, folder: str) -> int: ...  # delete those below this folder; returns how many there were
 
 
 @runtime_checkable
 class Ranged(Protocol):
-    """Gives parts of a value, so that one which is larger than memory allows need not be read whole."""
+    """A store that can read part of a value, so that one larger than memory need not be read at once."""
 
     def num_bytes(self, key: str) -> int: ...
-    def read_part(self, key: str, start: int, num_bytes: int) -> bytes: ...  # fewer at its end
+    def read_part(self, key: str, start: int, num_bytes: int) -> bytes: ...  # fewer at the end of the value
 
 
 @runtime_checkable
 class Versioned(Protocol):
-    """Keeps earlier states, so that what is listed and what is then read can be of one."""
+    """A store that keeps earlier versions, so that a list and the reads after it can be from the same version."""
 
-    revision: str  # what is read: a branch as it is then, or one commit
+    revision: str  # version to read from: a branch, or one commit
 
-    def pinned(self, revision: str = "") -> Store: ...  # this store at one commit: a branch's or tag's, or the newest
+    def pinned(self, revision: str = "") -> Store: ...  # this store at one commit: of a branch or tag, or the newest
 
 
 def not_in_store(key: str, url: str) -> NotInStore:
     return NotInStore(
         what=f"{key} is not in {url}.",
-        why="The store answered and has nothing under that key.",
-        fix=f"See what is there: homing store ls --store {shlex.quote(url)}",
+        why="The store has no such key.",
+        fix=f"List the store: homing store ls --store {shlex.quote(url)}",
     )
 
 
 def wrong_content(key: str, url: str, found: str, expected: str, *, kind: str = "sha256") -> IntegrityError:
     return IntegrityError(
-        what=f"{key} in {url} is not what it should be.",
+        what=f"{key} in {url} is corrupt.",
         why=f"Its {kind} is {found}, expected {expected}.",
-        fix="Push it again from where it is whole, or use an older checkpoint.",
+        fix="Push an intact copy again, or use an older checkpoint.",
     )
 
 
@@ -133,14 +134,14 @@ def disk_failed(exc: OSError, done: str, key: str, url: str) -> StoreError:
     return kind(
         what=f"{key or 'The store'} could not be {done} in {url}.",
         why=f"{type(exc).__name__}: {exc}",
-        fix="Check the disk's space and the folder's permissions here, then try again.",
+        fix="Check the disk space and the folder's permissions on this computer, then try again.",
     )
 
 
-PROBES = "homing-probe"  # keys below it are tried out and cleared
+PROBES = "homing-probe"  # prefix of the keys that preflight writes and deletes
 
 
-# What World writes before it renames, and what a store's `get` has not yet checked.
+# Temporary files: those that World writes before renaming them, and those that `get` has not yet checked.
 _ASIDE = re.compile(r"\.(tmp-\d+|part)-[0-9a-f]{8}$")
 
 
@@ -148,12 +149,12 @@ _UNPLAIN = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 def is_aside(name: str) -> bool:
-    """A file on its way to becoming whole: never listed, never pushed."""
+    """Return True for the name of an unfinished file, which is never listed and never pushed."""
     return bool(_ASIDE.search(name))
 
 
 def check_key(key: str) -> str:
-    """A key is a relative path of plain names; anything that could leave the store is refused."""
+    """Return the key, or raise StoreError unless it is a relative path of plain names that cannot leave the store."""
     parts = key.split("/")
     problem = ""
     if not key:
@@ -163,16 +164,16 @@ def check_key(key: str) -> str:
     elif _UNPLAIN.search(key):
         problem = "it has a backslash or a control character"
     elif any(is_aside(part) for part in parts):
-        problem = "its name is one kept for unfinished files"
+        problem = "its name is reserved for unfinished files"
     if problem:
         raise StoreError(
             what=f"{key!r} cannot be a key in a store.",
-            why=f"A key is names joined by `/`, and {problem}.",
+            why=f"A key consists of names joined by `/`, but {problem}.",
             fix="Use a key such as runs/NAME/metrics.jsonl",
         )
     return key
 
 
 def run_key(run_id: str, *parts: str) -> str:
-    """The key of a file of a run: runs/<id>/<its path in the run directory>."""
-    return "/".join((names.STORE_RUNS, run_id, *parts))
+    """Return the key of a file of a run: runs/<id>/<path in the run directory>."""
+    return "/".join((file_names.STORE_RUNS, run_id, *parts))

@@ -1,10 +1,10 @@
-"""What an instance needs to reach the store: names and values for its environment, never for a file, argv or log.
+"""Credentials that an instance needs to reach the store: environment variables, never in a file, argv or log.
 
-s3   AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), region and endpoint
-hf   the token by both of its names, whatever it is called here, and HF_ENDPOINT where it is set
-file nothing
-modal  the account's token, for a machine that is this one; a rented one never gets it (a sandbox has the Volume
-       mounted, any other cloud cannot use this store)
+s3     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), region and endpoint
+hf     the token under both of its names, whichever is set here, and HF_ENDPOINT if set
+file   nothing
+modal  the account's token, only for instances on this computer; a rented one never gets it (a sandbox has the Volume
+       mounted, and other providers cannot use this store)
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _HUB_AS_THEY_ARE = ("HF_ENDPOINT",)
 
 
 def secrets(url: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Where the person has none (a role on the machine will do), there are none to hand over."""
+    """Return the environment variables for the instance; empty if the user has no keys.
+
+    A role on the machine may suffice instead.
+    """
     scheme = scheme_of(url)
     if scheme == "s3":
         return {**_plain(environment, _S3_AS_THEY_ARE), **_aws_keys(url, environment)}
@@ -48,9 +51,9 @@ def _plain(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, 
 def _aws_keys(url: str, environment: Mapping[str, str]) -> dict[str, str]:
     if environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY"):
         return _plain(environment, ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
-    from homing.store.s3_client import open_door
+    from homing.store.s3.client import open_door
 
-    # A profile, single sign-on or a role: the instance cannot read those files, so it gets what they say now.
+    # From a profile, single sign-on or a role: the instance cannot read those files, so pass their current values.
     door = open_door(parse_s3(url))
     found: Any = door.credentials
     if found is None:
@@ -71,6 +74,6 @@ def _hub_token(environment: Mapping[str, str]) -> dict[str, str]:
         try:
             from huggingface_hub import get_token
         except ImportError:
-            return {}  # opening the store says which extra is missing
+            return {}  # opening the store reports the missing extra
         token = get_token() or ""
-    return dict.fromkeys(NAMES, token) if token else {}  # where it goes, too, the first of them is used
+    return dict.fromkeys(NAMES, token) if token else {}  # on the instance, too, the first one takes precedence

@@ -1,9 +1,9 @@
-"""Can this store be used? Asked before anything is rented, answered by doing it.
+"""Preflight: checks that a store can be used, by using it, before anything is rented.
 
-    reachable -> it exists -> right region, right token -> a probe written, read back, created only once, deleted
+    reachable -> it exists -> right region, right token -> write a probe, read it back, create it only once, delete it
 
-Each failure is a StoreError that says what to change. What comes back are sentences for a person: what was found, and
-what to know before relying on it. Without `needs_write` nothing is written, which is what --dry-run may do.
+Each failure is a StoreError that says what to change. Returns sentences for the user: what was found, and what to know
+before relying on it. Without `needs_write` nothing is written, as --dry-run requires.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import contextlib
 from homing.errors import StoreError
 from homing.store import open_store
 from homing.store.base import PROBES, Store
-from homing.store.hf import HubStore
-from homing.store.modal import VolumeStore
-from homing.store.s3 import S3Store
-from homing.store.s3_client import region_of, s3_failures
-from homing.store.s3_transfer import sweep
+from homing.store.hf.store import HubStore
+from homing.store.modal.store import VolumeStore
+from homing.store.s3.client import region_of, s3_failures
+from homing.store.s3.store import S3Store
+from homing.store.s3.transfer import sweep
 from homing.world import World
 
 __all__ = ["preflight", "try_out"]
 
 
 def preflight(url: str, world: World, *, needs_write: bool = True, create: bool = True) -> list[str]:
-    """Without `create` a store that is not there stays absent: a run that goes on needs the one it began in."""
+    """Check the store and return notes; raises StoreError.
+
+    Without `create` a missing store is not created: a resumed run needs the store it started with.
+    """
     store = open_store(url, world, create=create and needs_write)
     notes = _look(store, needs_write)
     if needs_write:
@@ -33,12 +36,12 @@ def preflight(url: str, world: World, *, needs_write: bool = True, create: bool 
 
 
 def try_out(url: str, world: World) -> None:
-    """The probe alone, in a store that is there already; one that is not raises and stays absent."""
+    """Write the probe only, in a store that must already exist; a missing one raises and is not created."""
     _try_out(open_store(url, world, create=False), world)
 
 
 def _look(store: Store, needs_write: bool) -> list[str]:
-    """By kind: each knows best how it can be absent."""
+    """Check by kind of store: each can be missing in its own way."""
     if isinstance(store, S3Store):
         return _look_s3(store, needs_write)
     if isinstance(store, HubStore):
@@ -46,7 +49,7 @@ def _look(store: Store, needs_write: bool) -> list[str]:
     if isinstance(store, VolumeStore):
         return _look_modal(store, needs_write)
     if not needs_write:
-        # A folder that is not there yet is made by the first push.
+        # The first push creates a missing folder.
         with contextlib.suppress(StoreError):
             store.list("runs/")
     return []
@@ -62,40 +65,40 @@ def _look_s3(store: S3Store, needs_write: bool) -> list[str]:
     named = address.region or (region_of(address) if door.is_amazon else "")
     if named and lies_in and named != lies_in:
         raise StoreError(
-            what=f"{store.url} is not where it was said to be.",
-            why=f"The bucket {address.bucket} lies in {lies_in}, and {named} was named.",
-            fix=f"Write ?region={lies_in} in the store's address, or set AWS_REGION={lies_in}",
+            what=f"{store.url} is in another region.",
+            why=f"The bucket {address.bucket} is in {lies_in}, not in {named}.",
+            fix=f"Add ?region={lies_in} to the store's address, or set AWS_REGION={lies_in}",
         )
     store.list(f"{PROBES}/")
-    notes = [f"{address.bucket} is reached at {door.where} with the credentials from {door.source}"]
+    notes = [f"{address.bucket} is reachable at {door.where} with the credentials from {door.source}"]
     if door.is_temporary:
-        notes.append("warning: these credentials are temporary; a run that outlives them can no longer push")
+        notes.append("warning: these credentials are temporary; a run that lasts longer can no longer push")
     if swept:
-        notes.append(f"{swept} uploads that nobody finished in a day were aborted there")
+        notes.append(f"aborted {swept} uploads that were unfinished for more than a day")
     return notes
 
 
 def _look_hub(store: HubStore, needs_write: bool) -> list[str]:
     if needs_write:
-        store.head()  # makes the repository, private, where there is none
+        store.head()  # creates the repository, private, if there is none
     else:
         try:
             store.list("runs/")
         except StoreError:
             if not store.door.token:
                 raise
-            return [f"{store.url} is not there or not ours to see; a launch would make it, private"]
-    return [f"{store.url} is reached at {store.door.endpoint} with {store.door.token_source.rstrip(',')}"]
+            return [f"{store.url} does not exist or is not visible to this token; a launch creates it as private"]
+    return [f"{store.url} is reachable at {store.door.endpoint} with {store.door.token_source.rstrip(',')}"]
 
 
 def _look_modal(store: VolumeStore, needs_write: bool) -> list[str]:
     if store.is_there():
-        return [f"{store.url} is reached with {store.door.who}"]
+        return [f"{store.url} is reachable with {store.door.who}"]
     if needs_write and store.may_create:
-        return [f"{store.url} is made now, with {store.door.who}"]
+        return [f"creating {store.url} with {store.door.who}"]
     if needs_write:
-        store.list("")  # raises, in the words for a Volume that is gone
-    return [f"{store.url} is not there; a launch would make it"]
+        store.list("")  # raises the error for a missing Volume
+    return [f"{store.url} does not exist; a launch creates it"]
 
 
 def _try_out(store: Store, world: World) -> None:
@@ -104,19 +107,19 @@ def _try_out(store: Store, world: World) -> None:
     try:
         store.put_bytes(one, data)
         if store.read(one) != data:
-            raise _broken(store, "What was written does not read back.")
+            raise _broken(store, "Written data does not read back.")
         if store.create_if_absent(one, b"over it"):
-            raise _broken(store, "It lets an exclusive write replace what is there, so two homes could own one run.")
+            raise _broken(store, "An exclusive write can replace an existing key, so two homes could own one run.")
         if not store.create_if_absent(two, data) or store.create_if_absent(two, data):
-            raise _broken(store, "Of two exclusive writes not exactly the first was let through.")
+            raise _broken(store, "Of two exclusive writes, the store did not accept exactly the first.")
         store.delete_many([one, two])
         if store.exists(one) or store.exists(two):
-            raise _broken(store, "What was deleted is still there.")
-    except BaseException:  # also on Ctrl-C: no probe stays behind
+            raise _broken(store, "Deleted data is still present.")
+    except BaseException:  # also on Ctrl-C: no probe is left behind
         with contextlib.suppress(StoreError):
             store.delete_many([one, two])
         raise
 
 
 def _broken(store: Store, why: str) -> StoreError:
-    return StoreError(f"{store.url} does not do what a store must.", why, "Set another `store:` in the run file.")
+    return StoreError(f"{store.url} does not work as a store.", why, "Set another `store:` in the run file.")

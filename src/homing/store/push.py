@@ -1,9 +1,9 @@
-"""The run directory to the store, in an order in which nothing there ever looks whole and is not.
+"""Pushes the run directory to the store, in an order in which nothing there ever looks complete and is not.
 
-    live files       run.json, metrics, events, heartbeat, logs, samples, outcome: each again when it changed
+    live files       run.json, metrics, events, heartbeat, logs, samples, outcome: each one again when it has changed
     checkpoints      newest first; content, read back and compared, then its manifest.json, then latest and best
-    retention        what the trainer dropped is dropped here too, but only behind a newer verified checkpoint
-    models/<name>/   the weights of a run that ended, with all that using them needs; another run's are never replaced
+    retention        checkpoints that the trainer deleted are deleted here too, but only after a newer verified one
+    models/<name>/   the weights of a run that ended, with all that using them needs; never replaces another run's
 
 Files that came from the store or belong to home (request.json, record.json) are never pushed back.
 """
@@ -20,19 +20,19 @@ from typing import TypeVar
 
 from homing.errors import IntegrityError, StoreError
 from homing.store.base import Entry, NotInStore, Store, is_aside, run_key
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, FileHash, Pointer
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest, FileHash, Pointer
 from homing.wire.codec import WireError, record
-from homing.wire.event import Event, Outcome
+from homing.wire.event_lines import Event, Outcome
 from homing.world import World
 
 __all__ = ["Pushed", "Pusher"]
 
-_NOT_OURS = (names.REQUEST, names.RECORD, names.USE)
-_RESUME_ONLY = (names.OPTIMIZER, names.STATE)  # what models/<name>/ leaves out
+_NOT_OURS = (file_names.REQUEST, file_names.RECORD, file_names.USE)
+_RESUME_ONLY = (file_names.OPTIMIZER, file_names.STATE)  # left out of models/<name>/
 
 Step = tuple[str, int]  # phase, step
-Stamp = tuple[int, float]  # size and time of a file: whether it is the one that we saw before
+Stamp = tuple[int, float]  # size and modification time of a file: shows whether it has changed
 T = TypeVar("T")
 
 
@@ -54,21 +54,21 @@ class Pusher:
     run_name: str
     store: Store
     world: World
-    _pushed_as: dict[str, Stamp] = field(default_factory=dict)  # live files as they were when pushed
-    # By the stamp of their manifest: after going back to an older checkpoint, the same step may be saved again.
+    _pushed_as: dict[str, Stamp] = field(default_factory=dict)  # live files as they were when last pushed
+    # By the stamp of their manifest: after resuming from an older checkpoint, the same step may be saved again.
     _verified: dict[Step, Stamp] = field(default_factory=dict)
-    _damaged: dict[Step, Stamp] = field(default_factory=dict)  # a hash here does not match the manifest here
-    _mirrored: list[Step] = field(default_factory=list)  # the checkpoints here when retention was last mirrored
+    _damaged: dict[Step, Stamp] = field(default_factory=dict)  # a local file does not match the local manifest
+    _mirrored: list[Step] = field(default_factory=list)  # the local checkpoints when retention was last mirrored
     _phases: list[str] = field(default_factory=list)
-    _told: Pushed | None = None
+    _reported: Pushed | None = None
     _live_at: float = float("-inf")  # when live files were last pushed
 
-    # --- whole passes ---
+    # --- complete passes ---
 
     def push_changes(self, *, is_settled: bool = True) -> None:
-        """One pass of --watch: everything that is new since the last.
+        """Push everything that is new since the last pass; used by --watch.
 
-        Not `is_settled`: checkpoints are still being fetched, so one that is not here was not dropped here.
+        If not `is_settled`, checkpoints are still being fetched, so a locally missing one was not deleted by retention.
         """
         self.push_live()
         self.push_checkpoints()
@@ -77,7 +77,7 @@ class Pusher:
             self.mirror_retention()
 
     def push_everything(self, *, is_settled: bool = True) -> None:
-        """One pass of --once: everything, read back; raises unless all that is worth keeping is in the store."""
+        """Push everything and read it back; raises unless everything worth keeping is in the store. Used by --once."""
         self._verified.clear()
         self._damaged.clear()
         self.push_checkpoints()
@@ -85,9 +85,9 @@ class Pusher:
         self.push_model()
         if is_settled:
             self.mirror_retention()
-        self._pushed_as.clear()  # also what went up beside the checkpoints: it was not read back
+        self._pushed_as.clear()  # also files already pushed along with the checkpoints: they were not read back
         self.push_live(is_verified=True)
-        # A damaged checkpoint is none; it is a loss only where no whole one is left beside it.
+        # A damaged checkpoint does not count; it is a loss only if no intact one is left.
         missing = [step for step in self.local_steps() if step not in self._verified and step not in self._damaged]
         if missing or (self._damaged and not self._verified):
             lost = ", ".join(f"{phase} step {step}" for phase, step in missing or self._damaged)
@@ -100,42 +100,49 @@ class Pusher:
     # --- live files ---
 
     def push_live(self, is_verified: bool = False) -> None:
-        """The heartbeat goes last: where it is new, all that it tells of is there too."""
+        """Push changed live files, the heartbeat last.
+
+        When the heartbeat is new, everything that it reports is in the store too.
+        """
         self._live_at = self.world.monotonic()
-        found = [name for name in self._walk() if not name.startswith(f"{names.CHECKPOINTS}/")]
-        self._push_files(sorted(found, key=lambda name: (name == names.HEARTBEAT, name)), is_verified)
+        found = [name for name in self._walk() if not name.startswith(f"{file_names.CHECKPOINTS}/")]
+        self._push_files(sorted(found, key=lambda name: (name == file_names.HEARTBEAT, name)), is_verified)
 
     def _push_live_between(self) -> None:
-        """A long push must not hide the heartbeat, nor a store that counts writes be flooded by it."""
+        """Push live files during a long push, to keep the heartbeat fresh; at most every `pace_s` of the store."""
         if self.world.monotonic() - self._live_at >= self.store.pace_s:
             self.push_live()
 
     def push_pointers(self) -> None:
-        """latest.json and best.json, once the checkpoint that they name is whole in the store."""
+        """Push latest.json and best.json once the checkpoint that they name is complete in the store."""
         ready = []
         for name in self._walk():
             parts = name.split("/")
-            if len(parts) == 3 and parts[0] == names.CHECKPOINTS and parts[2] in (names.LATEST, names.BEST):
+            if (
+                len(parts) == 3
+                and parts[0] == file_names.CHECKPOINTS
+                and parts[2] in (file_names.LATEST, file_names.BEST)
+            ):
                 pointer = self._load_local(Pointer, name)
                 if pointer is not None and (parts[1], pointer.step) in self._verified:
                     ready.append(name)
         self._push_files(ready, is_verified=True)
 
     def _push_files(self, found: list[str], is_verified: bool) -> None:
-        """Those that changed, as many in one write as the store takes."""
+        """Push the files that changed, with as many in one write as the store accepts."""
         stamps = {name: self._stamp(name) for name in found}
         changed = [name for name in found if stamps[name] not in (None, self._pushed_as.get(name))]
         for batch in _batches(changed, self.store.batch_files):
             for name, entry in self._put_those_there(batch):
-                # Compared with the bytes that were read, not with the file: logs and heartbeats go on growing.
+                # Compare with the bytes that were read, not with the file: logs and heartbeats keep changing.
                 if is_verified and self.store.sha256(entry.key) != entry.sha256:
                     raise _read_back_differs(entry.key, self.store)
                 stamp = stamps[name]
-                assert stamp is not None, "only what is there was pushed"
+                assert stamp is not None, "only the files that exist were pushed"
                 self._pushed_as[name] = stamp
 
     def _put_those_there(self, batch: list[str]) -> list[tuple[str, Entry]]:
-        """Left out are files that vanished since they were seen: removed, or renamed."""
+        """Push a batch, leaving out files that vanished meanwhile (deleted or renamed)."""
         try:
             entries = self.store.put_many([(run_key(self.run_id, name), self._path(name)) for name in batch])
         except StoreError:
@@ -148,61 +155,64 @@ class Pusher:
     # --- checkpoints ---
 
     def local_steps(self) -> list[Step]:
-        """Whole checkpoints here, oldest first: those with a manifest, which is written last."""
+        """Return the complete local checkpoints, oldest first: those with a manifest, which is written last."""
         return self._ordered(
             (parts[1], step)
             for parts in (name.split("/") for name in self._walk())
-            if len(parts) == 4 and parts[0] == names.CHECKPOINTS and parts[3] == names.MANIFEST
-            for step in [names.parse_step(parts[2])]
+            if len(parts) == 4 and parts[0] == file_names.CHECKPOINTS and parts[3] == file_names.MANIFEST
+            for step in [file_names.parse_step(parts[2])]
             if step is not None
         )
 
     def push_checkpoints(self) -> None:
-        """Newest first: after an outage that is the one that must not be lost."""
+        """Push checkpoints newest first: after an outage, that is the one that must not be lost."""
         for phase, step in reversed(self.local_steps()):
-            stamp = self._stamp(f"{_folder(phase, step)}/{names.MANIFEST}")
+            stamp = self._stamp(f"{_folder(phase, step)}/{file_names.MANIFEST}")
             if stamp is None or stamp in (self._verified.get((phase, step)), self._damaged.get((phase, step))):
                 continue
             try:
                 if self._push_checkpoint(phase, step):
                     self._verified[(phase, step)] = stamp
             except IntegrityError as exc:
-                # Pushing it again cannot mend it, and the others must still go.
+                # Pushing it again cannot repair it, and the others must still be pushed.
                 self._damaged[(phase, step)] = stamp
                 self.event("checkpoint_damaged", f"{exc.what} {exc.why}", phase, step)
-        self._tell()
+        self._report()
 
     def _push_checkpoint(self, phase: str, step: int) -> bool:
-        """True when it is whole and verified in the store; False when retention took it here meanwhile."""
+        """Return True if the checkpoint is complete and verified in the store; False if it was deleted locally."""
         folder, begun = _folder(phase, step), self.world.monotonic()
-        manifest_key = run_key(self.run_id, folder, names.MANIFEST)
+        manifest_key = run_key(self.run_id, folder, file_names.MANIFEST)
         try:
-            text = self.world.read(self._path(f"{folder}/{names.MANIFEST}"))
+            text = self.world.read(self._path(f"{folder}/{file_names.MANIFEST}"))
             manifest = codec.loads(CheckpointManifest, text)
         except OSError:
             return False
         except WireError as exc:
-            raise IntegrityError(f"{folder} has a manifest that cannot be read.", str(exc)) from exc
+            raise IntegrityError(f"The manifest of {folder} cannot be read.", str(exc)) from exc
         was_there = self._read_or_none(manifest_key)
         if was_there not in (None, text):
-            # The same step saved again, after going back to an older one: while its content changes it is none.
+            # The same step was saved again after resuming from an older one: without its manifest it is no checkpoint
+            # until the new content is complete.
             self.store.delete(manifest_key)
         for batch in _batches(manifest.files, self.store.batch_files):
             if not self._push_parts(folder, batch):
                 return False
             self._push_live_between()
         if was_there == text:
-            return True  # pushed before us, and just now verified again
+            return True  # pushed earlier, and now verified again
         self.store.put_bytes(manifest_key, text)
         if self.store.read(manifest_key) != text:
             raise _read_back_differs(manifest_key, self.store)
         num_bytes = sum(file.num_bytes for file in manifest.files)
-        told = {"num_bytes": num_bytes, "seconds": self.world.monotonic() - begun}  # the agent keeps time back by it
-        self.event("checkpoint_pushed", f"{folder} is in the store, {num_bytes:,} bytes verified.", phase, step, **told)
+        reported = {"num_bytes": num_bytes, "seconds": self.world.monotonic() - begun}  # the agent reserves time by it
+        self.event(
+            "checkpoint_pushed", f"{folder} is in the store: {num_bytes:,} bytes verified.", phase, step, **reported
+        )
         return True
 
     def _push_parts(self, folder: str, files: list[FileHash]) -> bool:
-        """Files of a checkpoint, verified in the store; False when they are gone here."""
+        """Push files of a checkpoint and verify them in the store; return False if they no longer exist locally."""
         keys = {file.name: run_key(self.run_id, folder, file.name) for file in files}
         missing = [file for file in files if not self._is_there(keys[file.name], file)]
         if not missing:
@@ -211,7 +221,7 @@ class Pusher:
         try:
             entries = self.store.put_many([(keys[file.name], paths[file.name]) for file in missing])
         except StoreError:
-            if not self.world.exists(self._path(f"{folder}/{names.MANIFEST}")):
+            if not self.world.exists(self._path(f"{folder}/{file_names.MANIFEST}")):
                 return False
             lost = [name for name, path in paths.items() if not self.world.exists(path)]
             if lost:
@@ -221,7 +231,7 @@ class Pusher:
             if entry.sha256 != file.sha256:
                 self.store.delete(entry.key)
                 raise IntegrityError(
-                    what=f"{folder}/{file.name} is damaged on this machine.",
+                    what=f"{folder}/{file.name} is corrupt on this computer.",
                     why=f"Its sha256 is {entry.sha256}, the manifest says {file.sha256}.",
                 )
             if self.store.sha256(entry.key) != file.sha256:
@@ -237,47 +247,53 @@ class Pusher:
     # --- retention ---
 
     def mirror_retention(self) -> None:
-        """Deletes a checkpoint that is gone here, if a newer one is verified there and no pointer there names it."""
+        """Delete checkpoints in the store that no longer exist locally.
+
+        Only those older than a verified checkpoint, and not named by latest.json or best.json.
+        """
         local = self.local_steps()
         if local == self._mirrored or not self._verified:
             return
         in_store: dict[Step, list[str]] = {}
         kept: set[Step] = set()
-        for entry in self.store.list(run_key(self.run_id, names.CHECKPOINTS) + "/"):
+        for entry in self.store.list(run_key(self.run_id, file_names.CHECKPOINTS) + "/"):
             parts = entry.key.split("/")[2:]
-            step = names.parse_step(parts[2]) if len(parts) >= 4 else None
+            step = file_names.parse_step(parts[2]) if len(parts) >= 4 else None
             if step is not None:
                 in_store.setdefault((parts[1], step), []).append(entry.key)
             elif len(parts) == 3:
                 kept.add((parts[1], _pointed_at(entry.key, self.store)))
         newest = self._order(self._ordered(self._verified)[-1])
-        here = {tuple(name.split("/")[1:3]) for name in self._walk() if name.startswith(f"{names.CHECKPOINTS}/")}
+        here = {tuple(name.split("/")[1:3]) for name in self._walk() if name.startswith(f"{file_names.CHECKPOINTS}/")}
         for phase, step in self._ordered(in_store):
             if (
                 self._order((phase, step)) < newest
                 and (phase, step) not in kept
-                and (phase, names.step_dir(step)) not in here
+                and (phase, file_names.step_dir(step)) not in here
             ):
-                # Its manifest first: from then on it is no checkpoint, however far the rest gets.
-                keys = sorted(in_store[(phase, step)], key=lambda key: not key.endswith(f"/{names.MANIFEST}"))
+                # The manifest first: from then on it is no checkpoint, even if the deletion is interrupted.
+                keys = sorted(in_store[(phase, step)], key=lambda key: not key.endswith(f"/{file_names.MANIFEST}"))
                 self.store.delete_many(keys)
                 self._verified.pop((phase, step), None)
         self._mirrored = local
 
-    # --- what a run leaves behind ---
+    # --- the final model ---
 
     def push_model(self) -> None:
-        """models/<name>/: the newest whole checkpoint of a run that is done or was stopped, without resume state."""
-        outcome = self._load_local(Outcome, names.OUTCOME)
+        """Push models/<name>/: the newest complete checkpoint of a run that is done or stopped.
+
+        The state for resuming is left out.
+        """
+        outcome = self._load_local(Outcome, file_names.OUTCOME)
         steps = [step for step in self.local_steps() if step in self._verified]
         if outcome is None or outcome.state not in ("done", "stopped") or not steps:
             return
         folder = _folder(*steps[-1])
-        whole = codec.loads(CheckpointManifest, self.world.read(self._path(f"{folder}/{names.MANIFEST}")))
+        whole = codec.loads(CheckpointManifest, self.world.read(self._path(f"{folder}/{file_names.MANIFEST}")))
         files = [file for file in whole.files if file.name not in _RESUME_ONLY]
         text = _sealed(dataclasses.replace(whole, files=files, run_id=self.run_id, run_name=self.run_name))
         prefix = self._model_prefix()
-        manifest_key = f"{prefix}/{names.MANIFEST}"
+        manifest_key = f"{prefix}/{file_names.MANIFEST}"
         was_there = self._read_or_none(manifest_key)
         if was_there != text:
             self.store.delete(manifest_key)
@@ -296,38 +312,38 @@ class Pusher:
             self.event("model_pushed", f"The model is at {prefix}/ in {self.store.url}.", *steps[-1])
 
     def _model_prefix(self) -> str:
-        """models/<name>, or models/<run id> where another run's model has the name: what is there is never replaced."""
-        named = f"{names.STORE_MODELS}/{self.run_name}"
-        text = self._read_or_none(f"{named}/{names.MANIFEST}")
+        """Return models/<name>, or models/<run id> if another run's model has that name: it is never replaced."""
+        named = f"{file_names.STORE_MODELS}/{self.run_name}"
+        text = self._read_or_none(f"{named}/{file_names.MANIFEST}")
         if text is None:
-            return named  # nothing, or what a push left that never came to its manifest
+            return named  # nothing, or the remains of a push that never wrote its manifest
         try:
             is_ours = codec.loads(CheckpointManifest, text).run_id == self.run_id
         except WireError:
             is_ours = False
-        return named if is_ours else f"{names.STORE_MODELS}/{self.run_id}"
+        return named if is_ours else f"{file_names.STORE_MODELS}/{self.run_id}"
 
-    # --- telling ---
+    # --- reporting ---
 
     def event(self, kind: str, text: str, phase: str = "", step: int | None = None, **data: float | str) -> None:
         line = Event(t=self.world.now(), source="sync", kind=kind, text=text, phase=phase, step=step, data=data)
-        self.world.append(self._path(names.EVENTS), (codec.dumps(line) + "\n").encode())
+        self.world.append(self._path(file_names.EVENTS), (codec.dumps(line) + "\n").encode())
 
-    def tell_problem(self, problem: str) -> None:
-        self._tell(problem)
+    def report_problem(self, problem: str) -> None:
+        self._report(problem)
 
-    def _tell(self, problem: str = "") -> None:
+    def _report(self, problem: str = "") -> None:
         verified = self._ordered(self._verified)
         phase, step = verified[-1] if verified else ("", None)
-        told = self._told
-        if told is None or (told.phase, told.step, told.problem) != (phase, step, problem):
-            self._told = Pushed(t=self.world.now(), phase=phase, step=step, problem=problem)
-            self.world.write(self._path(names.PUSHED), codec.dumps(self._told).encode())
+        reported = self._reported
+        if reported is None or (reported.phase, reported.step, reported.problem) != (phase, step, problem):
+            self._reported = Pushed(t=self.world.now(), phase=phase, step=step, problem=problem)
+            self.world.write(self._path(file_names.PUSHED), codec.dumps(self._reported).encode())
 
     # --- helpers ---
 
     def _walk(self) -> list[str]:
-        """Files that are meant for others: hidden ones are locks and unfinished checkpoints."""
+        """Return the files to push; hidden ones are locks and unfinished checkpoints."""
         found = [name for name in self.world.walk(self.run_dir) if "/." not in f"/{name}" and ".tmp" not in name]
         return [name for name in found if name not in _NOT_OURS and not is_aside(name)]
 
@@ -335,7 +351,7 @@ class Pusher:
         return os.path.join(self.run_dir, name)
 
     def _stamp(self, name: str) -> Stamp | None:
-        """None when it is gone: removed or renamed between the walk and the look."""
+        """Return size and modification time; None if the file was removed or renamed meanwhile."""
         try:
             return self.world.size(self._path(name)), self.world.modified_at(self._path(name))
         except OSError:
@@ -345,12 +361,14 @@ class Pusher:
         return sorted(steps, key=self._order)
 
     def _order(self, step: Step) -> tuple[int, str, int]:
-        """Phases in the order of the run, then steps."""
-        if not self._phases and self.world.exists(self._path(names.RUN)):
+        """Sort key: phases in the order of the run, then steps."""
+        if not self._phases and self.world.exists(self._path(file_names.RUN)):
             try:
-                self._phases = [phase["kind"] for phase in json.loads(self.world.read(self._path(names.RUN)))["phases"]]
+                self._phases = [
+                    phase["kind"] for phase in json.loads(self.world.read(self._path(file_names.RUN)))["phases"]
+                ]
             except (ValueError, KeyError, TypeError) as exc:
-                raise StoreError(f"{names.RUN} cannot be read.", str(exc), "Fetch the inputs again.") from exc
+                raise StoreError(f"{file_names.RUN} cannot be read.", str(exc), "Fetch the inputs again.") from exc
         return (self._phases.index(step[0]) if step[0] in self._phases else -1, step[0], step[1])
 
     def _load_local(self, cls: type[T], name: str) -> T | None:
@@ -371,11 +389,11 @@ def _batches(items: list[T], size: int) -> Iterable[list[T]]:
 
 
 def _folder(phase: str, step: int) -> str:
-    return f"{names.CHECKPOINTS}/{phase}/{names.step_dir(step)}"
+    return f"{file_names.CHECKPOINTS}/{phase}/{file_names.step_dir(step)}"
 
 
 def _sealed(manifest: CheckpointManifest) -> bytes:
-    """The manifest with its own sha256 in it, taken as wire says: of the document with that one value empty."""
+    """Return the manifest with its own sha256 filled in, computed over the document with that field empty."""
     empty = codec.dumps(dataclasses.replace(manifest, sha256=""), indent=1).encode()
     return codec.dumps(dataclasses.replace(manifest, sha256=hashlib.sha256(empty).hexdigest()), indent=1).encode()
 
@@ -389,7 +407,7 @@ def _pointed_at(key: str, store: Store) -> int:
 
 def _read_back_differs(key: str, store: Store) -> StoreError:
     return StoreError(
-        what=f"{key} reads back from {store.url} with other bytes than were pushed.",
-        why="The store lost or changed them, or somebody else writes to the same run.",
-        fix="Push again; if it stays so, use another store.",
+        what=f"{key} reads back from {store.url} with different content.",
+        why="The store lost or changed it, or another process writes to the same run.",
+        fix="Push again; if this persists, use another store.",
     )

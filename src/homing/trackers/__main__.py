@@ -1,4 +1,4 @@
-"""A follower: python -m homing.trackers ORDER. Lives until the run has ended and all is told."""
+"""Runs a follower: python -m homing.trackers ORDER. Exits when the run has ended and everything has been sent."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import logging
 import sys
 from pathlib import Path
 
-from homing.trackers.base import What
-from homing.trackers.follow import EVERY_S, FolderSource, Follower, Source, StoreSource
-from homing.trackers.start import Following
+from homing.trackers.follower import EVERY_S, FolderSource, Follower, Source, StoreSource
+from homing.trackers.start_follower import Following
+from homing.trackers.tracker import What
 from homing.world import World
 
 __all__ = ["main"]
@@ -20,7 +20,7 @@ def main(order: str, every_s: float = EVERY_S) -> int:
     world = World()
     following = Following(**json.loads(world.read(order)))
     if not world.lock(following.path("lock")):
-        return 0  # another is at work
+        return 0  # another follower is running
     source: Source = StoreSource(following.store, following.run_id, world)
     if following.run_dir:
         source = FolderSource(Path(following.run_dir), world)
@@ -33,7 +33,7 @@ def main(order: str, every_s: float = EVERY_S) -> int:
     )
     follower = Follower(following.tracker, what, source, world, following.path("json"))
     state = follower.follow(every_s)
-    logging.getLogger(__name__).info("%s lines told; the run is %s", len(follower.told), state or "silent")
+    logging.getLogger(__name__).info("sent %s lines; the run is %s", len(follower.told), state or "silent")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""MLflow: a folder at home, or a server behind a tunnel. One that listens in the open is not spoken to."""
+"""Sends metrics to MLflow: a folder at home, or a server behind a tunnel. Servers open to the network are refused."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from homing.errors import UsageError
-from homing.trackers.base import What, values_of
-from homing.wire.event import Metric
+from homing.trackers.tracker import What, values_of
+from homing.wire.event_lines import Metric
 
 __all__ = ["ToMlflow", "check_uri", "uri_of"]
 
 URI_ENV = "MLFLOW_TRACKING_URI"
 _TAG = "homing.run"
-_BATCH = 900  # of the thousand that one call may carry
+_BATCH = 900  # below the maximum of 1000 per call
 _STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
@@ -23,13 +23,13 @@ def uri_of(what: What) -> str:
 
 
 def check_uri(uri: str) -> None:
-    """It has no password by default, and neither has the way to it: loopback, or nothing."""
+    """Raise UsageError unless the server is on loopback: by default MLflow has neither a password nor encryption."""
     parts = urlsplit(uri)
     if parts.scheme in ("http", "https") and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         port = parts.port or 5000
         raise UsageError(
-            what=f"{uri} is not spoken to: MLflow is reached only through a tunnel.",
-            why="Its port is closed to the network for a reason: whoever reaches it can read and change everything.",
+            what=f"Refusing to connect to {uri}: homing connects to MLflow only through a tunnel.",
+            why="Anyone who can reach an open MLflow port can read and change everything.",
             fix=f"ssh -N -L {port}:127.0.0.1:{port} {parts.hostname}   then: export {URI_ENV}=http://127.0.0.1:{port}",
         )
 
@@ -38,7 +38,7 @@ class ToMlflow:
     def __init__(self, what: What) -> None:
         uri = uri_of(what)
         check_uri(uri)
-        # A folder needs no server and no database; MLflow wants to be told that this is meant.
+        # A folder needs no server and no database; MLflow requires this to be enabled explicitly.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.entities import Metric as Point
         from mlflow.tracking import MlflowClient
@@ -54,7 +54,7 @@ class ToMlflow:
             self._waiting.append(self._point(f"{metric.phase}/{name}", value, at, metric.step))
 
     def rewind(self, metric: Metric) -> None:
-        """Its history keeps every telling, by time."""
+        """Do nothing: MLflow's history keeps all values of a step, by time."""
 
     def flush(self) -> None:
         while self._waiting:

@@ -1,11 +1,11 @@
-"""TensorBoard event files, written by tensorboard's own writer. Neither torch nor tensorflow is loaded."""
+"""Writes TensorBoard event files with tensorboard's own writer. Loads neither torch nor tensorflow."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from homing.trackers.base import What, values_of
-from homing.wire.event import Metric
+from homing.trackers.tracker import What, values_of
+from homing.wire.event_lines import Metric
 
 __all__ = ["ToTensorBoard"]
 
@@ -19,7 +19,7 @@ class ToTensorBoard:
         self._summary = summary_pb2.Summary
         self._folder = str(what.folder / "tensorboard" / what.run_id)
         self._new: Any = EventFileWriter
-        self._writers: dict[str, Any] = {}  # one per phase: steps begin anew in each
+        self._writers: dict[str, Any] = {}  # one per phase, because steps restart in each
 
     def log(self, metric: Metric) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in values_of(metric).items()]
@@ -27,7 +27,7 @@ class ToTensorBoard:
         self._writer(metric.phase).add_event(event)
 
     def rewind(self, metric: Metric) -> None:
-        """Readers drop what they have from this step on."""
+        """Make readers drop what they have from this step on."""
         session = self._session(status=self._session.START)
         event = self._event(wall_time=metric.t, step=metric.step, session_log=session)
         self._writer(metric.phase).add_event(event)

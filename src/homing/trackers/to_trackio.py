@@ -1,12 +1,12 @@
-"""trackio: a local SQLite file, which `trackio show --project homing` opens. No server, no account."""
+"""Sends metrics to trackio: a local SQLite file, opened with `trackio show --project homing`. No server, no account."""
 
 from __future__ import annotations
 
 import datetime
 from typing import Any
 
-from homing.trackers.base import What, values_of
-from homing.wire.event import Metric
+from homing.trackers.tracker import What, values_of
+from homing.wire.event_lines import Metric
 
 __all__ = ["ToTrackio"]
 
@@ -23,7 +23,7 @@ class ToTrackio:
         self._waiting.append(metric)
 
     def rewind(self, metric: Metric) -> None:
-        """Each line has an id of its own, so what is told again after a fall back stands beside the first telling."""
+        """Do nothing: each line has its own id, so values logged again appear next to the first ones."""
 
     def flush(self) -> None:
         if not self._waiting:
@@ -35,7 +35,7 @@ class ToTrackio:
             steps=[m.step for m in self._waiting],
             timestamps=[datetime.datetime.fromtimestamp(m.t, tz=datetime.UTC).isoformat() for m in self._waiting],
             config=self._what.config,
-            # The same id again is not entered twice.
+            # A line with an existing id is not inserted twice.
             log_ids=[f"{self._what.run_id}-{m.phase}-{m.step}-{m.t}" for m in self._waiting],
             run_id=self._what.run_id,
         )

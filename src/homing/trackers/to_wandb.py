@@ -1,7 +1,7 @@
-"""Weights & Biases. Without a key it records offline, and `wandb sync` sends it when there is one.
+"""Sends metrics to Weights & Biases. Without a key it records offline, and `wandb sync` uploads it later.
 
-Steps are a figure of their own (`PHASE/step`) and not W&B's: theirs may only grow, and a run that falls back tells some
-steps again.
+Steps are a separate metric (`PHASE/step`) and not W&B's own step: that may only increase, and a run that rolls back
+logs some steps again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import importlib
 from typing import Any
 
 from homing.api_address import check_address
-from homing.trackers.base import What, values_of
-from homing.wire.event import Metric
+from homing.trackers.tracker import What, values_of
+from homing.wire.event_lines import Metric
 
 __all__ = ["ToWandb", "mode_of"]
 
@@ -20,7 +20,7 @@ _START_S = 60.0
 
 
 def mode_of(environment: dict[str, str]) -> str:
-    """As WANDB_MODE says; without a key offline, because asking for one would wait for ever."""
+    """Return WANDB_MODE if set; else offline without a key, because prompting for one would block forever."""
     return environment.get(MODE_ENV) or ("online" if environment.get(KEY_ENV) else "offline")
 
 
@@ -51,10 +51,10 @@ class ToWandb:
         self._run.log({**values, f"{metric.phase}/step": metric.step, f"{metric.phase}/t": metric.t})
 
     def rewind(self, metric: Metric) -> None:
-        """Nothing to undo: the steps that are told again stand beside the first telling."""
+        """Do nothing: steps that are logged again appear next to the first ones."""
 
     def flush(self) -> None:
-        """Its own process has them as soon as `log` returns."""
+        """Do nothing: W&B's own process has the values as soon as `log` returns."""
 
     def close(self, state: str) -> None:
         self._run.finish(exit_code=1 if state == "failed" else 0)

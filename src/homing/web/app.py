@@ -1,12 +1,13 @@
-"""The routes: the page for people, /v1 for programs.
+"""Routes of `homing serve`: a page for people, /v1 for programs.
 
-    GET  /                     the page; it asks for nothing outside, and has the token from the address's fragment
-    GET  /health               whether it lives
+    GET  /                     the page; it loads nothing external, and takes the token from the URL fragment
+    GET  /health               liveness
     GET  /v1/models            the one model
-    POST /v1/chat/completions  turns, for a model that learned them
-    POST /v1/completions       a text to go on from
+    POST /v1/chat/completions  conversations, for a chat model
+    POST /v1/completions       a text to continue
 
-Everything under /v1 wants the token. A request waits in a short queue; who hangs up is forgotten at the next token.
+Everything under /v1 requires the token. Requests wait in a short queue; generation stops at the next token after a
+client disconnects.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from homing.errors import DataError
-from homing.lm.chat.messages import Fault
-from homing.web import openai
-from homing.web.openai import Answer, Defaults, Refusal, Wanted, event
-from homing.web.voice import GivenUp, Spoken, TooLong, Voice
+from homing.lm.data.chat.messages import Fault
+from homing.web import openai_format
+from homing.web.model_session import GivenUp, Spoken, TooLong, Voice
+from homing.web.openai_format import Answer, Defaults, Refusal, Wanted, event
 from homing.web.worker import QueueFull, Text, Worker
 
 __all__ = ["make_app"]
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
-_JSON_BYTES = 6  # at most, for one byte of text: a control character is written as an escape
+_JSON_BYTES = 6  # maximum for one byte of text: a control character is written as an escape
 _BESIDE_BYTES = 256 * 1024  # for the names, roles and settings around the text
 _BODY_S = 60.0
 _RETRY_S = "5"
@@ -53,7 +54,7 @@ _log = logging.getLogger(__name__)
 def make_app(
     voice: Voice, worker: Worker, *, token: str, hosts: Sequence[str], defaults: Defaults | None = None
 ) -> Starlette:
-    """`hosts`: the names under which it may be asked for, against pages of others that turn their own name to us."""
+    """Build the app. `hosts`: the host names it accepts, as a protection against DNS rebinding."""
     routes = _Routes(voice, worker, token, defaults or Defaults())
     return Starlette(
         routes=[
@@ -84,25 +85,24 @@ class _Routes:
     async def model(self, request: Request) -> Response:
         self._check_token(request)
         if (name := request.path_params["name"]) != self._voice.name:
-            message = f"There is no model {name!r} here; this server has {self._voice.name!r}."
+            message = f"Unknown model {name!r}; this server has {self._voice.name!r}."
             raise Refusal(message, status=404, param="model", code="model_not_found")
         return JSONResponse(self._card())
 
     def _card(self) -> dict[str, Any]:
         mode = "chat" if self._voice.is_chat else "completion"
         head = {"id": self._voice.name, "object": "model", "created": self._created, "owned_by": "homing"}
-        # Beyond OpenAI's shape, for the page: how it is asked, how much it reads, what it does where nothing is said.
+        # Beyond OpenAI's format, for the page: chat or completion, context length, and the default settings.
         given = self._defaults
         defaults = {"max_tokens": given.num_tokens, "temperature": given.temperature, "top_k": given.top_k}
         return {**head, "mode": mode, "context": self._voice.context, "defaults": defaults}
 
     async def chat(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = openai.read_chat(await self._read(request), self._voice.name, self._defaults)
+        wanted = openai_format.read_chat(await self._read(request), self._voice.name, self._defaults)
         if not self._voice.is_chat:
             raise Refusal(
-                "This is a base model: it goes on with a text, and was never taught to answer in turns."
-                " Use /v1/completions.",
+                "This is a base model: it continues a text and was not trained for chat. Use /v1/completions.",
                 code="base_model",
             )
         assert wanted.messages is not None, "a conversation has its turns"
@@ -110,15 +110,17 @@ class _Routes:
 
     async def complete(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = openai.read_completion(await self._read(request), self._voice.name, self._defaults)
+        wanted = openai_format.read_completion(await self._read(request), self._voice.name, self._defaults)
         return await self._answer(request, wanted)
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        """The body, refused by its size alone where no prompt in it could fit: what it says is told, and what comes is
-        counted, because a body in chunks says nothing."""
+        """Return the parsed body; refuse it by size if no prompt in it could fit.
+
+        Both the declared length and the received bytes are checked, because a chunked body declares none.
+        """
         most = min(MAX_BODY_BYTES, _JSON_BYTES * self._voice.max_prompt_bytes + _BESIDE_BYTES)
-        told = request.headers.get("content-length", "")
-        if told.isdecimal() and int(told) > most:
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > most:
             raise _too_large(most)
         raw = bytearray()
         try:
@@ -129,7 +131,7 @@ class _Routes:
                         raise _too_large(most)
         except TimeoutError:
             raise Refusal(f"The body did not arrive within {_BODY_S:g} s.", status=408) from None
-        return openai.read_body(bytes(raw))
+        return openai_format.read_body(bytes(raw))
 
     async def _answer(self, request: Request, wanted: Wanted) -> Response:
         texts = [wanted.prompt] if wanted.messages is None else [message["content"] for message in wanted.messages]
@@ -140,7 +142,7 @@ class _Routes:
         spoken, in_turns = Spoken(0), wanted.messages is not None
 
         def work(is_wanted: Callable[[], bool]) -> Iterator[str]:
-            # In the worker's thread, one at a time: twenty long prompts at once would take the memory of all of them.
+            # In the worker's thread, one at a time: twenty long prompts at once would need the memory of all of them.
             if wanted.messages is None:
                 ids = self._voice.begin(wanted.prompt, is_wanted)
             else:
@@ -152,7 +154,7 @@ class _Routes:
         try:
             text = self._worker.submit(work)
         except QueueFull:
-            raise Refusal("Too many texts wait already. Ask again soon.", status=503, code="queue_full") from None
+            raise Refusal("Too many requests are queued. Try again soon.", status=503, code="queue_full") from None
         await self._accepted(request, text, wanted)
         answer = Answer(self._voice.name, wanted, spoken)
         if wanted.is_stream:
@@ -160,19 +162,21 @@ class _Routes:
         return await _whole(request, text, answer)
 
     async def _accepted(self, request: Request, text: Text, wanted: Wanted) -> None:
-        """Until the worker has encoded it, so that a refusal still has its own status. A client that hangs up while it
-        waits in the queue is forgotten there."""
+        """Wait until the worker has encoded the prompt, so that a refusal can still have its own status.
+
+        A client that disconnects while it waits in the queue is dropped from it.
+        """
         async with _given_up_with(request.receive, text):
             try:
                 await text.accepted()
             except TooLong as exc:
                 raise self._refused_length(exc, wanted) from None
             except Fault as fault:
-                raise Refusal(f"The model cannot be asked this: {fault.text}.", param="messages") from fault
-            except DataError as exc:  # the template, which exceeded its bounds too often
-                # Not 500: clients ask again after that, and each time it would hold up everyone else's texts.
+                raise Refusal(f"Invalid conversation for this model: {fault.text}.", param="messages") from fault
+            except DataError as exc:  # the chat template, which exceeded its bounds too often
+                # Not 500: clients would retry, and each time it would delay everyone else's requests.
                 _log.warning("%s", exc)
-                message = f"The model cannot be asked this: its chat template cannot be used. {exc.why}"
+                message = f"The chat template of this model cannot be used. {exc.why}"
                 raise Refusal(message, param="messages", code="chat_template_failed") from exc
             except GivenUp:
                 raise ClientDisconnect from None
@@ -181,9 +185,12 @@ class _Routes:
 
     def _refused_length(self, exc: TooLong, wanted: Wanted) -> Refusal:
         number = f"at least {exc.num_tokens:,}" if exc.is_at_least else f"{exc.num_tokens:,}"
-        message = f"The prompt has {number} tokens; this model reads {self._voice.context:,}, answer included."
+        message = (
+            f"The prompt has {number} tokens; the context of this model is {self._voice.context:,}, answer included."
+        )
         field = "prompt" if wanted.messages is None else "messages"
-        return Refusal(message, param=field, code="context_length_exceeded")  # 400, as clients that cut look for
+        # 400, because clients that truncate prompts look for it.
+        return Refusal(message, param=field, code="context_length_exceeded")
 
     def _check_token(self, request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -193,7 +200,7 @@ class _Routes:
 
 
 def _too_large(most: int) -> Refusal:
-    return Refusal(f"The body has more than {most:,} bytes, and no prompt that large can fit.", status=413)
+    return Refusal(f"The body exceeds {most:,} bytes; no prompt of that size fits the context.", status=413)
 
 
 async def _whole(request: Request, text: Text, answer: Answer) -> Response:
@@ -202,13 +209,13 @@ async def _whole(request: Request, text: Text, answer: Answer) -> Response:
             said = "".join([piece async for piece in text])
         except Exception as exc:
             raise _failed(exc) from exc
-    if not text.is_wanted:  # it hung up, or the server ends: then this is read
+    if not text.is_wanted:  # the client disconnected, or the server is shutting down: then this is sent
         raise _ending()
     return JSONResponse(answer.whole(said))
 
 
 class _Stream(Response):
-    """Server-sent events as they come. Not Starlette's: that one listens for a hang-up only where it is idle."""
+    """Server-sent events as they come. Starlette's own response detects a disconnect only while it is idle."""
 
     def __init__(self, text: Text, answer: Answer) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -241,7 +248,7 @@ class _Stream(Response):
 
 @contextlib.asynccontextmanager
 async def _given_up_with(receive: Receive, text: Text) -> AsyncIterator[None]:
-    """While the answer is made somebody listens for the hang-up; however it ends, the text is not computed further."""
+    """Cancel the text if the client disconnects while the answer is produced, or if producing it fails."""
 
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -260,12 +267,12 @@ async def _given_up_with(receive: Receive, text: Text) -> AsyncIterator[None]:
 
 
 def _failed(exc: Exception) -> Refusal:
-    _log.error("a text failed", exc_info=exc)
-    return Refusal(f"The text failed: {type(exc).__name__}: {exc}", status=500)
+    _log.error("generation failed", exc_info=exc)
+    return Refusal(f"Generation failed: {type(exc).__name__}: {exc}", status=500)
 
 
 def _ending() -> Refusal:
-    return Refusal("The server ends.", status=503, code="server_ends")
+    return Refusal("The server is shutting down.", status=503, code="server_ends")
 
 
 async def _refused(request: Request, exc: Exception) -> Response:
@@ -276,24 +283,24 @@ async def _refused(request: Request, exc: Exception) -> Response:
 
 async def _no_route(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException), "registered for it"
-    # A client with another base_url, or with a part of the API that is not here, learns what is.
-    here = f" Here are {_HERE}." if exc.status_code == 404 else ""
+    # Tell a client with a wrong base_url, or one that uses a part of the API that is missing, what there is.
+    here = f" Available: {_HERE}." if exc.status_code == 404 else ""
     refusal = Refusal(f"{request.method} {request.url.path}: {exc.detail}.{here}", status=exc.status_code)
     return JSONResponse(refusal.body, exc.status_code, exc.headers)
 
 
 async def _broken(request: Request, exc: Exception) -> Response:
-    """Our own mistake; its trace is in the log."""
-    return JSONResponse(Refusal(f"The server made a mistake: {type(exc).__name__}.", status=500).body, 500)
+    """Answer an internal error; its traceback is in the log."""
+    return JSONResponse(Refusal(f"Internal server error: {type(exc).__name__}.", status=500).body, 500)
 
 
 async def _nobody(request: Request, exc: Exception) -> Response:
-    return Response(status_code=400)  # who would read it has left in the middle of the body
+    return Response(status_code=400)  # the client left in the middle of the body, so no one reads this
 
 
 def _page() -> Callable[[Request], Awaitable[Response]]:
     html = files("homing.web").joinpath("page.html").read_text(encoding="utf-8")
-    # Its own script and style by their hashes, its own server to speak to, and nothing else from anywhere.
+    # The policy allows its own script and style by their hashes and requests to its own server, nothing else.
     own = {tag: _sha256(re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)) for tag in ("script", "style")}
     policy = (
         f"default-src 'none'; script-src {own['script']}; style-src {own['style']}; connect-src 'self';"

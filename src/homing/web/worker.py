@@ -1,8 +1,9 @@
-"""One text at a time: a thread that computes, a short queue before it, and texts that may be given up.
+"""Generates one text at a time: a thread that computes, a short queue, and texts that can be cancelled.
 
-    submit(work) -> Text -> [ async for piece in text ] ...        cancel() at any time, from any thread
+    submit(work) -> Text -> [ async for chunk in text ] ...        cancel() at any time, from any thread
 
-Two texts at once would each take twice as long and the memory of both. Whoever finds the queue full is told at once.
+Two texts at once would each take twice as long and need the memory of both. If the queue is full, submit raises at
+once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 __all__ = ["QueueFull", "Text", "Worker"]
 
-# Is it still wanted? -> pieces. The first comes when the request is accepted: encoded, and found to fit.
+# A function that yields chunks; its argument says whether they are still wanted. It yields an empty first chunk once
+# the request is accepted: encoded, and found to fit.
 Work = Callable[[Callable[[], bool]], Iterator[str]]
 
 
@@ -23,12 +25,12 @@ class QueueFull(Exception):
 
 
 class Text:
-    """Pieces on their way from the worker's thread to the event loop that asked for them."""
+    """Chunks passed from the worker's thread to the event loop that requested them."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[str | Exception | None] = asyncio.Queue()
+        self._chunks: asyncio.Queue[str | Exception | None] = asyncio.Queue()
         self._given_up = threading.Event()
 
     @property
@@ -36,44 +38,46 @@ class Text:
         return not self._given_up.is_set()
 
     def cancel(self) -> None:
-        """Ends it at the next token, or before its first; whoever reads it reaches the end now."""
+        """Stop generating at the next token, or before the first; the reader reaches the end now."""
         self._given_up.set()
-        self._tell(None)
+        self._send(None)
 
     async def accepted(self) -> None:
-        """Returns once its work has begun to answer, or at once when it is given up; raises what stood in the way. The
-        first piece is consumed: it is empty."""
-        piece = await self._pieces.get()
-        if isinstance(piece, Exception):
-            raise piece
-        if piece is None:
-            self._pieces.put_nowait(None)  # for whoever reads on: this is the end
+        """Return once the work has started to answer, or at once if it is cancelled; raises its exception if it failed.
+
+        Consumes the first chunk, which is empty.
+        """
+        chunk = await self._chunks.get()
+        if isinstance(chunk, Exception):
+            raise chunk
+        if chunk is None:
+            self._chunks.put_nowait(None)  # for the next read: this is the end
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        while (piece := await self._pieces.get()) is not None:
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
+        while (chunk := await self._chunks.get()) is not None:
+            if isinstance(chunk, Exception):
+                raise chunk
+            yield chunk
 
     def compute(self) -> None:
-        """In the worker's thread."""
+        """Generate the text; runs in the worker's thread."""
         try:
-            for piece in self._work(lambda: self.is_wanted):
-                self._tell(piece)
-        except Exception as exc:  # of one text; the others are still to come, and who asked is told
-            self._tell(exc)
-        self._tell(None)
+            for chunk in self._work(lambda: self.is_wanted):
+                self._send(chunk)
+        except Exception as exc:  # of one text; the others still follow, and its requester gets the exception
+            self._send(exc)
+        self._send(None)
 
-    def _tell(self, piece: str | Exception | None) -> None:
+    def _send(self, chunk: str | Exception | None) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
+        except RuntimeError:  # the loop is closed: no one listens any more
             self._given_up.set()
 
 
 class Worker:
     def __init__(self, *, num_waiting: int) -> None:
-        """`num_waiting`: how many texts may wait beside the one that is being computed."""
+        """`num_waiting`: how many texts may wait in addition to the one being generated."""
         self._num_waiting = num_waiting
         self._waiting: deque[Text] = deque()
         self._current: Text | None = None
@@ -84,7 +88,7 @@ class Worker:
 
     def submit(self, work: Work) -> Text:
         with self._changed:
-            # Whoever hung up has left the queue.
+            # Texts of clients that disconnected leave the queue.
             self._waiting = deque(text for text in self._waiting if text.is_wanted)
             num_before = len(self._waiting) + (self._current is not None)
             if self._is_closed or num_before > self._num_waiting:
@@ -95,7 +99,7 @@ class Worker:
             return text
 
     def close(self) -> None:
-        """Gives up every text, and returns when the thread has ended."""
+        """Cancel every text, and return when the thread has ended."""
         with self._changed:
             self._is_closed = True
             given_up = [*self._waiting, *([self._current] if self._current else [])]

@@ -1,9 +1,8 @@
-"""Dataclasses to JSON and back: strict when we write, lenient when we read.
+"""Converts dataclasses to JSON and back: strict when writing, lenient when reading.
 
-A writer checks every field against its annotation, so that a wrong type fails on the machine that made it.
-A reader ignores keys it does not know and fills defaults for keys it misses, so that an older `homing` can read
-what a newer one wrote; it refuses only what it cannot use, naming the path of the field.
-"""
+A writer checks every field against its annotation, so that a wrong type fails on the machine that made it. A reader
+ignores unknown keys and fills in defaults for missing ones, so that an older `homing` can read what a newer one wrote.
+It refuses only what it cannot use, and names the path of the field."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ T = TypeVar("T")
 
 
 class WireError(ValueError):
-    """A document that is not what its name promises."""
+    """The document does not have the expected form."""
 
 
 def record(name: str, version: int) -> Callable[[Type[T]], Type[T]]:
-    """Marks a dataclass as a document of its own: it is written with `schema: homing.NAME/VERSION`."""
+    """Class decorator for a top-level document: it is written with `schema: homing.NAME/VERSION`."""
 
     def mark(cls: Type[T]) -> Type[T]:
-        cls.SCHEMA = f"homing.{name}/{version}"  # type: ignore[attr-defined]  # of some dataclasses only; see schema_of
+        cls.SCHEMA = f"homing.{name}/{version}"  # type: ignore[attr-defined]  # not on every dataclass; see schema_of
         return cls
 
     return mark
@@ -36,7 +35,7 @@ def schema_of(obj: object) -> str:
 
 
 def dump(obj: Any) -> Dict[str, Any]:
-    """A JSON-ready dict; raises WireError where a value does not fit its annotation."""
+    """Return a JSON-ready dict; raises WireError if a value does not fit its annotation."""
     checked = load(type(obj), dataclasses.asdict(obj))
     return {**({"schema": schema_of(obj)} if schema_of(obj) else {}), **dataclasses.asdict(checked)}
 
@@ -49,8 +48,8 @@ def dumps(obj: Any, indent: Optional[int] = None) -> str:
 
 
 def load(cls: Type[T], data: Any, path: str = "") -> T:
-    """`data` as `cls`: unknown keys ignored, missing ones defaulted, everything else checked."""
-    shape: Any = cls  # a dataclass: Type[T] does not say so
+    """Build `cls` from `data`: ignores unknown keys, fills in defaults, checks everything else; raises WireError."""
+    shape: Any = cls  # a dataclass, which Type[T] does not express
     path = path or cls.__name__
     if not isinstance(data, dict):
         raise WireError(f"{path}: expected an object, got {type(data).__name__}")
@@ -61,7 +60,7 @@ def load(cls: Type[T], data: Any, path: str = "") -> T:
     for name, hint, kind, is_optional, is_needed in _fields(shape):
         if name in data:
             value = data[name]
-            # Most values are plain and of the right type, and a file of metrics has very many of them.
+            # Fast path: most values are plain and of the right type, and a metrics file has very many of them.
             if (type(value) is kind and (kind is not float or math.isfinite(value))) or (value is None and is_optional):
                 values[name] = value
             else:
@@ -74,20 +73,19 @@ def load(cls: Type[T], data: Any, path: str = "") -> T:
 def loads(cls: Type[T], text: Union[str, bytes]) -> T:
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as exc:  # lists in lists in lists end a parser's stack
+    except (ValueError, RecursionError) as exc:  # deeply nested lists exhaust the parser's stack
         raise WireError(f"{cls.__name__}: not JSON: {exc}") from exc
     return load(cls, data)
 
 
-@functools.lru_cache(maxsize=None)  # reading annotations takes longer than reading the document
+@functools.lru_cache(maxsize=None)  # resolving annotations takes longer than reading the document
 def _hints(cls: Any) -> Dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
 @functools.lru_cache(maxsize=None)
 def _fields(cls: Any) -> List[Tuple[str, Any, Any, bool, bool]]:
-    """Of each field its name, its annotation, its type if that is a plain one, whether it may be None and whether it
-    must be there."""
+    """Return for each field: name, annotation, plain type or None, whether it may be None, whether it is required."""
     found = []
     for field in dataclasses.fields(cls):
         hint = _hints(cls)[field.name]
@@ -102,7 +100,7 @@ def _decode(value: Any, hint: Any, path: str) -> Any:
     inner = _strip_optional(hint)
     if value is None:
         if inner is hint and hint is not Any:
-            raise WireError(f"{path}: null where a value is needed")
+            raise WireError(f"{path}: null where a value is required")
         return None
     if isinstance(inner, type) and dataclasses.is_dataclass(inner):
         return load(inner, value, path)

@@ -1,11 +1,11 @@
-"""The one door of cloud, store and agent to clock, disk, processes and network.
+"""Access to clock, disk, processes and network for cloud, store and agent.
 
-    machine     Machine: what every machine gives; it travels to the instance with the agent
-    home        World(Machine): what home and store need beside it
-    a simulator subclasses World; there each method is a point where it may yield, fail or kill the caller
+    machine     Machine: what every machine has; ships to the instance with the agent
+    home        World(Machine): adds what home and the store need
+    a simulator subclasses World; each method is then a point where it may yield, fail or kill the caller
 
-Code that takes a `world` touches nothing else: no `time`, `open`, `os`, `subprocess`, `sqlite3` or `urllib` of its own.
-That is what lets one seed replay one bad day exactly.
+Code that takes a `world` does not use `time`, `open`, `os`, `subprocess`, `sqlite3` or `urllib` directly. That is what
+lets one seed replay one failure scenario exactly.
 """
 
 from homing.world.home import Database, DatabaseDamaged, MemoryDatabase, World, reads_only

@@ -1,4 +1,4 @@
-"""World: what a machine gives, and beside it what only home and the store need. An agent does without."""
+"""World: a Machine plus what only home and the store need (private folders, databases, downloads)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from homing.world.machine import (
 
 __all__ = ["Database", "DatabaseDamaged", "MemoryDatabase", "World", "reads_only"]
 
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 
 class World(Machine):
-    _private: str = ""  # what lies below belongs to this person alone
+    _private: str = ""  # files below this folder are readable only by the user
 
     def keep_private(self, folder: PathLike) -> None:
-        """From now on this folder, and what is made below it, can be read by its owner only."""
+        """Make this folder, and everything created below it from now on, readable by its owner only."""
         self._private = os.path.abspath(folder)
 
     def random_hex(self, num_chars: int) -> str:
@@ -76,7 +76,7 @@ class World(Machine):
         return bool(self._private) and (full == self._private or full.startswith(self._private + os.sep))
 
     def _make_private(self, path: PathLike) -> None:
-        """An empty file that only its owner can read, where there is none yet."""
+        """Create an empty file that only its owner can read, if there is none yet."""
         if self._is_private(path) and not os.path.exists(path):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
@@ -84,9 +84,9 @@ class World(Machine):
         os.chmod(path, mode)
 
     def create(self, path: PathLike, data: bytes) -> bool:
-        """True if this call made the file, False if it was there: the O_EXCL lease. Whole or absent, like write."""
+        """Create a file; return False if it already exists (the O_EXCL lease). Complete or absent, like write."""
         try:
-            # link(2) is the one call that both refuses an existing name and shows only a finished file.
+            # link(2) is the only call that both refuses an existing name and exposes only a finished file.
             with whole(path, os.link, 0o600 if self._is_private(path) else 0o644) as file:
                 file.write(data)
         except FileExistsError:
@@ -94,17 +94,17 @@ class World(Machine):
         return True
 
     def copy(self, source: PathLike, target: PathLike) -> str:
-        """Copies a file whole or not at all; returns the sha256 of the bytes that were read."""
+        """Copy a file, completely or not at all; return the sha256 of the bytes that were read."""
         digest = hashlib.sha256()
         mode = 0o600 if self._is_private(target) else 0o644
         with open(source, "rb") as src, whole(target, os.replace, mode) as dst:
-            for piece in iter(lambda: src.read(_PIECE), b""):
-                digest.update(piece)
-                dst.write(piece)
+            for chunk in iter(lambda: src.read(_CHUNK), b""):
+                digest.update(chunk)
+                dst.write(chunk)
         return digest.hexdigest()
 
     def link(self, source: PathLike, target: PathLike) -> None:
-        """A second name for a file that nobody writes to any more; a copy where the disk has no such thing."""
+        """Hard-link a file that is no longer written to; copy it if the file system has no hard links."""
         try:
             os.link(source, target)
         except OSError:
@@ -113,8 +113,8 @@ class World(Machine):
     def sha256(self, path: PathLike) -> str:
         digest = hashlib.sha256()
         with open(path, "rb") as file:
-            for piece in iter(lambda: file.read(_PIECE), b""):
-                digest.update(piece)
+            for chunk in iter(lambda: file.read(_CHUNK), b""):
+                digest.update(chunk)
         return digest.hexdigest()
 
     def exists(self, path: PathLike) -> bool:
@@ -124,28 +124,33 @@ class World(Machine):
         return os.path.isdir(path)
 
     def mode(self, path: PathLike) -> int:
-        """Its permission bits, such as 0o600."""
+        """Return the permission bits, such as 0o600."""
         return os.stat(path).st_mode & 0o777
 
     def may_write(self, path: PathLike) -> bool:
-        """Whether this process could write it, or into it, without trying."""
+        """Return True if this process has permission to write the file, or into the folder; does not try it."""
         return os.access(path, os.W_OK)
 
     def modified_at(self, path: PathLike) -> float:
         return os.path.getmtime(path)
 
     def stamp(self, path: PathLike) -> tuple[int, int, int, int]:
-        """Size, time of writing, time of any change (ns; that one nobody can put back) and inode: while they are the
-        same, so is the file."""
+        """Return size, mtime and ctime in ns, and inode: while they are unchanged, so is the file.
+
+        ctime is included because no program can set it back.
+        """
         found = os.stat(path)
         return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
     def listdir(self, path: PathLike) -> list[str]:
-        """Sorted names; an absent folder raises, it is not empty."""
+        """Return the sorted names; an absent folder raises rather than being empty."""
         return sorted(os.listdir(path))
 
     def walk(self, path: PathLike) -> list[str]:
-        """Relative paths of all files below, sorted, with forward slashes; a folder that cannot be listed raises."""
+        """Return the relative paths of all files below, sorted, with forward slashes.
+
+        Raises if a folder cannot be listed.
+        """
         root = os.fspath(path)
         tree = os.walk(root, onerror=_unless_gone)
         found = [os.path.relpath(os.path.join(base, name), root) for base, _, names in tree for name in names]
@@ -166,19 +171,22 @@ class World(Machine):
         return Database(path)
 
     def memory_database(self, image: bytes = b"") -> Database:
-        """A database that only this process has; empty, or as another one's image."""
+        """Return a database in the memory of this process, empty or loaded from the image of another."""
         return MemoryDatabase(image)
 
-    # --- several things at once ---
+    # --- concurrency ---
 
     def together(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Any]:
-        """What each call returned or raised, in their order; TimeoutError for one that is late, which is left alone."""
+        """Run the calls in threads; return what each returned or raised, in order.
+
+        A call that is late yields TimeoutError, and its thread is abandoned.
+        """
         answers: list[Any] = [TimeoutError(f"no answer within {timeout_s:g} s") for _ in calls]
 
         def make(index: int, call: Callable[[], Any]) -> None:
             try:
                 answers[index] = call()
-            except Exception as exc:  # it is the call's answer, and the caller's to judge
+            except Exception as exc:  # the exception is the call's result, for the caller to judge
                 answers[index] = exc
 
         threads = [threading.Thread(target=make, args=pair, daemon=True) for pair in enumerate(calls)]
@@ -187,20 +195,20 @@ class World(Machine):
         deadline = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return list(answers)  # a copy: what comes late changes nothing
+        return list(answers)  # a copy: late results do not change it
 
     # --- network ---
 
     def stream(self, request: HttpRequest, seconds: float) -> HttpResponse:
-        """An answer that may never end: what came until it was quiet for the request's timeout, at most `seconds`."""
-        deadline, pieces = time.monotonic() + seconds, list[bytes]()
+        """Read a response that may never end: until it is silent for the request's timeout, for at most `seconds`."""
+        deadline, chunks = time.monotonic() + seconds, list[bytes]()
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
             with opener.open(req, timeout=request.timeout_s) as reply:
-                with contextlib.suppress(TimeoutError):  # quiet: it has said all there is for now
-                    while time.monotonic() < deadline and (piece := reply.read1(_PIECE)):
-                        pieces.append(piece)
-                return _response(reply, b"".join(pieces))
+                with contextlib.suppress(TimeoutError):  # silent: everything available has arrived
+                    while time.monotonic() < deadline and (chunk := reply.read1(_CHUNK)):
+                        chunks.append(chunk)
+                return _response(reply, b"".join(chunks))
         except urllib.error.HTTPError as exc:
             with exc:
                 return _response(exc, exc.read())
@@ -210,11 +218,12 @@ class World(Machine):
     def download(
         self, url: str, path: PathLike, max_bytes: int, take: Callable[[bytes], None], timeout_s: float = 60.0
     ) -> HttpResponse:
-        """What lies at `url`, to the end of a file that may hold its beginning; each piece is shown to `take`.
+        """Download `url`, appending to a file that may hold its beginning; each chunk is also passed to `take`.
 
-        Redirects are followed, so nothing secret is sent: our name and the range. Only 200 from the start, or 206 from
-        just where the file ends, is written: any other answer leaves the file alone, and its body is not read. One byte
-        more than `max_bytes` may come, to show that there is more. A broken line is a NetworkError; what came is kept.
+        Redirects are followed, so the request carries no secrets: only our user agent and the range. The file is
+        written only for a 200 from the start or a 206 that begins exactly where the file ends; for any other answer the
+        file is left alone and the body is not read. One byte more than `max_bytes` may be read, to show that there is
+        more. A broken connection raises NetworkError; the bytes received so far are kept.
         """
         offset = self.size(path) if self.exists(path) else 0
         headers = {"User-Agent": "homing", **({"Range": f"bytes={offset}-"} if offset else {})}
@@ -231,9 +240,9 @@ class World(Machine):
             if answer.status != (206 if offset else 200) or (offset and begins_at != f"bytes {offset}"):
                 return answer
             with open(path, "ab") as file:
-                for piece in _pieces(reply, max_bytes - offset + 1, url):
-                    file.write(piece)
-                    take(piece)
+                for chunk in _chunks(reply, max_bytes - offset + 1, url):
+                    file.write(chunk)
+                    take(chunk)
                 file.flush()
                 os.fsync(file.fileno())
         return answer
@@ -255,34 +264,43 @@ class DatabaseDamaged(OSError):
 
 
 class Database:
-    """SQLite, one durable transaction per call. Opened per call: no handle to leak into a forked or killed process."""
+    """An SQLite database, with one durable transaction per call.
+
+    Opened per call: no handle can leak into a forked or killed process.
+    """
 
     def __init__(self, path: PathLike) -> None:
         self._path = os.fspath(path)
 
     def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
-        """Runs the statements in one transaction; returns the rows of the last. What SQLite refuses is an OSError. Only
-        a CREATE makes a database that is absent; for anything else that is a FileNotFoundError."""
+        """Run the statements in one transaction; return the rows of the last one. SQLite's errors become OSError.
+
+        Only a CREATE statement creates an absent database; anything else then raises FileNotFoundError.
+        """
         with self._errors():
             try:
                 return self._execute(statements)
             except sqlite3.OperationalError as exc:
-                # A name has what SQLite says; what Python itself says of text that it cannot read has none.
+                # SQLite's own errors have a name; Python's error for undecodable text has none.
                 if not getattr(exc, "sqlite_errorname", "").startswith("SQLITE_IOERR_SHM"):
                     raise
-                # A disk so full that the file which processes share has no room: alone, its index is in memory.
+                # The disk is too full for the shared-memory file: with exclusive locking SQLite keeps that index in
+                # memory.
                 return self._execute(statements, is_alone=True)
 
     def image(self) -> bytes:
-        """The whole database as bytes, with everything that was committed. Writes nothing beside it, so it also works
-        in a folder that cannot be written; an absent database raises FileNotFoundError."""
+        """Return the whole database as bytes, with everything that was committed.
+
+        Writes nothing next to it, so it also works in a read-only folder; raises FileNotFoundError if the database is
+        absent.
+        """
         if not os.path.exists(self._path):
             raise FileNotFoundError(errno.ENOENT, "no such database", self._path)
         with self._errors():
             try:
                 return _image(self._path)
             except sqlite3.Error:
-                # In WAL mode also a reader needs files that it can write: read a copy, its log included.
+                # In WAL mode even a reader needs writable files: read a copy, including its log.
                 with tempfile.TemporaryDirectory(dir=_temporary_folder()) as folder:
                     copied = os.path.join(folder, "copy.sqlite")
                     for suffix in ("", "-wal"):
@@ -291,8 +309,13 @@ class Database:
                     return _image(copied)
 
     def restore(self, image: bytes, *, is_replacing: bool = False) -> None:
-        """Makes the database from such bytes, whole or not at all; FileExistsError where there is one already."""
-        for suffix in ("-wal", "-shm"):  # of the database that was there before: they would be played into this one
+        """Create the database from such bytes, completely or not at all.
+
+        Raises FileExistsError if there is one already, unless `is_replacing`.
+        """
+        if not is_replacing and os.path.exists(self._path):  # its write-ahead log holds transactions and must stay
+            raise FileExistsError(errno.EEXIST, "the database already exists", self._path)
+        for suffix in ("-wal", "-shm"):  # left by the previous database: SQLite would replay them into this one
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path + suffix)
         with whole(self._path, os.replace if is_replacing else os.link, 0o600) as file:
@@ -312,21 +335,22 @@ class Database:
         if not os.path.exists(self._path):
             if not any(sql.startswith("CREATE") for sql, _ in statements):
                 raise FileNotFoundError(errno.ENOENT, "no such database", self._path)
-            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite makes its other files like this one
+            # SQLite creates its other files with the same mode
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))
         # Closing rolls back what was not committed.
         with contextlib.closing(_connect(self._path)) as connection:
             connection.row_factory = sqlite3.Row
             connection.text_factory = _as_text
             if is_alone:
                 connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-            with contextlib.suppress(sqlite3.OperationalError):  # another process is switching it at this moment
+            with contextlib.suppress(sqlite3.OperationalError):  # another process is switching the mode right now
                 connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             return _transact(connection, statements)
 
 
 class MemoryDatabase(Database):
-    """A database in the memory of this process, made from the image of another one. Threads may share it."""
+    """A database in the memory of this process, made from the image of another one. Thread-safe."""
 
     def __init__(self, image: bytes = b"") -> None:
         super().__init__("a copy in memory")
@@ -335,7 +359,7 @@ class MemoryDatabase(Database):
         self._connection.row_factory = sqlite3.Row
         self._connection.text_factory = _as_text
         if image:
-            # Bytes 18 and 19 say how it was written to, and memory knows no write-ahead log.
+            # Bytes 18 and 19 are the file format version (2: WAL), and an in-memory database has no WAL.
             self._connection.deserialize(image[:18] + b"\x01\x01" + image[20:])
 
     def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -356,7 +380,7 @@ class MemoryDatabase(Database):
 
 
 def _transact(connection: sqlite3.Connection, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[dict[str, Any]]:
-    # Who only reads waits for no writer: one may have been stopped (Ctrl-Z) in the midst of its write.
+    # A read-only transaction does not wait for writers: one may have been suspended (Ctrl-Z) during its write.
     connection.execute("BEGIN" if reads_only(statements) else "BEGIN IMMEDIATE")
     rows: list[dict[str, Any]] = []
     for sql, params in statements:
@@ -371,18 +395,18 @@ def reads_only(statements: Sequence[tuple[str, Sequence[Any]]]) -> bool:
 
 def _image(path: str) -> bytes:
     with contextlib.closing(_connect(path)) as connection:
-        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchall()  # opens its log too, or fails to
+        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchall()  # also opens its log, or fails
         return connection.serialize()
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    # mode=rw: never make one that is not there.
+    # mode=rw: never create a missing database.
     uri = f"file:{urllib.parse.quote(os.path.abspath(path))}?mode=rw"
     return sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)
 
 
 def _temporary_folder() -> str:
-    """Where a copy can be made; in memory where every disk is full or read-only."""
+    """Return a folder for a temporary copy; /dev/shm if every disk is full or read-only."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:
@@ -390,12 +414,13 @@ def _temporary_folder() -> str:
 
 
 def _as_text(data: bytes) -> str:
-    """Also of bytes that are no text: one damaged row must not hide the others."""
+    """Decode invalid UTF-8 too: one damaged row must not hide the others."""
     return data.decode("utf-8", "replace")
 
 
 def _unless_gone(exc: OSError) -> None:
-    if not isinstance(exc, FileNotFoundError):  # a folder may be removed while we walk; anything else hides files
+    if not isinstance(exc, FileNotFoundError):
+        # A folder may be removed during the walk; any other error would hide files.
         raise exc
 
 
@@ -403,14 +428,17 @@ def _response(reply: Any, body: bytes = b"") -> HttpResponse:
     return HttpResponse(reply.status, {name.lower(): value for name, value in reply.headers.items()}, body)
 
 
-def _pieces(reply: Any, left: int, url: str) -> Iterator[bytes]:
-    """At most `left` bytes of its body. What the disk says of them is not a matter of the line."""
+def _chunks(reply: Any, left: int, url: str) -> Iterator[bytes]:
+    """Yield at most `left` bytes of the body in chunks.
+
+    Only reading is wrapped in NetworkError, so that the caller's disk errors are not taken for network errors.
+    """
     while left > 0:
         try:
-            piece = reply.read(min(_PIECE, left))
+            chunk = reply.read(min(_CHUNK, left))
         except (OSError, ValueError, http.client.HTTPException) as exc:
             raise NetworkError(f"GET {url}: {exc}") from exc
-        if not piece:
+        if not chunk:
             return
-        yield piece
-        left -= len(piece)
+        yield chunk
+        left -= len(chunk)

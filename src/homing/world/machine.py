@@ -1,7 +1,6 @@
-"""What every machine gives: clock, disk, processes and network. All that an agent ever touches.
+"""Machine: clock, disk, processes and network of any machine. The agent uses nothing else.
 
-Synchronous, standard library only, Python 3.8: it travels with the agent.
-"""
+Synchronous, standard library only, Python 3.8: it ships with the agent."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-from homing.wire.clock import boot_clock_s
+from homing.wire.boot_clock import boot_clock_s
 
 __all__ = ["Completed", "HttpRequest", "HttpResponse", "Machine", "NetworkError", "PathLike", "Process"]
 
 PathLike = Union[str, "os.PathLike[str]"]
-_locks: List[int] = []  # open until this process ends
+_locks: List[int] = []  # file descriptors that stay open until this process ends
 
 
 class NetworkError(OSError):
-    """No answer: refused, reset, timed out or unresolvable. Whether the request took effect is not known."""
+    """No answer: refused, reset, timed out or unresolvable. Whether the request took effect is unknown."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class Process:
-    """A process and when it began; the pair tells it from a later one that got the same pid."""
+    """A process and its start time; the pair distinguishes it from a later process with the same pid."""
 
     pid: int
     started: str
@@ -66,23 +65,24 @@ class Machine:
     # --- clock ---
 
     def now(self) -> float:
-        """Unix seconds; may jump. For records and for comparing machines."""
+        """Return Unix seconds; may jump. For records and for comparing machines."""
         return time.time()
 
     def boottime(self) -> float:
-        """Seconds of a clock that nobody can set and that goes on during sleep; the same in all processes of this
-        machine until it starts again. For what costs money by the hour."""
+        """Return seconds of a clock that cannot be set and that runs during sleep. For anything billed by the hour.
+
+        It is the same in all processes of this machine until it reboots."""
         return boot_clock_s()
 
     def boot_id(self) -> str:
-        """Changes when the machine starts again; "" where the machine has none."""
+        """Return an id that changes on every reboot; "" if the machine has none."""
         try:
             return self.read("/proc/sys/kernel/random/boot_id").decode().strip()
         except OSError:
             return ""
 
     def monotonic(self) -> float:
-        """Never goes back, means nothing across processes. For waits."""
+        """Return seconds that never go back and mean nothing across processes. For waits."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
@@ -96,12 +96,12 @@ class Machine:
             return file.read(max_bytes)
 
     def write(self, path: PathLike, data: bytes, mode: int = 0o644) -> None:
-        """Whole or absent: written aside, synced, renamed, and the rename synced too."""
+        """Write a file, complete or absent: to a temporary file, synced, renamed, and the rename synced too."""
         with whole(path, os.replace, mode) as file:
             file.write(data)
 
     def append(self, path: PathLike, data: bytes) -> None:
-        """One write to an O_APPEND file, so that lines of several writers never mix."""
+        """Append with a single write to an O_APPEND file, so that lines of several writers never mix."""
         with open(path, "ab", buffering=0) as file:
             file.write(data)
 
@@ -112,12 +112,12 @@ class Machine:
         os.makedirs(path, exist_ok=True)
 
     def remove(self, path: PathLike) -> None:
-        """Absent already is success."""
+        """Delete a file; absent already is success."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
     def lock(self, path: PathLike) -> bool:
-        """True if it is ours until this process ends, however it ends; False while another holds it."""
+        """Try to acquire a lock that is held until this process ends; return False if another process holds it."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,25 +125,29 @@ class Machine:
             os.close(fd)
             return False
         except OSError:
-            pass  # a file system without locks: a guard that does not start would be the worse end
-        _locks.append(fd)  # closing it would give the lock back
+            pass  # a file system without locks: a guard that refuses to start would be worse
+        _locks.append(fd)  # closing it would release the lock
         return True
 
     def is_locked(self, path: PathLike) -> bool:
-        """Whether another process holds it. Looking takes it for a moment, so whoever wants it asks more than once."""
+        """Return True if another process holds the lock.
+
+        The check acquires it for a moment, so a process that wants the lock must try more than once."""
         try:
             with open(path, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # also on a file system without locks: nobody is taken for dead there
+            return True  # also on a file system without locks: there no process is ever considered dead
         return False
 
     # --- processes ---
 
     def spawn(self, argv: Sequence[str], env: Dict[str, str], cwd: PathLike, log: PathLike) -> int:
-        """Starts a program in a session of its own, so that neither our death nor Ctrl-C reaches it."""
+        """Start a program in its own session and return its pid.
+
+        Neither the death of this process nor Ctrl-C reaches it."""
         with open(log, "ab") as out:
             files: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
             child = _Child(list(argv), env=env, cwd=cwd, start_new_session=True, **files)
@@ -151,11 +155,11 @@ class Machine:
         return child.pid
 
     def poll(self, pid: int) -> Optional[int]:
-        """Exit code of a child that `spawn` started here (negative: a signal), or None while it runs."""
+        """Return the exit code of a child that `spawn` started here (negative: a signal), or None while it runs."""
         return _children[pid].poll()
 
     def signal(self, pid: int, number: int, is_group: bool = False) -> bool:
-        """False if there was nobody to signal."""
+        """Send a signal; return False if there is no such process."""
         try:
             (os.killpg if is_group else os.kill)(pid, number)
         except ProcessLookupError:
@@ -163,13 +167,13 @@ class Machine:
         return True
 
     def on_signal(self, number: int, handler: Optional[Callable[[int], None]]) -> None:
-        """Calls it with the number when the signal comes to this process; None ignores the signal."""
+        """Call `handler` with the signal number when this process receives the signal; None ignores the signal."""
         signal.signal(number, signal.SIG_IGN if handler is None else lambda got, _frame: handler(got))
 
     def run(
         self, argv: Sequence[str], timeout_s: float, env: Optional[Dict[str, str]] = None, stdin: str = ""
     ) -> Completed:
-        """A short program, waited for; code 124 when it ran out of time, 127 when it could not start."""
+        """Run a short program to its end; exit code 124 if it timed out, 127 if it could not start."""
         try:
             text: Dict[str, Any] = {"input": stdin, "encoding": "utf-8", "errors": "replace"}
             done = subprocess.run(list(argv), env=env, capture_output=True, timeout=timeout_s, check=False, **text)
@@ -183,7 +187,9 @@ class Machine:
         return dict(os.environ)
 
     def marked(self, variable: str, prefix: str) -> List[Tuple[Process, str]]:
-        """Live processes whose environment has VARIABLE=PREFIX..., with the value; raises where it cannot look."""
+        """Return live processes with VARIABLE=PREFIX... in their environment, and that value.
+
+        Raises if the processes cannot be listed."""
         seen = _seen_in_proc() if os.path.isdir("/proc/self") else self._seen_by_ps()
         found = [
             (process, word) for process, words in seen for word in words if word.startswith(f"{variable}={prefix}")
@@ -200,7 +206,7 @@ class Machine:
     # --- network ---
 
     def http(self, request: HttpRequest) -> HttpResponse:
-        """Any status is an answer; no answer is a NetworkError. Redirects are not followed with our headers."""
+        """Send a request. Any status is an answer; no answer raises NetworkError. Redirects are not followed."""
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
             with opener.open(req, timeout=request.timeout_s) as reply:
@@ -214,22 +220,22 @@ class Machine:
 
 @contextlib.contextmanager
 def whole(path: PathLike, place: Callable[[str, PathLike], None], mode: int = 0o644) -> Iterator[BinaryIO]:
-    """A file beside `path` to write into; synced and put in its place when all was written, else removed."""
-    aside = f"{os.fspath(path)}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    """Open a temporary file next to `path`; on success sync it and move it into place with `place`, else remove it."""
+    temporary = f"{os.fspath(path)}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        place(aside, path)
+        place(temporary, path)
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(aside)
+            os.unlink(temporary)
     sync_folder_of(path)
 
 
 def sync_folder_of(path: PathLike) -> None:
-    # Without this a crash can undo a rename. Some file systems refuse to sync a folder; they say EINVAL.
+    # Without this a crash can undo a rename. File systems that cannot sync a folder report EINVAL.
     fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -240,12 +246,12 @@ def sync_folder_of(path: PathLike) -> None:
         os.close(fd)
 
 
-class _Child(subprocess.Popen):  # type: ignore[type-arg]  # Popen[bytes] is not yet Python 3.8
+class _Child(subprocess.Popen):  # type: ignore[type-arg]  # Popen[bytes] needs Python 3.9
     def __del__(self) -> None:
-        pass  # subprocess warns of a child that outlives its parent; ours are meant to
+        pass  # subprocess warns about a child that outlives its parent; ours are meant to
 
 
-# Keeping them lets poll() reap without racing the interpreter's own clean-up.
+# Keeping the children lets poll() reap them without racing the interpreter's own clean-up.
 _children: Dict[int, _Child] = {}
 
 
@@ -263,9 +269,9 @@ def _seen_in_proc() -> Iterator[Tuple[Process, List[str]]]:
             with open(f"/proc/{name}/environ", encoding="utf-8", errors="replace") as file:
                 words = file.read().split("\0")
             with open(f"/proc/{name}/stat", "rb") as file:
-                # The command may hold spaces and brackets; what follows the last bracket is plain.
+                # The command may contain spaces and parentheses; the fields after the last parenthesis are plain.
                 fields = file.read().rsplit(b")", 1)[1].split()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it ended while we looked, or it is another person's
+            continue  # it ended meanwhile, or it belongs to another user
         if fields[0] not in (b"Z", b"X"):
             yield Process(int(name), fields[19].decode()), words

@@ -10,9 +10,9 @@ import pytest
 from tiny import VOCAB_SIZE, write_byte_tokenizer, write_manifest, write_shards
 
 from homing.errors import DataError
+from homing.lm.data.shards.read_shards import open_split
 from homing.lm.evals import bigram
 from homing.lm.evals.bigram import bigram_entropy
-from homing.lm.shards.read import open_split
 
 
 def write_data(folder: Path, train: list[list[int]], val: list[list[int]], *, num_shards: int = 1) -> Path:

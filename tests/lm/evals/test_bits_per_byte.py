@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from tiny import make_run, write_byte_tokenizer, write_manifest, write_shards
 
+from homing.lm.data.shards.pack_text import PackedStream
+from homing.lm.data.shards.read_shards import TokenSplit, open_split
 from homing.lm.evals.bits_per_byte import Evaluation, evaluate
 from homing.lm.model import Decoder
-from homing.lm.shards.pack import PackedStream
-from homing.lm.shards.read import TokenSplit, open_split
 from homing.lm.tokenizer import load_tokenizer
 
 
@@ -41,6 +41,7 @@ def naive(model: Decoder, split: TokenSplit, token_bytes: list[int]) -> tuple[fl
     return losses.mean().item(), losses[sizes > 0].sum().item() / math.log(2) / sizes.sum().item()
 
 
+@pytest.mark.acceptance(100)
 @pytest.mark.parametrize("num_tokens", [2, 33, 65, 150])
 @pytest.mark.parametrize("rows_at_a_time", [1, 3])
 def test_it_agrees_with_a_plain_computation_also_on_a_last_row_that_is_not_full(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from homing.lm.evals.intervals import FEWEST, Floats, bootstrap, exact_pairs, exact_share
-from homing.lm.rl.watch import pass_at_k
+from homing.lm.rl.rl_metrics import pass_at_k
 
 
 def binomial(count: int, num_all: int, share: float) -> float:
@@ -46,6 +46,7 @@ def mean(sums: Floats) -> Floats:
     return sums[..., 0] / sums[..., 1]
 
 
+@pytest.mark.acceptance(100)
 def test_the_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
     source = np.random.default_rng(1)
     covered = 0

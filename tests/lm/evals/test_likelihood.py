@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.lm.open_weights.theirs import write_theirs
+from tests.lm.model.open_weights.foreign_models import write_theirs
 
 from homing.errors import RunFailed
 from homing.lm.evals.likelihood import Row, score_rows, windows
 from homing.lm.model import Decoder, shape_from_config
-from homing.lm.open_weights import find_weights, load_decoder
-from homing.wire.run import Run
+from homing.lm.model.open_weights import find_weights, load_decoder
+from homing.wire.run_json import Run
 
 
 def plain_nats(logits: torch.Tensor, ids: list[int]) -> list[float]:
@@ -73,6 +73,7 @@ def test_likeliest_is_what_greedy_writing_would_have_written(tiny_run: Run) -> N
     assert not changed.is_likeliest[2]
 
 
+@pytest.mark.acceptance(100)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_log_likelihoods_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     theirs = write_theirs(tmp_path, family)

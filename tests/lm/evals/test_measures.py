@@ -16,25 +16,25 @@ from tests.lm.tiny import make_data
 
 from homing.cli.eval_sets import open_sets
 from homing.errors import DataError, UsageError
-from homing.lm.chat.messages import Conversation
-from homing.lm.chat.order import ChatOrder, ChatSource
-from homing.lm.chat.prepare import prepare_chat
-from homing.lm.chat.render import Renderer
-from homing.lm.chat.template import find_template
-from homing.lm.chat.tokens import ChatTokens
-from homing.lm.evals.answers import Asking, made_up, measure_answers
-from homing.lm.evals.any_text import STRETCH_BYTES, Text, held_out_text, measure_text, text_in_files
-from homing.lm.evals.choices import measure_choices, pair_row
+from homing.lm.data.chat.chat_settings import ChatOrder, ChatSource
+from homing.lm.data.chat.messages import Conversation
+from homing.lm.data.chat.prepare import prepare_chat
+from homing.lm.data.chat.render import Renderer
+from homing.lm.data.chat.template import find_template
+from homing.lm.data.chat.turn_tokens import ChatTokens
+from homing.lm.data.shards.read_shards import file_sha256
+from homing.lm.evals.chat_loss import measure_conversations, measure_held_out
 from homing.lm.evals.compare import compare
-from homing.lm.evals.conversations import measure_conversations, measure_held_out
-from homing.lm.evals.measure import Chats, How, Subject, What, load_subject, measure
-from homing.lm.evals.result import Measured, Score, share
+from homing.lm.evals.eval_result import Measured, Score, share
+from homing.lm.evals.multiple_choice import measure_choices, pair_row
+from homing.lm.evals.question_sets import Asking, made_up, measure_answers
+from homing.lm.evals.run_evals import Chats, How, Subject, What, load_subject, measure
 from homing.lm.evals.task_file import Choice, Open, TaskFile, read_task
+from homing.lm.evals.text_files import STRETCH_BYTES, Text, held_out_text, measure_text, text_in_files
 from homing.lm.generate import Card, generate
 from homing.lm.model import Decoder
-from homing.lm.shards.read import file_sha256
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE, SPECIALS
-from homing.wire.run import PhaseData
+from homing.wire.run_json import PhaseData
 
 WORDS = "the cat sat on a mat and the dog ran home to eat red fish at night. "
 
@@ -181,7 +181,7 @@ def test_what_prep_held_out_of_conversations_has_the_same_figures_as_the_file_it
     chosen, _ = open_sets(with_chats(subject, tmp_path / "sft"), [], [], [], text_field="text", at_most=0)
     assert chosen == Chats(["tiny"], tmp_path / "sft")
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " ")
-    with pytest.raises(DataError, match="not in the tokens"):
+    with pytest.raises(DataError, match="do not use the tokenizer of"):
         measure_held_out(subject.model, subject.tokenizer, tmp_path / "sft", "tiny", folder)
 
 
@@ -198,7 +198,7 @@ def test_held_out_conversations_of_a_launched_run_are_found_where_prep_left_them
     assert chats == Chats(["tiny"], here)
     assert text.name == "text held out for tiny", "beside what the phase is about"
     card = with_chats(subject, here, manifest_sha256="0" * 64)
-    with pytest.raises(DataError, match="The conversations that tiny held out are not here") as refused:
+    with pytest.raises(DataError, match="The held-out conversations of tiny were not found") as refused:
         open_sets(card, [], [], [], text_field="text", at_most=0)
     assert "--chat FILE.jsonl" in refused.value.fix
     card = with_chats(subject, here, num_val_tokens=0)
@@ -326,9 +326,9 @@ def test_a_question_that_does_not_fit_counts_as_wrong_and_is_told(subject: Subje
 
 
 def test_orders_that_cannot_be_are_refused(subject: Subject) -> None:
-    with pytest.raises(UsageError, match="cannot be told from 2 samples"):
+    with pytest.raises(UsageError, match="cannot be computed from 2 samples"):
         Asking(pass_at=(4,), num_samples=2).check()
-    with pytest.raises(UsageError, match="all the same"):
+    with pytest.raises(UsageError, match="would all be the same"):
         Asking(pass_at=(4,), temperature=0).check()
     with pytest.raises(UsageError, match="no room"):
         measure_answers(
@@ -370,7 +370,7 @@ def test_a_difference_is_said_only_where_it_is_more_than_noise() -> None:
     assert "b is better than a" in better.sentence
     (chance,) = compare(shares(*[False] * 12), shares(*[True] * 3, *[False] * 9), ("a", "b"), seed=0)
     assert not chance.is_more_than_noise
-    assert "no more than noise" in chance.sentence
+    assert "within noise" in chance.sentence
     (equal,) = compare(shares(True, False), shares(True, False), ("a", "b"), seed=0)
     assert "equal" in equal.sentence
 

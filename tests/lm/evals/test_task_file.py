@@ -68,35 +68,36 @@ def without(name: str, line: dict[str, Any] = CHOICE) -> dict[str, Any]:
 FAULTS: list[tuple[dict[str, Any], Any, str]] = [
     (CHOICE, b'{"question": "cut off", "choi', "not JSON"),
     (CHOICE, b'{"question": "\xff"}', "not UTF-8"),
-    (CHOICE, b'{"question": "Q", "question": "R", "choices": ["a", "b"], "gold": 0}', "given twice"),
+    (CHOICE, b'{"question": "Q", "question": "R", "choices": ["a", "b"], "gold": 0}', "duplicate key"),
     (CHOICE, b"[" * 100_000, "JSON"),
-    (CHOICE, [1, 2], "not an object, but a list"),
-    (CHOICE, "text", "not an object, but text"),
+    (CHOICE, [1, 2], "expected an object, found a list"),
+    (CHOICE, "text", "expected an object, found text"),
     (CHOICE, without("question"), "no question or query"),
     (CHOICE, without("gold"), "no gold or label"),
-    (CHOICE, without("choices"), "neither choices"),
+    (CHOICE, without("choices"), "no choices, continuation or answer"),
     (CHOICE, {**CHOICE, "choices": ["only"]}, "at least 2"),
-    (CHOICE, {**CHOICE, "choices": "blue, loud"}, "no list"),
+    (CHOICE, {**CHOICE, "choices": "blue, loud"}, "not a list"),
     (CHOICE, {**CHOICE, "choices": ["blue", 7]}, "number 2 is a number, not text"),
     (CHOICE, {**CHOICE, "choices": ["blue", " "]}, "number 2 is empty"),
-    (CHOICE, {**CHOICE, "choices": ["blue", "blue"]}, "is there twice"),
-    (CHOICE, {**CHOICE, "gold": 2}, "counted from 0"),
-    (CHOICE, {**CHOICE, "gold": -1}, "counted from 0"),
-    (CHOICE, {**CHOICE, "gold": True}, "no number of a choice"),
-    (CHOICE, {**CHOICE, "gold": "green"}, "none of the choices"),
-    (CHOICE, {**CHOICE, "label": 1}, "which of them"),
+    (CHOICE, {**CHOICE, "choices": ["blue", "blue"]}, "appears twice"),
+    (CHOICE, {**CHOICE, "gold": 2}, "numbered from 0"),
+    (CHOICE, {**CHOICE, "gold": -1}, "numbered from 0"),
+    (CHOICE, {**CHOICE, "gold": True}, "not the number, letter or text of a choice"),
+    (CHOICE, {**CHOICE, "gold": "green"}, "not the number, letter or text of a choice"),
+    (CHOICE, {**CHOICE, "label": 1}, "keep one"),
     (CHOICE, {**CHOICE, "question": None}, "null, not text"),
-    (CHOICE, CLOZE, "in the form cloze"),
+    (CHOICE, CLOZE, "in the cloze format"),
     (CHOICE, {**CHOICE, "choices": {"text": ["a", "b"], "label": ["A", "B", "C"]}}, "3 labels for 2"),
     (CLOZE, {**CLOZE, "continuation": ""}, "is empty"),
     (CLOZE, without("context", CLOZE), "no context"),
     (ANSWER, {**ANSWER, "answer": "seven ####"}, "no number after"),
-    (ANSWER, {**ANSWER, "answer": "+"}, "no letter and no digit"),
-    (ANSWER, {**ANSWER, "answer": ["7"]}, "neither text nor a number"),
+    (ANSWER, {**ANSWER, "answer": "+"}, "no letters or digits"),
+    (ANSWER, {**ANSWER, "answer": ["7"]}, "not text or a number"),
     (ANSWER, {**ANSWER, "question": "  "}, "is empty"),
 ]
 
 
+@pytest.mark.acceptance(100)
 @pytest.mark.parametrize(("good", "bad", "said"), FAULTS, ids=[said for _, _, said in FAULTS])
 def test_a_fault_is_told_with_its_line_and_nothing_else_is(good: Any, bad: Any, said: str, tmp_path: Path) -> None:
     path = write(tmp_path / "task.jsonl", good, good, bad, good)
@@ -114,7 +115,7 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         read_task(path)
     told = refused.value.why.splitlines()
     assert [line.split(":")[1] for line in told[:20]] == [str(number) for number in range(2, 22)]
-    assert f"{len(lines) - 1} lines are wrong" in refused.value.what
+    assert f"{len(lines) - 1} lines are invalid" in refused.value.what
     assert told[20] == f"and {len(lines) - 21} more."
 
 

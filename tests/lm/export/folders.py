@@ -15,13 +15,14 @@ from torch import Tensor
 
 from homing.hf_config import config_of
 from homing.lm.model import Decoder, count_params
-from homing.lm.model.lora import adapter_config, add_lora, freeze, lora_tensors, merge, merged_sha256
-from homing.lm.tokenizer.files import build_tokenizer_json, write_extras
+from homing.lm.model.frozen_linear import lora_tensors
+from homing.lm.model.lora import adapter_config, add_lora, freeze, merge, merged_sha256
 from homing.lm.tokenizer.specials import SPECIALS
-from homing.lm.tokenizer.train import learn_merges
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, FileHash
-from homing.wire.run import Lora, Run
+from homing.lm.tokenizer.train_bpe import learn_merges
+from homing.lm.tokenizer.write_files import build_tokenizer_json, write_extras
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest, FileHash
+from homing.wire.run_json import Lora, Run
 
 __all__ = ["SHAPES", "make_adapter", "make_adapter_on", "make_checkpoint", "seal", "write_tokenizer"]
 
@@ -38,7 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 def write_tokenizer(folder: Path, split: str = "gpt4") -> None:
     merges = learn_merges([WORDS.encode() * 50], num_merges=40, split=split)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / names.TOKENIZER).write_text(build_tokenizer_json(merges, SPECIALS["standard"], split))
+    (folder / file_names.TOKENIZER).write_text(build_tokenizer_json(merges, SPECIALS["standard"], split))
     write_extras(folder)
 
 
@@ -46,7 +47,7 @@ def make_checkpoint(
     folder: Path, kind: str = "qwen3", *, phase: str = "sft", split: str = "gpt4", seed: int = 3, **changes: Any
 ) -> Decoder:
     write_tokenizer(folder, split)
-    vocab_size = len(json.loads((folder / names.TOKENIZER).read_text())["model"]["vocab"])
+    vocab_size = len(json.loads((folder / file_names.TOKENIZER).read_text())["model"]["vocab"])
     shape: dict[str, Any] = {
         "family": "stock", "num_layers": 2, "width": 32, "num_heads": 4, "num_kv_heads": 2, "head_size": 16,
         "ffn_width": 64, "context": 128, "vocab_size": vocab_size, "is_tied": False, "rope_base": 10000.0,
@@ -61,7 +62,7 @@ def make_checkpoint(
             parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
         if model.lm_head is not None:
             model.lm_head.weight.mul_(4.0)  # greedy choices that no rounding can change
-    save_file(model.weights_for_disk(), folder / names.WEIGHTS)
+    save_file(model.weights_for_disk(), folder / file_names.WEIGHTS)
     _papers(folder, run)
     seal(folder, phase)
     return model
@@ -78,9 +79,9 @@ def _run(data_dir: Path, shape: dict[str, Any], phase: str) -> Run:
 
 
 def _papers(folder: Path, run: Run) -> None:
-    sha256 = hashlib.sha256((folder / names.TOKENIZER).read_bytes()).hexdigest()
+    sha256 = hashlib.sha256((folder / file_names.TOKENIZER).read_bytes()).hexdigest()
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, tokenizer_sha256=sha256))
-    (folder / names.RUN).write_text(codec.dumps(run))
+    (folder / file_names.RUN).write_text(codec.dumps(run))
     (folder / "config.json").write_text(json.dumps(config_of(run.model)))
 
 
@@ -88,13 +89,13 @@ def seal(folder: Path, phase: str) -> None:
     files = [
         FileHash(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
         for path in sorted(folder.iterdir())
-        if path.name != names.MANIFEST
+        if path.name != file_names.MANIFEST
     ]
     manifest = CheckpointManifest(
         "tiny", "tiny-20260101-000000-abcd", phase, 12, 3072, True, "", 7, files,
         val_loss=1.25, val_bits_per_byte=0.9,
     )  # fmt: skip
-    (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+    (folder / file_names.MANIFEST).write_text(codec.dumps(manifest))
 
 
 def make_adapter(folder: Path, base: Path, kind: str = "qwen2", **lora: Any) -> Decoder:
@@ -110,7 +111,7 @@ def make_adapter(folder: Path, base: Path, kind: str = "qwen2", **lora: Any) -> 
 def make_adapter_on(first: Decoder, folder: Path, base_dir: str) -> Tensor:
     """The checkpoint of a phase of rl with an adapter on top of `first`; returns logits of the two together."""
     make_checkpoint(folder, first.shape.arch, phase="rl")
-    below = json.loads((folder.parent / base_dir / names.ADAPTER_CONFIG).read_text())["homing_base_sha256"]
+    below = json.loads((folder.parent / base_dir / file_names.ADAPTER_CONFIG).read_text())["homing_base_sha256"]
     assert first.lora is not None
     sha256 = merged_sha256(below, first.lora, lora_tensors(first))
     merge(first)
@@ -124,7 +125,7 @@ def make_adapter_on(first: Decoder, folder: Path, base_dir: str) -> Tensor:
 
 def _adapt(model: Decoder, settings: Lora, folder: Path, kind: str, **phase_keys: Any) -> str:
     """Freezes the model and puts adapters that do something beside it; the base's hash."""
-    run = codec.loads(Run, (folder / names.RUN).read_bytes())
+    run = codec.loads(Run, (folder / file_names.RUN).read_bytes())
     phase = dataclasses.replace(run.phases[0], kind=kind, method="lora", lora=settings, **phase_keys)
     sha256 = freeze(model, "fp32")
     add_lora(model, settings, seed=run.seed)
@@ -140,7 +141,7 @@ def _adapt(model: Decoder, settings: Lora, folder: Path, kind: str, **phase_keys
 
 def _write_adapter(model: Decoder, folder: Path, kind: str, told: dict[str, str]) -> None:
     assert model.lora is not None
-    (folder / names.WEIGHTS).unlink()
-    save_file(model.weights_for_disk(), folder / names.ADAPTER)
-    (folder / names.ADAPTER_CONFIG).write_text(json.dumps({**adapter_config(model.lora, "base"), **told}))
+    (folder / file_names.WEIGHTS).unlink()
+    save_file(model.weights_for_disk(), folder / file_names.ADAPTER)
+    (folder / file_names.ADAPTER_CONFIG).write_text(json.dumps({**adapter_config(model.lora, "base"), **told}))
     seal(folder, kind)

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from homing.errors import DataError
-from homing.lm.model import Decoder, config_json, count_params, fused, shape_from_config
+from homing.lm.model import Decoder, config_json, count_params, fused_ops, shape_from_config
 from homing.lm.model import loss as loss_module
-from homing.wire.run import Model
+from homing.wire.run_json import Model
 
 TINY = Model(
     family="stock",
@@ -274,6 +274,7 @@ def test_token_losses_are_the_terms_of_the_mean_loss() -> None:
 # -- precision, positions, initialisation ------------------------------------------------------------------------------
 
 
+@pytest.mark.acceptance(81, 97)
 def test_bf16_compute_keeps_fp32_masters_and_gradients_and_stays_near() -> None:
     model = built(TINY)
     ids, targets = batch(TINY)
@@ -452,7 +453,7 @@ def test_the_piecewise_loss_holds_logits_inside_a_cap_with_the_right_gradient(
 def test_kernels_compute_what_plain_torch_does(shape: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for has_triton in (True, False):
-        monkeypatch.setattr(fused, "HAS_TRITON", has_triton)
+        monkeypatch.setattr(fused_ops, "HAS_TRITON", has_triton)
         model = shaken(shape).to("cuda").set_precision("bf16")
         ids, targets = (part.to("cuda") for part in batch(shape))
         model.loss(ids, targets).backward()
@@ -474,7 +475,7 @@ def test_kernels_have_the_right_gradients_of_one_row_whatever_attention_leaves(
     shape = dataclasses.replace(shape, num_kv_heads=shape.num_heads) if is_efficient else shape
     found = []
     for has_triton in (True, False):
-        monkeypatch.setattr(fused, "HAS_TRITON", has_triton)
+        monkeypatch.setattr(fused_ops, "HAS_TRITON", has_triton)
         model = shaken(shape).to("cuda").set_precision("bf16")
         ids, targets = (part[:1].to("cuda") for part in batch(shape))
         with sdpa_kernel([backend]):

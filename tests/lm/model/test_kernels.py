@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from homing.lm.model import fp8, fused, nf4
+from homing.lm.model import fp8, fused_ops, nf4
 from homing.lm.model.layers import Rope
 from homing.lm.model.loss import IGNORED, mean_loss
 
@@ -62,7 +62,7 @@ def error(mine: Tensor, right: Tensor) -> float:
 def turned_plainly(qkv: Tensor, cos: Tensor, sin: Tensor, weights: Tensor | None) -> tuple[Tensor, ...]:
     q, k, v = (part.transpose(1, 2) for part in qkv.view(*qkv.shape[:2], -1, K).split([H, G, G], dim=2))
     q, k = (F.rms_norm(part, (K,), None if weights is None else weights[i], EPS) for i, part in enumerate((q, k)))
-    return Rope.turn(q, cos, sin), Rope.turn(k, cos, sin), v
+    return Rope.rotate(q, cos, sin), Rope.rotate(k, cos, sin), v
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,9 @@ def test_gradients_of_queries_keys_and_values_in_any_order(
     for is_kernel in (True, False):
         cos, sin = angles.cos(), angles.sin()
         if is_kernel:
-            parts = fused.turn(qkv, cos, sin, weights, num_heads=H, num_kv_heads=G, has_norm=True, scale=1.0, eps=EPS)
+            parts = fused_ops.rotate(
+                qkv, cos, sin, weights, num_heads=H, num_kv_heads=G, has_norm=True, scale=1.0, eps=EPS
+            )
         else:
             parts = turned_plainly(qkv, cos, sin, weights)
         found.append([*parts, *torch.autograd.grad(parts, leaves, gradients)])
@@ -102,7 +104,7 @@ def test_gradients_of_swiglu_in_any_order(device: str, order: Callable[[Tensor],
     x = drawn(1, T, 40, device=device).requires_grad_()
     dy = order(drawn(1, T, 20, device=device, seed=1))
     gate, up = x.chunk(2, dim=-1)
-    found = [torch.autograd.grad(y, x, dy)[0] for y in (fused.swiglu(x), F.silu(gate) * up)]
+    found = [torch.autograd.grad(y, x, dy)[0] for y in (fused_ops.swiglu(x), F.silu(gate) * up)]
     assert error(*found) < MOST_ERROR
 
 
@@ -114,7 +116,7 @@ def test_sums_and_norms_in_any_order(device: str, order: Callable[[Tensor], Tens
     plain = (x + y, F.rms_norm(x + y, (24,), weight, EPS))
     found = [
         [*parts, *torch.autograd.grad(parts, (x, y, weight), gradients)]
-        for parts in (fused.sum_norm(x, y, weight, EPS), plain)
+        for parts in (fused_ops.sum_norm(x, y, weight, EPS), plain)
     ]
     for mine, right in zip(*found, strict=True):
         assert error(mine, right) < MOST_ERROR
@@ -167,7 +169,7 @@ def test_a_cast_to_fp8_keeps_what_is_no_number_and_fits_the_rest(device: str, ki
 
 
 def test_a_kernel_refuses_what_it_would_misread(device: str) -> None:
-    from homing.lm.model.kernels import cast, cross_entropy, norm, swiglu, turn
+    from homing.lm.model.kernels import cast, cross_entropy, norm, rope, swiglu
 
     across = drawn(8, 8, device=device).t()  # not contiguous
     plain = drawn(8, 8, device=device)
@@ -180,8 +182,8 @@ def test_a_kernel_refuses_what_it_would_misread(device: str) -> None:
         lambda: swiglu.swiglu_backward(drawn(8, 16, device=device), across),
         lambda: norm.sum_norm(plain, across, weight, EPS),
         lambda: norm.sum_norm_backward(plain, plain, across, weight, EPS),
-        lambda: turn.turn(across, table, table, None, 2, 1, False, 1.0, EPS),
-        lambda: turn.turn_backward(plain, heads, heads[:, :1], heads[:, 1:], table, table, None, False, 1.0, EPS),
+        lambda: rope.rotate(across, table, table, None, 2, 1, False, 1.0, EPS),
+        lambda: rope.rotate_backward(plain, heads, heads[:, :1], heads[:, 1:], table, table, None, False, 1.0, EPS),
         lambda: cast.cast_both_ways(across, torch.float8_e4m3fn),
         lambda: cross_entropy.differentiate_(across, targets, one, 8, 0.0),
         lambda: cross_entropy.differentiate_(plain.clone(), targets.repeat(2)[::2], one, 8, 0.0),
@@ -191,7 +193,7 @@ def test_a_kernel_refuses_what_it_would_misread(device: str) -> None:
     with pytest.raises(ValueError, match="not on"):
         swiglu.swiglu_backward(drawn(8, 16, device=device), plain.to("meta"))
     with pytest.raises(ValueError, match="fp32"):
-        turn.turn(plain, table.double(), table.double(), None, 2, 1, False, 1.0, EPS)
+        rope.rotate(plain, table.double(), table.double(), None, 2, 1, False, 1.0, EPS)
 
 
 def product_of_16(
@@ -238,7 +240,7 @@ class OnCard(Tensor):
 
 @pytest.mark.regression("loss-without-triton")
 def test_the_loss_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "HAS_TRITON", False)
+    monkeypatch.setattr(fused_ops, "HAS_TRITON", False)
     for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
         monkeypatch.setitem(sys.modules, name, None)
     for name in [name for name in sys.modules if name.startswith("homing.lm.model.kernels")]:
@@ -258,7 +260,7 @@ def test_the_loss_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernels_are_launched_on_the_gpu_that_holds_the_tensors() -> None:
-    from homing.lm.model.kernels.launch import launching
+    from homing.lm.model.kernels.layout_checks import launching
 
     with FakeTensorMode():
         x = torch.empty(2, device="cuda:1")
@@ -273,5 +275,5 @@ def test_kernels_compute_on_the_second_gpu_while_the_first_is_current() -> None:
     torch.cuda.set_device(0)
     x = drawn(4, 40, device="cuda:1")
     gate, up = x.chunk(2, dim=-1)
-    assert error(fused.swiglu(x), F.silu(gate) * up) < MOST_ERROR
+    assert error(fused_ops.swiglu(x), F.silu(gate) * up) < MOST_ERROR
     assert torch.cuda.current_device() == 0

@@ -9,7 +9,7 @@ import torch
 
 from homing.errors import DataError
 from homing.lm.model import nf4
-from homing.lm.model.frozen import FrozenWeight, adapted_product
+from homing.lm.model.frozen_linear import FrozenWeight, adapted_product
 
 CPU = torch.device("cpu")
 SHAPES = [(64, 128), (256, 1024), (96, 40), (1000, 64)]  # the third ends inside a block
@@ -63,6 +63,7 @@ def test_every_weight_is_the_nearest_value_of_its_block(shape: tuple[int, int], 
     assert torch.equal(nf4.dequantize(parts, shape, torch.bfloat16), back.bfloat16())
 
 
+@pytest.mark.acceptance(95)
 @pytest.mark.filterwarnings("ignore")
 def test_values_equal_those_of_bitsandbytes() -> None:
     theirs = pytest.importorskip("bitsandbytes.functional")
@@ -104,10 +105,11 @@ def test_a_block_of_zeros_stays_zeros() -> None:
 def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
     weight = matrix((64, 128))
     weight[5, 5] = value
-    with pytest.raises(DataError, match="cannot be quantised"):
+    with pytest.raises(DataError, match="cannot be quantized"):
         nf4.quantize(weight)
 
 
+@pytest.mark.acceptance(95)
 def test_a_product_keeps_no_dense_weight_for_backward() -> None:
     """What autograd holds is counted: four-bit parts and nothing of the dense matrix's size."""
     weight = FrozenWeight(128, 256).fill(matrix((256, 128)), "nf4", CPU)

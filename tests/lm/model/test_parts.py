@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from homing.lm.model.attend import Attention
+from homing.lm.model.attention import Attention
 from homing.lm.model.layers import Linear, RMSNorm, Rope, SwiGLU, joined
-from homing.wire.run import Model
+from homing.wire.run_json import Model
 
 Part = TypeVar("Part", bound=torch.nn.Module)
 
@@ -79,7 +79,7 @@ def test_rms_norm_in_bf16_takes_its_mean_in_fp32() -> None:
 
 def test_rope_turns_channel_i_with_channel_i_plus_half() -> None:
     rope, x = Rope(8, context=16, base=100.0), random_input(1, 2, 16, 8)
-    found = numbers(Rope.turn(x, *rope.at(slice(0, 16))))
+    found = numbers(Rope.rotate(x, *rope.at(slice(0, 16))))
     for head in range(2):
         for position in range(16):
             by_hand = turn_by_hand(numbers(x)[0, head, position], position, 100.0)

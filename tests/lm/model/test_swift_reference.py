@@ -1,8 +1,8 @@
 """`swift` against its formulas, written down a second time: one row, one head, one token before it at a time.
 
 Nothing of the model's own code computes here. It is asked for its parameters, its logits and its gradients; the other
-side is sums and matrix products on those same tensors, as docs/families.md and the head of `swift` describe them, in
-float64: what is left between the two is the rounding of the model alone.
+side is sums and matrix products on those same tensors, as docs/guides/families.md and the head of `swift` describe
+them, in float64: what is left between the two is the rounding of the model alone.
 
 Shapes: T positions, D width, K head size, V vocabulary.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from homing.lm.model import Decoder
-from homing.wire.run import Model
+from homing.wire.run_json import Model
 
 CAP = 15.0
 SHARPNESS = 1.2
@@ -58,7 +58,7 @@ def sigmoid(x: Tensor) -> Tensor:
     return 1.0 / (1.0 + torch.exp(-x))
 
 
-def turn(x_TK: Tensor, base: float) -> Tensor:
+def rotate(x_TK: Tensor, base: float) -> Tensor:
     """Channel i and channel i + K/2 are a point in the plane, turned by position * base^(-2i/K)."""
     T, K = x_TK.shape
     columns: list[Tensor] = [torch.empty(0)] * K
@@ -78,8 +78,8 @@ def attention(x_TD: Tensor, ids: list[int], w: Weights, shape: Model, layer: int
     for head in range(shape.num_heads):
         group = head // (shape.num_heads // shape.num_kv_heads)
         own, shared = slice(head * K, (head + 1) * K), slice(group * K, (group + 1) * K)
-        q = turn(SHARPNESS * norm(x_TD @ w[at + "q_proj.weight"][own].T, shape.norm_eps), shape.rope_base)
-        k = turn(SHARPNESS * norm(x_TD @ w[at + "k_proj.weight"][shared].T, shape.norm_eps), shape.rope_base)
+        q = rotate(SHARPNESS * norm(x_TD @ w[at + "q_proj.weight"][own].T, shape.norm_eps), shape.rope_base)
+        k = rotate(SHARPNESS * norm(x_TD @ w[at + "k_proj.weight"][shared].T, shape.norm_eps), shape.rope_base)
         v = x_TD @ w[at + "v_proj.weight"][shared].T
         if (shape.num_layers - 1 - layer) % 2 == 0:  # the last layer, and every second one before it
             gate = MOST_VALUE * sigmoid(x_TD[:, :VALUE_CHANNELS] @ w[at + "value_gate.weight"][group])

@@ -10,7 +10,7 @@ from tiny import count_params, make_data, make_run
 
 from homing.lm.model import Decoder
 from homing.lm.tokenizer.specials import SPECIALS
-from homing.wire.run import Rl, RlTask, Run
+from homing.wire.run_json import Rl, RlTask, Run
 
 __all__ = ["make_rl_run", "small_model"]
 

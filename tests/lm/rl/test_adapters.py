@@ -15,15 +15,15 @@ from safetensors.torch import load_file, save_file
 from small import make_rl_run, small_model
 from tiny import make_run_dir
 
-from homing.lm.generate.load import load_for_use
+from homing.lm.generate.load_model import load_for_use
 from homing.lm.model import Decoder
 from homing.lm.phases.rl import Reinforce
 from homing.lm.train import loop
-from homing.lm.train.build import Built
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest
-from homing.wire.event import Metric
-from homing.wire.run import Lora, Optimizer, Run
+from homing.lm.train.build_phase import Built
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest
+from homing.wire.event_lines import Metric
+from homing.wire.run_json import Lora, Optimizer, Run
 
 ADAM = Optimizer("adamw", 0.02, 0.02, 0.02, 0.02, 0.0)
 LORA = {"method": "lora", "lora": Lora(rank=4, alpha=8.0, dropout=0.1), "optimizer": ADAM}
@@ -40,7 +40,7 @@ def make_adapter_run(folder: Path, phase: dict[str, Any], **rl: Any) -> Run:
     (folder / "data/reward.py").write_text(REWARD)
     if not (folder / "start").exists():
         (folder / "start").mkdir()
-        save_file(small_model(run).weights_for_disk(), folder / "start" / names.WEIGHTS)
+        save_file(small_model(run).weights_for_disk(), folder / "start" / file_names.WEIGHTS)
     made = run.phases[0]
     assert made.rl is not None
     tasks = [dataclasses.replace(task, reward="reward.py") for task in made.rl.tasks]
@@ -57,11 +57,11 @@ def go(run_dir: Path, run: Run) -> Path:
 
 
 def saved(run_dir: Path, step: int, kind: str = "rl") -> Path:
-    return run_dir / names.CHECKPOINTS / kind / names.step_dir(step)
+    return run_dir / file_names.CHECKPOINTS / kind / file_names.step_dir(step)
 
 
 def metrics(run_dir: Path, kind: str = "rl") -> list[Metric]:
-    lines = [codec.loads(Metric, line) for line in (run_dir / names.METRICS).read_text().splitlines()]
+    lines = [codec.loads(Metric, line) for line in (run_dir / file_names.METRICS).read_text().splitlines()]
     return [line for line in lines if line.phase == kind]
 
 
@@ -89,6 +89,7 @@ def still(model: Decoder) -> dict[str, torch.Tensor]:
     return {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name not in trained}
 
 
+@pytest.mark.acceptance(91)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "rl"),
@@ -109,16 +110,16 @@ def test_adapters_learn_the_weights_stand_still_and_a_resumed_run_is_bit_for_bit
     assert made.model.lora is not None
     assert before
     assert all(torch.equal(before[name], tensor) for name, tensor in still(made.model).items())
-    first, last = (load_file(saved(whole, step) / names.ADAPTER) for step in (1, 4))
+    first, last = (load_file(saved(whole, step) / file_names.ADAPTER) for step in (1, 4))
     assert not any(torch.equal(first[name], last[name]) for name in first if "lora_B" in name), "all of them learn"
-    assert not (saved(whole, 4) / names.WEIGHTS).exists()
+    assert not (saved(whole, 4) / file_names.WEIGHTS).exists()
 
     resumed = tmp_path / "resumed"
     shutil.copytree(whole, resumed)
     for later in (3, 4):
         shutil.rmtree(saved(resumed, later))
     go(resumed, run)
-    again = load_file(saved(resumed, 4) / names.ADAPTER)
+    again = load_file(saved(resumed, 4) / file_names.ADAPTER)
     assert all(torch.equal(last[name], again[name]) for name in last)
     assert told(resumed) == told(whole)
     merged, _ = load_for_use(saved(whole, 4), "cpu", base=tmp_path / "start", precision="fp32")
@@ -138,7 +139,7 @@ def test_a_pull_is_towards_the_frozen_weights_without_a_second_copy_of_them(
     assert pulls[0] == pytest.approx(0.0, abs=1e-6), "new adapters add nothing"
     assert pulls[-1] > 1e-4, "and are pulled back as soon as they do"
     go(tmp_path / "free", make_adapter_run(tmp_path, LORA))
-    ends = [load_file(saved(tmp_path / name, 4) / names.ADAPTER) for name in ("run", "free")]
+    ends = [load_file(saved(tmp_path / name, 4) / file_names.ADAPTER) for name in ("run", "free")]
     assert not all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
@@ -151,7 +152,7 @@ def test_after_a_phase_of_the_same_adapters_it_goes_on_with_them_and_is_pulled_t
     reinforced = dataclasses.replace(run.phases[0], init_from="")
     text = dataclasses.replace(run.phases[0], kind="mid", rl=None)
     run_dir = go(tmp_path / "run", with_phases(run, text, reinforced))
-    before, after = (load_file(saved(run_dir, 4, kind) / names.ADAPTER) for kind in ("mid", "rl"))
+    before, after = (load_file(saved(run_dir, 4, kind) / file_names.ADAPTER) for kind in ("mid", "rl"))
     start = cast(Reinforce, built[1][0].work).start_adapters
     for name, adapter in start.items():
         assert adapter is not None
@@ -160,9 +161,13 @@ def test_after_a_phase_of_the_same_adapters_it_goes_on_with_them_and_is_pulled_t
     pulls = [line.more["kl"] for line in metrics(run_dir)]
     assert pulls[0] == pytest.approx(0.0, abs=1e-6)
     assert pulls[-1] > 0.0
-    papers = [json.loads((saved(run_dir, 4, kind) / names.ADAPTER_CONFIG).read_text()) for kind in ("mid", "rl")]
-    assert papers[0]["homing_base_sha256"] == papers[1]["homing_base_sha256"], "one adapter, of the same weights"
-    manifest = codec.loads(CheckpointManifest, (saved(run_dir, 4) / names.MANIFEST).read_bytes())
+    metadata_files = [
+        json.loads((saved(run_dir, 4, kind) / file_names.ADAPTER_CONFIG).read_text()) for kind in ("mid", "rl")
+    ]
+    assert metadata_files[0]["homing_base_sha256"] == metadata_files[1]["homing_base_sha256"], (
+        "one adapter, of the same weights"
+    )
+    manifest = codec.loads(CheckpointManifest, (saved(run_dir, 4) / file_names.MANIFEST).read_bytes())
     assert [(stage.phase, stage.method) for stage in manifest.lineage[1:]] == [
         ("mid", phase["method"]), ("rl", phase["method"])
     ]  # fmt: skip
@@ -174,7 +179,7 @@ def test_after_a_phase_of_other_adapters_these_are_put_into_the_weights_and_new_
     text = dataclasses.replace(run.phases[0], kind="mid", rl=None, lora=Lora(rank=2, alpha=4.0, targets=["o"]))
     run_dir = go(tmp_path / "run", with_phases(run, text, dataclasses.replace(run.phases[0], init_from="")))
     assert metrics(run_dir)[0].more["kl"] == pytest.approx(0.0, abs=1e-6)
-    paper = json.loads((saved(run_dir, 4) / names.ADAPTER_CONFIG).read_text())
+    paper = json.loads((saved(run_dir, 4) / file_names.ADAPTER_CONFIG).read_text())
     assert (paper["r"], paper["homing_base_stage"]) == (4, 1)
     model, _ = load_for_use(saved(run_dir, 4), "cpu", precision="fp32")
     assert model.lora is None

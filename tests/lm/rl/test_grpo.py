@@ -13,9 +13,9 @@ from homing.lm.model import Decoder
 from homing.lm.model.loss import IGNORED
 from homing.lm.rl.experience import Experience, log_probs, rows_of
 from homing.lm.rl.grpo import Policy, advantages, token_weights
+from homing.lm.rl.rl_metrics import Collapse, Graded, pass_at_k, summary
 from homing.lm.rl.rollout import Sample
-from homing.lm.rl.watch import Collapse, Graded, pass_at_k, summary
-from homing.lm.train.batch import Batch
+from homing.lm.train.compute.batch import Batch
 
 POLICY = Policy(clip_low=0.2, clip_high=0.3, kl=0.1)
 
@@ -172,6 +172,7 @@ def test_the_figures_of_a_step() -> None:
     assert (figures["reward_a"], figures["reward_b"]) == (pytest.approx(2 / 3), 0.0)
 
 
+@pytest.mark.acceptance(91)
 @pytest.mark.parametrize(
     ("step", "words"),
     [

@@ -16,11 +16,11 @@ from homing.lm.model import Decoder
 from homing.lm.phases.rl import Reinforce
 from homing.lm.rl.experience import rows_of
 from homing.lm.rl.rollout import Sample
-from homing.lm.train.batch import Batch
+from homing.lm.train.compute.batch import Batch
 from homing.lm.train.loop import train
-from homing.wire import codec, names
-from homing.wire.event import Metric
-from homing.wire.run import Lora, Optimizer, Run, Schedule
+from homing.wire import codec, file_names
+from homing.wire.event_lines import Metric
+from homing.wire.run_json import Lora, Optimizer, Run, Schedule
 
 RATE = 1e-3
 
@@ -55,7 +55,7 @@ def warm_up(run: Run, folder: Path, num_steps: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
     (folder / "warm").mkdir()
-    save_file(model.weights_for_disk(), folder / "warm" / names.WEIGHTS)
+    save_file(model.weights_for_disk(), folder / "warm" / file_names.WEIGHTS)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Run:
 ADAPTERS = {"lora": Lora(rank=8, alpha=16.0), "optimizer": Optimizer("adamw", *[8 * RATE] * 4, 0.0)}
 
 
+@pytest.mark.acceptance(91)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
@@ -78,7 +79,7 @@ def test_reward_rises_well_above_its_start(warm: Run, tmp_path: Path, method: st
     if method != "full":
         run = dataclasses.replace(run, phases=[dataclasses.replace(run.phases[0], method=method, **ADAPTERS)])
     train(make_run_dir(tmp_path / "run", run), say=print)
-    lines = (tmp_path / "run" / names.METRICS).read_text().splitlines()
+    lines = (tmp_path / "run" / file_names.METRICS).read_text().splitlines()
     rewards = [codec.loads(Metric, line).more["reward"] for line in lines]
     first, last = statistics.mean(rewards[:5]), statistics.mean(rewards[-10:])
     print(f"reward {first:.2f} -> {last:.2f}")

@@ -3,29 +3,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from killed_trainer import kill_trainer_after
 from safetensors.torch import load_file
 from small import ADDITION, make_rl_run, small_model
 from tiny import make_run_dir
 
 from homing.errors import RunFailed, UsageError
 from homing.lm.phases.rl import SAMPLES, Reinforce
-from homing.lm.rl.order import Order
 from homing.lm.rl.prompter import stop_ids_of
+from homing.lm.rl.question_order import Order
 from homing.lm.train.loop import train
-from homing.lm.verify import verify
-from homing.wire import codec, names
-from homing.wire.event import Event, Metric
-from homing.wire.run import Rl, RlTask, Run
+from homing.lm.verify_model import verify
+from homing.wire import codec, file_names
+from homing.wire.event_lines import Event, Metric
+from homing.wire.run_json import Rl, RlTask, Run
 
 
 def go(run_dir: Path, run: Run | None = None) -> list[str]:
@@ -37,16 +36,16 @@ def go(run_dir: Path, run: Run | None = None) -> list[str]:
 
 
 def metrics(run_dir: Path) -> list[Metric]:
-    return [codec.loads(Metric, line) for line in (run_dir / names.METRICS).read_text().splitlines()]
+    return [codec.loads(Metric, line) for line in (run_dir / file_names.METRICS).read_text().splitlines()]
 
 
 def events(run_dir: Path, kind: str) -> list[Event]:
-    found = [codec.loads(Event, line) for line in (run_dir / names.EVENTS).read_text().splitlines()]
+    found = [codec.loads(Event, line) for line in (run_dir / file_names.EVENTS).read_text().splitlines()]
     return [event for event in found if event.kind == kind]
 
 
 def weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
-    return load_file(run_dir / "checkpoints/rl" / names.step_dir(step) / names.WEIGHTS)
+    return load_file(run_dir / "checkpoints/rl" / file_names.step_dir(step) / file_names.WEIGHTS)
 
 
 def are_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -74,7 +73,7 @@ def test_a_phase_samples_judges_learns_and_is_judged(tmp_path: Path) -> None:
     assert lines[1].val_perplexity is None
     assert "val_reward" not in lines[0].more
     assert events(tmp_path / "run", "step_skipped") == []  # nothing right yet is nothing learned, and no NaN
-    assert not (tmp_path / "run/checkpoints/rl" / names.step_dir(4) / SAMPLES).exists()
+    assert not (tmp_path / "run/checkpoints/rl" / file_names.step_dir(4) / SAMPLES).exists()
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -98,7 +97,7 @@ def test_a_run_that_is_resumed_is_bit_for_bit_the_one_that_never_stopped(tmp_pat
         resumed = tmp_path / f"resumed-{step}"
         shutil.copytree(tmp_path / "whole", resumed)
         for later in range(step + 1, 5):
-            shutil.rmtree(resumed / "checkpoints/rl" / names.step_dir(later))
+            shutil.rmtree(resumed / "checkpoints/rl" / file_names.step_dir(later))
         go(resumed)
         assert are_equal(weights(resumed, 4), weights(tmp_path / "whole", 4))
         told = [[(line.step, line.loss, line.more.get("reward")) for line in metrics(each)]
@@ -106,27 +105,30 @@ def test_a_run_that_is_resumed_is_bit_for_bit_the_one_that_never_stopped(tmp_pat
         assert told[0] == told[1]
 
 
+@pytest.mark.acceptance("X6")
 @pytest.mark.slow
 def test_a_second_phase_of_rl_goes_on_in_a_run_of_its_own_and_its_lineage_has_both(tmp_path: Path) -> None:
     run = make_rl_run(tmp_path / "data", phase={"num_steps": 2, "eval_every": 0}, context=96)
     go(tmp_path / "first", run)
-    start = tmp_path / "first/checkpoints/rl" / names.step_dir(2)
+    start = tmp_path / "first/checkpoints/rl" / file_names.step_dir(2)
     phase = run.phases[0]
     assert phase.rl is not None
     rl = dataclasses.replace(phase.rl, tasks=[RlTask(kind="spelling")])
     second = dataclasses.replace(phase, init_from=str(start), rl=rl)
     go(tmp_path / "second", dataclasses.replace(run, phases=[second]))
     assert str(start) in events(tmp_path / "second", "weights_loaded")[0].text
-    manifest = json.loads((tmp_path / "second/checkpoints/rl" / names.step_dir(2) / names.MANIFEST).read_text())
+    manifest = json.loads(
+        (tmp_path / "second/checkpoints/rl" / file_names.step_dir(2) / file_names.MANIFEST).read_text()
+    )
     assert [link["phase"] for link in manifest["lineage"]] == ["rl", "rl"]
 
 
 def test_two_phases_of_one_kind_never_share_a_folder(tmp_path: Path) -> None:
     run = make_rl_run(tmp_path / "data")
-    with pytest.raises(UsageError, match="share the folder") as caught:
+    with pytest.raises(UsageError, match="share a checkpoint folder") as caught:
         go(tmp_path / "run", dataclasses.replace(run, phases=2 * run.phases))
     assert "init_from" in caught.value.fix
-    assert not (tmp_path / "run" / names.CHECKPOINTS).exists()
+    assert not (tmp_path / "run" / file_names.CHECKPOINTS).exists()
 
 
 SHAPED = """\
@@ -137,6 +139,7 @@ def reward(prompt, completion, answer):
 """
 
 
+@pytest.mark.acceptance("X6")
 def test_tasks_with_weights_and_a_reward_with_weights_of_its_own_are_learned_from_together(tmp_path: Path) -> None:
     tasks = [
         RlTask(kind="prompts", file="asks.jsonl", reward="reward.py", weight=0.7),
@@ -177,13 +180,13 @@ def test_samples_kept_between_two_updates_are_in_the_checkpoint_and_missing_ones
     run = make_rl_run(tmp_path / "data", updates_per_rollout=2, phase={"num_steps": 3, "save_every": 3})
     go(tmp_path / "run", run)
     work = Reinforce(run, run.phases[0], tmp_path / "data")
-    folder = tmp_path / "run/checkpoints/rl" / names.step_dir(3)
-    work.load_papers(folder)
+    folder = tmp_path / "run/checkpoints/rl" / file_names.step_dir(3)
+    work.load_metadata_files(folder)
     assert work.experience is not None
     assert work.experience.number == 1
     (folder / SAMPLES).unlink()
     bare = Reinforce(run, run.phases[0], tmp_path / "data")
-    bare.load_papers(folder)
+    bare.load_metadata_files(folder)
     model, device = small_model(run), torch.device("cpu")
     with (
         bare.open_batches(model, first_row=16, device=device) as batches,
@@ -223,7 +226,7 @@ def test_ranks_together_ask_what_one_alone_asks(tmp_path: Path, monkeypatch: pyt
     assert sum(part.num_targets for part in parts) == alone.num_targets
     rows = [row[row != -100].tolist() for part in parts for row in part.targets_RT]
     assert rows == [row[row != -100].tolist() for row in alone.targets_RT]
-    with pytest.raises(UsageError, match="cannot be shared out among 3"):
+    with pytest.raises(UsageError, match="cannot be divided among 3"):
         work.open_batches(model, first_row=0, device=device, num_ranks=3)
 
 
@@ -262,6 +265,7 @@ def test_two_processes_tell_the_figures_of_both_and_count_all_targets(tmp_path: 
             assert figures[name] == pytest.approx(alone.figures[name], rel=1e-5)
 
 
+@pytest.mark.acceptance(91)
 def test_a_collapse_is_an_event_and_is_said_aloud_once(tmp_path: Path) -> None:
     said = go(
         tmp_path / "run", make_rl_run(tmp_path / "data", collapse_steps=2, samples_per_prompt=2, prompts_per_step=1)
@@ -274,7 +278,7 @@ def test_a_collapse_is_an_event_and_is_said_aloud_once(tmp_path: Path) -> None:
 def test_a_reward_that_always_fails_stops_the_run_with_its_line(tmp_path: Path) -> None:
     run = with_reward(make_rl_run(tmp_path / "data"))
     (tmp_path / "data/reward.py").write_text("def reward(prompt, completion, answer):\n    return 1 / 0\n")
-    with pytest.raises(RunFailed, match="no reward to any"):
+    with pytest.raises(RunFailed, match="no reward for any"):
         go(tmp_path / "run", run)
     assert "line 2: ZeroDivisionError" in events(tmp_path / "run", "run_failed")[-1].text
 
@@ -298,23 +302,24 @@ def test_evaluation_does_not_change_what_training_draws(tmp_path: Path) -> None:
 )
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], word: str) -> None:
     run = make_rl_run(tmp_path / "data", **settings)
-    with pytest.raises(UsageError, match="cannot run with these settings") as caught:
+    with pytest.raises(UsageError, match="Invalid settings of the rl phase") as caught:
         Reinforce(run, run.phases[0], tmp_path / "data")
     assert word in caught.value.why
 
 
 def test_graphs_that_were_asked_for_by_name_are_not_left_out_in_silence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no CUDA graphs here"):
+    with pytest.raises(UsageError, match="CUDA graphs are not available"):
         go(tmp_path / "run", make_rl_run(tmp_path / "data", graphs="on"))
 
 
 def test_a_phase_without_tasks_is_refused(tmp_path: Path) -> None:
     run = make_rl_run(tmp_path / "data")
     for rl in (None, Rl(tasks=[])):
-        with pytest.raises(UsageError, match="nothing to ask"):
+        with pytest.raises(UsageError, match="has no tasks"):
             Reinforce(run, dataclasses.replace(run.phases[0], rl=rl), tmp_path / "data")
 
 
+@pytest.mark.acceptance(91)
 @pytest.mark.slow
 def test_a_trainer_killed_in_the_middle_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     run = make_rl_run(
@@ -322,13 +327,8 @@ def test_a_trainer_killed_in_the_middle_goes_on_to_the_same_weights(tmp_path: Pa
     )
     go(tmp_path / "whole", run)
     killed = make_run_dir(tmp_path / "killed", run)
-    with subprocess.Popen([sys.executable, "-m", "homing.lm.train", str(killed)], stdout=subprocess.DEVNULL) as child:
-        deadline, third = time.monotonic() + 120, killed / "checkpoints/rl" / names.step_dir(3)
-        while not third.exists() and child.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        child.send_signal(signal.SIGKILL)
-    assert child.returncode == -signal.SIGKILL
-    last = json.loads((killed / names.METRICS).read_text().splitlines()[-1])["step"]
+    kill_trainer_after(killed, "rl", 3)
+    last = json.loads((killed / file_names.METRICS).read_text().splitlines()[-1])["step"]
     assert last < 30
     go(killed)
     assert are_equal(weights(killed, 30), weights(tmp_path / "whole", 30))

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 from small import make_rl_run
-from tests.lm.open_weights.theirs import write_their_tokenizer
+from tests.lm.model.open_weights.foreign_models import write_their_tokenizer
 
 from homing.errors import DataError
-from homing.lm.chat import template as template_module
-from homing.lm.chat.order import open_renderer
-from homing.lm.chat.take_apart import write_turns
+from homing.lm.data.chat import template as template_module
+from homing.lm.data.chat.chat_settings import open_renderer
+from homing.lm.data.chat.split_template import write_turns
 from homing.lm.phases.rl import Reinforce
 from homing.lm.rl.prompter import Prompter
 from homing.lm.tokenizer import load_tokenizer
-from homing.wire import names
-from homing.wire.run import RlTask
+from homing.wire import file_names
+from homing.wire.run_json import RlTask
 
 ASK = [{"role": "user", "content": " Who sat? <|eot_id|>"}]
 # As Llama 3.2 and Qwen 2.5 have theirs, without tools.
@@ -45,7 +45,7 @@ CHAT = [
 def folder_of(folder: Path, family: str, template: str) -> Path:
     write_their_tokenizer(folder, family, "the cat sat on the mat, and the dog ran home. " * 30)
     config = {"bos_token": "<|begin_of_text|>" if family == "llama" else None, "chat_template": template}
-    (folder / names.TOKENIZER_CONFIG).write_text(json.dumps(config))
+    (folder / file_names.TOKENIZER_CONFIG).write_text(json.dumps(config))
     return folder
 
 
@@ -55,6 +55,7 @@ class Later(datetime.datetime):
         return cls(2031, 1, 1)
 
 
+@pytest.mark.acceptance(91)
 def test_weights_with_a_template_of_their_own_are_asked_in_it_on_the_same_day_whenever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,10 +87,10 @@ def test_taken_apart_a_template_gives_the_ids_that_it_gave_as_it_was(
 
 def test_a_template_that_is_no_pieces_around_words_is_said_and_never_asked_in_by_guess(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "qwen", "qwen", QWEN.replace("m.content +", "m.content | upper +"))
-    (folder / names.TURNS).write_text("of a template that was here before")
-    assert "between two pieces" in write_turns(folder)
-    assert not (folder / names.TURNS).exists()
-    with pytest.raises(DataError, match="nothing says how it asks") as caught:
+    (folder / file_names.TURNS).write_text("of a template that was here before")
+    assert "between a fixed prefix and suffix" in write_turns(folder)
+    assert not (folder / file_names.TURNS).exists()
+    with pytest.raises(DataError, match="has not been split into turns") as caught:
         Prompter(folder, load_tokenizer(folder)).ids(ASK)
     assert "homing prep" in caught.value.fix
     counts = (
@@ -101,8 +102,8 @@ def test_a_template_that_is_no_pieces_around_words_is_said_and_never_asked_in_by
 def test_pieces_of_another_template_are_not_taken_for_those_of_this_one(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "qwen", "qwen", QWEN)
     write_turns(folder)
-    (folder / names.CHAT_TEMPLATE).write_text(QWEN.replace("Qwen", "Moss"))
-    with pytest.raises(DataError, match="of their own"):
+    (folder / file_names.CHAT_TEMPLATE).write_text(QWEN.replace("Qwen", "Moss"))
+    with pytest.raises(DataError, match="their own chat template"):
         Prompter(folder, load_tokenizer(folder)).ids(ASK)
 
 
@@ -111,7 +112,7 @@ def test_a_phase_asks_all_its_questions_in_the_template_beside_its_tokenizer(tmp
     run = make_rl_run(tmp_path / "data", tasks=[RlTask(kind="arithmetic"), file], context=96)
     asks = [json.dumps({"prompt": f"Go {number}", "answer": "e"}) for number in range(60)]
     (tmp_path / "data/asks.jsonl").write_text("\n".join(asks))
-    (tmp_path / "data" / names.CHAT_TEMPLATE).write_text(QWEN)
+    (tmp_path / "data" / file_names.CHAT_TEMPLATE).write_text(QWEN)
     write_turns(tmp_path / "data")
     work = Reinforce(run, run.phases[0], tmp_path / "data")
     for asked in work.tasks:
@@ -127,7 +128,7 @@ def test_without_a_template_it_is_chatml_and_without_its_marks_nothing(tmp_path:
     tokenizer = load_tokenizer(tmp_path / "qwen")
     prompter = Prompter(tmp_path / "qwen", tokenizer)
     assert tokenizer.decode(prompter.ids(ASK)).startswith("<|endoftext|><|im_start|>user\n Who sat?")
-    with pytest.raises(DataError, match="cannot ask in turns"):
+    with pytest.raises(DataError, match="does not support chat"):
         Prompter(tmp_path / "llama", load_tokenizer(tmp_path / "llama")).ids(ASK)
 
 

@@ -52,9 +52,9 @@ def test_when_every_sample_of_a_step_fails_the_run_stops_and_says_where(
     tmp_path: Path, told: list[tuple[str, str]]
 ) -> None:
     text = "def reward(prompt, completion, answer):\n    return float('nan')\n"
-    with opened(tmp_path, text, told) as own, pytest.raises(RunFailed, match="no reward to any of 2") as caught:
+    with opened(tmp_path, text, told) as own, pytest.raises(RunFailed, match="no reward for any of 2") as caught:
         own.judge([("p", "a", ""), ("p", "b", "")])
-    assert "no finite number" in caught.value.why
+    assert "not a finite number" in caught.value.why
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_line(
     assert words in caught.value.why
 
 
+@pytest.mark.acceptance(91)
 def test_a_reward_that_hangs_is_ended_with_what_it_started_and_the_next_sample_is_judged(
     tmp_path: Path, told: list[tuple[str, str]]
 ) -> None:
@@ -90,7 +91,7 @@ def test_a_reward_that_hangs_is_ended_with_what_it_started_and_the_next_sample_i
     )
     with opened(tmp_path, text, told, timeout_s=2.0) as own:
         assert own.judge([("p", "hang", ""), ("p", "ok", "")]) == [None, 1.0]
-    assert "no answer within 2 s" in next(words for kind, words in told if kind == "reward_failed")
+    assert "no response within 2 s" in next(words for kind, words in told if kind == "reward_failed")
     pid = int(pid_file.read_text(encoding="utf-8"))
     deadline = time.monotonic() + 20
     while is_running(pid) and time.monotonic() < deadline:
@@ -164,7 +165,7 @@ def reward(prompt, completion, answer):
     with opened(tmp_path, text, told) as own:
         assert own.judge([("p", "", ""), ("p", "x", ""), ("p", "", "")]) == [1.0, None, 1.0]
     (words,) = [words for kind, words in told if kind == "reward_failed"]
-    assert "something that is no answer" in words
+    assert "sent an invalid response" in words
 
 
 def test_a_reward_reaches_no_network_or_that_is_said(tmp_path: Path, told: list[tuple[str, str]]) -> None:
@@ -182,7 +183,7 @@ def test_a_reward_reaches_no_network_or_that_is_said(tmp_path: Path, told: list[
 
 
 def test_a_reward_that_was_exchanged_or_is_not_there_is_refused(tmp_path: Path, told: list[tuple[str, str]]) -> None:
-    with pytest.raises(DataError, match="not the reward that this run was made with"):
+    with pytest.raises(DataError, match="has changed since this run was created"):
         opened(tmp_path, GOOD, told, sha256="0" * 64)
     os.remove(tmp_path / "reward.py")
     with pytest.raises(DataError, match="cannot be read"):

@@ -14,12 +14,13 @@ from streams import StreamsOnly
 from homing.errors import RunFailed
 from homing.lm.generate import generate
 from homing.lm.model import Decoder, lora
+from homing.lm.model.frozen_linear import lora_tensors
 from homing.lm.rl.calculator import Calculator
-from homing.lm.rl.draws import BITS, draws, pick_rows
-from homing.lm.rl.lean import lean_copy
+from homing.lm.rl.inference_copy import lean_copy
+from homing.lm.rl.named_random import BITS, draws, pick_rows
 from homing.lm.rl.rollout import Sampler
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
-from homing.wire.run import Lora
+from homing.wire.run_json import Lora
 
 PROMPTS = [[0, 1, 40, 41, 42, 43], [0, 5, 60], [0, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99], [0, 200]]
 FAMILIES = {
@@ -81,7 +82,7 @@ def test_beside_frozen_weights_samples_follow_the_adapters_and_nothing_is_copied
     before = [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))]
     for turn in (1, 2):  # DoRA's lengths, held in the first, are those of the second
         with torch.no_grad():
-            for number, tensor in enumerate(lora.lora_tensors(model).values()):
+            for number, tensor in enumerate(lora_tensors(model).values()):
                 tensor += 0.5 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(10 * number + turn))
         after = [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))]
         alone = [list(generate(model, prompt, num_tokens=10, temperature=0.0)) for prompt in PROMPTS]
@@ -96,7 +97,7 @@ def test_the_adapters_as_they_were_are_the_frozen_weights_alone_or_a_copy_and_wh
     plain = model(ids).detach()
     lora.freeze(model, "fp32")
     lora.add_lora(model, Lora(rank=4, alpha=8.0, targets=["q", "up"]), seed=1)
-    new, learned = lora.adapters_now(model), lora.lora_tensors(model)
+    new, learned = lora.adapters_now(model), lora_tensors(model)
     assert set(new.values()) == {None}
     for tensor in learned.values():
         tensor += 0.3
@@ -111,7 +112,7 @@ def test_the_adapters_as_they_were_are_the_frozen_weights_alone_or_a_copy_and_wh
         with lora.adapters_as(model, later):
             assert torch.equal(model(ids), moved)
         assert not torch.allclose(model(ids), moved, atol=1e-3)
-    live = lora.lora_tensors(model)
+    live = lora_tensors(model)
     assert all(live[name].data_ptr() == learned[name].data_ptr() for name in learned)
 
 
@@ -200,7 +201,7 @@ def test_graphs_that_cannot_be_captured_are_told_or_refused_and_never_change_a_s
     made = sampler(model, graphs=graphs, tell=lambda kind, text: told.append((kind, text)))
     made._is_captured = True  # as on a card
     if graphs == "on":
-        with pytest.raises(RunFailed, match="cannot be captured"):
+        with pytest.raises(RunFailed, match="Capturing the sampling steps as CUDA graphs failed"):
             made.sample(PROMPTS, drawn(4, 1))
         return
     assert [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))] == wanted
@@ -237,7 +238,7 @@ def test_on_a_card_a_captured_step_reads_the_adapters_as_they_are_now(tmp_path: 
         wanted = [sample.ids for sample in plain.sample(PROMPTS, drawn(4, 3))]
         assert [sample.ids for sample in captured.sample(PROMPTS, drawn(4, 3))] == wanted, turn
         seen.append(wanted)
-        for tensor in lora.lora_tensors(model).values():
+        for tensor in lora_tensors(model).values():
             tensor += 0.5
     assert seen[0] != seen[1]
 

@@ -12,9 +12,9 @@ import pytest
 
 from homing.lm.tokenizer import encode
 from homing.lm.tokenizer.encode import Encoder
-from homing.lm.tokenizer.files import build_tokenizer_json
 from homing.lm.tokenizer.specials import SPECIALS
-from homing.lm.tokenizer.train import learn_merges
+from homing.lm.tokenizer.train_bpe import learn_merges
+from homing.lm.tokenizer.write_files import build_tokenizer_json
 
 TEXT = Path(__file__).read_bytes()
 

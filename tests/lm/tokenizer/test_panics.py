@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.lm.chat.kit import make_tokenizer
+from tests.lm.data.chat.kit import make_tokenizer
 
 from homing.errors import DataError
-from homing.lm.chat.tokens import ChatTokens
+from homing.lm.data.chat.turn_tokens import ChatTokens
 from homing.lm.tokenizer import load_tokenizer
 
 

@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 from homing.errors import DataError, IntegrityError
 from homing.lm.tokenizer import load_tokenizer
 from homing.lm.tokenizer.encode import AWKWARD, Encoder
-from homing.lm.tokenizer.files import build_tokenizer_json, read_facts, write_extras
-from homing.lm.tokenizer.new_letters import NEW_LETTERS, has_new_letter
 from homing.lm.tokenizer.specials import SPECIALS
 from homing.lm.tokenizer.splits import SPLITS, name_of_split
-from homing.lm.tokenizer.train import learn_merges
+from homing.lm.tokenizer.train_bpe import learn_merges
+from homing.lm.tokenizer.unicode_17 import NEW_LETTERS, has_new_letter
+from homing.lm.tokenizer.write_files import build_tokenizer_json, read_facts, write_extras
 
 TRAINING = (
     "The quick brown fox's tail isn't 1234567 long; they'll say so.\n\n\tif x == 10:\r\n    pass  # done!!\n"
@@ -198,11 +198,12 @@ def _set(document: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return {**document, key: value}
 
 
+@pytest.mark.acceptance(27)
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         (lambda d: _set(d, "added_tokens", []), "no special token"),
-        (lambda d: _set(d, "pre_tokenizer", {"type": "Whitespace"}), "Nothing in it turns text into bytes"),
+        (lambda d: _set(d, "pre_tokenizer", {"type": "Whitespace"}), "nothing in it converts text to bytes"),
         (lambda d: _set(d, "model", {**d["model"], "dropout": 0.1}), "dropout"),
         (lambda d: _set(d, "model", {"type": "WordPiece"}), "not the tokenizer.json of a BPE"),
     ],
@@ -225,9 +226,9 @@ def test_a_tokenizer_that_cannot_serve_is_refused_with_the_reason(
         (lambda d: _set(d, "added_tokens", d["added_tokens"][::2]), "do not have the ids 0, 1, 2"),
         (
             lambda d: _set(d, "added_tokens", [*d["added_tokens"][:-1], {**d["added_tokens"][-1], "special": False}]),
-            "may spell",
+            "can match plain text",
         ),
-        (lambda d: _set(d, "pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": True}), "a way of its own"),
+        (lambda d: _set(d, "pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": True}), "a custom pre-tokenizer"),
         (lambda d: _set(d, "normalizer", {"type": "NFC"}), "normalizes"),
         (lambda d: _set(d, "model", {**d["model"], "ignore_merges": True}), "whole words"),
     ],
@@ -244,6 +245,6 @@ def test_a_tokenizer_that_only_the_slow_encoder_knows_says_why(
 
 
 def test_no_tokenizer_says_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no tokenizer at") as caught:
+    with pytest.raises(DataError, match="No tokenizer at") as caught:
         load_tokenizer(tmp_path)
     assert "homing prep" in caught.value.fix

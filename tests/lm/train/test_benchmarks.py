@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from homing.wire import codec, names
-from homing.wire.run import Run
+from homing.wire import codec, file_names
+from homing.wire.run_json import Run
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -56,7 +56,7 @@ def test_the_five_runs_whose_hours_are_judged_are_written_at_home_and_as_long_as
     script = [sys.executable, str(ROOT / "benchmarks/gpu/hours.py"), "--write-runs", str(tmp_path)]
     env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     subprocess.run([*script, "--seconds-each", "60"], env=env, check=True, timeout=300)
-    runs = {folder.name: codec.loads(Run, (folder / names.RUN).read_bytes()) for folder in tmp_path.iterdir()}
+    runs = {folder.name: codec.loads(Run, (folder / file_names.RUN).read_bytes()) for folder in tmp_path.iterdir()}
     shapes = {name: (run.model.num_layers, run.model.width, run.model.num_heads) for name, run in runs.items()}
     assert shapes == {
         "6x384": (6, 384, 3), "12x768-6heads": (12, 768, 6), "12x768-12heads": (12, 768, 12),

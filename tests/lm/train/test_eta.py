@@ -19,12 +19,14 @@ from tests.lm.train.test_loop import go, metrics
 from tiny import make_data, make_run
 
 from homing.lm.phases.pretrain import Pretrain
-from homing.lm.train import checkpoint, figures, loop, shelf
+from homing.lm.train import loop
+from homing.lm.train.checkpoints import checkpoint_files, manager
+from homing.lm.train.compute import step_figures
 from homing.lm.train.landing import Pace, Rates
 from homing.units import format_duration
-from homing.wire import codec, names
-from homing.wire.event import Metric
-from homing.wire.run import Phase, Rl, RlTask
+from homing.wire import codec, file_names
+from homing.wire.event_lines import Metric
+from homing.wire.run_json import Phase, Rl, RlTask
 
 
 @pytest.fixture(scope="module")
@@ -238,12 +240,12 @@ def test_the_eta_of_a_run_with_heavy_evaluations_is_what_really_passes(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    for module in (loop, figures, shelf):
+    for module in (loop, step_figures, manager):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(Pretrain, "evaluate", clock.takes(8.0, Pretrain.evaluate))
     monkeypatch.setattr(loop._Phase, "step", clock.takes(1.0, loop._Phase.step))
     monkeypatch.setattr(loop, "sample_texts", clock.takes(3.0, loop.sample_texts))
-    monkeypatch.setattr(checkpoint, "save", clock.takes(2.0, checkpoint.save))
+    monkeypatch.setattr(checkpoint_files, "save", clock.takes(2.0, checkpoint_files.save))
     _, said = go(tmp_path, make_run(data_dir, num_steps=24, eval_every=4, save_every=0, sample_every=6))
     told = metrics(tmp_path)
     assert clock.now == 1000.0 + 24 * 1.0 + 6 * 8.0 + 4 * 3.0 + 2.0
@@ -261,7 +263,7 @@ def test_a_run_that_began_slowly_tells_after_20_steps_what_then_passes(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    for module in (loop, figures, shelf):
+    for module in (loop, step_figures, manager):
         monkeypatch.setattr(module, "time", clock)
     slow, fast = clock.takes(9.0, loop._Phase.step), clock.takes(1.0, loop._Phase.step)
     monkeypatch.setattr(loop._Phase, "step", lambda phase, batch: (slow, fast)[phase.state.step > 5](phase, batch))
@@ -281,6 +283,6 @@ def test_a_run_that_began_slowly_tells_after_20_steps_what_then_passes(
 def test_a_line_of_before_is_still_read_and_says_no_eta(tmp_path: Path) -> None:
     now = codec.dump(Metric(t=1.0, phase="pretrain", step=3, num_steps=9, num_tokens=30, loss=2.0, step_s=1.5))
     before = {name: value for name, value in now.items() if name not in ("eta_s", "plan_s")}
-    (tmp_path / names.METRICS).write_text(json.dumps(before) + "\n")
+    (tmp_path / file_names.METRICS).write_text(json.dumps(before) + "\n")
     (read,) = metrics(tmp_path)
     assert (read.step, read.step_s, read.eta_s, read.plan_s) == (3, 1.5, None, None)

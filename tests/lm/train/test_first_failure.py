@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from homing.lm.train import __main__ as program
-from homing.lm.train import launch
+from homing.lm.train.distributed import start_ranks
 
 
-def rank(number: int, delay_s: float, code: int) -> launch._Rank:
+def rank(number: int, delay_s: float, code: int) -> start_ranks._Rank:
     process = subprocess.Popen(["sh", "-c", f"sleep {delay_s}; exit {code}"])
-    return launch._Rank(number, process, collections.deque(), threading.Thread())
+    return start_ranks._Rank(number, process, collections.deque(), threading.Thread())
 
 
-def blamed(ranks: list[launch._Rank]) -> int:
+def blamed(ranks: list[start_ranks._Rank]) -> int:
     try:
-        found = launch._watch(ranks)
+        found = start_ranks._watch(ranks)
     finally:
         for each in ranks:
             each.process.wait()
@@ -35,15 +35,15 @@ def test_the_rank_that_failed_first_is_blamed_and_not_the_first_by_number() -> N
 
 
 def test_a_rank_that_was_left_alone_is_not_blamed_even_where_it_ended_first() -> None:
-    assert blamed([rank(0, 0.0, launch.EXIT_LEFT_ALONE), rank(1, 1.0, 1)]) == 1
+    assert blamed([rank(0, 0.0, start_ranks.EXIT_LEFT_ALONE), rank(1, 1.0, 1)]) == 1
 
 
 def test_the_time_of_the_error_counts_and_not_that_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank may need longer to end than one that failed because of it."""
     ranks = [rank(0, 0.0, 1), rank(1, 1.0, 1)]
-    monkeypatch.setenv(launch.MEET, str(tmp_path / "meet"))
-    monkeypatch.setenv(launch.RANK, "1")
-    launch.note_failure()
+    monkeypatch.setenv(start_ranks.MEET, str(tmp_path / "meet"))
+    monkeypatch.setenv(start_ranks.RANK, "1")
+    start_ranks.note_failure()
     ranks[1].note = tmp_path / "failed-1"
     (tmp_path / "failed-1").write_text(repr(time.time() - 5))
     assert blamed(ranks) == 1

@@ -18,14 +18,15 @@ from steady import Clock, SteadyPace
 from tests.lm.train.test_loop import StopAt, events, figures, go, metrics, weights
 from tiny import make_data, make_run
 
-from homing.lm.train import checkpoint, control, lander, loop, shelf
-from homing.lm.train import figures as figures_module
-from homing.lm.train.control import Wishes
+from homing.lm.train import landing_actions, loop, stop_requests
+from homing.lm.train.checkpoints import checkpoint_files, manager
+from homing.lm.train.compute import step_figures as figures_module
 from homing.lm.train.landing import Pace, Pilot, Rates
-from homing.lm.train.schedule import Landing, lr_scale
-from homing.wire import names
-from homing.wire.clock import boot_clock_s
-from homing.wire.run import Optimizer, Phase, Schedule
+from homing.lm.train.optim.schedule import Landing, lr_scale
+from homing.lm.train.stop_requests import ControlRequests
+from homing.wire import file_names
+from homing.wire.boot_clock import boot_clock_s
+from homing.wire.run_json import Optimizer, Phase, Schedule
 
 WSD = Schedule("wsd", warmup_steps=10, decay_steps=200, floor=0.0)
 
@@ -92,7 +93,7 @@ def fly(
             now += save_s
             pace.saved(save_s)
         flight.ended_at, flight.step, flight.landing = now, step, landing
-        if is_last or now + save_s + 2.0 >= deadline:  # the second is what `Wishes.stop` does
+        if is_last or now + save_s + 2.0 >= deadline:  # the second is what `ControlRequests.stop` does
             break
     return flight
 
@@ -114,6 +115,7 @@ def test_the_same_part_of_a_shorter_run_decays_and_the_end_is_told_beforehand() 
     assert flight.ended_at <= 500.0
 
 
+@pytest.mark.acceptance(123)
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -273,7 +275,7 @@ def test_a_landed_run_stops_with_a_finished_model_and_says_what_finishing_would_
     assert started["data"]["end_step"] == ended.step
     assert started["data"]["needs_s"] > started["data"]["left_s"]
     assert any("finishing the plan would take" in line for line in said)
-    assert (tmp_path / names.EVENTS).read_text().count(ended.reason) == 1
+    assert (tmp_path / file_names.EVENTS).read_text().count(ended.reason) == 1
     (stopped,) = events(tmp_path, "run_stopped")
     assert stopped["data"]["why"] == "landed"
     last = metrics(tmp_path)[-1]
@@ -281,11 +283,12 @@ def test_a_landed_run_stops_with_a_finished_model_and_says_what_finishing_would_
     assert last.val_loss is not None, "the last checkpoint of a landing is measured"
     rates = [m.lr or 0.0 for m in metrics(tmp_path)]
     assert rates[-1] < 0.2 * max(rates)
-    manifest = checkpoint.verify(tmp_path / "checkpoints/pretrain" / names.step_dir(ended.step))
+    manifest = checkpoint_files.verify(tmp_path / "checkpoints/pretrain" / file_names.step_dir(ended.step))
     assert manifest.is_final
     assert list((tmp_path / "samples").iterdir())
 
 
+@pytest.mark.acceptance(123)
 @pytest.mark.slow
 @pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("kind", ["wsd", "cosine"])
@@ -298,7 +301,7 @@ def test_a_trainer_that_died_in_its_landing_lands_at_the_same_place_bit_for_bit(
     died_at = whole.step - 3
     cut, _ = go(tmp_path / "cut", run, Ticking(tmp_path / "cut", 34.0, looks=died_at))
     assert (cut.step, cut.state) == (died_at, "stopped")
-    again, said = go(tmp_path / "cut", wishes=Ticking(tmp_path / "cut", 34.0 - died_at))
+    again, said = go(tmp_path / "cut", requests=Ticking(tmp_path / "cut", 34.0 - died_at))
     assert (again.step, again.reason) == (whole.step, whole.reason)
     assert any("Resumed" in line for line in said)
     assert figures(tmp_path / "whole") == figures(tmp_path / "cut")
@@ -326,7 +329,7 @@ def test_a_landed_run_with_more_time_goes_on_to_its_planned_end(tmp_path: Path, 
 def test_a_landed_run_that_goes_on_to_another_limit_warms_up_and_lands_again(tmp_path: Path, data_dir: Path) -> None:
     run = long_run(data_dir, num_steps=400, schedule=Schedule("wsd", 4, 200, 0.0))
     first, _ = go(tmp_path, run, Ticking(tmp_path, 34.0))
-    again, _ = go(tmp_path, wishes=Ticking(tmp_path, 60.0))
+    again, _ = go(tmp_path, requests=Ticking(tmp_path, 60.0))
     assert "Landed at step" in again.reason
     assert first.step + 45 <= again.step <= first.step + 60
     later = [m.lr or 0.0 for m in metrics(tmp_path)][first.step :]
@@ -339,10 +342,10 @@ def test_a_landed_run_that_goes_on_to_another_limit_warms_up_and_lands_again(tmp
 @pytest.mark.usefixtures("steady")
 def test_a_landed_run_with_no_more_time_stays_as_it_is(tmp_path: Path, data_dir: Path) -> None:
     landed, _ = go(tmp_path, long_run(data_dir), Ticking(tmp_path, 34.0))
-    before = (tmp_path / names.METRICS).read_text()
-    ended, _ = go(tmp_path, wishes=Ticking(tmp_path, 8.0))
+    before = (tmp_path / file_names.METRICS).read_text()
+    ended, _ = go(tmp_path, requests=Ticking(tmp_path, 8.0))
     assert (ended.state, ended.step, ended.exit_code) == ("stopped", landed.step, 75)
-    assert (tmp_path / names.METRICS).read_text() == before
+    assert (tmp_path / file_names.METRICS).read_text() == before
 
 
 def limited_run(data_dir: Path) -> Any:
@@ -357,30 +360,31 @@ def test_a_time_limit_lands_too_with_a_whole_decay(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    for module in (loop, figures_module, shelf, control, lander):
+    for module in (loop, figures_module, manager, stop_requests, landing_actions):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(loop._Phase, "step", clock.takes(0.05, loop._Phase.step))
-    wishes = Wishes(tmp_path)
-    ended, _ = go(tmp_path, limited_run(data_dir), wishes)
+    requests = ControlRequests(tmp_path)
+    ended, _ = go(tmp_path, limited_run(data_dir), requests)
     assert "Landed at step" in ended.reason
     assert 60 < ended.step < 8.0 / 0.05
-    assert (wishes.left_s() or -1.0) > 0
+    assert (requests.left_s() or -1.0) > 0
     rates = [m.lr or 0.0 for m in metrics(tmp_path)]
     assert rates[-1] < 0.1 * max(rates)
 
 
+@pytest.mark.acceptance("X25")
 @pytest.mark.slow
 def test_a_time_limit_lands_too_on_the_real_clock(tmp_path: Path, data_dir: Path) -> None:
     """How many steps that leaves for the decay is the machine's matter, and not looked at."""
-    wishes = Wishes(tmp_path)
-    ended, _ = go(tmp_path, limited_run(data_dir), wishes)
+    requests = ControlRequests(tmp_path)
+    ended, _ = go(tmp_path, limited_run(data_dir), requests)
     assert "Landed at step" in ended.reason
     assert "time limit" in ended.reason
-    assert (wishes.left_s() or -1.0) > 0, "everything was done inside the limit"
+    assert (requests.left_s() or -1.0) > 0, "everything was done inside the limit"
 
 
 @pytest.mark.parametrize(("limit_s", "why"), [(60.0, "time limit"), (3600.0, "spend limit")])
 def test_of_two_moments_the_nearer_one_is_named(tmp_path: Path, limit_s: float, why: str) -> None:
     land_by = {"land_by": boot_clock_s() + 600, "reason": "The spend limit is near."}
-    (tmp_path / names.CONTROL).write_text(json.dumps(land_by))
-    assert why in Wishes(tmp_path, time_limit_s=limit_s).why()
+    (tmp_path / file_names.CONTROL).write_text(json.dumps(land_by))
+    assert why in ControlRequests(tmp_path, time_limit_s=limit_s).why()

@@ -28,21 +28,23 @@ from tiny import (
 )
 
 from homing.errors import DataError, IntegrityError, RunFailed, UsageError
-from homing.lm.generate.load import load_for_use
-from homing.lm.generate.sample import generate
+from homing.lm.generate.load_model import load_for_use
+from homing.lm.generate.sampling import generate
 from homing.lm.model import Decoder, count_params
 from homing.lm.phases import pretrain
-from homing.lm.train import checkpoint, choices, loop
+from homing.lm.train import loop
 from homing.lm.train.__main__ import main
-from homing.lm.train.control import Stop, Wishes
+from homing.lm.train.checkpoints import checkpoint_files
+from homing.lm.train.checkpoints.compatibility import check_same
+from homing.lm.train.compute import hardware_choices
 from homing.lm.train.loop import train
-from homing.lm.train.resume import check_same
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, Pointer
-from homing.wire.clock import boot_clock_s
-from homing.wire.data import Split
-from homing.wire.event import Metric, Outcome
-from homing.wire.run import Run
+from homing.lm.train.stop_requests import ControlRequests, Stop
+from homing.wire import codec, file_names
+from homing.wire.boot_clock import boot_clock_s
+from homing.wire.checkpoint_manifest import CheckpointManifest, Pointer
+from homing.wire.event_lines import Metric, Outcome
+from homing.wire.run_json import Run
+from homing.wire.shard_manifest import Split
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +54,14 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def go(run_dir: Path, run: Run | None = None, wishes: Wishes | None = None) -> tuple[Outcome, list[str]]:
+def go(run_dir: Path, run: Run | None = None, requests: ControlRequests | None = None) -> tuple[Outcome, list[str]]:
     if run is not None:
         make_run_dir(run_dir, run)
     said: list[str] = []
-    return train(run_dir, say=said.append, wishes=wishes), said
+    return train(run_dir, say=said.append, requests=requests), said
 
 
-class StopAt(Wishes):
+class StopAt(ControlRequests):
     """Asks for a stop after so many looks, as a signal would."""
 
     def __init__(self, run_dir: Path, looks: int) -> None:
@@ -72,7 +74,7 @@ class StopAt(Wishes):
 
 
 def metrics(run_dir: Path) -> list[Metric]:
-    return [codec.loads(Metric, line) for line in (run_dir / names.METRICS).read_text().splitlines()]
+    return [codec.loads(Metric, line) for line in (run_dir / file_names.METRICS).read_text().splitlines()]
 
 
 def figures(run_dir: Path) -> list[tuple[Any, ...]]:
@@ -81,19 +83,20 @@ def figures(run_dir: Path) -> list[tuple[Any, ...]]:
 
 
 def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run_dir / names.EVENTS).read_text().splitlines()]
+    lines = [json.loads(line) for line in (run_dir / file_names.EVENTS).read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind]
 
 
 def outcome(run_dir: Path) -> Outcome:
-    return codec.loads(Outcome, (run_dir / names.OUTCOME).read_bytes())
+    return codec.loads(Outcome, (run_dir / file_names.OUTCOME).read_bytes())
 
 
 def weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
-    folder = run_dir / "checkpoints/pretrain" / names.step_dir(step)
-    return checkpoint.load(folder, checkpoint.verify(folder)).weights
+    folder = run_dir / "checkpoints/pretrain" / file_names.step_dir(step)
+    return checkpoint_files.load(folder, checkpoint_files.verify(folder)).weights
 
 
+@pytest.mark.acceptance(87)
 @pytest.mark.slow
 def test_a_tiny_run_learns_and_reproduces_its_loss(tmp_path: Path, data_dir: Path) -> None:
     ended, said = go(tmp_path / "a", make_run(data_dir))
@@ -114,6 +117,7 @@ def test_a_tiny_run_learns_and_reproduces_its_loss(tmp_path: Path, data_dir: Pat
 GOLDEN_FIRST, GOLDEN_LAST = 5.694, 2.510
 
 
+@pytest.mark.acceptance(82, 97)
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [1, 3, 8])
 def test_the_micro_batch_changes_nothing_but_rounding(tmp_path: Path, data_dir: Path, micro_batch: int) -> None:
@@ -123,6 +127,7 @@ def test_the_micro_batch_changes_nothing_but_rounding(tmp_path: Path, data_dir: 
         assert a.loss == pytest.approx(b.loss, abs=1e-4)
 
 
+@pytest.mark.acceptance(106, "X13", "P3")
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_resuming_equals_never_stopping_bit_for_bit(tmp_path: Path, data_dir: Path, optimizer: str) -> None:
@@ -132,7 +137,7 @@ def test_resuming_equals_never_stopping_bit_for_bit(tmp_path: Path, data_dir: Pa
     go(tmp_path / "whole", run)
     make_run_dir(tmp_path / "cut", run)
     for looks in (3, 4, 2):
-        ended, _ = go(tmp_path / "cut", wishes=StopAt(tmp_path / "cut", looks))
+        ended, _ = go(tmp_path / "cut", requests=StopAt(tmp_path / "cut", looks))
         assert (ended.state, ended.exit_code) == ("stopped", 75)
     ended, said = go(tmp_path / "cut")
     assert ended.state == "done"
@@ -143,6 +148,7 @@ def test_resuming_equals_never_stopping_bit_for_bit(tmp_path: Path, data_dir: Pa
     assert [event["step"] for event in events(tmp_path / "cut", "resumed")] == [3, 7, 9]
 
 
+@pytest.mark.acceptance("X10")
 @pytest.mark.slow
 def test_sampling_and_evaluating_do_not_change_training(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path / "a", make_run(data_dir, num_steps=6, sample_every=1, eval_every=1))
@@ -153,29 +159,31 @@ def test_sampling_and_evaluating_do_not_change_training(tmp_path: Path, data_dir
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path, make_run(data_dir, num_steps=2))
-    before = (tmp_path / names.METRICS).read_text()
+    before = (tmp_path / file_names.METRICS).read_text()
     ended, said = go(tmp_path)
     assert (ended.state, ended.step) == ("done", 2)
     assert any("already trained" in line for line in said)
-    assert (tmp_path / names.METRICS).read_text() == before
+    assert (tmp_path / file_names.METRICS).read_text() == before
 
 
+@pytest.mark.acceptance(106)
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_aloud_and_the_one_before_is_used(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path / "whole", make_run(data_dir))
     go(tmp_path / "hurt", make_run(data_dir))
-    newest = tmp_path / "hurt/checkpoints/pretrain" / names.step_dir(12) / names.WEIGHTS
+    newest = tmp_path / "hurt/checkpoints/pretrain" / file_names.step_dir(12) / file_names.WEIGHTS
     data = bytearray(newest.read_bytes())
     data[-5] ^= 8
     newest.write_bytes(data)
     ended, said = go(tmp_path / "hurt")
     assert ended.state == "done"
-    assert any("step-00000012 is damaged and refused" in line and "step-00000008" in line for line in said)
+    assert any("step-00000012 is damaged (" in line and "step-00000008" in line for line in said)
     assert events(tmp_path / "hurt", "checkpoint_refused")
     assert figures(tmp_path / "whole") == figures(tmp_path / "hurt")
     assert torch.equal(*(weights(tmp_path / side, 12)["model.norm.weight"] for side in ("whole", "hurt")))
 
 
+@pytest.mark.acceptance("X7")
 @pytest.mark.slow
 def test_a_changed_configuration_is_refused_and_each_difference_named(tmp_path: Path, data_dir: Path) -> None:
     run = make_run(data_dir)
@@ -192,19 +200,19 @@ def test_a_changed_configuration_is_refused_and_each_difference_named(tmp_path: 
 
 def as_of_another_version(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """A checkpoint of a homing whose run.json had other keys, and so another hash of the same configuration."""
-    run = json.loads((folder / names.RUN).read_text())
+    run = json.loads((folder / file_names.RUN).read_text())
     change(run)
-    (folder / names.RUN).write_text(json.dumps(run))
-    manifest = codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes())
-    files = [checkpoint._sync_and_hash(folder / file.name) for file in manifest.files]
+    (folder / file_names.RUN).write_text(json.dumps(run))
+    manifest = codec.loads(CheckpointManifest, (folder / file_names.MANIFEST).read_bytes())
+    files = [checkpoint_files._sync_and_hash(folder / file.name) for file in manifest.files]
     manifest = dataclasses.replace(manifest, files=files, config_sha256="0" * 64)
-    (folder / names.MANIFEST).write_bytes(checkpoint._seal(manifest))
+    (folder / file_names.MANIFEST).write_bytes(checkpoint_files._seal(manifest))
 
 
 def test_a_checkpoint_of_a_homing_that_knew_fewer_settings_is_gone_on_from(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path / "whole", make_run(data_dir))
     go(tmp_path / "old", make_run(data_dir), StopAt(tmp_path / "old", 3))
-    folder = tmp_path / "old/checkpoints/pretrain" / names.step_dir(3)
+    folder = tmp_path / "old/checkpoints/pretrain" / file_names.step_dir(3)
     as_of_another_version(folder, lambda run: run["phases"][0]["optimizer"].pop("states"))
     assert go(tmp_path / "old")[0].state == "done"
     assert figures(tmp_path / "old") == figures(tmp_path / "whole")
@@ -215,12 +223,12 @@ def test_a_checkpoint_of_a_homing_that_knew_more_settings_is_refused_by_their_na
 ) -> None:
     """What they change nobody here can say."""
     go(tmp_path, make_run(data_dir), StopAt(tmp_path, 3))
-    folder = tmp_path / "checkpoints/pretrain" / names.step_dir(3)
+    folder = tmp_path / "checkpoints/pretrain" / file_names.step_dir(3)
     as_of_another_version(folder, lambda run: run["phases"][0]["optimizer"].update(lookahead=5))
-    with pytest.raises(UsageError, match="belongs to another configuration") as caught:
+    with pytest.raises(UsageError, match="belongs to a different configuration") as caught:
         go(tmp_path)
     assert "phases.0.optimizer.lookahead" in caught.value.why
-    assert "Or go on with the homing that wrote it" in caught.value.fix
+    assert "Or resume with the version of homing that wrote it" in caught.value.fix
 
 
 def test_settings_that_a_checkpoint_is_not_compared_by_may_be_unknown(tmp_path: Path, data_dir: Path) -> None:
@@ -228,31 +236,33 @@ def test_settings_that_a_checkpoint_is_not_compared_by_may_be_unknown(tmp_path: 
     later = dataclasses.replace(run.phases[0], kind="mid")
     document = json.loads(codec.dumps(dataclasses.replace(run, phases=[*run.phases, later])))
     document["train"]["colour"] = document["limits"]["colour"] = document["phases"][1]["colour"] = "blue"
-    (tmp_path / names.RUN).write_text(json.dumps(document))
+    (tmp_path / file_names.RUN).write_text(json.dumps(document))
     check_same(tmp_path, "0" * 64, run, run.phases[0])
     document["model"]["colour"] = "blue"
-    (tmp_path / names.RUN).write_text(json.dumps(document))
+    (tmp_path / file_names.RUN).write_text(json.dumps(document))
     with pytest.raises(UsageError) as caught:
         check_same(tmp_path, "0" * 64, run, run.phases[0])
-    assert caught.value.why == "It was written with settings that this homing lacks: model.colour."
+    assert caught.value.why == "It was written with settings that this version of homing does not have: model.colour."
 
 
 def test_stop_in_control_json_saves_and_ends_with_75(tmp_path: Path, data_dir: Path) -> None:
     make_run_dir(tmp_path, make_run(data_dir))
-    (tmp_path / names.CONTROL).write_text('{"schema": "homing.control/1", "stop": true, "reason": "asked at home"}')
+    (tmp_path / file_names.CONTROL).write_text(
+        '{"schema": "homing.control/1", "stop": true, "reason": "asked at home"}'
+    )
     ended, _ = go(tmp_path)
     assert (ended.state, ended.exit_code, ended.step) == ("stopped", 75, 1)
     assert ended.reason == "asked at home"
     assert not ended.is_final
-    assert checkpoint.list_steps(tmp_path / "checkpoints/pretrain") == [1]
-    (told,) = [json.loads(e) for e in (tmp_path / names.EVENTS).read_text().splitlines() if "asked at home" in e]
+    assert checkpoint_files.list_steps(tmp_path / "checkpoints/pretrain") == [1]
+    (told,) = [json.loads(e) for e in (tmp_path / file_names.EVENTS).read_text().splitlines() if "asked at home" in e]
     assert (told["kind"], told["text"]) == ("run_stopped", "Stopped at step 1: asked at home")
     assert told["data"]["why"] == "control"
 
 
 def test_a_landing_time_that_has_come_saves_and_ends(tmp_path: Path, data_dir: Path) -> None:
     make_run_dir(tmp_path, make_run(data_dir))
-    (tmp_path / names.CONTROL).write_text(json.dumps({"land_by": boot_clock_s() + 1}))
+    (tmp_path / file_names.CONTROL).write_text(json.dumps({"land_by": boot_clock_s() + 1}))
     assert go(tmp_path)[0].exit_code == 75
 
 
@@ -265,13 +275,13 @@ def test_a_landing_leaves_time_for_the_evaluation_and_the_step_that_come_before_
         time.sleep(0.3)
         return plain(*args, **kwargs)
 
-    class Noting(Wishes):
+    class Noting(ControlRequests):
         def stop(self, *, save_s: float = 0.0) -> Stop | None:
             asked.append(save_s)
             return None
 
     monkeypatch.setattr(pretrain, "evaluate", slow)
-    go(tmp_path, make_run(data_dir, num_steps=5, eval_every=2, save_every=0), wishes=Noting(tmp_path))
+    go(tmp_path, make_run(data_dir, num_steps=5, eval_every=2, save_every=0), requests=Noting(tmp_path))
     assert len(asked) == 4  # not after the last step, which saves anyway
     assert asked[0] < 0.3 <= asked[3]
     assert asked[2] < 0.3
@@ -279,11 +289,12 @@ def test_a_landing_leaves_time_for_the_evaluation_and_the_step_that_come_before_
 
 def test_a_control_file_that_cannot_be_read_is_told_and_training_goes_on(tmp_path: Path, data_dir: Path) -> None:
     make_run_dir(tmp_path, make_run(data_dir, num_steps=3))
-    (tmp_path / names.CONTROL).write_text('{"stop": ')
+    (tmp_path / file_names.CONTROL).write_text('{"stop": ')
     assert go(tmp_path)[0].state == "done"
     assert len(events(tmp_path, "control_unreadable")) == 1
 
 
+@pytest.mark.acceptance("X25")
 def test_the_wall_clock_limit_ends_with_75_and_says_why(tmp_path: Path, data_dir: Path) -> None:
     ended, _ = go(tmp_path, make_run(data_dir, num_steps=4000, train={"time_limit_s": 0.3}))
     assert (ended.state, ended.exit_code) == ("stopped", 75)
@@ -304,6 +315,7 @@ class Poisoned:
         monkeypatch.setattr(Decoder, "loss", loss)
 
 
+@pytest.mark.acceptance("X11")
 def test_a_step_that_is_not_finite_is_skipped_counted_and_never_logged_as_nan(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,13 +323,13 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_never_logged_as_nan(
     ended, _ = go(tmp_path, make_run(data_dir, save_every=1, keep_last=9, num_steps=5))
     assert ended.state == "done"
     assert [m.loss is None for m in metrics(tmp_path)] == [False, False, True, False, False]
-    assert "NaN" not in (tmp_path / names.METRICS).read_text()
+    assert "NaN" not in (tmp_path / file_names.METRICS).read_text()
     assert [event["step"] for event in events(tmp_path, "step_skipped")] == [3]
     before, after = weights(tmp_path, 2), weights(tmp_path, 3)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not torch.equal(after["model.norm.weight"], weights(tmp_path, 4)["model.norm.weight"])
-    folder = tmp_path / "checkpoints/pretrain" / names.step_dir(3)
-    loaded = checkpoint.load(folder, checkpoint.verify(folder))
+    folder = tmp_path / "checkpoints/pretrain" / file_names.step_dir(3)
+    loaded = checkpoint_files.load(folder, checkpoint_files.verify(folder))
     assert (loaded.state.num_skipped, loaded.state.rows_consumed) == (1, 24)
     assert int(loaded.optimizer["num_steps"]) == 2
 
@@ -343,6 +355,7 @@ def test_figures_that_are_read_a_step_late_are_the_same_and_skip_the_same_steps(
         ]  # fmt: skip
 
 
+@pytest.mark.acceptance(119)
 def test_too_many_bad_steps_in_a_row_fail_the_run_with_the_reason(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,55 +364,58 @@ def test_too_many_bad_steps_in_a_row_fail_the_run_with_the_reason(
         go(tmp_path, make_run(data_dir, train={"max_bad_steps": 3}))
     ended = outcome(tmp_path)
     assert (ended.state, ended.exit_code, ended.step, ended.is_final) == ("failed", 1, 7, True)
-    assert checkpoint.find_latest(tmp_path / "checkpoints/pretrain").folder is not None
+    assert checkpoint_files.find_latest(tmp_path / "checkpoints/pretrain").folder is not None
 
 
+@pytest.mark.acceptance(103)
 def test_a_failed_save_warns_and_training_goes_on(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = checkpoint.save
+    plain = checkpoint_files.save
 
     def full(phase_dir: Path, manifest: Any, state: Any, **rest: Any) -> Path:
         if state.step == 4:
             raise RunFailed("The checkpoint of step 4 could not be written.", os.strerror(errno.ENOSPC))
         return plain(phase_dir, manifest, state, **rest)
 
-    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(checkpoint_files, "save", full)
     ended, said = go(tmp_path, make_run(data_dir))
     assert ended.state == "done"
     assert any("warning" in line and "step 4" in line for line in said)
     assert [event["step"] for event in events(tmp_path, "save_failed")] == [4]
-    assert checkpoint.list_steps(tmp_path / "checkpoints/pretrain") == [8, 12]
+    assert checkpoint_files.list_steps(tmp_path / "checkpoints/pretrain") == [8, 12]
 
 
 def test_a_final_save_that_fails_is_a_failure(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **kwargs: Any) -> Path:
         raise RunFailed("It could not be written.", os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(checkpoint_files, "save", full)
     said: list[str] = []
     with pytest.raises(RunFailed) as caught:
         train(make_run_dir(tmp_path, make_run(data_dir, num_steps=2)), say=said.append)
     assert outcome(tmp_path).state == "failed"
-    assert caught.value.what.startswith("The run cannot end: its checkpoint of step 2 could not be written to ")
+    assert caught.value.what.startswith("The run cannot finish: its checkpoint of step 2 could not be written to ")
     assert caught.value.why == os.strerror(errno.ENOSPC)
     assert "checkpoint.keep_last" in caught.value.fix
-    assert caught.value.fix.endswith("begins anew, for none was saved before.")
+    assert caught.value.fix.endswith("starts over, since none was saved before.")
     assert not [line for line in said if "could not be written" in line], "it is said once, by the error"
 
 
+@pytest.mark.acceptance(81, "P5")
 def test_a_run_that_needs_a_gpu_never_runs_on_the_cpu(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RunFailed, match="needs a CUDA GPU, and none works here"):
+    with pytest.raises(RunFailed, match="needs a CUDA GPU, but none works on this machine"):
         go(tmp_path / "auto", make_run(data_dir, train={"needs_gpu": True, "device": "auto"}))
     with pytest.raises(RunFailed, match="needs a CUDA GPU"):
         go(tmp_path / "cpu", make_run(data_dir, train={"needs_gpu": True}))
-    assert not (tmp_path / "auto" / names.METRICS).exists()
+    assert not (tmp_path / "auto" / file_names.METRICS).exists()
     assert outcome(tmp_path / "auto").exit_code == 1
 
 
+@pytest.mark.acceptance(99, 146, "X3")
 @pytest.mark.slow
 def test_running_out_of_memory_lowers_a_picked_micro_batch_aloud(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -417,7 +433,7 @@ def test_running_out_of_memory_lowers_a_picked_micro_batch_aloud(
     assert any("micro-batch 8 -> 4" in line for line in said)
     assert any("micro-batch 4 -> 2" in line for line in said)
     assert figures(tmp_path / "a") == figures(tmp_path / "b")
-    manifest = checkpoint.verify(tmp_path / "b/checkpoints/pretrain" / names.step_dir(3))
+    manifest = checkpoint_files.verify(tmp_path / "b/checkpoints/pretrain" / file_names.step_dir(3))
     assert manifest.choices["micro_batch"] == 2
     with pytest.raises(RunFailed, match=r"Out of memory at a micro-batch of 4 rows \(peak [\d.]+ GiB\)") as caught:
         go(tmp_path / "c", make_run(data_dir, num_steps=3, micro_batch=4))
@@ -443,24 +459,27 @@ def test_too_many_shapes_for_the_compiler_end_compiling_aloud_or_the_run_that_as
         model.model.compiled = {"end": end} if is_on else {}
 
     monkeypatch.setattr(Decoder, "compile_blocks", compile_blocks)
-    monkeypatch.setattr(choices, "is_compile_worthwhile", lambda _: True)
+    monkeypatch.setattr(hardware_choices, "is_compile_worthwhile", lambda _: True)
     run = make_run(data_dir, num_steps=6, micro_batch=4, train={"compile": asked})
     if asked == "on":
         with pytest.raises(RunFailed, match=r"torch.compile failed on this model"):
             go(tmp_path, run)
         return
     _, said = go(tmp_path, run)
-    assert len([line for line in said if "training goes on without it" in line]) == 1
-    assert checkpoint.verify(tmp_path / "checkpoints/pretrain" / names.step_dir(6)).choices["is_compiled"] is False
+    assert len([line for line in said if "training continues without it" in line]) == 1
+    assert (
+        checkpoint_files.verify(tmp_path / "checkpoints/pretrain" / file_names.step_dir(6)).choices["is_compiled"]
+        is False
+    )
 
 
 def test_another_device_picks_its_choices_anew_and_says_so(tiny_run: Run) -> None:
     phase, cpu = dataclasses.replace(tiny_run.phases[0], micro_batch=0), torch.device("cpu")
     was = {"device": "cuda (NVIDIA H200)", "precision": "bf16", "is_compiled": True, "micro_batch": 8}
-    picked, changed = choices.pick_choices(tiny_run.train, phase, tiny_run.model, cpu, 8, was)
+    picked, changed = hardware_choices.pick_choices(tiny_run.train, phase, tiny_run.model, cpu, 8, was)
     assert (picked.precision, picked.is_compiled) == ("fp32", False)
     assert len(changed) == 3
-    same, changed = choices.pick_choices(
+    same, changed = hardware_choices.pick_choices(
         tiny_run.train, phase, tiny_run.model, cpu, 8, picked.to_dict() | {"micro_batch": 2}
     )
     assert (same.micro_batch, changed) == (2, [])
@@ -471,13 +490,14 @@ def test_phases_that_cannot_run_are_refused_before_the_first_costs_anything(tmp_
     sft = dataclasses.replace(run.phases[0], kind="sft", method="lora")
     with pytest.raises(UsageError, match="sft/lora"):
         go(tmp_path, dataclasses.replace(run, phases=[*run.phases, sft]))
-    assert not (tmp_path / names.METRICS).exists()
+    assert not (tmp_path / file_names.METRICS).exists()
 
 
+@pytest.mark.acceptance(101)
 @pytest.mark.slow
 def test_weights_can_start_from_a_checkpoint(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path / "first", make_run(data_dir))
-    start = tmp_path / "first/checkpoints/pretrain" / names.step_dir(12)
+    start = tmp_path / "first/checkpoints/pretrain" / file_names.step_dir(12)
     go(tmp_path / "next", make_run(data_dir, num_steps=1, init_from=str(start)))
     before, after = metrics(tmp_path / "first")[-1].loss, metrics(tmp_path / "next")[0].loss
     assert before is not None
@@ -490,10 +510,10 @@ def test_weights_can_start_from_a_folder_that_holds_no_optimizer_and_a_changed_f
     tmp_path: Path, data_dir: Path
 ) -> None:
     go(tmp_path / "first", make_run(data_dir, num_steps=2))
-    start = tmp_path / "first/checkpoints/pretrain" / names.step_dir(2)
-    (start / names.OPTIMIZER).unlink()
+    start = tmp_path / "first/checkpoints/pretrain" / file_names.step_dir(2)
+    (start / file_names.OPTIMIZER).unlink()
     go(tmp_path / "next", make_run(data_dir, num_steps=1, init_from=str(start)))
-    (start / names.WEIGHTS).write_bytes(b"not these")
+    (start / file_names.WEIGHTS).write_bytes(b"not these")
     with pytest.raises(IntegrityError, match="cannot be used to start from"):
         go(tmp_path / "damaged", make_run(data_dir, num_steps=1, init_from=str(start)))
 
@@ -505,11 +525,11 @@ def test_without_held_out_text_it_trains_unevaluated_and_says_so(tmp_path: Path)
     write_manifest(data, {"train": write_shards(data, "train", make_documents(50, seed=1)), "val": nothing})
     ended, said = go(tmp_path / "run", make_run(data))
     assert (ended.state, ended.step) == ("done", 12)
-    assert any("no held-out text" in line for line in said)
+    assert any("No held-out text" in line for line in said)
     assert all(m.val_loss is None for m in metrics(tmp_path / "run"))
     phase_dir = tmp_path / "run/checkpoints/pretrain"
-    assert json.loads((phase_dir / names.LATEST).read_text())["step"] == 12
-    assert not (phase_dir / names.BEST).exists()
+    assert json.loads((phase_dir / file_names.LATEST).read_text())["step"] == 12
+    assert not (phase_dir / file_names.BEST).exists()
 
 
 @pytest.mark.slow
@@ -518,10 +538,10 @@ def test_every_planned_checkpoint_is_evaluated_so_that_the_best_is_among_those_k
 ) -> None:
     go(tmp_path, make_run(data_dir, num_steps=8, eval_every=5, save_every=2, keep_last=9))
     phase_dir = tmp_path / "checkpoints/pretrain"
-    losses = {step: checkpoint.verify(phase_dir / names.step_dir(step)).val_loss for step in (2, 4, 6, 8)}
+    losses = {step: checkpoint_files.verify(phase_dir / file_names.step_dir(step)).val_loss for step in (2, 4, 6, 8)}
     assert all(loss is not None for loss in losses.values())
     assert [m.step for m in metrics(tmp_path) if m.val_loss is not None] == [2, 4, 5, 6, 8]
-    best = json.loads((phase_dir / names.BEST).read_text())
+    best = json.loads((phase_dir / file_names.BEST).read_text())
     assert losses[best["step"]] == best["val_loss"] == min(loss for loss in losses.values() if loss is not None)
     go(tmp_path / "never", make_run(data_dir, num_steps=4, eval_every=0, save_every=2))
     assert [m.step for m in metrics(tmp_path / "never") if m.val_loss is not None] == [4]
@@ -535,20 +555,21 @@ def test_a_checkpoint_says_by_which_exam_it_was_judged(
         pretrain, "evaluate", lambda *args, **kwargs: dataclasses.replace(plain(*args, **kwargs), exam="8 rows drawn")
     )
     go(tmp_path, make_run(data_dir, num_steps=2, save_every=2, eval_every=2))
-    folder = tmp_path / "checkpoints/pretrain" / names.step_dir(2)
-    assert checkpoint.verify(folder).val_exam == "8 rows drawn"
+    folder = tmp_path / "checkpoints/pretrain" / file_names.step_dir(2)
+    assert checkpoint_files.verify(folder).val_exam == "8 rows drawn"
 
 
 def test_pointers_that_a_kill_left_behind_the_final_checkpoint_are_mended(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path, make_run(data_dir, num_steps=4, save_every=2))
     phase_dir = tmp_path / "checkpoints/pretrain"
-    (phase_dir / names.LATEST).write_text(codec.dumps(Pointer(step=2)))
-    (phase_dir / names.BEST).unlink()
+    (phase_dir / file_names.LATEST).write_text(codec.dumps(Pointer(step=2)))
+    (phase_dir / file_names.BEST).unlink()
     go(tmp_path)
-    assert json.loads((phase_dir / names.LATEST).read_text())["step"] == 4
-    assert json.loads((phase_dir / names.BEST).read_text())["step"] in (2, 4)
+    assert json.loads((phase_dir / file_names.LATEST).read_text())["step"] == 4
+    assert json.loads((phase_dir / file_names.BEST).read_text())["step"] in (2, 4)
 
 
+@pytest.mark.acceptance(81, 97)
 @pytest.mark.slow
 def test_a_compiler_that_fails_is_done_without_aloud_and_never_when_asked_for_by_name(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -558,11 +579,11 @@ def test_a_compiler_that_fails_is_done_without_aloud_and_never_when_asked_for_by
 
     go(tmp_path / "plain", make_run(data_dir, num_steps=2))
     monkeypatch.setattr(torch, "compile", lambda function, **kwargs: broken)
-    monkeypatch.setattr(choices, "is_compile_worthwhile", lambda device: True)
+    monkeypatch.setattr(hardware_choices, "is_compile_worthwhile", lambda device: True)
     _, said = go(tmp_path / "auto", make_run(data_dir, num_steps=2))
     assert any("torch.compile failed" in line and "no working C compiler" in line for line in said)
     assert figures(tmp_path / "auto") == figures(tmp_path / "plain")
-    manifest = checkpoint.verify(tmp_path / "auto/checkpoints/pretrain" / names.step_dir(2))
+    manifest = checkpoint_files.verify(tmp_path / "auto/checkpoints/pretrain" / file_names.step_dir(2))
     assert manifest.choices["is_compiled"] is False
     with pytest.raises(RunFailed, match=r"torch\.compile failed"):
         go(tmp_path / "on", make_run(data_dir, num_steps=2, train={"compile": "on"}))
@@ -590,30 +611,31 @@ def test_the_minutes_of_compiling_are_no_part_of_speed_or_eta(
     assert any(line.startswith("step 1/3") and "- tok/s" in line and "eta" not in line for line in said)
 
 
+@pytest.mark.acceptance("X10")
 def test_by_default_each_checkpoint_has_its_sample(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path, make_run(data_dir, num_steps=5, save_every=2, keep_last=9))
-    written = sorted(path.name for path in (tmp_path / names.SAMPLES).iterdir())
+    written = sorted(path.name for path in (tmp_path / file_names.SAMPLES).iterdir())
     assert written == [f"pretrain-{step:08d}.txt" for step in (2, 4, 5)]
-    assert (tmp_path / names.SAMPLES / written[0]).read_text().startswith("[the cat]")
+    assert (tmp_path / file_names.SAMPLES / written[0]).read_text().startswith("[the cat]")
 
 
 @pytest.mark.slow
 def test_a_checkpoint_carries_the_tokenizer_with_its_chat_template(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path, make_run(data_dir, num_steps=1))
-    folder = tmp_path / "checkpoints/pretrain" / names.step_dir(1)
-    for name in (names.TOKENIZER, names.TOKENIZER_CONFIG):
+    folder = tmp_path / "checkpoints/pretrain" / file_names.step_dir(1)
+    for name in (file_names.TOKENIZER, file_names.TOKENIZER_CONFIG):
         assert (folder / name).read_bytes() == (data_dir / name).read_bytes()
-        assert name in {file.name for file in checkpoint.verify(folder).files}
+        assert name in {file.name for file in checkpoint_files.verify(folder).files}
 
 
 def test_a_disk_that_refuses_is_explained_and_not_a_traceback(
     tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run_dir(tmp_path, make_run(data_dir, num_steps=1))
-    (tmp_path / names.TRAINER_LOCK).mkdir()
-    assert main([str(tmp_path)]) == names.EXIT_FAILED
+    (tmp_path / file_names.TRAINER_LOCK).mkdir()
+    assert main([str(tmp_path)]) == file_names.EXIT_FAILED
     said = capsys.readouterr()
-    assert "The disk refused" in said.err
+    assert "Disk error" in said.err
     assert "state failed" in said.out
 
 
@@ -630,11 +652,11 @@ def test_data_that_changed_since_the_run_was_resolved_is_refused(
     with pytest.raises(DataError) as caught:
         go(tmp_path / "smoke", dataclasses.replace(run, name="tiny-smoke", origin={"name": "smoke profile"}))
     assert caught.value.fix == said.format("RUN"), "no file has the name of a smoke profile"
-    monkeypatch.setenv(names.TYPED_ENV, "files/tiny.yaml --smoke")
+    monkeypatch.setenv(file_names.TYPED_ENV, "files/tiny.yaml --smoke")
     with pytest.raises(DataError) as caught:
         go(tmp_path / "again", run)
     assert caught.value.fix == said.format("files/tiny.yaml --smoke"), "as it was typed, where that is known"
-    outcome = codec.loads(Outcome, (tmp_path / "again" / names.OUTCOME).read_bytes())
+    outcome = codec.loads(Outcome, (tmp_path / "again" / file_names.OUTCOME).read_bytes())
     assert "homing prep files/tiny.yaml --smoke" in outcome.reason
 
 
@@ -651,9 +673,9 @@ def test_a_vocabulary_mismatch_names_every_number(tmp_path: Path, data_dir: Path
 def test_an_id_past_the_vocabulary_is_named_before_it_reaches_the_model(tmp_path: Path, split: str) -> None:
     make_data(tmp_path / "data", num_shards=1)
     run = make_run(tmp_path / "data")
-    shard = tmp_path / "data" / names.shard_name(split, 0)
+    shard = tmp_path / "data" / file_names.shard_name(split, 0)
     shard.write_bytes(b"\xff\xfe" * (shard.stat().st_size // 2))
-    with pytest.raises(DataError, match=rf"The {split} shards hold the id 65,279; the vocabulary ends at 271"):
+    with pytest.raises(DataError, match=rf"The {split} shards contain token id 65,279; the vocabulary ends at 271"):
         go(tmp_path / "run", run)
 
 
@@ -663,7 +685,7 @@ def test_a_batch_that_is_not_whole_rows_is_refused(tmp_path: Path, data_dir: Pat
 
 
 def test_a_run_json_that_cannot_be_read_still_leaves_an_outcome(tmp_path: Path) -> None:
-    (tmp_path / names.RUN).write_text("{")
+    (tmp_path / file_names.RUN).write_text("{")
     with pytest.raises(UsageError, match=r"run\.json cannot be read"):
         go(tmp_path)
     assert outcome(tmp_path).state == "failed"
@@ -677,7 +699,7 @@ def test_two_trainers_never_share_a_run_directory(tmp_path: Path, data_dir: Path
 
 def test_the_csv_is_written_on_request(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path, make_run(data_dir, num_steps=2, train={"writes_csv": True}))
-    assert len((tmp_path / names.METRICS_CSV).read_text().splitlines()) == 3
+    assert len((tmp_path / file_names.METRICS_CSV).read_text().splitlines()) == 3
 
 
 def program(run_dir: Path) -> subprocess.Popen[str]:
@@ -689,6 +711,7 @@ def program(run_dir: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.acceptance(120)
 @pytest.mark.slow
 def test_the_program_ends_with_training_complete_the_state_and_the_path(tmp_path: Path, data_dir: Path) -> None:
     make_run_dir(tmp_path, make_run(data_dir, num_steps=2))
@@ -697,7 +720,7 @@ def test_the_program_ends_with_training_complete_the_state_and_the_path(tmp_path
     last = out.splitlines()[-1]
     assert child.returncode == 0
     assert last.startswith("Training Complete | state done | exit 0 | step 2")
-    assert last.endswith(str(tmp_path / "checkpoints/pretrain" / names.step_dir(2)))
+    assert last.endswith(str(tmp_path / "checkpoints/pretrain" / file_names.step_dir(2)))
 
 
 @pytest.mark.slow
@@ -713,7 +736,7 @@ def test_a_signal_finishes_the_step_saves_and_ends_with_75(tmp_path: Path, data_
         out, _ = child.communicate(timeout=120)
     assert child.returncode == 75
     assert f"{signal.Signals(number).name} was received" in out.splitlines()[-1]
-    saved = checkpoint.find_latest(tmp_path / "checkpoints/pretrain")
+    saved = checkpoint_files.find_latest(tmp_path / "checkpoints/pretrain")
     assert saved.manifest is not None
     assert outcome(tmp_path).step == saved.manifest.step == metrics(tmp_path)[-1].step
 
@@ -728,6 +751,7 @@ def test_the_program_explains_a_mistake_in_lines_and_not_in_a_traceback(tmp_path
     assert out.startswith("Training failed | state failed | exit 1")
 
 
+@pytest.mark.acceptance(87)
 @pytest.mark.slow
 def test_the_trainer_loads_torch_numpy_safetensors_tokenizers_and_nothing_else() -> None:
     foreign = ["pydantic", "typer", "rich", "httpx", "ruamel", "rustbpe", "gigatoken", "zstandard", "transformers"]
@@ -748,11 +772,11 @@ def test_swift_trains_stops_and_goes_on_bit_for_bit_and_can_be_talked_to(tmp_pat
     run = dataclasses.replace(plain, model=model, phases=phases, sizes=sizes)
     go(tmp_path / "whole", run)
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    shutil.rmtree(tmp_path / "again/checkpoints/pretrain" / names.step_dir(6))
+    shutil.rmtree(tmp_path / "again/checkpoints/pretrain" / file_names.step_dir(6))
     go(tmp_path / "again")
     assert figures(tmp_path / "again") == figures(tmp_path / "whole")
     same = weights(tmp_path / "again", 6)
     assert all(torch.equal(same[name], tensor) for name, tensor in weights(tmp_path / "whole", 6).items())
-    model, _ = load_for_use(tmp_path / "whole/checkpoints/pretrain" / names.step_dir(6), "cpu")
+    model, _ = load_for_use(tmp_path / "whole/checkpoints/pretrain" / file_names.step_dir(6), "cpu")
     assert model.shape == run.model
     assert len(list(generate(model, [1, 2, 3], num_tokens=5, temperature=0.0))) == 5

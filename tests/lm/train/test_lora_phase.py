@@ -7,27 +7,26 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from killed_trainer import kill_trainer_after
 from safetensors.torch import load_file
 from tiny import make_data, make_run, make_run_dir
 
 from homing.errors import IntegrityError
-from homing.lm.generate.load import load_for_use
+from homing.lm.generate.load_model import load_for_use
 from homing.lm.model import lora
-from homing.lm.train.control import Stop, Wishes
 from homing.lm.train.loop import train
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest
-from homing.wire.event import Metric, Outcome
-from homing.wire.run import Lora, Optimizer, Run
+from homing.lm.train.stop_requests import ControlRequests, Stop
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest
+from homing.wire.event_lines import Metric, Outcome
+from homing.wire.run_json import Lora, Optimizer, Run
 
 ADAM = Optimizer("adamw", 0.01, 0.01, 0.01, 0.01, 0.0)
 STILL = Optimizer("adamw", 1e-7, 1e-7, 1e-7, 1e-7, 0.0)
@@ -42,11 +41,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "data", folder / "run"
 
 
-def go(run_dir: Path, run: Run, wishes: Wishes | None = None) -> Outcome:
-    return train(make_run_dir(run_dir, run), say=lambda line: None, wishes=wishes)
+def go(run_dir: Path, run: Run, requests: ControlRequests | None = None) -> Outcome:
+    return train(make_run_dir(run_dir, run), say=lambda line: None, requests=requests)
 
 
-class StopAt(Wishes):
+class StopAt(ControlRequests):
     """Asks for a stop after so many looks, as a signal would."""
 
     def __init__(self, run_dir: Path, looks: int) -> None:
@@ -70,7 +69,7 @@ def started(base_run: Path, run_dir: Path) -> Path:
 
 
 def losses(run_dir: Path, phase: str) -> list[tuple[Any, ...]]:
-    lines = [codec.loads(Metric, line) for line in (run_dir / names.METRICS).read_text().splitlines()]
+    lines = [codec.loads(Metric, line) for line in (run_dir / file_names.METRICS).read_text().splitlines()]
     return [(m.step, m.loss, m.grad_norm, m.val_loss) for m in lines if m.phase == phase]
 
 
@@ -78,13 +77,14 @@ LORA = {"method": "lora", "lora": Lora(rank=4, alpha=8.0, targets=["all"], dropo
 QLORA = {**LORA, "method": "qlora", "recompute": "all", "optimizer": dataclasses.replace(ADAM, states="int8")}
 
 
+@pytest.mark.acceptance(94, 95)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [LORA, QLORA], ids=["lora", "qlora"])
 def test_adapters_learn_resume_bit_for_bit_and_the_next_phase_takes_them_in(
     method: dict[str, Any], base: tuple[Path, Path], tmp_path: Path
 ) -> None:
     data_dir, base_run = base
-    start = base_run / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    start = base_run / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(12)
     changes = {"num_steps": 8, "optimizer": ADAM, **method, "init_from": str(start)}
     run = make_run(data_dir, **changes)
     straight, broken = tmp_path / "a", tmp_path / "b"
@@ -94,15 +94,15 @@ def test_adapters_learn_resume_bit_for_bit_and_the_next_phase_takes_them_in(
     assert go(broken, run, StopAt(broken, 6)).state == "stopped"
     assert go(broken, run).state == "done"
     assert losses(broken, "pretrain") == figures
-    one, other = (d / names.CHECKPOINTS / "pretrain" / names.step_dir(8) for d in (straight, broken))
-    for name in (names.ADAPTER, names.OPTIMIZER):
+    one, other = (d / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(8) for d in (straight, broken))
+    for name in (file_names.ADAPTER, file_names.OPTIMIZER):
         left, right = load_file(one / name), load_file(other / name)
         assert left.keys() == right.keys()
         assert all(torch.equal(left[key], right[key]) for key in left)
 
-    assert not (one / names.WEIGHTS).exists(), "the base is not in the checkpoint, only named"
-    assert len(json.loads((one / names.ADAPTER_CONFIG).read_text())["homing_base_sha256"]) == 64
-    assert (one / names.ADAPTER).stat().st_size < 0.5 * (start / names.WEIGHTS).stat().st_size
+    assert not (one / file_names.WEIGHTS).exists(), "the base is not in the checkpoint, only named"
+    assert len(json.loads((one / file_names.ADAPTER_CONFIG).read_text())["homing_base_sha256"]) == 64
+    assert (one / file_names.ADAPTER).stat().st_size < 0.5 * (start / file_names.WEIGHTS).stat().st_size
 
     after = {"kind": "mid", "method": "full", "lora": None, "recompute": "none", "init_from": ""}
     full = dataclasses.replace(run.phases[0], **after, optimizer=STILL, num_steps=4)
@@ -118,58 +118,52 @@ def test_adapters_killed_twice_end_with_the_bits_of_never_stopping(
 ) -> None:
     """By SIGKILL in the middle of a step or of a save, which asks nobody; with dropout, whose draws must go on too."""
     data_dir, base_run = base
-    start = base_run / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    start = base_run / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(12)
     changes = {"num_steps": 16, "save_every": 1, "eval_every": 0, "optimizer": ADAM, **method, "init_from": str(start)}
     run = make_run(data_dir, **changes)
     whole, killed = (make_run_dir(tmp_path / way, run) for way in ("whole", "killed"))
     alone: dict[str, Any] = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "stdout": subprocess.DEVNULL}
     for step in (2, 5):
-        argv = [sys.executable, "-m", "homing.lm.train", str(killed)]
-        reached = killed / names.CHECKPOINTS / "pretrain" / names.step_dir(step)
-        with subprocess.Popen(argv, **alone) as child:
-            deadline = time.monotonic() + 120
-            while not reached.exists() and child.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            child.kill()
-        assert child.returncode == -signal.SIGKILL, "it had not ended by itself"
-        assert reached.exists()
-        assert not (killed / names.OUTCOME).exists()
+        kill_trainer_after(killed, "pretrain", step)
     for run_dir in (whole, killed):
         subprocess.run([sys.executable, "-m", "homing.lm.train", str(run_dir)], check=True, **alone)
-    ends = [run_dir / names.CHECKPOINTS / "pretrain" / names.step_dir(16) for run_dir in (whole, killed)]
-    for name in (names.ADAPTER, names.OPTIMIZER):
+    ends = [run_dir / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(16) for run_dir in (whole, killed)]
+    for name in (file_names.ADAPTER, file_names.OPTIMIZER):
         one, other = (hashlib.sha256((end / name).read_bytes()).hexdigest() for end in ends)
         assert one == other, name
     assert losses(killed, "pretrain") == losses(whole, "pretrain")
 
 
+@pytest.mark.acceptance(101)
 @pytest.mark.slow
 def test_a_run_of_its_own_starts_from_an_adapter_of_another_with_the_weights_it_stood_beside(
     base: tuple[Path, Path], tmp_path: Path
 ) -> None:
     data_dir, base_run = base
-    start = base_run / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    start = base_run / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(12)
     adapter = make_run(data_dir, **{"num_steps": 8, "optimizer": ADAM, **LORA, "init_from": str(start)})
     after = make_run(data_dir, **{"kind": "mid", "num_steps": 4, "optimizer": ADAM}).phases[0]
     go(tmp_path / "first", dataclasses.replace(adapter, phases=[adapter.phases[0], after]))
     # As it comes home or travels to an instance: the adapter without its optimizer, the two apart from their run.
     sent, beside = tmp_path / "data/start-mid", tmp_path / "data/start-mid-base"
-    trained = tmp_path / "first" / names.CHECKPOINTS / "pretrain" / names.step_dir(8)
-    shutil.copytree(trained, sent, ignore=lambda *_: [names.OPTIMIZER, names.STATE])
+    trained = tmp_path / "first" / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(8)
+    shutil.copytree(trained, sent, ignore=lambda *_: [file_names.OPTIMIZER, file_names.STATE])
     shutil.copytree(start, beside)
     places = {"init_from": "../data/start-mid", "init_base": "../data/start-mid-base"}
     alone = dataclasses.replace(adapter, phases=[dataclasses.replace(after, **places)])
     go(tmp_path / "second", alone)
     assert losses(tmp_path / "second", "mid") == losses(tmp_path / "first", "mid"), "as in one chain"
-    manifest = (tmp_path / "second" / names.CHECKPOINTS / "mid" / names.step_dir(4) / names.MANIFEST).read_bytes()
+    manifest = (
+        tmp_path / "second" / file_names.CHECKPOINTS / "mid" / file_names.step_dir(4) / file_names.MANIFEST
+    ).read_bytes()
     lineage = codec.loads(CheckpointManifest, manifest).lineage
     assert [stage.method for stage in lineage] == ["full", "lora", "full"]
     assert [stage.phase for stage in lineage] == ["pretrain", "pretrain", "mid"]
 
-    other = tmp_path / "second" / names.CHECKPOINTS / "mid" / names.step_dir(4) / names.WEIGHTS
-    shutil.copy(other, beside / names.WEIGHTS)
-    (beside / names.MANIFEST).unlink()  # now nobody vouches for them
-    with pytest.raises(IntegrityError, match="other base weights"):
+    other = tmp_path / "second" / file_names.CHECKPOINTS / "mid" / file_names.step_dir(4) / file_names.WEIGHTS
+    shutil.copy(other, beside / file_names.WEIGHTS)
+    (beside / file_names.MANIFEST).unlink()  # now nobody vouches for them
+    with pytest.raises(IntegrityError, match="different base weights"):
         go(tmp_path / "third", alone)
 
 
@@ -178,13 +172,13 @@ def test_an_adapter_on_top_of_an_adapter_is_put_together_with_all_below_it(
     base: tuple[Path, Path], tmp_path: Path
 ) -> None:
     data_dir, base_run = base
-    start = base_run / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    start = base_run / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(12)
     first = make_run(data_dir, **{"num_steps": 8, "optimizer": ADAM, **LORA, "init_from": str(start)})
     other = Lora(rank=2, alpha=8.0, targets=["q", "down"])
     second = dataclasses.replace(first.phases[0], kind="mid", init_from="", lora=other)
     go(tmp_path / "a", dataclasses.replace(first, phases=[first.phases[0], second]))
-    checkpoints = tmp_path / "a" / names.CHECKPOINTS
-    places = {kind: str(checkpoints / kind / names.step_dir(8)) for kind in ("pretrain", "mid")}
+    checkpoints = tmp_path / "a" / file_names.CHECKPOINTS
+    places = {kind: str(checkpoints / kind / file_names.step_dir(8)) for kind in ("pretrain", "mid")}
     still = {"kind": "mid", "num_steps": 2, "optimizer": STILL}
     go(tmp_path / "b", make_run(data_dir, **still, init_from=places["mid"], init_base=places["pretrain"]))
     assert losses(tmp_path / "b", "mid")[-1][3] == pytest.approx(losses(tmp_path / "a", "mid")[-1][3], abs=1e-3)
@@ -196,7 +190,7 @@ def test_a_phase_of_the_same_adapters_goes_on_with_them_beside_the_weights_they_
     method: dict[str, Any], base: tuple[Path, Path], tmp_path: Path
 ) -> None:
     data_dir, base_run = base
-    start = base_run / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    start = base_run / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(12)
     first = make_run(data_dir, **{"num_steps": 8, "optimizer": ADAM, **method, "init_from": str(start)})
     no_dropout = Lora(rank=4, alpha=8.0, targets=list(lora.TARGETS))
     second = dataclasses.replace(
@@ -204,18 +198,20 @@ def test_a_phase_of_the_same_adapters_goes_on_with_them_beside_the_weights_they_
     )
     go(tmp_path / "a", dataclasses.replace(first, phases=[first.phases[0], second]))
     folders = [
-        tmp_path / "a" / names.CHECKPOINTS / kind / names.step_dir(step) for kind, step in (("pretrain", 8), ("mid", 2))
+        tmp_path / "a" / file_names.CHECKPOINTS / kind / file_names.step_dir(step)
+        for kind, step in (("pretrain", 8), ("mid", 2))
     ]
-    before, after = (load_file(folder / names.ADAPTER) for folder in folders)
+    before, after = (load_file(folder / file_names.ADAPTER) for folder in folders)
     assert all(torch.allclose(before[name], after[name], atol=1e-5) for name in before), "no new ones, which begin at 0"
     assert losses(tmp_path / "a", "mid")[-1][3] == pytest.approx(losses(tmp_path / "a", "pretrain")[-1][3], abs=1e-4)
-    told = [json.loads((folder / names.ADAPTER_CONFIG).read_text()) for folder in folders]
+    told = [json.loads((folder / file_names.ADAPTER_CONFIG).read_text()) for folder in folders]
     assert told[0]["homing_base_sha256"] == told[1]["homing_base_sha256"], "still one adapter of the first weights"
     assert [paper["homing_base_stage"] for paper in told] == [0, 0]
     model, _ = load_for_use(folders[1], "cpu", precision="fp32")
     assert model.lora is None
 
 
+@pytest.mark.acceptance(94)
 @pytest.mark.slow
 def test_another_base_under_the_same_adapter_is_refused(base: tuple[Path, Path], tmp_path: Path) -> None:
     data_dir, base_run = base
@@ -224,32 +220,35 @@ def test_another_base_under_the_same_adapter_is_refused(base: tuple[Path, Path],
     go(run_dir, run, StopAt(run_dir, 5))
     other = make_run(data_dir)
     go(tmp_path / "other", dataclasses.replace(other, seed=8))
-    shutil.rmtree(run_dir / names.CHECKPOINTS / "pretrain")
-    shutil.copytree(tmp_path / "other" / names.CHECKPOINTS / "pretrain", run_dir / names.CHECKPOINTS / "pretrain")
+    shutil.rmtree(run_dir / file_names.CHECKPOINTS / "pretrain")
+    shutil.copytree(
+        tmp_path / "other" / file_names.CHECKPOINTS / "pretrain", run_dir / file_names.CHECKPOINTS / "pretrain"
+    )
     elsewhere = dataclasses.replace(run, phases=[dataclasses.replace(run.phases[0], init_from=""), run.phases[1]])
-    with pytest.raises(IntegrityError, match="other base weights"):
+    with pytest.raises(IntegrityError, match="different base weights"):
         _resume_mid_only(run_dir, elsewhere)
 
 
 def _resume_mid_only(run_dir: Path, run: Run) -> None:
     """The first phase's checkpoint belongs to another seed, so the chain would refuse it first: only mid is run."""
-    start = run_dir / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
-    from homing.lm.train.build import build
+    start = run_dir / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(12)
+    from homing.lm.train.build_phase import build
+    from homing.lm.train.checkpoints.manager import CheckpointManager
     from homing.lm.train.metrics import Journal
     from homing.lm.train.session import open_session
-    from homing.lm.train.shelf import Shelf
 
     journal = Journal(run_dir, say=lambda line: None)
     try:
-        session = open_session(run, run_dir, journal, Wishes(run_dir))
-        shelf = Shelf(session, run.phases[1], lambda kind, text, *, aloud=False, **data: None)
-        found = shelf.find()
+        session = open_session(run, run_dir, journal, ControlRequests(run_dir))
+        checkpoints = CheckpointManager(session, run.phases[1], lambda kind, text, *, notice=False, **data: None)
+        found = checkpoints.find()
         assert found is not None
-        shelf.load(found, build(session, run.phases[1], start))
+        checkpoints.load(found, build(session, run.phases[1], start))
     finally:
         journal.close()
 
 
+@pytest.mark.acceptance(94)
 @pytest.mark.slow  # importing peft takes ten seconds
 @pytest.mark.filterwarnings("ignore")
 def test_peft_opens_the_folder_of_a_checkpoint(base: tuple[Path, Path], tmp_path: Path) -> None:
@@ -259,10 +258,10 @@ def test_peft_opens_the_folder_of_a_checkpoint(base: tuple[Path, Path], tmp_path
     data_dir, base_run = base
     run_dir = started(base_run, tmp_path / "a")
     go(run_dir, chain(data_dir, {"kind": "mid", **LORA}))
-    checkpoints = run_dir / names.CHECKPOINTS
-    theirs = AutoModelForCausalLM.from_pretrained(checkpoints / "pretrain" / names.step_dir(12))
-    adapted = PeftModel.from_pretrained(theirs, checkpoints / "mid" / names.step_dir(8))
-    tensors = load_file(checkpoints / "mid" / names.step_dir(8) / names.ADAPTER)
+    checkpoints = run_dir / file_names.CHECKPOINTS
+    theirs = AutoModelForCausalLM.from_pretrained(checkpoints / "pretrain" / file_names.step_dir(12))
+    adapted = PeftModel.from_pretrained(theirs, checkpoints / "mid" / file_names.step_dir(8))
+    tensors = load_file(checkpoints / "mid" / file_names.step_dir(8) / file_names.ADAPTER)
     live = {name.replace(".default", ""): p for name, p in adapted.named_parameters() if "lora_" in name}
     assert live.keys() == tensors.keys()
     assert all(torch.equal(live[name], tensors[name]) for name in tensors)

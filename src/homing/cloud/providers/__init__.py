@@ -1,1 +1,1 @@
-"""Who rents: one module per provider, all behind the protocol in `base`."""
+"""Cloud providers: one adapter per provider, all implementing the protocol in `base`."""

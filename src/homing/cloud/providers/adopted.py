@@ -1,7 +1,7 @@
-"""Another owner's account, seen through what was adopted: those marks, and nothing else of theirs.
+"""Another owner's provider account, restricted to what was adopted: those marks and nothing else.
 
-An adoption hands over single instances and the volumes that their run keeps or names, not the other home. So whatever
-the provider would show or end beyond the adopted marks stays hidden and untouched, also when it is asked for by id.
+An adoption hands over single instances and the volumes that their run keeps or names, not the other home. Whatever else
+the provider would show or destroy stays hidden and untouched, even if requested by id.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
-from homing.cloud.mark import volume_mark
+from homing.cloud.ledger.mark import volume_mark
 from homing.cloud.providers.base import (
     Connection,
     Delivering,
@@ -32,11 +32,11 @@ __all__ = ["AdoptedOnly"]
 
 class AdoptedOnly:
     def __init__(self, inner: Provider, marks: frozenset[str], named: Callable[[], frozenset[str]] = frozenset) -> None:
-        """`named` tells the marks of volumes that the adopted runs name; asked only for what is beside instances."""
+        """`named` returns the marks of volumes that the adopted runs name; only resource calls use it."""
         self._inner, self._marks, self._named = inner, marks, named
         self.name = inner.name
 
-    # Asked for when they are needed: some providers must go and ask for them.
+    # Properties, read when needed: some providers must make a request for them.
 
     @property
     def page(self) -> str:
@@ -120,7 +120,7 @@ class AdoptedOnly:
 
     def _checked(self, instance_id: str) -> Instance:
         instance = self._inner.describe(instance_id)
-        # What is gone may have lost its mark, and there is nothing left to touch.
+        # An instance that is gone may have lost its mark, and there is nothing left to touch.
         if instance.state != "gone" and instance.mark not in self._marks:
             raise _not_adopted(instance_id, instance.mark)
         return instance
@@ -128,7 +128,7 @@ class AdoptedOnly:
 
 def _not_adopted(thing: str, mark: str) -> ProviderRefused:
     return ProviderRefused(
-        what=f"{thing} is not among what was adopted here.",
+        what=f"{thing} was not adopted by this home.",
         why=f"It carries {mark or 'no mark'}.",
-        fix="homing runs   shows what this home may touch",
+        fix="homing runs   lists what this home may change",
     )

@@ -1,9 +1,9 @@
-"""One way to rent a machine: offers -> plan -> create -> describe -> destroy.
+"""The interface for renting a machine: offers -> plan -> create -> describe -> destroy.
 
-    Needs    what a run asks of a machine          Offer     a machine that would start now, at a rate
-    Place    where it will live there              Order     what to start there, under which mark
+    Needs    what a run requires of a machine      Offer     a machine that would start now, at a rate
+    Place    folders and interpreter there         Order     what to start there, under which mark
     Request  the create call as data; what --dry-run prints
-    Instance what the provider says about a machine of ours, in our words
+    Instance the state of one of our machines, as the provider reports it, in our terms
 
 Every call is safe to repeat and none outlives its timeout. Knows nothing of training.
 """
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from homing.cloud.words import Words
+from homing.cloud.run_commands import Words
 from homing.errors import HomingError
 from homing.gpus import find_gpu
 from homing.units import format_bytes, format_usd
-from homing.wire.boot import Boot, EndBilling
+from homing.wire.boot_json import Boot, EndBilling
 from homing.world import World
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "Remembering",
     "Request",
     "Resource",
+    "can_end_itself",
     "key_account",
     "lack",
     "mask",
@@ -56,52 +57,52 @@ __all__ = [
 
 InstanceState = Literal["requested", "booting", "ready", "preempted", "destroying", "gone", "unknown"]
 Billing = Literal["yes", "no", "maybe"]
-# What a person may ask of a provider beyond renting; each provider says which it lacks, in a sentence.
+# Optional capabilities of a provider; each provider lists those it lacks, with a sentence to show.
 Feature = Literal["native_deadline", "native_spend_limit", "end_itself", "spot", "ssh", "multi_node", "file_store"]
-KEY_ACCOUNT = "key:"  # how an account begins that only its key tells: another key may be of the same one
+KEY_ACCOUNT = "key:"  # prefix of an account known only by its key: another key may belong to the same account
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run asks of a machine. Zero and "" mean that it does not matter."""
+    """What a run requires of a machine. Zero and "" mean that it does not matter."""
 
     gpu: str = ""
     num_gpus: int = 1
     memory_bytes: int = 0  # for training, on one device
     disk_bytes: int = 0
     max_rate_usd_per_hour: Decimal | None = None
-    precision: str = ""  # that the card must be able to compute in
-    capability: tuple[int, int] = (0, 0)  # compute capability of the oldest GPU that will do
-    host_bytes: int = 0  # of the machine itself, for state that does not live on its cards; then it must have one
+    precision: str = ""  # the GPU must support it
+    capability: tuple[int, int] = (0, 0)  # minimum compute capability of the GPU
+    host_bytes: int = 0  # host memory, for offloaded state; if set, the machine must have a GPU
 
 
 @dataclass(frozen=True)
 class Offer:
     provider: str
-    name: str  # the provider's own name of it; what create needs to ask for it again
-    device: str  # our name of the card, or the processor's
-    num_gpus: int  # 0: it would train on the processor
+    name: str  # the provider's name for it, with which create requests it again
+    device: str  # our name of the GPU, or the CPU's
+    num_gpus: int  # 0: it would train on the CPU
     num_cores: int
-    memory_bytes: int  # of one device: the card's, or the machine's where there is no card
+    memory_bytes: int  # of one device: the GPU's, or the machine's if there is no GPU
     rate_usd_per_hour: Decimal
-    disk_bytes: int = 0  # free for a run; 0: as much as is asked for
+    disk_bytes: int = 0  # free for a run; 0: as much as requested
     region: str = ""
-    boot_s: float = 60.0  # usual time from create to the agent's first heartbeat
-    cloud: str = ""  # whose machine it is, where the provider rents out those of others
-    instance_type: str = ""  # the provider's name of the kind of machine, where `name` says more than that
-    nvlink: bool | None = None  # whether its cards talk to each other directly; None: not told
-    is_spot: bool = False  # cheaper, and may be taken away
-    interruptions_per_hour: float = 0.0  # how often one like it is taken away, as far as anybody knows
-    stock: str = ""  # how many there are, in the provider's word: high, low
-    as_of: float | None = None  # when its rate was true; None: it was asked for just now
-    rate_source: str = ""  # where the rate comes from when the provider did not tell it; "": from the provider
-    lifetime_s: float = 0.0  # so long after it began the provider ends it, whatever the limits; 0: it does not
-    host_bytes: int = 0  # memory of the machine itself, beside that of its cards; 0: not told
+    boot_s: float = 60.0  # typical time from create to the agent's first heartbeat
+    cloud: str = ""  # the underlying cloud, if the provider resells machines of others
+    instance_type: str = ""  # the provider's name of the machine type, if `name` says more than that
+    nvlink: bool | None = None  # whether its GPUs are connected directly; None: unknown
+    is_spot: bool = False  # cheaper, and may be preempted
+    interruptions_per_hour: float = 0.0  # estimated preemption rate of such an instance
+    stock: str = ""  # availability in the provider's terms: high, low
+    as_of: float | None = None  # when its rate was valid; None: fetched just now
+    rate_source: str = ""  # source of the rate if it is not the provider itself; "": the provider
+    lifetime_s: float = 0.0  # the provider ends it this long after its start, regardless of limits; 0: it does not
+    host_bytes: int = 0  # host memory, separate from GPU memory; 0: unknown
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file at home that must lie in the instance's work folder before its first command."""
+    """A local file that must be in the instance's work folder before its first command runs."""
 
     path: str  # relative to the work folder
     source: str
@@ -109,27 +110,31 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an instance will live and how it ends its own billing: decided before boot, told to the agent as data."""
+    """Folders and interpreter of an instance, and how it ends its own billing.
+
+    Fixed before boot, and passed to the agent as data.
+    """
 
     work_dir: str
-    python: str  # the interpreter there that has homing and torch, at the latest when training begins
+    python: str  # the interpreter that has homing and torch once training begins
     end_billing: EndBilling
-    base_python: str = ""  # the one that is there from the start, where that is another
-    cache_dir: str = ""  # for code and environments that a later instance finds again; "": it has all that it needs
+    base_python: str = ""  # the interpreter that exists from the start, if it is a different one
+    # For code and environments that a later instance can reuse; "": the machine has everything it needs.
+    cache_dir: str = ""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to start, under which mark."""
+    """What to start on the instance, under which mark."""
 
     mark: str
     run_name: str
     boot: Boot
     files: tuple[InputFile, ...] = ()
-    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # environment of the agent, never written down
-    start_within_s: float = math.inf  # so long hand_over may wait: then the limit leaves no time to train
-    start_by: float = math.inf  # the same by the boot clock at home, which goes on while a laptop sleeps
-    typed: str = ""  # the run as a person typed it; with is_resume for the commands in errors alone
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # environment of the agent, never written to disk
+    start_within_s: float = math.inf  # how long hand_over may wait; after that the limit leaves no time to train
+    start_by: float = math.inf  # the same as a time of home's boot clock, which keeps running while a laptop sleeps
+    typed: str = ""  # the run as the user typed it; only for the commands in error messages, like is_resume
     is_resume: bool = False
 
     @property
@@ -146,10 +151,10 @@ class Request:
     offer: Offer
     order: Order
     argv: tuple[str, ...]  # the instance's first command: PYTHON -I agent.zip boot.json
-    env: dict[str, str]  # names and values that may be shown
+    env: dict[str, str]  # variables that may be shown
 
     def to_dict(self) -> dict[str, Any]:
-        """For people and --json: values of secrets are masked, their names are not."""
+        """Return the request for display and --json: values of secrets are masked, their names are not."""
         boot = self.order.boot
         end = boot.end_billing
         return {
@@ -173,7 +178,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Instance:
-    """A machine of ours. A state that we do not know is `unknown` and bills; only the provider's word makes it gone."""
+    """One of our machines, as the provider reports it.
+
+    An unrecognized state is `unknown` and counts as billing; only the provider can report an instance gone.
+    """
 
     id: str
     mark: str
@@ -182,32 +190,33 @@ class Instance:
     billing: Billing
     rate_usd_per_hour: Decimal
     created_at: float | None = None
-    ended_at: float | None = None  # when billing ended, by the provider's own record
+    ended_at: float | None = None  # when billing ended, according to the provider
     spend_usd: Decimal | None = None  # the provider's own figure
-    is_running: bool = True  # False only where the provider knows that no program of ours runs on it any more
+    is_running: bool = True  # False only if the provider knows that none of our programs runs on it any more
     detail: str = ""  # one sentence, or the provider's raw state
-    page: str = ""  # where the provider shows it
-    twins: tuple[str, ...] = ()  # from create alone: made beside it by a call that seemed lost, and ended at once
-    problems: tuple[str, ...] = ()  # figures of the answer that cannot be right, one sentence each; not counted
+    page: str = ""  # the provider's web page for it
+    twins: tuple[str, ...] = ()  # set by create only: duplicates made by a call that seemed lost, already destroyed
+    problems: tuple[str, ...] = ()  # implausible figures in the provider's answer, one sentence each; they are ignored
 
 
 @dataclass(frozen=True)
 class Resource:
-    """Something of ours beside instances that stays or costs: a volume, a key, a security group."""
+    """Something of ours, other than an instance, that persists or costs money: a volume, a key, a security group."""
 
     kind: str  # volume | key | group
     id: str
-    mark: str  # or another name that begins with our owner's prefix
+    mark: str  # or another name that starts with our owner's prefix
     provider: str
     rate_usd_per_hour: Decimal = Decimal(0)
     created_at: float | None = None
     detail: str = ""
-    is_kept: bool = False  # outlives its instance because a person wished so: a volume for the next attempt, an alert
+    # Outlives its instance because the user asked for it: a volume for the next attempt, a budget alert.
+    is_kept: bool = False
 
 
 @dataclass(frozen=True)
 class Connection:
-    """How to log in by SSH. The host key is pinned: `known_hosts` is one line, never "accept what comes"."""
+    """How to log in by SSH. The host key is pinned: `known_hosts` is one line, and unknown keys are never accepted."""
 
     user: str
     host: str
@@ -218,12 +227,12 @@ class Connection:
 
 class Provider(Protocol):
     name: str
-    page: str  # the provider's own list of instances, printed when something goes wrong
-    cannot: Mapping[Feature, str]  # feature -> the sentence a person reads on asking for it
-    guard: str  # the provider's own spend guard in a sentence; "" where it has none
-    settle_s: float  # how late its list may be: absent means absent in several looks over this long
+    page: str  # the provider's list of instances, printed when something goes wrong
+    cannot: Mapping[Feature, str]  # feature -> the sentence shown to a user who asks for it
+    guard: str  # the provider's own spend guard in a sentence; "" if it has none
+    settle_s: float  # how stale its list may be: absent means absent in several lists over this time
 
-    def account(self) -> str: ...  # whose key it asks with: stable, no secret, asked for once; raises, never guesses
+    def account(self) -> str: ...  # account of the key: stable, not secret, cached; raises rather than guess
 
     def offers(self, needs: Needs) -> list[Offer]: ...
 
@@ -231,84 +240,97 @@ class Provider(Protocol):
 
     def create(self, request: Request) -> Instance: ...  # idempotent by mark; CreateFailed carries instance_id
 
-    def hand_over(self, request: Request, instance_id: str) -> None: ...  # what create could not carry; ends in time
+    # Send what create could not carry; has a deadline.
+    def hand_over(self, request: Request, instance_id: str) -> None: ...
 
-    def describe(self, instance_id: str) -> Instance: ...  # gone is a state; an unlisted state is unknown and bills
+    def describe(self, instance_id: str) -> Instance: ...  # gone is a state; an unrecognized state is unknown and bills
 
-    def list_owned(self) -> list[Instance]: ...  # all that carries our mark; raises rather than return nothing
+    def list_owned(self) -> list[Instance]: ...  # everything with our mark; raises rather than return nothing
 
     def destroy(self, instance_id: str) -> None: ...  # gone already is success
 
-    def log(self, instance_id: str) -> str: ...  # the end of what its first command wrote, as the provider kept it
+    def log(self, instance_id: str) -> str: ...  # the end of the first command's output, as the provider kept it
 
-    def place(self, mark: str) -> Place: ...  # pure; with how the agent ends billing, as data
+    def place(self, mark: str) -> Place: ...  # pure; includes how the agent ends billing, as data
 
-    def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None: ...  # its own guard
+    # Set the provider's own guard: what the instance may cost in total, and until when it may live, by our clock.
+    def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None: ...
 
-    def list_resources(self) -> list[Resource]: ...  # beside instances; raises rather than return nothing
+    def list_resources(self) -> list[Resource]: ...  # other than instances; raises rather than return nothing
 
     def destroy_resource(self, resource: Resource) -> None: ...  # gone already is success
 
-    def connection(self, instance_id: str) -> Connection | None: ...  # None: not reached by SSH; `cannot` says why
+    def connection(self, instance_id: str) -> Connection | None: ...  # None: no SSH access; `cannot` says why
 
 
 class Configurable(Protocol):
-    """A provider with a section of its own in the run file, `cloud.NAME`."""
+    """A provider with its own section in the run file, `cloud.NAME`."""
 
     def configure(self, settings: dict[str, Any]) -> None: ...
 
 
 @runtime_checkable
 class Preparing(Protocol):
-    """A provider that has something to make ready, such as an image, while nothing bills yet."""
+    """A provider that prepares something, such as an image, before anything bills."""
 
-    def prepare(self, store: str) -> None: ...  # for a run with this store; done already is success
+    def prepare(self, store: str) -> None: ...  # for a run with this store; idempotent
 
 
 @runtime_checkable
 class Cautioning(Protocol):
-    """A provider with something that a person must hear before anything is rented."""
+    """A provider with warnings that the user must see before anything is rented."""
 
-    def cautions(self) -> list[str]: ...  # one sentence each, for what the run file asks of it
+    def cautions(self) -> list[str]: ...  # one sentence each, for the settings in the run file
 
 
 @runtime_checkable
 class Delivering(Protocol):
-    """A provider whose instances see the store as it was when they last looked: what home wrote must be shown them."""
+    """A provider with instances that cache the store: after home has written to it, they must be told to reload."""
 
-    def deliver(self, instance_id: str) -> None: ...  # has a deadline; what is gone needs nothing
+    def deliver(self, instance_id: str) -> None: ...  # has a deadline; does nothing for an instance that is gone
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A provider that keeps all that it ever made: whether a create call took effect is known there for ever."""
+    """A provider that keeps a record of everything it ever created, so that any create call can be checked later."""
 
-    def remember(self, mark: str) -> Instance | None: ...  # None: nothing was ever made under it; raises when blind
+    # None: nothing was ever created under it; raises if it cannot check
+    def remember(self, mark: str) -> Instance | None: ...
 
 
 @runtime_checkable
 class Doubling(Protocol):
-    """A provider that makes one machine for each create call, also under one mark, and is asked again after no clear
-    answer: of a launch that nobody saw take effect there may have been so many."""
+    """A provider that creates a machine per create call, even under the same mark.
+
+    After an unclear answer create is retried, so a launch with unknown outcome may have made up to `num_creates`
+    machines.
+    """
 
     num_creates: int
 
 
 @runtime_checkable
 class ManyNamed(Protocol):
-    """A provider that does not always say whose key it is: then the key has the account's name, and one of its own."""
+    """A provider that cannot always identify the account of a key; the account is then named after the key itself."""
 
-    def account_names(self) -> tuple[str, ...]: ...  # account() first; all that a line rented with this key may name
+    # All names that a ledger row rented with this key may carry, account() first.
+    def account_names(self) -> tuple[str, ...]: ...
+
+
+def can_end_itself(provider: Provider) -> bool:
+    """Whether a machine of this provider can end its own billing."""
+    return "end_itself" not in provider.cannot
 
 
 def lack(offer: Offer, needs: Needs) -> str:
-    """Why this offer does not cover the needs, in a few words; "" when it does."""
+    """Return why this offer does not meet the needs, in a few words; "" if it does."""
     wanted, has = find_gpu(needs.gpu), find_gpu(offer.device)
     if needs.gpu and (not offer.num_gpus or (wanted or needs.gpu) != (has or offer.device)):
         return f"has no {needs.gpu}"
     if (needs.gpu or needs.num_gpus > 1) and offer.num_gpus < needs.num_gpus:
         return f"has {offer.num_gpus} of {needs.num_gpus} GPUs"
-    if has and has.compute_capability < needs.capability and offer.provider != "local":  # there its own torch decides
+    if has and has.compute_capability < needs.capability and offer.provider != "local":
+        # A local run uses the torch that is installed there.
         is_, least = (".".join(map(str, each)) for each in (has.compute_capability, needs.capability))
         return f"has GPUs of compute capability {is_} ({has.name}); the torch we install needs {least}"
     if has and ((needs.precision == "bf16" and not has.has_bf16) or (needs.precision == "fp8" and not has.has_fp8)):
@@ -317,9 +339,9 @@ def lack(offer: Offer, needs: Needs) -> str:
     if needs.memory_bytes > offer.memory_bytes:
         return f"has {format_bytes(offer.memory_bytes)} of {format_bytes(needs.memory_bytes)} memory"
     if needs.host_bytes and not offer.num_gpus:
-        return "has no card, and offload is for one"
+        return "has no GPU, and offload needs one"
     if offer.host_bytes and needs.host_bytes > offer.host_bytes:
-        return f"has {format_bytes(offer.host_bytes)} of {format_bytes(needs.host_bytes)} memory beside the card's"
+        return f"has {format_bytes(offer.host_bytes)} of {format_bytes(needs.host_bytes)} host memory"
     if offer.disk_bytes and needs.disk_bytes > offer.disk_bytes:
         return f"has {format_bytes(offer.disk_bytes)} of {format_bytes(needs.disk_bytes)} disk"
     rate, most = offer.rate_usd_per_hour, needs.max_rate_usd_per_hour
@@ -329,15 +351,15 @@ def lack(offer: Offer, needs: Needs) -> str:
 
 
 def key_account(provider: str, key: str) -> str:
-    """An account whose API does not say which it is, known by its key alone.
+    """Return the name of an account that is known only by its key, because the API does not identify it.
 
-    Eight bytes of a hash tell two keys apart; an API key has far too many bits to be found again from them.
+    Eight bytes of a hash distinguish two keys; an API key has far too much entropy to be recovered from them.
     """
     return KEY_ACCOUNT + hashlib.sha256(f"homing account {provider} {key}".encode()).hexdigest()[:16]
 
 
 def names_of(provider: Provider) -> tuple[str, ...]:
-    """The account of the key at hand, first as its provider calls it now; raises where that cannot be asked."""
+    """Return the names of the current key's account, the provider's own name first; raises if it is unknown."""
     return provider.account_names() if isinstance(provider, ManyNamed) else (provider.account(),)
 
 
@@ -357,10 +379,10 @@ def wait_until(
     by: float = math.inf,
     on_timeout: HomingError | None = None,
 ) -> bool:
-    """True as soon as `check` is; after the deadline raises `on_timeout`, or returns False where none is given.
+    """Return True as soon as `check` does; after the deadline raise `on_timeout`, or return False if none is given.
 
-    `by` ends it too, a moment of the boot clock: what is waited for may bill while this computer sleeps and no
-    seconds pass here.
+    `by`, a time of the boot clock, is a deadline too: the instance may bill while this computer sleeps and its
+    monotonic clock does not advance.
     """
     deadline = world.monotonic() + timeout_s
     while True:

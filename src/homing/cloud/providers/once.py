@@ -1,11 +1,11 @@
-"""One create call under one mark, at providers that would start two: look first, ask, and after no clear answer look.
+"""Creates one instance per mark at providers without idempotent create calls: look, create, and look again if unclear.
 
-    look for the mark -> POST -> made
-                              -> no clear answer: look again and again while the list may be late -> POST once more
-                              -> a clear no: the adapter says what it means
-    after any unclear answer: of two under one mark the older stays
+    look for the mark -> POST -> created
+                              -> no clear answer: look repeatedly while the list may be stale -> POST once more
+                              -> a clear no: the adapter interprets it
+    after any unclear answer: of two instances with one mark, the older is kept
 
-Whatever is not known at the end is said, with the id of what was made where there is one.
+If the outcome is still unknown at the end, it raises CreateFailed, with the id of what was created if there is one.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from homing.world import World
 
 __all__ = ["LOOKS", "TRIES", "Once", "look_for"]
 
-LOOKS = 3  # for our mark, over the time by which the list may be late
+LOOKS = 3  # for our mark, spread over the time that the list may be stale
 TRIES = 2
 
 
 @dataclass(frozen=True)
 class Once:
-    name: str  # of the provider
+    name: str  # the provider's name
     settle_s: float
     world: World
-    find: Callable[[str], list[dict[str, Any]]]  # what lives under a mark, the oldest first
+    find: Callable[[str], list[dict[str, Any]]]  # instances with a mark, the oldest first
     end: Callable[[str], None]  # by id
-    twins: list[str] = field(default_factory=list)  # made beside the one that is kept, and ended: they have billed
+    twins: list[str] = field(default_factory=list)  # duplicates that were created and destroyed: they have billed
 
     def create(
         self,
@@ -41,7 +41,10 @@ class Once:
         post: Callable[[], dict[str, Any]],
         refused: Callable[[Unwelcome, Request], HomingError],
     ) -> dict[str, Any]:
-        """The provider's own words about the one that is there now. `post` may raise Unsure; called twice at most."""
+        """Return the provider's data of the instance that now exists; raises CreateFailed.
+
+        `post` may raise Unsure; it is called at most twice.
+        """
         made = next(iter(self.find(request.mark)), None)
         num_unsure = 0
         while made is None and num_unsure < TRIES:
@@ -53,22 +56,22 @@ class Once:
             except Unwelcome as exc:
                 if not num_unsure:
                     raise refused(exc, request) from exc
-                break  # no clear no: the call before may still take effect, and be what this one was refused for
+                break  # not conclusive: the earlier call may still take effect and be the reason for this refusal
         if made is None:
             raise CreateFailed(
-                what=f"{self.name} did not start {request.offer.name}: asked {TRIES} times, it gave no clear answer.",
-                why=f"Its list was looked at {LOOKS} times in between and showed nothing under {request.mark}.",
+                what=f"{self.name} did not start {request.offer.name}: no clear answer after {TRIES} tries.",
+                why=f"Listed instances {LOOKS} times in between and found none with the mark {request.mark}.",
                 fix=f"Try again: {request.order.words.to('launch')}",
             )
         if num_unsure:
-            self._end_twins(request.mark, made)
+            self._end_duplicates(request.mark, made)
         return made
 
     def _look_for(self, mark: str, why: Unsure) -> dict[str, Any] | None:
         return look_for(mark, partial(self.find, mark), self.name, why, self.settle_s, self.world)
 
-    def _end_twins(self, mark: str, kept: dict[str, Any]) -> None:
-        """A call that seemed lost may have taken effect after we asked again."""
+    def _end_duplicates(self, mark: str, kept: dict[str, Any]) -> None:
+        """Destroy duplicates: a call that seemed lost may have taken effect after the retry."""
         try:
             for body in self.find(mark):
                 if body["id"] != kept["id"]:
@@ -76,9 +79,9 @@ class Once:
                     self.end(str(body["id"]))
         except ProviderRefused as exc:
             raise CreateFailed(
-                what=f"Whether {self.name} started {mark} twice is not known.",
+                what=f"{self.name} may have started {mark} twice.",
                 why=exc.why,
-                fix="homing runs   shows it as soon as the provider answers",
+                fix="homing runs   shows it once the provider answers",
                 instance_id=str(kept["id"]),
             ) from exc
 
@@ -86,17 +89,20 @@ class Once:
 def look_for(
     mark: str, find: Callable[[], list[dict[str, Any]]], name: str, why: Exception | None, settle_s: float, world: World
 ) -> dict[str, Any] | None:
-    """The oldest that lives under a mark after no clear answer (`why`), while the list of `name` may be late."""
+    """Return the oldest instance with a mark, or None; retries while the list of `name` may be stale.
+
+    `why` is the unclear answer to the create call.
+    """
     for look in range(LOOKS):
         if look:
             world.sleep(settle_s / (LOOKS - 1))
         try:
             found = find()
-        except ProviderRefused as exc:  # also a 4xx: it is the list that was refused, not the create
+        except ProviderRefused as exc:  # also a 4xx: here the list was refused, not the create call
             raise CreateFailed(
-                what=f"Whether {name} started {mark} is not known.",
+                what=f"{name} may have started {mark}.",
                 why=f"{why}. Then: {exc.why}",
-                fix="homing runs   shows it as soon as the provider answers",
+                fix="homing runs   shows it once the provider answers",
             ) from exc
         if found:
             return found[0]

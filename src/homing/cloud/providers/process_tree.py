@@ -1,7 +1,7 @@
-"""A machine that is processes on this computer: known by one variable in their environment, found and felled by it.
+"""A machine simulated by processes on this computer: found and killed by one variable in their environment.
 
-`local` and the machines of the fake cloud are such trees. They outlive whoever started them, and nobody needs to have
-kept a pid: a process that carries the variable belongs to the tree, whatever became of its parent.
+`local` and the machines of the fake cloud are such process trees. They outlive the process that started them, and no
+pid needs to be recorded: a process with the variable belongs to the tree, whatever happened to its parent.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from homing.world import Process, World
 
 __all__ = ["MACHINE_ENV", "ProcessTree", "inherited"]
 
-# Set where a machine of another provider lives on this very computer, so that `local` does not take it for its own.
+# Set for another provider's machine on this computer, so that `local` does not take it for its own.
 MACHINE_ENV = "HOMING_MACHINE"
 
-_TERM_GRACE_S = 0.5  # as short as a rented machine gives when it is destroyed
+_TERM_GRACE_S = 0.5  # as short as a rented machine gets when it is destroyed
 _DEADLINE_S = 20.0
-# What a machine inherits. A list of what may pass, not of what may not: keys of other services stay at home.
+# Variables that a machine inherits: an allowlist, not a blocklist, so that keys of other services stay at home.
 _ENV_NAMES = re.compile(
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|PYTHONHASHSEED|LD_LIBRARY_PATH|DYLD_\w+"
     r"|OMP_\w+|MKL_\w+|OPENBLAS_\w+|CUDA_\w+|NVIDIA_\w+|TORCH\w*_CACHE_DIR|TRITON_CACHE_DIR|SSL_CERT_\w+)"
@@ -39,7 +39,7 @@ class ProcessTree:
     world: World
 
     def processes(self) -> list[Process]:
-        # `marked` goes by prefix, and ...-1 is also the beginning of ...-10.
+        # `marked` matches by prefix, and ...-1 is also a prefix of ...-10.
         found = self.world.marked(self.variable, self.value)
         return [process for process, value in found if value == self.value and process.pid != self.world.pid()]
 
@@ -48,14 +48,14 @@ class ProcessTree:
             self.world.signal(process.pid, number)
 
     def end(self) -> None:
-        """Looks again after every signal: a tree may grow while it is being felled."""
+        """Kill all processes, scanning again after every signal: the tree may grow meanwhile."""
         started = self.world.monotonic()
         num_quiet = 0
 
         def is_quiet() -> bool:
             nonlocal num_quiet
             left = self.processes()
-            # Two empty looks: in the midst of its exec a process has no environment that we could see.
+            # Two empty scans: during its exec a process has no visible environment.
             num_quiet = 0 if left else num_quiet + 1
             is_patient = self.world.monotonic() - started < _TERM_GRACE_S
             for process in left:
@@ -63,8 +63,8 @@ class ProcessTree:
             return num_quiet == 2
 
         stubborn = ProviderRefused(
-            what=f"Processes of {self.value} do not end.",
-            why=f"They were sent SIGKILL and are still there after {_DEADLINE_S:g} s.",
-            fix="Look at them with: ps axe | grep " + self.value,
+            what=f"Processes of {self.value} did not exit.",
+            why=f"They are still running {_DEADLINE_S:g} s after SIGKILL.",
+            fix="List them: ps axe | grep " + self.value,
         )
         wait_until(is_quiet, timeout_s=_DEADLINE_S, every_s=0.1, world=self.world, on_timeout=stubborn)

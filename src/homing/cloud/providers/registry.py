@@ -1,4 +1,4 @@
-"""Providers by name: a table, sorted; a module is imported when its provider is first used."""
+"""Table of providers by name; a provider's module is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ __all__ = ["HERE_ONLY", "NEAR", "PROVIDERS", "configured", "open_provider"]
 
 # name -> (module:class, the extra to install or None)
 PROVIDERS: dict[str, tuple[str, str | None]] = {
-    "aws": ("homing.cloud.providers.aws:Aws", "aws"),
-    "fake": ("homing.cloud.providers.fake:Fake", None),
-    "local": ("homing.cloud.providers.local:Local", None),
-    "modal": ("homing.cloud.providers.modal:Modal", "modal"),
-    "shadeform": ("homing.cloud.providers.shadeform:Shadeform", None),
-    "runpod": ("homing.cloud.providers.runpod:Runpod", None),
-    "ssh": ("homing.cloud.providers.ssh:Ssh", None),
+    "aws": ("homing.cloud.providers.aws.provider:Aws", "aws"),
+    "fake": ("homing.cloud.providers.fake.provider:Fake", None),
+    "local": ("homing.cloud.providers.local.provider:Local", None),
+    "modal": ("homing.cloud.providers.modal.provider:Modal", "modal"),
+    "shadeform": ("homing.cloud.providers.shadeform.provider:Shadeform", None),
+    "runpod": ("homing.cloud.providers.runpod.provider:Runpod", None),
+    "ssh": ("homing.cloud.providers.ssh.provider:Ssh", None),
 }
-# Those whose instances no other computer can see: asked from elsewhere they would show nothing, which is not "gone".
+# Providers with instances that are visible only from this computer: asked from elsewhere they list nothing, which does
+# not mean gone.
 HERE_ONLY = ("fake", "local", "ssh")
-# Those that are on this computer: they answer at once or not at all.
+# Providers on this computer: they answer at once or not at all.
 NEAR = ("fake", "local")
-# What an account of it leaves here at the very least. Where that is missing its module, which takes long to load, is
-# not asked whether there is one.
+# Cheap test for any trace of an account. Without one, the provider's module, which is slow to load, is not imported to
+# check.
 _TRACES: dict[str, Callable[[Path, World], bool]] = {
     "aws": lambda home, world: world.exists(home / "aws"),
     "modal": lambda home, world: (
@@ -46,9 +47,9 @@ _TRACES: dict[str, Callable[[Path, World], bool]] = {
 
 
 def configured(home: Path, world: World) -> list[str]:
-    """Providers that can be asked here although nobody named them: those that need no account, or have one.
+    """Return the providers to query by default: those that need no account, and those with an account here.
 
-    An adapter's module is imported without its SDK: whether there is an account can be told without it.
+    Adapter modules are imported without their SDK, which is not needed to check for an account.
     """
     found = []
     for name, (where, _) in PROVIDERS.items():
@@ -62,20 +63,20 @@ def configured(home: Path, world: World) -> list[str]:
 
 
 def open_provider(name: str, *, home: Path, owner: str, world: World) -> Provider:
-    """`owner` bounds what it may see and touch."""
+    """Return the provider's adapter; `owner` restricts what it may see and touch."""
     if name not in PROVIDERS:
         near = difflib.get_close_matches(name, PROVIDERS, n=1)
         raise UsageError(
-            what=f"There is no provider {name!r}.",
+            what=f"Unknown provider: {name!r}.",
             why=f"Known: {', '.join(sorted(PROVIDERS))}." + (f" Did you mean {near[0]}?" if near else ""),
-            fix="Name one of them: --provider, or cloud.providers in the run file.",
+            fix="Choose one: --provider, or cloud.providers in the run file.",
         )
     where, extra = PROVIDERS[name]
     module_name, class_name = where.split(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
-        # Only a missing package of somebody else's is a matter of extras; one of ours is our own mistake.
+        # Only a missing third-party package is a matter of extras; a missing module of ours is a bug.
         if extra is None or str(exc.name).startswith("homing"):
             raise
         raise MissingExtra("launch", extra, str(exc.name)) from exc

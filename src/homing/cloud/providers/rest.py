@@ -1,12 +1,12 @@
-"""How an adapter speaks to a provider's REST API: JSON, timeouts, safe repetition, their errors as ours.
+"""Client for a provider's REST API: JSON, timeouts, safe retries, and the mapping of its errors to ours.
 
-    GET, DELETE, PUT   repeated after no answer, 408, 429 and 5xx, with growing pauses and Retry-After kept; so is a
-                       POST of which the adapter says that twice is as good as once
-    POST               sent once; Unsure when nobody knows whether it took effect, so that the adapter looks before it
-                       asks again. Only 429 is repeated: it says that nothing was done
+    GET, DELETE, PUT   retried after no answer, 408, 429 and 5xx, with growing pauses that respect Retry-After; so is a
+                       POST that the adapter declares idempotent
+    POST               sent once; raises Unsure if it may have taken effect, so that the adapter checks before it
+                       retries. Only 429 is retried: it means that nothing was done
 
-No answer is never "gone": it raises ProviderSilent, and so does one that lacks what it must say (`legible`). Nothing
-here knows what is asked.
+No answer never means "gone": it raises ProviderSilent, and so does an answer that lacks required fields (`legible`).
+Knows nothing of what is requested.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ _BUSY, _TIMED_OUT = 429, 408
 
 
 class Unsure(Exception):
-    """A call that must not be repeated blindly got no answer, or an answer that does not say whether it took effect."""
+    """A call that must not be retried blindly got no answer, or one that does not say whether it took effect."""
 
 
 class Unwelcome(ProviderRefused):
-    """A 4xx: the provider understood and said no. `status` and `text` are its own, for the adapter to tell apart."""
+    """A 4xx: the provider understood the request and refused. Raised by `create`, it means that nothing was created.
+
+    `status` and `text` are its own, for the adapter to interpret.
+    """
 
     def __init__(self, what: str, why: str = "", fix: str = "", *, status: int = 0, text: str = "") -> None:
         super().__init__(what, why, fix)
@@ -49,8 +52,10 @@ class Unwelcome(ProviderRefused):
 
 
 def legible(ask: Callable[P, T]) -> Callable[P, T]:
-    """For a method that reads what a provider says: a field that is missing or of another kind than ever before must
-    end neither the guard at home nor a destroy that has more to do."""
+    """Decorate a method that parses a provider's answer: a missing or unexpected field raises ProviderSilent.
+
+    Such a field must crash neither the guard at home nor a destroy that has more to do.
+    """
 
     @functools.wraps(ask)
     def read(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -59,10 +64,10 @@ def legible(ask: Callable[P, T]) -> Callable[P, T]:
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
             name = getattr(args[0], "name", "The provider")
             raise ProviderSilent(
-                what=f"{name} answers {ask.__name__} in words that this homing does not know.",
+                what=f"{name} answered {ask.__name__} in an unknown format.",
                 why=f"{type(exc).__name__}: {exc}.",
-                doubt="So nothing is known: what was billing may bill on.",
-                fix=f"Try again in a minute: homing runs   Its API may have changed: {pip_upgrade()}",
+                doubt="The current state is unknown; instances may still be billing.",
+                fix=f"Try again in a minute: homing runs   The API may have changed: {pip_upgrade()}",
             ) from exc
 
     return read
@@ -76,26 +81,26 @@ class Reply:
 
 @dataclass
 class Api:
-    """One provider's API, opened with its key. `fix` is what a person does when the key is refused."""
+    """One provider's API with its key. `fix` is what a user does if the key is refused."""
 
     name: str
     url: str
     headers: dict[str, str] = field(repr=False)
     world: World
     fix: str
-    # How far their clock is ahead of ours, by the Date of their last answer; 0 where none was told.
+    # How far the provider's clock is ahead of ours, by the Date header of its last answer; 0 if there was none.
     skew_s: float = field(default=0.0, init=False)
 
     def get(self, path: str) -> dict[str, Any]:
         return self._repeat("GET", path).body
 
     def items(self, path: str, key: str) -> list[dict[str, Any]]:
-        """A list; one that is not in the answer raises, it is not empty."""
+        """Return a list; raises if it is missing from the answer rather than treating it as empty."""
         found = self.get(path).get(key)
         if not isinstance(found, list):
             raise ProviderSilent(
                 what=f"{self.name} answered GET {path} without {key!r}.",
-                doubt="What it lists is not known: what was billing may bill on.",
+                doubt="The list of instances is unknown; instances may still be billing.",
                 fix="Try again in a minute: homing runs",
             )
         return found
@@ -104,7 +109,7 @@ class Api:
         return self._repeat("PUT", path, body).body
 
     def find(self, path: str) -> dict[str, Any] | None:
-        """A GET of one thing; None only where the provider itself says that there is none."""
+        """GET one object; None only if the provider itself says that there is none."""
         try:
             return self.get(path)
         except Unwelcome as exc:
@@ -113,7 +118,7 @@ class Api:
             raise
 
     def delete(self, path: str) -> None:
-        """Absent already is success."""
+        """DELETE; absent already is success."""
         try:
             self._repeat("DELETE", path)
         except Unwelcome as exc:
@@ -121,7 +126,7 @@ class Api:
                 raise
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Sent once, but for 429. Raises Unsure where it may have taken effect."""
+        """Send once, except after 429. Raises Unsure if it may have taken effect."""
         for number in range(TRIES):
             try:
                 response = self._send("POST", path, body)
@@ -136,8 +141,8 @@ class Api:
         return self._reply("POST", path, response).body
 
     def post_again(self, path: str, body: dict[str, Any] | None = None) -> None:
-        """A POST whose effect is the same once or twice. What it answers is not looked at: whoever asks reads back."""
-        with contextlib.suppress(Unsure):  # 2xx with no JSON in it
+        """POST with retries, for an idempotent effect. The answer is ignored: the caller reads the result back."""
+        with contextlib.suppress(Unsure):  # 2xx without JSON
             self._repeat("POST", path, body)
 
     def _repeat(self, method: str, path: str, body: dict[str, Any] | None = None) -> Reply:
@@ -155,9 +160,9 @@ class Api:
             if number + 1 < TRIES:
                 self.world.sleep(_pause_s(response, number))
         raise ProviderSilent(
-            what=f"{self.name} cannot be asked now: {method} {path} failed {TRIES} times.",
+            what=f"{self.name} is not responding: {method} {path} failed {TRIES} times.",
             why=f"{problem}.",
-            doubt="So nothing is known: what was billing may bill on.",
+            doubt="The current state is unknown; instances may still be billing.",
             fix="Try again in a minute: homing runs",
         )
 
@@ -165,20 +170,20 @@ class Api:
         data = b"" if body is None else json.dumps(body).encode()
         headers = {**self.headers, "content-type": "application/json"}
         response = self.world.http(HttpRequest(method, self.url + path, headers, data, _TIMEOUT_S))
-        with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # none, or none that can be read
+        with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # missing or invalid
             self.skew_s = email.utils.parsedate_to_datetime(response.headers["date"]).timestamp() - self.world.now()
         return response
 
     def _reply(self, method: str, path: str, response: HttpResponse) -> Reply:
         text = _text_of(response)
         if response.status in (401, 403):
-            # The second one knows the key: it is good, and not for this.
-            what = f"{self.name} refuses the key" + (f" for {method} {path}." if response.status == 403 else ".")
+            # With 403 the key is valid, but not allowed to do this.
+            what = f"{self.name} rejected the API key" + (f" for {method} {path}." if response.status == 403 else ".")
             raise Unwelcome(what, f"It answered {response.status} {text}", self.fix, status=response.status, text=text)
         if not 200 <= response.status < 300:
             raise Unwelcome(
-                f"{self.name} refuses {method} {path}.", f"It answered {response.status} {text}",
-                "Read its words above; its own page may say more.", status=response.status, text=text,
+                f"{self.name} refused {method} {path}.", f"It answered {response.status} {text}",
+                "See the provider's message above; its web console may show more.", status=response.status, text=text,
             )  # fmt: skip
         if not response.body:
             return Reply(response.status, {})
@@ -187,37 +192,37 @@ class Api:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            # A proxy's page in place of the answer is no answer: an empty list read from it would be a lie.
+            # A proxy's page instead of the answer is no answer: reading an empty list from it would be wrong.
             if method == "POST":
-                raise Unsure(f"{self.name} answered {response.status} with what is no JSON object")
+                raise Unsure(f"{self.name} answered {response.status} with something other than a JSON object")
             raise ProviderSilent(
-                what=f"{self.name} answered {method} {path} with what is no JSON object.",
-                why=f"It begins: {text}",
+                what=f"{self.name} answered {method} {path} with something other than a JSON object.",
+                why=f"The answer starts with: {text}",
                 fix="Try again in a minute: homing runs",
             )
         return Reply(response.status, body)
 
 
 def _is_unclear(response: HttpResponse) -> bool:
-    """5xx; and 408, by which whoever stands between says that it waited in vain: it may have passed the request on."""
+    """Return True for 5xx, and for 408: a proxy that timed out may have passed the request on."""
     return response.status >= 500 or response.status == _TIMED_OUT
 
 
 def _pause_s(response: HttpResponse | None, number: int) -> float:
     wanted = response.headers.get("retry-after", "") if response is not None else ""
-    told = read_figure(wanted, 10**9)  # none, or a date: then our own pause does
-    return min(max(float(told or 0), _FIRST_PAUSE_S * float(2**number)), _LONGEST_PAUSE_S)
+    asked_s = read_figure(wanted, 10**9)  # missing, or a date: then use our own pause
+    return min(max(float(asked_s or 0), _FIRST_PAUSE_S * float(2**number)), _LONGEST_PAUSE_S)
 
 
 def _text_of(response: HttpResponse) -> str:
-    """The provider's own words, short: for people, and for telling one refusal from another."""
+    """Return the provider's own message, shortened: for display, and for telling one refusal from another."""
     text = response.body.decode("utf-8", "replace").strip()
     try:
         body = json.loads(text)
     except ValueError:
         body = None
     if isinstance(body, dict):
-        # `detail` and `errors`: application/problem+json, as RFC 9457 has it and some clouds speak it.
+        # `detail` and `errors` come from application/problem+json (RFC 9457), which some clouds use.
         said = next((str(body[key]) for key in ("error", "detail", "message") if body.get(key)), text)
         said = f"{body['error_code']}: {said}" if body.get("error_code") else said
         each = body.get("errors")

@@ -1,11 +1,11 @@
-"""Two models on the same set: how far apart, and is that more than noise?
+"""Compares two models on the same data set: how far apart are they, and is the difference more than noise?
 
-    figures of A and of B on the same units -> B less A, unit by unit -> interval -> one plain sentence
+    figures of A and of B on the same units -> B minus A, unit by unit -> interval -> one plain sentence
 
-Pairs, because what makes a question hard makes it hard for both: the difference is known far better than either figure.
-Shares of yes and no are compared exactly, on the questions where they differ; everything else by drawing units anew,
-the same ones for both. It is more than noise where the 95% interval leaves out 0; of twenty figures that do not differ
-one will all the same.
+Paired, because a hard question is hard for both: the difference is known far more precisely than either figure.
+Accuracies are compared exactly, on the questions where the models differ; everything else by bootstrap over units, the
+same ones for both. A difference is more than noise if its 95% interval excludes 0; of twenty equal figures, one will do
+so by chance.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from homing.lm.evals.eval_result import Measured, Score
 from homing.lm.evals.intervals import Floats, Interval, bootstrap, exact_pairs
-from homing.lm.evals.result import Measured, Score
 
 __all__ = ["Difference", "compare"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one figure of one set: B less A."""
+    """The difference in one figure on one data set: B minus A."""
 
     set_name: str
     score: str
@@ -41,7 +41,7 @@ class Difference:
 
 
 def compare(first: Measured, second: Measured, names: tuple[str, str], *, seed: int) -> list[Difference]:
-    """Only figures that mean the same for both: perplexities of two tokenizers do not."""
+    """Compare the figures that mean the same for both: perplexities with two tokenizers do not."""
     assert first.data_sha256 == second.data_sha256, "both were measured on the same set"
     differences = []
     for a, b in zip(first.scores, second.scores, strict=True):
@@ -76,14 +76,14 @@ def _interval(a: Score, b: Score, seed: int) -> Interval:
 
 def _sentence(set_name: str, a: Score, b: Score, interval: Interval, names: tuple[str, str], is_more: bool) -> str:
     difference = b.value - a.value
-    told = f"{difference:+.4g}"
+    text = f"{difference:+.4g}"
     where = f"{a.name} on {set_name}"
     if difference == 0:
         return f"{where}: {names[0]} and {names[1]} are equal, {a.value:.4g}."
     if not interval.is_known:
-        return f"{where}: {told}; {a.what} are too few to tell a difference from noise."
-    told += f" (95%: {interval.low:+.4g} to {interval.high:+.4g})"
+        return f"{where}: {text}; {a.what} are too few to distinguish a difference from noise."
+    text += f" (95%: {interval.low:+.4g} to {interval.high:+.4g})"
     if not is_more:
-        return f"{where}: {told}; no more than noise may give: neither is shown to be better."
+        return f"{where}: {text}; within noise: neither is shown to be better."
     better, worse = (names[1], names[0]) if (difference > 0) == a.is_more_better else names
-    return f"{where}: {told}; more than noise: {better} is better than {worse}."
+    return f"{where}: {text}; more than noise: {better} is better than {worse}."

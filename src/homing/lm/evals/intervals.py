@@ -1,10 +1,10 @@
-"""How far a figure may lie from what more data would give: 95% intervals, each by a method that has a name.
+"""95% confidence intervals: how far a figure may be from what more data would give.
 
-    exact       shares of yes and no: Clopper and Pearson, never too narrow
+    exact       accuracies: Clopper-Pearson, never too narrow
     exact pairs two models on the same questions: the same, on the questions where only one of them is right
-    bootstrap   sums over units (stretches of text, conversations, questions): units drawn anew, with their seed
+    bootstrap   sums over units (stretches of text, conversations, questions): units resampled, with a seed
 
-A unit is what may be thought of as drawn by itself. Tokens are not: neighbours are hard or easy together.
+A unit is something that can be considered independent. Tokens are not: neighbors are hard or easy together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["EXACT", "EXACT_PAIRS", "FEWEST", "RESAMPLES", "Interval", "bootstrap
 
 LEVEL = 0.95
 RESAMPLES = 2000
-FEWEST = 10  # units; with fewer the bootstrap knows too little, and its intervals are far too narrow
+FEWEST = 10  # units; with fewer, bootstrap intervals are far too narrow
 EXACT, EXACT_PAIRS = "exact (Clopper-Pearson)", "exact (Clopper-Pearson, on the questions where they differ)"
 _NUMBERS_AT_ONCE = 2**22
 
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Interval:
     low: float
-    high: float  # both not a number: there is none
+    high: float  # both NaN: unknown
     method: str
 
     @property
@@ -38,7 +38,7 @@ class Interval:
 
 
 def exact_share(num_right: int, num_all: int) -> Interval:
-    """Of a share: the values for which so many, or so few, would not be a surprise."""
+    """Return the Clopper-Pearson interval of a proportion."""
     assert 0 <= num_right <= num_all, f"{num_right} of {num_all}"
     low = 0.0 if num_right == 0 else _solve(lambda p: _at_least(num_right, num_all, p) < _TAIL)
     high = 1.0 if num_right == num_all else _solve(lambda p: 1.0 - _at_least(num_right + 1, num_all, p) >= _TAIL)
@@ -46,7 +46,7 @@ def exact_share(num_right: int, num_all: int) -> Interval:
 
 
 def exact_pairs(only_first: int, only_second: int, num_all: int) -> Interval:
-    """Of the second share less the first, where both were asked the same `num_all` questions."""
+    """Return the interval of the second accuracy minus the first, for two models on the same `num_all` questions."""
     differing = only_first + only_second
     if differing == 0:
         return Interval(0.0, 0.0, EXACT_PAIRS)
@@ -56,7 +56,10 @@ def exact_pairs(only_first: int, only_second: int, num_all: int) -> Interval:
 
 
 def bootstrap(units: Floats, figure: Callable[[Floats], Floats], *, what: str, seed: int = 0) -> Interval:
-    """`units` has a row for each; `figure` takes sums over rows (..., columns) to figures (...)."""
+    """Return the bootstrap interval.
+
+    `units` has a row per unit; `figure` maps sums over rows (..., columns) to (...).
+    """
     num_units, num_columns = units.shape
     if num_units < FEWEST:
         return Interval(np.nan, np.nan, f"none: {what} are too few, {FEWEST} at least")
@@ -75,7 +78,7 @@ _TAIL = (1 - LEVEL) / 2
 
 
 def _at_least(count: int, num_all: int, share: float) -> float:
-    """The chance of `count` or more of `num_all`."""
+    """Return the probability of `count` or more of `num_all`."""
     if share <= 0.0 or share >= 1.0:
         return float(count <= 0 or share >= 1.0)
     counts = np.arange(count, num_all + 1)
@@ -86,7 +89,7 @@ def _at_least(count: int, num_all: int, share: float) -> float:
 
 
 def _solve(is_below: Callable[[float], bool]) -> float:
-    """Where `is_below` turns from true to false, in [0, 1]."""
+    """Return where `is_below` changes from true to false, in [0, 1]."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2

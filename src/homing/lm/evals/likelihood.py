@@ -1,9 +1,9 @@
-"""Nats of chosen tokens, many rows at a time: what every measure here but sampling is made of.
+"""Computes the nats of selected tokens, many rows at a time; the basis of every evaluation here except sampling.
 
-    rows of ids -> alike lengths together, padded on the right -> the model -> nats of the targets, in the order given
+    rows of ids -> batched by similar length, padded on the right -> the model -> nats of the targets, in input order
 
-A row is read from position 0, so padding behind it changes nothing. Memory is bounded by tokens and not by rows: about
-`tokens_at_a_time` are computed together, and a few times as many wait. Out of memory halves what is computed at once.
+A row begins at position 0, so padding after it changes nothing. Memory is bounded by tokens, not rows: about
+`tokens_at_a_time` are computed together, and a few times as many are buffered. If out of memory, the batch is halved.
 
 Shapes: B rows, T positions.
 """
@@ -27,29 +27,32 @@ __all__ = ["Row", "Scored", "score_rows", "windows"]
 
 TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192}
 _TOKENS_ELSEWHERE = 4096
-_LOGITS_AT_A_TIME = 2**26  # where all of them are needed
+_LOGITS_AT_A_TIME = 2**26  # if all of them are needed
 _BATCHES_WAITING = 8
 
 
 @dataclass(frozen=True)
 class Row:
-    """`ids[1:]` are predicted from what stands before; those marked in `is_target` count. At most context + 1 ids."""
+    """`ids[1:]` are predicted from what precedes them; those marked in `is_target` count. At most context + 1 ids."""
 
     ids: Sequence[int]
-    is_target: NDArray[np.bool_]  # as long as ids; the first one never is
+    is_target: NDArray[np.bool_]  # as long as ids; the first is never a target
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Of the targets of one row, in order."""
+    """Results for the targets of one row, in order."""
 
     nats: NDArray[np.float64]
-    is_likeliest: NDArray[np.bool_]  # empty unless asked for
+    is_likeliest: NDArray[np.bool_]  # empty unless requested
 
 
 def windows(ids: Sequence[int], context: int, stride: int) -> Iterator[Row]:
-    """A text of any length in rows of at most `context`: each id but the first is a target once, and after the first
-    row none has less than `context - stride` before it."""
+    """Yield a text of any length as rows of at most `context`.
+
+    Each id but the first is a target exactly once and, after the first row, has at least `context - stride` ids before
+    it.
+    """
     done = 1
     while done < len(ids):
         end = min(len(ids), (context + 1) if done == 1 else done + stride)
@@ -65,7 +68,10 @@ def score_rows(
     model: Decoder, rows: Iterable[Row], *, wants_likeliest: bool = False, tokens_at_a_time: int = 0,
     tell: Callable[[str], None] = lambda done: None,
 ) -> Iterator[Scored]:  # fmt: skip
-    """`tell` hears after each batch how far it is: on a slow machine many batches come before the first row is out."""
+    """Yield the scores of each row.
+
+    `tell` reports after each batch: on a slow machine many come before the first row.
+    """
     most = tokens_at_a_time or TOKENS_AT_A_TIME.get(model.device.type, _TOKENS_ELSEWHERE)
     if wants_likeliest:
         most = min(most, max(1, _LOGITS_AT_A_TIME // model.shape.vocab_size))
@@ -95,7 +101,7 @@ def _take(coming: Iterator[Row], most: int) -> list[Row]:
 
 def _batches(order: list[int], rows: list[Row], most: int) -> Iterator[list[int]]:
     batch: list[int] = []
-    for number in order:  # shortest first: the one that comes is the longest so far
+    for number in order:  # shortest first: the next one is the longest so far
         if batch and (len(batch) + 1) * len(rows[number].ids) > most:
             yield batch
             batch = []
@@ -113,7 +119,7 @@ def _score(rows: list[Row], model: Decoder, wants_likeliest: bool) -> list[Score
         raise RunFailed(
             what=f"Out of memory on a single row of {len(rows[0].ids):,} tokens.",
             why=problem,
-            fix="Read less at a time: --window TOKENS; or another device: --device cpu",
+            fix="Use a smaller window (--window TOKENS) or another device (--device cpu)",
         )
     free_memory()
     half = len(rows) // 2

@@ -1,6 +1,6 @@
-"""What a phase of rl was judged by, as sets: its made-up tasks, and the questions of its files that it never asked.
+"""The held-out questions of an rl phase as evaluation tasks: generated ones, or from its files.
 
-RlTask -> the same held-out questions as the trainer's -> TaskFile, judged as in the phase
+RlTask -> the same held-out questions as the trainer's -> TaskFile, graded as in the phase
 """
 
 from __future__ import annotations
@@ -9,26 +9,28 @@ import dataclasses
 from pathlib import Path
 
 from homing.errors import DataError
-from homing.lm.evals.answers import made_up
+from homing.lm.data.shards.read_shards import file_sha256
+from homing.lm.evals.question_sets import made_up
 from homing.lm.evals.task_file import Item, Open, TaskFile
-from homing.lm.rl.draws import source
+from homing.lm.rl.named_random import source
 from homing.lm.rl.questions import is_held_out
 from homing.lm.rl.tasks import MAKERS
-from homing.lm.shards.read import file_sha256
 from homing.questions import Entry, read_entries, told
-from homing.wire.run import Rl, RlTask
+from homing.wire.run_json import Rl, RlTask
 
 __all__ = ["file_of", "rl_task"]
 
 
 def file_of(task: RlTask) -> tuple[str, str]:
-    """That holds the held-out questions, and its hash; ("", "") where they are made up."""
+    """Return the file with the held-out questions, and its hash; ("", "") if they are generated."""
     return (task.val_file, task.val_file_sha256) if task.val_file else (task.file, task.file_sha256)
 
 
 def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[TaskFile, int]:
-    """The task with that number in the phase, and how many of its questions no set can hold: those that are not one
-    plain question. `path`: of the file that `file_of` names."""
+    """Return a task of the phase, and how many of its questions are skipped because they are not a single user message.
+
+    `path`: the file that `file_of` names.
+    """
     task = rl.tasks[number]
     if task.kind in MAKERS:
         made = made_up(task.kind, task.difficulty, at_most)
@@ -39,11 +41,11 @@ def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[Ta
         raise DataError(
             what=f"{path} cannot be used as questions of the task {task.kind}.",
             why="\n".join(told(problems)),
-            fix="Put the file back that the run was made with, or name other questions: --task FILE.jsonl",
+            fix="Restore the file that the run used, or use other questions: --task FILE.jsonl",
         )
     plain = [entry for entry in entries if len(entry.messages) == 1]
     held_out = plain if task.val_file else [entry for entry in plain if is_held_out(_question(entry))]
-    # In an order of their own, so that the first of them are a fair part.
+    # Shuffled, so that the first ones are a fair sample.
     order = source("val", number).permutation(len(held_out))
     chosen = [held_out[int(place)] for place in order][:at_most]
     items: list[Item] = [

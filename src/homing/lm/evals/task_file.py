@@ -1,4 +1,4 @@
-"""Task files: JSON lines in the forms that are handed around, each line to one item, every bad line named.
+"""Reads task files: JSON lines in common formats, one item per line, reporting every invalid line.
 
     choices   {"question" | "query" | "context" | "ctx" | "prompt": ..., "choices" | "endings" | "options": [...],
                "gold" | "label" | "answer" | "answerKey": number from 0, or the letter, or the choice itself}
@@ -6,8 +6,8 @@
     cloze     {"context": ..., "continuation": ...}
     answers   {"question": ..., "answer": "... #### 18"}  or  {"prompt": ..., "answer": ...}
 
-The form is that of the first line, and a line in another form is a fault: within one file it is more often a slip than
-meant. A file with a fault is not measured on: a figure of what is left would pass for that of the whole.
+The first line determines the format, and a line in another one is a fault: mixing is usually a mistake. A file with a
+fault is not evaluated: a figure for the rest would be mistaken for that of the whole.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import DataError
-from homing.lm.chat.lines import values_of
-from homing.lm.chat.messages import Fault
-from homing.lm.rl.answers import ANSWER_MARK, final_number
-from homing.lm.shards.read import file_sha256
-from homing.lm.text.read import Reading
+from homing.lm.data.chat.messages import Fault
+from homing.lm.data.chat.read_rows import values_of
+from homing.lm.data.shards.read_shards import file_sha256
+from homing.lm.data.text.read_bytes import Reading
+from homing.lm.rl.check_answer import ANSWER_MARK, final_number
 from homing.text_sources import find_sources
 
 __all__ = ["Choice", "Item", "Open", "TaskFile", "read_task"]
@@ -30,12 +30,12 @@ __all__ = ["Choice", "Item", "Open", "TaskFile", "read_task"]
 _ASKED = ("question", "query", "context", "ctx", "prompt")
 _CHOICES = ("choices", "endings", "options")
 _GOLD = ("gold", "label", "answer", "answerKey")
-_MOST_TOLD = 20
+_MAX_LISTED = 20
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Pairs of beginning and end, of which one is right. A cloze has one pair."""
+    """Pairs of beginning and end, one of them right. A cloze item has a single pair."""
 
     line: int
     pairs: list[tuple[str, str]]
@@ -59,16 +59,16 @@ class TaskFile:
     form: str
     items: list[Item]
     sha256: str
-    answer_tokens: int = 0  # of the phase of rl that it is from; 0: of none
+    answer_tokens: int = 0  # of the rl phase it comes from; 0: none
 
     @property
     def asks_for_answers(self) -> bool:
-        """The model writes; the tasks of rl have a form each, by which they are judged."""
+        """True if the model generates answers; each rl task has its own form, by which it is graded."""
         return self.form not in ("choices", "cloze")
 
 
 def read_task(path: str, *, form: str = "", at_most: int = 0) -> TaskFile:
-    """`form`: the one that was asked for, else that of the first line. All lines are looked at, also past `at_most`."""
+    """Read a task file. `form`: as requested, else that of the first line. Lines past `at_most` are checked too."""
     source = find_sources([path], key="task").sources[0]
     items: list[Item] = []
     problems: list[str] = []
@@ -82,12 +82,12 @@ def read_task(path: str, *, form: str = "", at_most: int = 0) -> TaskFile:
             except Fault as fault:
                 problems.append(f"{path}:{line.number}: {fault.text}")
     if problems or not items:
-        more = [f"and {len(problems) - _MOST_TOLD} more."] if len(problems) > _MOST_TOLD else []
+        more = [f"and {len(problems) - _MAX_LISTED} more."] if len(problems) > _MAX_LISTED else []
         faults = "1 line is" if len(problems) == 1 else f"{len(problems)} lines are"
         raise DataError(
-            what=f"{path} cannot be used as a task: {faults} wrong." if problems else f"{path} has no lines.",
-            why="\n".join(problems[:_MOST_TOLD] + more),
-            fix="Mend these lines or take them out; the forms are told in docs/eval.md.",
+            what=f"{path} cannot be used as a task: {faults} invalid." if problems else f"{path} has no lines.",
+            why="\n".join(problems[:_MAX_LISTED] + more),
+            fix="Fix or remove these lines; docs/guides/eval.md describes the formats.",
         )
     return TaskFile(Path(path).name, form, items[: at_most or None], file_sha256(Path(source.path)))
 
@@ -100,14 +100,14 @@ def _form_of(value: Any) -> str:
             return "cloze"
         if "answer" in value:
             return "answers"
-    raise Fault("no-form", f"neither choices, nor a continuation, nor an answer; {_seen(value)}")
+    raise Fault("no-form", f"no choices, continuation or answer; {_seen(value)}")
 
 
 def _fields(value: Any, form: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Fault("not-object", f"not an object, but {_kind(value)}")
+        raise Fault("not-object", f"expected an object, found {_kind(value)}")
     if (found := _form_of(value)) != form:
-        raise Fault("other-form", f"in the form {found}, and the file is in the form {form}")
+        raise Fault("other-form", f"is in the {found} format, but the file is in the {form} format")
     return value
 
 
@@ -117,7 +117,7 @@ def _read_choice(value: dict[str, Any], line: int) -> Choice:
         pairs = [(begin, _text(value, ("continuation",))) for begin in ends]
         return Choice(line, pairs, _gold(value, ends, []))
     labels: list[str] = []
-    if isinstance(listed := value.get("choices"), dict):  # ARC's: {"text": [...], "label": ["A", ...]}
+    if isinstance(listed := value.get("choices"), dict):  # ARC's format: {"text": [...], "label": ["A", ...]}
         labels = _texts(listed, ("label",), least=2)
         value = {**value, "choices": listed.get("text")}
     ends = _texts(value, _CHOICES, least=2)
@@ -137,12 +137,12 @@ def _read_answer(value: dict[str, Any], line: int) -> Open:
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         given = str(given)
     if not isinstance(given, str) or not given.strip():
-        raise Fault("wrong-type", "its answer is neither text nor a number, or empty")
+        raise Fault("wrong-type", "its answer is empty, or not text or a number")
     if not any(letter.isalnum() for letter in given):
-        raise Fault("empty", "its answer has no letter and no digit, so nothing could be told right from wrong")
+        raise Fault("empty", "its answer has no letters or digits, so it cannot be checked")
     is_marked = ANSWER_MARK in given
     if is_marked and final_number(given) is None:
-        raise Fault("no-number", f"no number after its {ANSWER_MARK}")
+        raise Fault("no-number", f"no number after {ANSWER_MARK}")
     return Open(line, question, given, is_marked)
 
 
@@ -156,33 +156,33 @@ _READERS: dict[str, Callable[[dict[str, Any], int], Item]] = {
 def _gold(value: dict[str, Any], choices: list[str], labels: list[str]) -> int:
     gold = _gold_number(value, choices, labels)
     if choices.count(choices[gold]) > 1:
-        raise Fault("twice", f"the right choice {choices[gold]!r} is there twice")
+        raise Fault("twice", f"the right choice {choices[gold]!r} appears twice")
     return gold
 
 
 def _gold_number(value: dict[str, Any], choices: list[str], labels: list[str]) -> int:
-    """A number from 0, the letter of a choice, or its words."""
+    """Return the index of the right choice, given as a number from 0, a letter, or the choice's text."""
     name = _one_of(value, _GOLD)
     given = value[name]
     if isinstance(given, str) and given.strip().isdecimal() and not labels and given not in choices:
         given = int(given)
     if isinstance(given, int) and not isinstance(given, bool):
         if not 0 <= given < len(choices):
-            raise Fault("gold", f"{name!r} is {given}, and there are {len(choices)} choices, counted from 0")
+            raise Fault("gold", f"{name!r} is {given}, but there are {len(choices)} choices, numbered from 0")
         return given
     letters = labels or [chr(ord("A") + number) for number in range(len(choices))]
     if isinstance(given, str) and given in letters:
         return letters.index(given)
     if isinstance(given, str) and choices.count(given) == 1:
         return choices.index(given)
-    raise Fault("gold", f"{name!r} is {given!r}: no number of a choice, no letter of one, and none of the choices")
+    raise Fault("gold", f"{name!r} is {given!r}: not the number, letter or text of a choice")
 
 
 def _texts(value: dict[str, Any], names: tuple[str, ...], *, least: int) -> list[str]:
     name = _one_of(value, names)
     listed = value[name]
     if not isinstance(listed, list) or len(listed) < least:
-        raise Fault("wrong-type", f"{name!r} is no list of at least {least}")
+        raise Fault("wrong-type", f"{name!r} is not a list of at least {least}")
     for number, text in enumerate(listed, 1):
         if not isinstance(text, str):
             raise Fault("wrong-type", f"{name!r}: number {number} is {_kind(text)}, not text")
@@ -206,14 +206,14 @@ def _one_of(value: dict[str, Any], names: tuple[str, ...]) -> str:
     if not found:
         raise Fault("missing", f"no {' or '.join(names)}; {_seen(value)}")
     if len(found) > 1 and names == _GOLD:
-        raise Fault("twice", f"both {found[0]!r} and {found[1]!r}: which of them is right?")
+        raise Fault("twice", f"has both {found[0]!r} and {found[1]!r}; keep one")
     return found[0]
 
 
 def _seen(value: Any) -> str:
     if not isinstance(value, dict):
         return f"it is {_kind(value)}"
-    return f"fields there: {', '.join(list(value)[:8]) or 'none'}"
+    return f"fields found: {', '.join(list(value)[:8]) or 'none'}"
 
 
 def _kind(value: Any) -> str:

@@ -1,10 +1,11 @@
-"""One GGUF file, for llama.cpp and what is built on it, written and read back by the `gguf` package.
+"""Writes one GGUF file, for llama.cpp and tools built on it, and reads it back with the `gguf` package.
 
     config -> keys      decoder -> tensors under llama.cpp's names      tokenizer.json -> tokens, merges, template
 
-F32 is exact; F16 rounds matrices; Q8_0 keeps blocks of 32 numbers as one scale and bytes. Norms and biases stay F32 in
-all of them. Llama's queries and keys are turned pair by pair there and half by half here, so their rows are reordered;
-Qwen's are not. Everything is read back and compared before the file is called done.
+F32 is exact; F16 rounds matrices; Q8_0 stores blocks of 32 numbers as one scale and bytes. Norms and biases stay F32 in
+all of them. llama.cpp applies Llama's RoPE to adjacent channel pairs, where we pair the two halves of a head, so the
+rows of queries and keys are reordered; Qwen's are not. Everything is read back and compared before the file is
+considered done.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import torch
 from homing.errors import IntegrityError, UsageError
 from homing.hf_config import SWIFT
 from homing.lm.export.gguf_tokens import gguf_tokens
-from homing.lm.export.opened import Opened
+from homing.lm.export.source_model import Opened
 from homing.lm.model.layers import rope_divisors
-from homing.wire.run import Model
+from homing.wire.run_json import Model
 
 __all__ = ["KINDS", "Written", "read_back", "write_gguf"]
 
 KINDS = ("f32", "f16", "q8_0")
-_BLOCK = 32  # numbers of one Q8_0 block
+_BLOCK = 32  # numbers in one Q8_0 block
 Array = npt.NDArray[Any]
 Field = str | int | float | bool | list[str] | list[int]
 
@@ -37,12 +38,12 @@ class Written:
     path: Path
     kind: str
     num_tensors: int
-    num_unfit: int  # matrices whose rows are no whole blocks, kept as F16 in a Q8_0 file
+    num_unfit: int  # matrices with rows that are not whole blocks, stored as F16 in a Q8_0 file
 
     @property
     def sentence(self) -> str:
-        unfit = f" ({self.num_unfit} of them as F16: their rows are no whole blocks)" if self.num_unfit else ""
-        return f"read back with the gguf package, all {self.num_tensors} tensors{unfit} and every token are as written."
+        unfit = f" ({self.num_unfit} of them as F16: their rows are not whole blocks)" if self.num_unfit else ""
+        return f"read back with the gguf package, all {self.num_tensors} tensors{unfit} and all tokens match."
 
 
 def write_gguf(opened: Opened, path: Path, kind: str, *, name: str) -> Written:
@@ -67,20 +68,20 @@ def write_gguf(opened: Opened, path: Path, kind: str, *, name: str) -> Written:
 
 def _check(folder: Path, shape: Model, kind: str) -> None:
     if kind not in KINDS:
-        raise UsageError(f"There is no GGUF of type {kind!r}.", f"Known: {', '.join(KINDS)}.", "--type f16")
+        raise UsageError(f"Unknown GGUF type: {kind!r}", f"Known: {', '.join(KINDS)}.", "--type f16")
     if shape.family == SWIFT:
         raise UsageError(
-            what="A swift model cannot be written as GGUF.",
-            why="llama.cpp has no such architecture; it opens in homing and, with its modelling file, in transformers.",
+            what="A swift model cannot be exported as GGUF.",
+            why="llama.cpp does not support the architecture; homing does, and transformers with its modeling file.",
             fix=f"homing export {folder} --to hf   or train with model.family: stock",
         )
 
 
 def _fields(opened: Opened, kind: str, name: str) -> dict[str, Field]:
-    """Everything in the file but the tensors, by its key there: the one list that is written and compared."""
+    """Return everything in the file except tensors, by key: the single list that is written and compared."""
     from gguf import Keys
 
-    shape, told = opened.model.shape, gguf_tokens(opened)
+    shape, tokenizer_info = opened.model.shape, gguf_tokens(opened)
     of_shape: dict[str, Field] = {
         Keys.LLM.CONTEXT_LENGTH: shape.max_context or shape.context,
         Keys.LLM.EMBEDDING_LENGTH: shape.width,
@@ -97,16 +98,16 @@ def _fields(opened: Opened, kind: str, name: str) -> dict[str, Field]:
     }
     of_tokens: dict[str, Field | None] = {
         Keys.Tokenizer.MODEL: "gpt2",
-        Keys.Tokenizer.PRE: told.pre,
-        Keys.Tokenizer.LIST: told.tokens,
-        Keys.Tokenizer.TOKEN_TYPE: told.kinds,
-        Keys.Tokenizer.MERGES: told.merges,
-        Keys.Tokenizer.BOS_ID: told.bos_id,
-        Keys.Tokenizer.EOS_ID: told.eos_id,
-        Keys.Tokenizer.ADD_BOS: told.adds_bos,
-        Keys.Tokenizer.EOT_ID: told.eot_id,
-        Keys.Tokenizer.PAD_ID: told.pad_id,
-        Keys.Tokenizer.CHAT_TEMPLATE: told.template or None,
+        Keys.Tokenizer.PRE: tokenizer_info.pre,
+        Keys.Tokenizer.LIST: tokenizer_info.tokens,
+        Keys.Tokenizer.TOKEN_TYPE: tokenizer_info.kinds,
+        Keys.Tokenizer.MERGES: tokenizer_info.merges,
+        Keys.Tokenizer.BOS_ID: tokenizer_info.bos_id,
+        Keys.Tokenizer.EOS_ID: tokenizer_info.eos_id,
+        Keys.Tokenizer.ADD_BOS: tokenizer_info.adds_bos,
+        Keys.Tokenizer.EOT_ID: tokenizer_info.eot_id,
+        Keys.Tokenizer.PAD_ID: tokenizer_info.pad_id,
+        Keys.Tokenizer.CHAT_TEMPLATE: tokenizer_info.template or None,
     }
     return {
         Keys.General.NAME: name,
@@ -118,7 +119,7 @@ def _fields(opened: Opened, kind: str, name: str) -> dict[str, Field]:
 
 def _add(writer: Any, key: str, value: Field) -> None:
     match value:
-        case bool():  # before int, which it is too
+        case bool():  # before int, of which it is a subclass
             writer.add_bool(key, value)
         case int():
             writer.add_uint32(key, value)
@@ -131,7 +132,7 @@ def _add(writer: Any, key: str, value: Field) -> None:
 
 
 def tensors_for_gguf(opened: Opened, kind: str) -> dict[str, tuple[Array, Any]]:
-    """llama.cpp's name -> the bytes as they lie in the file, and their type."""
+    """Return llama.cpp's name -> the bytes as stored in the file, and their type."""
     import gguf
 
     shape = opened.model.shape
@@ -139,12 +140,12 @@ def tensors_for_gguf(opened: Opened, kind: str) -> dict[str, tuple[Array, Any]]:
     kinds = gguf.GGMLQuantizationType
     stored: dict[str, tuple[Array, Any]] = {}
     for name, tensor in opened.model.weights_for_disk().items():
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if theirs is None:
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if gguf_name is None:
             raise IntegrityError(f"{name} has no name in GGUF.", f"The architecture is {shape.arch}.", "Report it.")
         array = _reordered(name, tensor.float(), shape).numpy()
         quant = kinds.F32 if tensor.dim() == 1 else _kind_of(kinds, kind, array)
-        stored[theirs] = (gguf.quants.quantize(array, quant), quant)
+        stored[gguf_name] = (gguf.quants.quantize(array, quant), quant)
     if shape.rope_scaling is not None:
         size = shape.head_size
         frequency = shape.rope_base ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
@@ -159,7 +160,7 @@ def _kind_of(kinds: Any, kind: str, array: Array) -> Any:
 
 
 def _reordered(name: str, tensor: torch.Tensor, shape: Model) -> torch.Tensor:
-    """Rows of Llama's q and k: channel i and i + K/2 of each head side by side."""
+    """Reorder the rows of Llama's q and k: channels i and i + K/2 of each head become adjacent."""
     if shape.arch != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
         return tensor
     num_heads = shape.num_heads if name.endswith("q_proj.weight") else shape.num_kv_heads
@@ -168,7 +169,7 @@ def _reordered(name: str, tensor: torch.Tensor, shape: Model) -> torch.Tensor:
 
 
 def read_back(path: Path, fields: dict[str, Field], stored: dict[str, tuple[Array, Any]]) -> None:
-    """The file says what it was given: every tensor to the bit, every key of shape, tokens and template."""
+    """Raise IntegrityError unless the file contains exactly what was written, tensors as well as keys."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -185,13 +186,13 @@ def read_back(path: Path, fields: dict[str, Field], stored: dict[str, tuple[Arra
     for key, value in fields.items():
         field = reader.get_field(key)
         wanted = float(np.float32(value)) if isinstance(value, float) else value
-        # A list without entries is not written at all.
+        # An empty list is not written at all.
         there = field.contents() if field is not None else [] if isinstance(value, list) else None
         if there != wanted:
             odd.append(key)
     if odd:
         raise IntegrityError(
-            what="The GGUF file does not say what was written.",
+            what="The GGUF file differs from what was written.",
             why=f"Different: {', '.join(odd[:8])}.",
             fix="Nothing was kept. Install the versions in constraints.txt: pip install -c constraints.txt gguf",
         )

@@ -1,9 +1,9 @@
-"""tokenizer.json as llama.cpp reads it: tokens with their kinds, merges, the name of the split, special ids, template.
+"""The tokenizer as llama.cpp reads it: tokens with types, merges, name of the split pattern, special ids, template.
 
-llama.cpp knows a split only by name. Ours with the GPT-4 expression is `dbrx`: the same expression as Llama 3's, but
-`llama-bpe` also puts a <|begin_of_text|> before everything and takes whole words from the vocabulary without merging,
-which Llama 3's own tokenizer asks for (`ignore_merges`) and ours does not. A split without a name there is refused:
-the file would open, and every third word would be split another way.
+llama.cpp knows split patterns only by name. Ours with the GPT-4 expression is `dbrx`: it has the same expression as
+Llama 3, but `llama-bpe` also puts a <|begin_of_text|> before everything and takes whole words from the vocabulary
+without merging, which Llama 3's own tokenizer requests (`ignore_merges`) and ours does not. A split pattern without a
+name there is refused: the file would open, and every third word would be split differently.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import DataError
-from homing.lm.export.opened import Opened
-from homing.lm.tokenizer.load import read_tokenizer_json
+from homing.lm.export.source_model import Opened
 from homing.lm.tokenizer.specials import PAD
 from homing.lm.tokenizer.splits import name_of_split
-from homing.wire import names
+from homing.lm.tokenizer.tokenizer import read_tokenizer_json
+from homing.wire import file_names
 
 __all__ = ["GgufTokens", "adds_bos", "gguf_tokens"]
 
@@ -38,13 +38,13 @@ class GgufTokens:
     adds_bos: bool
     bos_id: int
     eos_id: int
-    eot_id: int | None  # the end of a turn
+    eot_id: int | None  # end of a turn
     pad_id: int | None
     template: str
 
 
 def gguf_tokens(opened: Opened) -> GgufTokens:
-    path = opened.folder / names.TOKENIZER
+    path = opened.folder / file_names.TOKENIZER
     data = read_tokenizer_json(path)
     by_id = {int(number): token for token, number in data["model"]["vocab"].items()}
     kinds = dict.fromkeys(by_id, NORMAL)
@@ -69,8 +69,8 @@ def gguf_tokens(opened: Opened) -> GgufTokens:
 
 
 def adds_bos(opened: Opened) -> bool:
-    """Whether its tokenizer puts the begin-of-text token before a text by itself."""
-    return _adds_bos(read_tokenizer_json(opened.folder / names.TOKENIZER), opened.tokenizer.end_of_text_id)
+    """Return whether its tokenizer puts the begin-of-text token before a text by itself."""
+    return _adds_bos(read_tokenizer_json(opened.folder / file_names.TOKENIZER), opened.tokenizer.end_of_text_id)
 
 
 def _split_name(data: dict[str, Any], path: Path) -> str:
@@ -83,9 +83,9 @@ def _split_name(data: dict[str, Any], path: Path) -> str:
     if _expression(data.get("pre_tokenizer")) == _QWEN2 and not ignores_merges:
         return "qwen2"
     raise DataError(
-        what=f"{path} cannot be written into a GGUF file.",
-        why="It splits text in a way that llama.cpp has no name for, so it would read other tokens than were trained.",
-        fix=f"homing export {path.parent} --to hf   opens in transformers as it is.",
+        what=f"{path} cannot be written to a GGUF file.",
+        why="llama.cpp does not know its pre-tokenizer, so it would encode text differently than in training.",
+        fix=f"Export for transformers: homing export {path.parent} --to hf",
     )
 
 
@@ -96,7 +96,7 @@ def _expression(pre_tokenizer: Any) -> str:
 
 
 def _adds_bos(data: dict[str, Any], bos_id: int) -> bool:
-    """Whether tokenizer.json itself puts the mark before a text: that is what its post-processor is asked."""
+    """Return whether the post-processor of tokenizer.json puts the begin-of-text token before a text."""
     processor = data.get("post_processor") or {}
     for part in processor.get("processors") or [processor]:
         if part.get("type") == "TemplateProcessing":

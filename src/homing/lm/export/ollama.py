@@ -1,8 +1,7 @@
-"""A Modelfile beside the GGUF: what `ollama create` reads.
+"""Writes the Modelfile for `ollama create`, next to the GGUF.
 
-Ollama has templates in Go, not Jinja. The two that the families here use are known by what they render: ChatML, with or
-without a mark before it, and Llama 3's. Another template is left to Ollama, which guesses from the GGUF's own, and the
-file says so.
+Ollama's templates are in Go, not Jinja. Two are recognized by what they render: ChatML, with or without a begin-of-text
+token, and Llama 3's. Any other template is left to Ollama, which derives it from the GGUF, and the file says so.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from homing.lm.chat.messages import Fault
-from homing.lm.export.opened import Opened
+from homing.lm.data.chat.messages import Fault
+from homing.lm.export.source_model import Opened
 
 __all__ = ["MODELFILE", "modelfile"]
 
@@ -22,7 +21,7 @@ _PROBE = [
     {"role": "assistant", "content": "A"},
     {"role": "user", "content": "V"},
 ]
-# What each known template renders of the probe -> the same in Go. The mark before a text is added by the tokenizer.
+# What each known template renders for the probe -> the same in Go. The tokenizer adds the begin-of-text token.
 _CHATML = (
     "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
     "<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n"
@@ -43,7 +42,7 @@ def modelfile(opened: Opened, gguf_name: str) -> str:
     by_id = {number: name for name, number in opened.tokenizer.specials.items()}
     lines += [f"PARAMETER stop {json.dumps(by_id[number])}" for number in opened.end_ids() if number in by_id]
     if not opened.is_chat:
-        # A base model: what is typed is the beginning of a text.
+        # A base model: the input is the beginning of a text.
         return "\n".join([*lines, 'TEMPLATE """{{ .Prompt }}"""', ""])
     template = _in_go(opened)
     if template is None:

@@ -1,14 +1,14 @@
-"""A checkpoint to text: load it, sample from it, talk to it.
+"""Generation: load a checkpoint, sample from it, chat with it.
 
-load    a checkpoint, an export or anybody's folder -> model and tokenizer, checked against its manifest
-adapted an adapter's checkpoint -> the weights it was trained on with it put in
+load    a checkpoint, an export or any model folder -> model and tokenizer, checked against its manifest
+adapted an adapter's checkpoint -> its base weights with the adapter merged in
 sample  prompt ids -> ids, one at a time
-reader  ids -> logits of what follows, with a KV cache; on CUDA by a captured graph
-text    prompt text -> pieces of text; turns of a conversation as ChatML
+reader  ids -> logits of the next token, with a KV cache; on CUDA by a captured graph
+text    prompt text -> chunks of text; turns of a conversation as ChatML
 """
 
-from homing.lm.generate.load import Card, load_for_use, read_card
-from homing.lm.generate.sample import generate
-from homing.lm.generate.text import ChatTurns, complete, text_pieces
+from homing.lm.generate.chat_and_text import ChatTurns, complete, text_pieces
+from homing.lm.generate.load_model import Card, load_for_use, read_card
+from homing.lm.generate.sampling import generate
 
 __all__ = ["Card", "ChatTurns", "complete", "generate", "load_for_use", "read_card", "text_pieces"]

@@ -2,9 +2,9 @@
 
     ids -> embedding -> [ x + attention(norm x) -> x + swiglu(norm x) ] per layer -> norm -> head
 
-The `stock` family is exactly Llama, Qwen2 (bias on q, k, v) or Qwen3 (norm on q and k per head), with parameter names
-equal to those of transformers, so the weights on disk open there without a word. `swift` has a stack of its own, in
-`swift`; all around it is shared. It knows nothing of shards, steps or files.
+The `stock` family is exactly Llama, Qwen2 (bias on q, k, v) or Qwen3 (norm on q and k per head), with the parameter
+names of transformers, so that transformers loads the weights without conversion. `swift` has its own stack, in `swift`;
+everything around it is shared. Knows nothing of shards, steps or files.
 
 Shapes: B batch, T positions, D width, V vocabulary, P vocabulary with padding rows.
 """
@@ -19,23 +19,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from homing.errors import UsageError
-from homing.lm.model.attend import Attention, KVCache
-from homing.lm.model.fit import do_not_fit, misfits
+from homing.lm.model.activation_checkpointing import RECOMPUTES, is_recomputed, recomputed
+from homing.lm.model.attention import Attention, KVCache
+from homing.lm.model.check_weights import do_not_fit, misfits
 from homing.lm.model.fp8 import takes_fp8
-from homing.lm.model.frozen import DropoutClock
-from homing.lm.model.init import init_weights
+from homing.lm.model.frozen_linear import DropoutClock, load_adapter, lora_tensors
+from homing.lm.model.init_weights import init_weights
 from homing.lm.model.layers import Embedding, Linear, RMSNorm, Rope, SwiGLU, look_up
-from homing.lm.model.lora import load_adapter, lora_tensors
 from homing.lm.model.loss import cap, mean_loss, token_losses
-from homing.lm.model.recompute import RECOMPUTES, is_recomputed, recomputed
-from homing.lm.model.segments import Isolation, isolate
-from homing.lm.model.shape import check_shape, padded_vocab
+from homing.lm.model.model_shape import check_shape, padded_vocab
+from homing.lm.model.packed_rows import Isolation, isolate
 from homing.lm.model.swift import SOFTCAP, SwiftStack
-from homing.wire.run import Lora, Model
+from homing.wire.run_json import Lora, Model
 
 __all__ = ["Decoder"]
 
-MOST_SHAPES = 64  # that a part is compiled for; torch's own limit is 8
+MOST_SHAPES = 64  # graphs compiled per function; torch's default limit is 8
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
@@ -50,7 +49,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, y_BTD: Tensor | None, cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """The stream, and what is still to be added to it: the next norm takes the sum."""
+        """Return the residual stream and the block's output, not yet added to it: the next norm kernel adds the two."""
         x_BTD, normed = self.input_layernorm.of_sum(x_BTD, y_BTD)
         y_BTD = self.self_attn(normed, cos, sin, cache, mask)
         x_BTD, normed = self.post_attention_layernorm.of_sum(x_BTD, y_BTD)
@@ -58,7 +57,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Everything but the head; the name `model.` in front of its parameters is what transformers calls it."""
+    """Everything but the head. transformers calls it `model`, hence the prefix of its parameter names."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -66,7 +65,8 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(shape, layer) for layer in range(shape.num_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.rope = Rope(shape.head_size, shape.context, shape.rope_base, shape.rope_scaling)
-        self.compiled: dict[str, Callable[..., Any]] = {}  # by part, in training only; see Decoder.compile_blocks
+        # Per function, used in training only; see Decoder.compile_blocks.
+        self.compiled: dict[str, Callable[..., Any]] = {}
         self.recompute_every = 0  # blocks; in training only; see Decoder.set_recompute
 
     def forward(
@@ -80,11 +80,11 @@ class Stack(nn.Module):
         cos, sin = self.rope.at(positions)
         mask = isolation.mask if isolation else None
         every = self.recompute_every if torch.is_grad_enabled() and cache is None else 0
-        # Compiled, the first block is to be like the others: a graph of its own would cost more than adding nothing.
+        # When compiled, the first block must look like the others: a separate graph would cost more than adding zero.
         y_BTD = x_BTD * 0.0 if compiled else None
         for number, block in enumerate(self.layers):
             if is_recomputed(number, every) and y_BTD is not None:
-                x_BTD, y_BTD = x_BTD + y_BTD, None  # of which backward keeps one, not two
+                x_BTD, y_BTD = x_BTD + y_BTD, None  # backward then keeps one tensor instead of two
             x_BTD, y_BTD = recomputed(run, number, every)(block, x_BTD, y_BTD, cos, sin, cache, mask)
         return end(self, x_BTD, y_BTD)
 
@@ -93,24 +93,24 @@ class Stack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Made empty: call `init_weights(seed)` or `load_weights(tensors)` before anything else."""
+    """A language model without weights: call `init_weights(seed)` or `load_weights(tensors)` before anything else."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
         check_shape(shape)
         self.shape = shape
         self.compute_dtype = torch.float32
-        self.has_flex = False  # attention inside segments by FlexAttention: only where it was found right and faster
+        self.has_flex = False  # use FlexAttention within segments: only where it was found correct and faster
         self.model: Stack | SwiftStack = SwiftStack(shape) if shape.family == "swift" else Stack(shape)
         self.softcap = SOFTCAP if shape.family == "swift" else 0.0
-        # A tied head is the embedding itself and not a parameter of its own, as in the files that others read.
+        # A tied head is the embedding itself and not a separate parameter, as in the files of transformers.
         self.lm_head = None if shape.is_tied else Linear(shape.width, padded_vocab(shape))
-        # Set by lora.add_lora: then the weights stand still, and what is trained and written are the adapters.
+        # Set by lora.add_lora: then the base weights are frozen, and only the adapters are trained and saved.
         self.lora: Lora | None = None
         self.dropout_clock: DropoutClock | None = None
-        self.base_storage = ""  # what frozen weights are stored in; set by lora.load_base
+        self.base_storage = ""  # storage of frozen weights; set by lora.load_base
 
-    # -- computing ---------------------------------------------------------------------------------------------------
+    # -- forward passes ----------------------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -120,13 +120,18 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """Logits (B, T, vocab_size) in fp32. With a cache, `ids_BT` follow what the cache holds. `segments` (B, T)
-        number the texts in each row (-1: padding); each is computed as if it were alone."""
+        """Return logits (B, T, vocab_size) in fp32.
+
+        With a cache, `ids_BT` continue what it holds. `segments` (B, T) number the texts packed into each row (-1:
+        padding); each text is computed as if it were alone.
+        """
         return self._logits(self._hidden(ids_BT, cache, positions, segments))
 
     def next_logits(self, ids_BT: Tensor, cache: KVCache) -> Tensor:
-        """Logits (B, vocab_size) in fp32 of what follows the last of `ids_BT`. Those of a whole prompt would be its
-        length times the vocabulary: gigabytes, and on a processor most of the time that reading it takes."""
+        """Return the logits (B, vocab_size) in fp32 of the token after the last of `ids_BT`.
+
+        Logits for a whole prompt would take gigabytes (length times vocabulary), and on a CPU most of the prefill time.
+        """
         return self._logits(self._hidden(ids_BT, cache, None, None)[:, -1])
 
     def _logits(self, h: Tensor) -> Tensor:
@@ -143,8 +148,10 @@ class Decoder(nn.Module):
         weights_BT: Tensor | None = None,
         num_targets: int | Tensor | None = None,
     ) -> Tensor:
-        """Mean nats per target in fp32; targets of -100 do not count. `weights_BT`: what each target counts.
-        `num_targets`: of the whole batch, where this is a part of one."""
+        """Return the mean loss per target, in nats, in fp32; targets of -100 are masked.
+
+        `weights_BT`: the weight of each target. `num_targets`: that of the whole batch, if this is a micro-batch of it.
+        """
         h_BTD = self._hidden(ids_BT, None, positions, segments)
         weights_N = None if weights_BT is None else weights_BT.flatten()
         return mean_loss(
@@ -160,7 +167,7 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """Nats of each target, 0 for -100: what evaluation sums in its own way."""
+        """Return the loss of each target in nats, 0 where the target is -100; used by evaluations."""
         h_BTD = self._hidden(ids_BT, None, positions, segments)
         vocab_size = self.shape.vocab_size
         losses_N = token_losses(h_BTD.flatten(0, 1), self._head(), targets_BT.flatten(), vocab_size, self.softcap)
@@ -189,33 +196,37 @@ class Decoder(nn.Module):
         return KVCache(self.shape, batch=batch, capacity=capacity, device=self.device, dtype=self.compute_dtype)
 
     def compile_blocks(self, *, is_on: bool = True) -> None:
-        """torch.compile of one block, shared by all: a few seconds, where the whole model takes a minute. It is for
-        training; evaluation and generation, whose shapes vary, stay as they are."""
+        """Compile one block with torch.compile, shared by all layers: seconds, where the whole model takes a minute.
+
+        Used in training only; evaluation and generation have varying shapes and stay eager.
+        """
         parts: dict[str, Callable[..., Any]] = {"look_up": look_up, "end": type(self.model).end}
         parts["block"] = type(self.model.layers[0]).forward
         if isinstance(self.model, SwiftStack):
             parts["begin"] = SwiftStack.begin
         if is_on:
-            # One graph for each shape of rows and kind of block. At its limit torch would go on uncompiled without a
-            # word; then it is to raise, so that the trainer tells.
+            # One graph per row shape and kind of block. At its limit torch would silently continue uncompiled; make it
+            # raise instead, so that the trainer can report it.
             limits = torch._dynamo.config
             limits.recompile_limit = max(MOST_SHAPES, limits.recompile_limit)
             limits.fail_on_recompile_limit_hit = True
-        # Only where it is asked for: getting ready to compile takes a second of its own.
+        # Only on demand: preparing to compile takes a second.
         self.model.compiled = {name: torch.compile(part, dynamic=False) for name, part in parts.items() if is_on}
 
     def set_recompute(self, kind: str) -> Decoder:
-        """`none | half | all`: which blocks are computed again in backward instead of kept; see `recompute`."""
+        """Set which blocks recompute activations in backward: `none | half | all`; see `recompute`."""
         self.model.recompute_every = RECOMPUTES[kind]
         return self
 
     def set_precision(self, precision: str) -> Decoder:
-        """`fp32 | bf16 | fp8`: what products are computed in. The master weights stay fp32. With fp8 the products of
-        the blocks are in FP8 where their size allows, and everything else is in bf16."""
+        """Set the precision of matmuls: `fp32 | bf16 | fp8`. Master weights stay fp32.
+
+        With fp8, matmuls in the blocks use FP8 where their size allows, and everything else bf16.
+        """
         if precision == "fp8" and self.lora is not None:
             raise UsageError(
-                what="Weights that stand still are not computed with in FP8.",
-                why="train.precision is fp8, and the phase's method trains adapters.",
+                what="Frozen weights cannot be used in FP8.",
+                why="train.precision is fp8, but the phase trains adapters.",
                 fix="Set train.precision: bf16 (or auto), or method: full.",
             )
         self.compute_dtype = PRECISIONS[precision]
@@ -232,30 +243,32 @@ class Decoder(nn.Module):
     # -- weights -----------------------------------------------------------------------------------------------------
 
     def init_weights(self, seed: int, optimizer: str = "adamw") -> None:
-        """`optimizer`: who will train them, muon or adamw."""
+        """Initialize the weights for training with `optimizer`: muon or adamw."""
         init_weights(self, self.shape, seed, optimizer)
 
     def num_params(self) -> int:
-        """Every parameter once; padding rows are not parameters."""
+        """Count every parameter once, without padding rows."""
         return sum(self.cut_padding(name, p).numel() for name, p in self.named_parameters())
 
     def weights_for_disk(self) -> dict[str, Tensor]:
-        """Name -> tensor as transformers expects them: no padding rows, no tied head. With adapters: these alone, as
-        peft expects them."""
+        """Return name -> tensor as transformers expects them: no padding rows, no tied head.
+
+        With adapters: only these, as peft expects them.
+        """
         if self.lora is not None:
             return lora_tensors(self)
         return {name: self.cut_padding(name, p.detach()).contiguous() for name, p in self.named_parameters()}
 
     @torch.no_grad()
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """The opposite of `weights_for_disk`: every name and shape must fit, and each one that does not is named."""
+        """Load what `weights_for_disk` returns. Raises DataError naming every tensor that does not fit."""
         if self.lora is not None:
             load_adapter(self, tensors)
             return
         wanted = dict(self.named_parameters())
         given = dict(tensors)
         if self.lm_head is None:
-            # Some writers store the tied head a second time; the embedding is the one that counts.
+            # Some writers store the tied head a second time; ignore it.
             given.pop("lm_head.weight", None)
         expected = {name: tuple(self.cut_padding(name, parameter).shape) for name, parameter in wanted.items()}
         if problems := misfits(expected, {name: tuple(tensor.shape) for name, tensor in given.items()}):
@@ -265,6 +278,9 @@ class Decoder(nn.Module):
             self.cut_padding(name, parameter).copy_(given[name])
 
     def cut_padding(self, name: str, tensor: Tensor) -> Tensor:
-        """The rows of the real vocabulary; every other tensor as it is. Also for optimizer state of that shape."""
+        """Return the rows of the real vocabulary; any other tensor unchanged.
+
+        Also for optimizer state of that shape.
+        """
         is_padded = name.endswith(("embed_tokens.weight", "lm_head.weight", "value_embed.weight"))
         return tensor[: self.shape.vocab_size] if is_padded else tensor

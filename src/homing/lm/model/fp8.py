@@ -1,12 +1,11 @@
-"""Matrix products in FP8: each operand scaled by one number of its own, so that its largest value just fits.
+"""Matrix products in FP8, with one scale per operand chosen so that its largest value just fits.
 
-    y = x W^T        x and W in e4m3 (finer), summed fast
-    dx, dW           the gradient in e5m2 (wider), summed exactly, against the e4m3 operands of the forward
+    y = x W^T        x and W in e4m3 (finer), with fast accumulation
+    dx, dW           the gradient in e5m2 (wider range), with exact accumulation, against the forward's e4m3 operands
 
-The kernels want multiples of 16 on all sides: rows of zeros are added where there are others, and cut off again.
-
-What backward needs is kept in FP8 too, half of what bf16 takes. The scales are taken anew from every tensor: nothing is
-carried from step to step, so a resumed run computes what an undisturbed one does.
+The kernels need multiples of 16 in all dimensions: rows are padded with zeros where necessary, and the padding is cut
+off again. Tensors saved for backward are FP8 too, half the size of bf16. Scales are computed anew from every tensor:
+nothing carries over between steps, so a resumed run computes the same as an uninterrupted one.
 
 Shapes: N rows, D inputs, F outputs.
 """
@@ -18,22 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from homing.lm.model.opaque import opaque
+from homing.lm.model.opaque_ops import opaque
 
 __all__ = ["fp8_product", "takes_fp8"]
 
-_LEAST_SIZE = 128  # narrower products are no faster in FP8
-_MULTIPLE = 16  # of every side
+_LEAST_SIZE = 128  # smaller products are no faster in FP8
+_MULTIPLE = 16  # of every dimension
 _FINE, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def takes_fp8(num_in: int, num_out: int) -> bool:
-    """The kernels want multiples of 16 on both sides."""
+    """Return whether FP8 is possible and worthwhile: both dimensions are multiples of 16 and large enough."""
     return min(num_in, num_out) >= _LEAST_SIZE and num_in % _MULTIPLE == 0 and num_out % _MULTIPLE == 0
 
 
 def fp8_product(x: Tensor, weight_FD: Tensor) -> Tensor:
-    """x W^T in the type of x, whose last side is D; W may be fp32 masters."""
+    """Return x W^T in the dtype of x, which has D as its last dimension; W may be fp32 master weights."""
     return _Fp8Product.apply(x, weight_FD)
 
 
@@ -60,8 +59,8 @@ def _fp8_product_like(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Ten
 
 @opaque("fp8_product", like=_fp8_product_like)
 def _product(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, and for backward: x and W in FP8, transposed, each with its scale."""
-    from homing.lm.model.kernels.cast import cast_both_ways  # Triton is there only where CUDA is
+    """Return y and, for backward, x and W in FP8, transposed, each with its scale."""
+    from homing.lm.model.kernels.cast import cast_both_ways  # Triton is installed only with CUDA
 
     x8_ND, x8_DN, x_scale = cast_both_ways(_padded_rows(x), _FINE)
     w8_FD, w8_DF, w_scale = cast_both_ways(weight_FD.contiguous(), _FINE)
@@ -93,7 +92,7 @@ def _product_backward(
 
 
 def _padded_rows(x: Tensor) -> Tensor:
-    """(..., D) -> (N, D), contiguous, N a multiple of 16."""
+    """Reshape (..., D) to contiguous (N, D) with N padded to a multiple of 16."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     padding = -len(rows) % _MULTIPLE
     return torch.nn.functional.pad(rows, (0, 0, 0, padding)) if padding else rows

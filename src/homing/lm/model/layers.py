@@ -1,9 +1,9 @@
-"""The small pieces of a block: Linear, RMSNorm, RoPE, SwiGLU.
+"""Building blocks of a layer: Linear, Embedding, RMSNorm, RoPE, SwiGLU.
 
 Shapes: B batch, T positions, N tokens, D width, H heads, K head size, F feed-forward width.
 
-Master weights stay fp32. A product is computed in the type of its input, so one cast of the embedding at the bottom
-decides the precision of the whole model; there is no autocast to guess with.
+Master weights stay fp32. A matmul is computed in the dtype of its input, so the cast of the embedding output sets the
+precision of the whole model; there is no autocast.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from homing.lm.model.by_hand import is_by_hand, normed, turned
+from homing.lm.model.cpu_autograd import has_manual_backward, normed, rotated
 from homing.lm.model.fp8 import fp8_product
-from homing.lm.model.frozen import FrozenLinear, adapted_product
-from homing.lm.model.fused import has_kernels, sum_norm, swiglu
-from homing.wire.run import RopeScaling
+from homing.lm.model.frozen_linear import FrozenLinear, adapted_product
+from homing.lm.model.fused_ops import has_kernels, sum_norm, swiglu
+from homing.wire.run_json import RopeScaling
 
 __all__ = ["Embedding", "Linear", "RMSNorm", "Rope", "SwiGLU", "joined", "look_up", "rope_divisors"]
 
 
 class Linear(nn.Module):
-    """y = x W^T (+ b), with W cast to the type of x. Weights are left empty: `init` or `load_weights` fills them."""
+    """y = x W^T (+ b), with W cast to the dtype of x. Uninitialized: `init` or `load_weights` fills the weights."""
 
     def __init__(self, num_in: int, num_out: int, *, has_bias: bool = False) -> None:
         super().__init__()
@@ -41,25 +41,32 @@ class Linear(nn.Module):
 
 
 def joined(x: Tensor, *layers: Linear | FrozenLinear) -> Tensor:
-    """x through several layers, their outputs side by side. In training the casts of the weights lie side by side too:
-    a wide product fills a card better than narrow ones. Frozen weights are not copied for it: they may be most of what
-    the card holds."""
+    """Apply several layers to x; return their outputs concatenated.
+
+    In training the cast weights are concatenated too: one wide matmul uses a GPU better than several narrow ones.
+    Frozen weights are never copied for this: they may be most of what the GPU holds.
+    """
     if isinstance(layers[0], FrozenLinear):
         frozen = [layer for layer in layers if isinstance(layer, FrozenLinear)]
         return adapted_product(x, [f.weight for f in frozen], [f.bias for f in frozen], [f.adapter for f in frozen])
     trained = [layer for layer in layers if isinstance(layer, Linear)]
-    if all(layer.is_fp8 for layer in trained):  # together always: apart, each with a scale of its own, they round anew
+    # Always jointly: separately, each would have its own scale and round differently.
+    if all(layer.is_fp8 for layer in trained):
         return fp8_product(x, torch.cat([layer.weight for layer in trained]))
-    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():  # `out` in columns breaks a compiled graph
+    # `out` into columns would break a compiled graph.
+    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _side_by_side(x, trained)
     biases = [layer.bias.to(x.dtype) for layer in trained if layer.bias is not None]
-    bias = torch.cat(biases) if biases else None  # all of them have one, or none
+    bias = torch.cat(biases) if biases else None  # either all of them have one, or none
     return F.linear(x, torch.cat([layer.weight.to(x.dtype) for layer in trained]), bias)
 
 
 def _side_by_side(x: Tensor, layers: Sequence[Linear]) -> Tensor:
-    """`joined` without gradients: each product writes its columns of one result. Copying the weights together would
-    read and write all of them, and for a single new token the product itself does no more than read them."""
+    """`joined` without gradients: each matmul writes its columns of one result.
+
+    Concatenating the weights would read and write all of them, and for a single new token the matmul itself only reads
+    them once.
+    """
     x_ND, widths = x.reshape(-1, x.shape[-1]), [len(layer.weight) for layer in layers]
     y_NF = x.new_empty(len(x_ND), sum(widths))
     for layer, y_Nf in zip(layers, y_NF.split(widths, dim=1), strict=True):
@@ -82,7 +89,7 @@ def look_up(ids_BT: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight. The mean square is taken in fp32: squares of bf16 numbers lose what the norm is for."""
+    """x / rms(x) * weight. The mean square is computed in fp32: in bf16 the squares would lose too many digits."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -90,12 +97,12 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_by_hand(x):
+        if has_manual_backward(x):
             return normed(x, self.weight, self.eps)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
     def of_sum(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x + y, and that normed: together they go over memory once."""
+        """Return x + y and its norm; fused where possible, reading memory once."""
         if y is not None and has_kernels(x):
             return sum_norm(x, y, self.weight, self.eps)
         total = x if y is None else x + y
@@ -103,14 +110,14 @@ class RMSNorm(nn.Module):
 
 
 class Rope(nn.Module):
-    """Rotary positions, half-split as in Hugging Face: channel i turns with channel i + K/2."""
+    """Rotary position embedding, half-split as in Hugging Face: channel i is rotated with channel i + K/2."""
 
     cos: Tensor
     sin: Tensor
 
     def __init__(self, head_size: int, context: int, base: float, scaling: RopeScaling | None = None) -> None:
         super().__init__()
-        # In float64, then rounded once: at long contexts the angle needs the digits.
+        # Computed in float64 and rounded once: long contexts need the digits.
         frequency_K2 = base ** -(torch.arange(0, head_size, 2, dtype=torch.float64, device="cpu") / head_size)
         if scaling is not None:
             frequency_K2 = frequency_K2 / rope_divisors(frequency_K2, scaling)
@@ -120,23 +127,26 @@ class Rope(nn.Module):
         self.register_buffer("sin", angle_TK2.sin().float(), persistent=False)
 
     def at(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """cos and sin for these positions, shaped to meet (B, H, T, K/2); made once and used by every layer."""
+        """Return cos and sin for these positions, broadcastable to (B, H, T, K/2); computed once for all layers."""
         cos, sin = self.cos[positions], self.sin[positions]
         return (cos, sin) if cos.dim() == 2 else (cos.unsqueeze(1), sin.unsqueeze(1))
 
     @staticmethod
-    def turn(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if is_by_hand(x_BHTK):
-            return turned(x_BHTK, cos, sin)
+    def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if has_manual_backward(x_BHTK):
+            return rotated(x_BHTK, cos, sin)
         left, right = x_BHTK.chunk(2, dim=-1)
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x_BHTK.dtype)
 
 
 def rope_divisors(frequency_K2: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1: 1 for turns that come round often in the original context, `factor` for those that hardly do, and
-    between the two borders a line from one frequency to the other."""
-    turns_K2 = scaling.original_context * frequency_K2 / (2 * math.pi)
-    fast = (turns_K2 - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    """Return Llama 3.1's divisors of the RoPE frequencies, to extend the context.
+
+    1 for frequencies that rotate often within the original context, `factor` for those that hardly rotate, and in
+    between an interpolation of the frequencies.
+    """
+    rotations_K2 = scaling.original_context * frequency_K2 / (2 * math.pi)
+    fast = (rotations_K2 - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     fast = fast.clamp(0.0, 1.0)
     return 1.0 / (fast + (1.0 - fast) / scaling.factor)
 

@@ -1,29 +1,29 @@
-"""LoRA: small trained matrices beside a model that stands still (arXiv:2106.09685), with rsLoRA and DoRA.
+"""LoRA: small trained adapters on top of a frozen model (arXiv:2106.09685), with rsLoRA and DoRA.
 
-    load_base(model, tensors, storage=..., device=...)   a Decoder made on the meta device -> its weights, one at a
-                                                         time, stored as fp32, bf16 or NF4, all frozen; -> their hash
-    freeze(model, storage)                               the same for a Decoder that is already whole in memory
-    add_lora(model, settings, seed)                      A drawn, B zero: the model computes what it did before
-    begin_step(model, step)                              before each step's first forward: what dropout draws from
+    load_base(model, tensors, storage=..., device=...)   fill a Decoder made on the meta device with frozen weights, one
+                                                         at a time, stored as fp32, bf16 or NF4; return their hash
+    freeze(model, storage)                               the same for a Decoder that is already in memory
+    add_lora(model, settings, seed)                      A random, B zero: the model's output does not change
+    begin_step(model, step)                              set the dropout seed; call before each step's first forward
     model.weights_for_disk() / load_weights(tensors)     of such a model: the adapter alone, under peft's names
     adapter_config(settings, base)                       adapter_config.json as peft reads it
-    merge(model)                                         adapters into their weights: a plain Decoder again
-    adapters_now(model) / adapters_as(model, then)       the adapters as they are, and the model with them once more
-    lengths_held(model)                                  DoRA's lengths computed once, while nothing learns
+    merge(model)                                         merge the adapters into the weights: a plain Decoder again
+    adapters_now(model) / adapters_as(model, then)       copy the current adapters / use such copies in the model
+    lengths_held(model)                                  cache DoRA's row norms while no weights change
 
-How a phase of method lora or qlora is set up:
+How a phase with method lora or qlora is set up:
 
     with torch.device("meta"):
         model = Decoder(run.model)
     storage = lora.storage_for(phase.method, precision)                     # "fp32" | "bf16" | "nf4"
     base_sha256 = lora.load_base(model, tensors, storage=storage, device=device)
-    lora.add_lora(model, phase.lora, seed=run.seed)                         # on the device the base is on
+    lora.add_lora(model, phase.lora, seed=run.seed)                         # on the device of the base
     optimizer = build_optimizer(model, phase.optimizer)                     # sees the adapter only
-    ... lora.begin_step(model, step, first_row=...) at the start of each try of a step ...
+    ... lora.begin_step(model, step, first_row=...) at the start of each attempt of a step ...
 
-`tensors` are (name, tensor) pairs under the names of transformers, from an iterator that reads one at a time; nothing
-else of it is held. The checkpoint holds adapter and optimizer and names the base by `base_sha256`; `check_base` refuses
-another base on resume. Only the `stock` family takes adapters.
+`tensors` yields (name, tensor) pairs with the names of transformers, reading one tensor at a time. The checkpoint holds
+adapter and optimizer and identifies the base by `base_sha256`; on resume, `check_base` refuses any other base. Only the
+`stock` family supports adapters.
 """
 
 from __future__ import annotations
@@ -34,20 +34,26 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from homing.errors import DataError, IntegrityError, UsageError
-from homing.lm.model.fit import do_not_fit
-from homing.lm.model.frozen import STORAGES, Adapter, DropoutClock, FrozenLinear, lay_together, row_norms
+from homing.errors import IntegrityError, UsageError
+from homing.lm.model.check_weights import do_not_fit
+from homing.lm.model.decoder import Decoder
+from homing.lm.model.frozen_linear import (
+    STORAGES,
+    Adapter,
+    DropoutClock,
+    FrozenLinear,
+    lay_together,
+    lora_tensors,
+    row_norms,
+)
 from homing.lm.model.layers import Linear
 from homing.lm.model.nf4 import dequantize_path
-from homing.wire.run import Lora
-
-if TYPE_CHECKING:
-    from homing.lm.model.decoder import Decoder
+from homing.wire.run_json import Lora
 
 __all__ = [
     "TARGETS",
@@ -61,16 +67,14 @@ __all__ = [
     "freeze",
     "is_same",
     "lengths_held",
-    "load_adapter",
     "load_base",
-    "lora_tensors",
     "merge",
     "merged_sha256",
     "num_adapter_params",
     "storage_for",
 ]
 
-# What a person writes -> the module inside a block.
+# Name in the run file -> module inside a block.
 TARGETS = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -81,11 +85,10 @@ TARGETS = {
     "down": "mlp.down_proj",
 }
 _READ_THE_SAME = (("q", "k", "v"), ("gate", "up"))
-_PEFT_PREFIX = "base_model.model."
 
 
 def storage_for(method: str, precision: str) -> str:
-    """What the frozen weights are stored in: NF4 for qlora, else what is computed in, so that no product casts them."""
+    """Return the storage of frozen weights: NF4 for qlora, else the compute dtype, which needs no casts."""
     if method == "qlora":
         return "nf4"
     return "fp32" if precision == "fp32" else "bf16"
@@ -98,9 +101,12 @@ def storage_for(method: str, precision: str) -> str:
 def load_base(
     model: Decoder, tensors: Iterable[tuple[str, Tensor]], *, storage: str, device: torch.device | str
 ) -> str:
-    """Fills and freezes a Decoder made on the meta device, one tensor after the other; returns the sha256 of them all,
-    which does not depend on their order or on the files they came from."""
-    # Shapes and not the parameters: a frozen one must go when its stored form has come.
+    """Fill and freeze a Decoder made on the meta device, one tensor at a time; return the sha256 of all weights.
+
+    The hash does not depend on the order of the tensors or on the files they came from. Raises DataError naming the
+    tensors that do not fit.
+    """
+    # Keep shapes, not parameters: each parameter must be freed once its stored form exists.
     wanted = {name: tuple(model.cut_padding(name, p).shape) for name, p in model.named_parameters()}
     digests: dict[str, str] = {}
     problems: list[str] = []
@@ -108,7 +114,7 @@ def load_base(
         if name == "lm_head.weight" and model.lm_head is None:
             continue  # a tied head that was stored a second time
         if name not in wanted or name in digests:
-            problems.append(f"{name} is there twice." if name in digests else f"{name} is no weight of this model.")
+            problems.append(f"{name} appears twice." if name in digests else f"{name} is not a weight of this model.")
         elif tuple(tensor.shape) != wanted[name]:
             problems.append(f"{name} is {tuple(tensor.shape)} in the file and {wanted[name]} in the model.")
         else:
@@ -127,7 +133,7 @@ def load_base(
 
 
 def freeze(model: Decoder, storage: str, device: torch.device | None = None) -> str:
-    """A Decoder in memory, frozen where it is or on `device`; each matrix is stored anew and let go before the next."""
+    """Freeze a Decoder in memory, in place or on `device`; each matrix is converted and freed before the next."""
     left = dict(model.named_parameters())
     pairs = ((name, model.cut_padding(name, left.pop(name).detach())) for name in list(left))
     return load_base(model, pairs, storage=storage, device=device or model.device)
@@ -136,24 +142,29 @@ def freeze(model: Decoder, storage: str, device: torch.device | None = None) -> 
 def check_base(found_sha256: str, base_sha256: str) -> None:
     if found_sha256 != base_sha256:
         raise IntegrityError(
-            what="The adapter in the checkpoint was trained on other base weights.",
-            why=f"Their sha256 is {found_sha256[:16] or 'not given'}..., and that of the weights loaded now "
+            what="The adapter in the checkpoint was trained on different base weights.",
+            why=f"Their sha256 is {found_sha256[:16] or 'not given'}...; that of the weights loaded now "
             f"is {base_sha256[:16]}...",
-            fix="Put model.from back to the weights the run began with, or begin anew: homing train RUN --fresh",
+            fix="Set model.from to the original weights, or start over: homing train RUN --fresh",
         )
 
 
 def merged_sha256(base_sha256: str, settings: Lora, adapter: Mapping[str, Tensor]) -> str:
-    """What names a base that is other weights with an adapter put into them: what went in, and not the sums, whose last
-    bits are another machine's own."""
+    """Return a hash that identifies base weights with an adapter merged into them.
+
+    It covers the inputs of the merge rather than the result, which may differ in the last bits between machines.
+    """
     listed = [f"{name} {_tensor_sha256(adapter[name])}" for name in sorted(adapter)]
     how = replace(settings, dropout=0.0, targets=_expand(settings.targets))
     return hashlib.sha256("\n".join([base_sha256, repr(how), *listed]).encode()).hexdigest()
 
 
 def _store(model: Decoder, name: str, tensor: Tensor, storage: str, device: torch.device) -> None:
-    """Matrices of the blocks as `storage` says; embedding and head in 16 or 32 bits; norms and biases, which are small
-    and in every sum, in 32."""
+    """Store one tensor of the base.
+
+    Matrices of the blocks in `storage`; embedding and head in 16 or 32 bits; norms and biases, which are small and
+    affect everything, in 32.
+    """
     path, kind = name.rsplit(".", 1)
     owner = model.get_submodule(path)
     dtype = torch.bfloat16 if storage == "nf4" else STORAGES[storage]
@@ -178,7 +189,10 @@ def _replace(model: Decoder, path: str, layer: Linear) -> FrozenLinear:
 
 
 def _tensor_sha256(tensor: Tensor) -> str:
-    """Of type, shape and bytes, in pieces: a slice of a mapped file is never copied whole."""
+    """Return the sha256 of dtype, shape and bytes.
+
+    Reads in chunks, so that a memory-mapped tensor is never copied whole.
+    """
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     for start in range(0, len(flat), 2**26):
@@ -191,7 +205,7 @@ def _tensor_sha256(tensor: Tensor) -> str:
 
 @torch.no_grad()
 def add_lora(model: Decoder, settings: Lora, seed: int) -> None:
-    """Adapters on the chosen projections of every block of a frozen model."""
+    """Add adapters to the chosen projections of every block of a frozen model."""
     _check(model, settings)
     clock = DropoutClock(seed)
     for name, layer in _targets(model, settings.targets):
@@ -202,19 +216,23 @@ def add_lora(model: Decoder, settings: Lora, seed: int) -> None:
         adapter.dropout = settings.dropout
         adapter.lora_A.copy_(_drawn(name, settings.rank, num_in, seed))
         if settings.is_dora:
-            adapter.magnitude = nn.Parameter(row_norms(layer.weight, adapter))  # of W itself, as B is zero
+            # The norms of W itself, because B is zero.
+            adapter.magnitude = nn.Parameter(row_norms(layer.weight, adapter))
         layer.adapter = adapter
     model.lora, model.dropout_clock = settings, clock
 
 
 def is_same(one: Lora, other: Lora) -> bool:
-    """Whether an adapter of the one is an adapter of the other. Dropout is how it learns, not what it is."""
+    """Return whether an adapter with one of these settings fits the other.
+
+    Dropout only affects training, so it may differ.
+    """
     left, right = (replace(settings, dropout=0.0, targets=_expand(settings.targets)) for settings in (one, other))
     return left == right
 
 
 def adapters_now(model: Decoder) -> dict[str, Adapter | None]:
-    """Of each layer that has one, a copy as it is now; None where it adds nothing yet, as when it was just added."""
+    """Return a copy of each layer's current adapter, or None where it has no effect yet because B is zero."""
     return {
         name: copy.deepcopy(adapter).requires_grad_(False) if bool(adapter.lora_B.any()) else None
         for name, layer in _adapted_layers(model)
@@ -224,8 +242,10 @@ def adapters_now(model: Decoder) -> dict[str, Adapter | None]:
 
 @contextlib.contextmanager
 def adapters_as(model: Decoder, then: Mapping[str, Adapter | None]) -> Iterator[None]:
-    """The model with the adapters that `adapters_now` gave: with none of them it is the frozen weights alone. For
-    forwards without gradients; what learns is not touched."""
+    """Use the adapters that `adapters_now` returned (None: only the frozen weights) within this context.
+
+    For forward passes without gradients; the trained adapters are not modified.
+    """
     layers = _adapted_layers(model)
     live = [layer.adapter for _, layer in layers]
     try:
@@ -239,8 +259,10 @@ def adapters_as(model: Decoder, then: Mapping[str, Adapter | None]) -> Iterator[
 
 @contextlib.contextmanager
 def lengths_held(model: Decoder) -> Iterator[None]:
-    """While nothing learns, DoRA's lengths stay the same: computed once, and not in every forward. Always in the same
-    memory, where a captured step finds them again."""
+    """Cache DoRA's row norms while no weights change, instead of computing them in every forward.
+
+    They are always in the same memory, so that a captured CUDA graph finds them again.
+    """
     layers = [layer for _, layer in _adapted_layers(model)]
     held = [(layer, adapter) for layer in layers if (adapter := layer.adapter) and adapter.magnitude is not None]
     try:
@@ -253,44 +275,20 @@ def lengths_held(model: Decoder) -> Iterator[None]:
 
 
 def begin_step(model: Decoder, step: int, first_row: int = 0) -> None:
-    """`first_row`: which row of the step's batch the first forward begins with, where ranks share one."""
+    """Set the dropout seed of a step. `first_row`: the row of the batch at which this rank's first forward begins."""
     if model.dropout_clock is not None:
         model.dropout_clock.begin_step(step, first_row)
 
 
-def lora_tensors(model: Decoder) -> dict[str, Tensor]:
-    """Name in peft -> tensor, fp32, as adapter_model.safetensors holds them."""
-    return {_peft_name(name): p.detach() for name, p in model.named_parameters() if ".adapter." in name}
-
-
-@torch.no_grad()
-def load_adapter(model: Decoder, tensors: Mapping[str, Tensor]) -> None:
-    """The opposite of `lora_tensors`; every name and shape must fit, and each one that does not is named."""
-    live = lora_tensors(model)
-    problems = [f"{name} is missing." for name in live if name not in tensors]
-    problems += [f"{name} is not in this adapter." for name in tensors if name not in live]
-    for name in live.keys() & tensors.keys():
-        if live[name].shape != tensors[name].shape:
-            problems.append(f"{name} is {tuple(tensors[name].shape)}, not {tuple(live[name].shape)}.")
-    if problems:
-        raise DataError(
-            what="The adapter does not fit the model.",
-            why="\n".join(sorted(problems)[:12]),
-            fix="Use the rank and targets it was trained with: they stand in adapter_config.json beside it.",
-        )
-    for name, tensor in live.items():
-        tensor.copy_(tensors[name])
-
-
 def describe(model: Decoder) -> str:
-    """For the log: what learns, beside what, and where the base is in four bits, how it is read."""
+    """Describe for the log: the trained parameters, the storage of the base and, for NF4, how it is dequantized."""
     assert model.lora is not None, "a model without adapters"
     chosen = ", ".join(_expand(model.lora.targets))
     ways = [word for word, is_on in (("rsLoRA", model.lora.is_rslora), ("DoRA", model.lora.is_dora)) if is_on]
     how = f" with {' and '.join(ways)}" if ways else ""
-    read = f", dequantised by {dequantize_path(model.device)}" if model.base_storage == "nf4" else ""
-    learns = f"{num_adapter_params(model):,} parameters of rank {model.lora.rank}{how} learn beside {chosen}"
-    return f"{learns}; the weights stand still in {model.base_storage}{read}."
+    read = f", dequantized by {dequantize_path(model.device)}" if model.base_storage == "nf4" else ""
+    learns = f"Training {num_adapter_params(model):,} adapter parameters of rank {model.lora.rank}{how} on {chosen}"
+    return f"{learns}; the base weights are frozen in {model.base_storage}{read}."
 
 
 def num_adapter_params(model: Decoder) -> int:
@@ -298,8 +296,10 @@ def num_adapter_params(model: Decoder) -> int:
 
 
 def adapter_config(settings: Lora, base: str) -> dict[str, Any]:
-    """adapter_config.json: what peft needs to know, every other key at the value peft has by itself. `base` is a name
-    on the Hub or a folder."""
+    """Return adapter_config.json: our settings, and peft's defaults for all other keys.
+
+    `base` is a name on the Hub or a folder.
+    """
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -325,9 +325,11 @@ def adapter_config(settings: Lora, base: str) -> dict[str, Any]:
 
 @torch.no_grad()
 def merge(model: Decoder) -> None:
-    """W + scale B A (DoRA: at its magnitudes) in the place of each frozen weight: a plain Decoder in fp32, which
-    computes what the adapted one did. Where the base was in NF4 it is the base as NF4 had it; merge into the base
-    itself by loading it as fp32 or bf16."""
+    """Merge every adapter into its weight, W + scale B A (with DoRA's magnitudes), giving a plain fp32 Decoder.
+
+    It computes what the adapted model did. If the base was in NF4, the result contains the rounding of NF4; to merge
+    into the exact base, load it as fp32 or bf16.
+    """
     for path, layer in [(p, m) for p, m in model.named_modules() if isinstance(m, FrozenLinear)]:
         plain = Linear(layer.weight.shape[1], layer.weight.shape[0], has_bias=layer.bias is not None)
         plain.to(model.device)
@@ -356,9 +358,9 @@ def _check(model: Decoder, settings: Lora) -> None:
     assert model.lora is None, "the model has adapters already; merge them first"
     problems = []
     if model.shape.family != "stock":
-        problems.append(f"The {model.shape.family} family takes no adapters: no other program could open them.")
+        problems.append(f"The {model.shape.family} family does not support adapters: no other program could load them.")
     unknown = [target for target in settings.targets if target not in (*TARGETS, "all")]
-    problems += [f"lora.targets: {target!r} is none of {', '.join((*TARGETS, 'all'))}." for target in unknown]
+    problems += [f"lora.targets: {target!r} is not one of {', '.join((*TARGETS, 'all'))}." for target in unknown]
     if not settings.targets:
         problems.append("lora.targets is empty: nothing would be trained.")
     if settings.rank < 1:
@@ -369,9 +371,9 @@ def _check(model: Decoder, settings: Lora) -> None:
         problems.append(f"lora.dropout: {settings.dropout} must be at least 0 and under 1.")
     if problems:
         raise UsageError(
-            what="These adapters cannot be made.",
+            what="Invalid adapter settings.",
             why="\n".join(problems),
-            fix="Change these keys under lora: in the phase, or take method: full.",
+            fix="Change these keys under lora: in the phase, or use method: full.",
         )
 
 
@@ -399,13 +401,7 @@ def _frozen_layer(model: Decoder, number: int, target: str) -> FrozenLinear:
 
 
 def _drawn(name: str, rank: int, num_in: int, seed: int) -> Tensor:
-    """Uniform in +-1 / sqrt(inputs), which is what peft draws; from a generator of its own, as in `init`."""
+    """Draw A uniformly from +-1 / sqrt(inputs), as peft does, with its own generator as in `init`."""
     digest = hashlib.sha256(f"{seed}/{name}.lora_A".encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
     return torch.empty(rank, num_in, device="cpu").uniform_(-(num_in**-0.5), num_in**-0.5, generator=generator)
-
-
-def _peft_name(name: str) -> str:
-    path, kind = name.split(".adapter.")
-    ending = "lora_magnitude_vector" if kind == "magnitude" else f"{kind}.weight"
-    return f"{_PEFT_PREFIX}{path}.{ending}"

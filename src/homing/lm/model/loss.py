@@ -1,15 +1,15 @@
-"""Cross-entropy of the head, without ever holding the logits of all tokens.
+"""Cross-entropy of the output head, without ever holding the logits of all tokens.
 
-    h_ND, W_VD, targets_N  ->  in pieces of N: logits = h W^T -> loss, and already its gradients for h and W
+    h_ND, W_VD, targets_N  ->  for each chunk of N: logits = h W^T -> loss, and its gradients for h and W
 
-At a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and backward would want them twice. The gradient of
-such a sum needs nothing from above but one factor, so each piece computes its own gradients while its logits
-are alive. That is three matrix products, as many as the plain way, and one piece of memory. On CUDA one kernel turns a
-piece of logits, in the type of h, into their gradients in place; elsewhere, or without Triton, plain torch does it.
+With a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and backward would need them twice. The gradient
+of a sum needs only one factor from the backward pass, so each chunk computes its own gradients while its logits are in
+memory. That takes three matmuls, as many as the usual way, and the memory of one chunk. On CUDA one kernel turns a
+chunk of logits, in the dtype of h, into their gradients in place; elsewhere, or without Triton, plain torch does it.
 
-The op is opaque to torch.compile: traced, the pieces would be planned together, and all be alive at once.
+The op is opaque to torch.compile: if traced, the chunks would be scheduled together and all be in memory at once.
 
-Shapes: N tokens, n tokens of a piece, D width, V vocabulary, P vocabulary with padding rows.
+Shapes: N tokens, n tokens of a chunk, D width, V vocabulary, P vocabulary with padding rows.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from homing.lm.model import fused
-from homing.lm.model.opaque import opaque
+from homing.lm.model import fused_ops
+from homing.lm.model.opaque_ops import opaque
 
 __all__ = ["IGNORED", "PIECE_LOGITS", "cap", "mean_loss", "token_losses"]
 
-IGNORED = -100  # a target that is not to be learned
+IGNORED = -100  # target of a position excluded from the loss
 
-# Logits of one piece. 2^26 fp32 numbers are 256 MB; smaller batches are one piece.
-# On CUDA they are kept in bf16, and a larger piece fills the card better.
+# Logits per chunk. 2^26 fp32 numbers are 256 MB; smaller batches are one chunk. On CUDA they are kept in bf16, and a
+# larger chunk uses the GPU better.
 PIECE_LOGITS = 2**26
 PIECE_LOGITS_CUDA = 2**28
 
@@ -43,15 +43,17 @@ def mean_loss(
     weights_N: Tensor | None = None,
     num_targets: int | Tensor | None = None,
 ) -> Tensor:
-    """Nats over the targets that are not IGNORED, each times its weight, divided by their number or by `num_targets`,
-    the number in a whole of which these are a part (as a tensor: of fp32, on the device, at least 1). 0 where there are
-    none, so an empty row teaches nothing."""
+    """Return the mean loss in nats over the targets that are not IGNORED, each multiplied by its weight.
+
+    Divides by their number or by `num_targets`, that of the whole batch if this is a part of it (as a tensor: fp32, on
+    the device, at least 1). Returns 0 if there are none, so an empty row has no effect.
+    """
     if num_targets is None:
         count = (targets_N != IGNORED).sum().clamp(min=1).float()
     elif isinstance(num_targets, Tensor):
         count = num_targets
     else:
-        count = torch.full((), float(max(1, num_targets)), device=h_ND.device)  # a fill: the device is not waited for
+        count = torch.full((), float(max(1, num_targets)), device=h_ND.device)  # a fill does not wait for the device
     if torch.is_grad_enabled() and (h_ND.requires_grad or head_PD.requires_grad):
         return _PiecewiseLoss.apply(h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap)
     losses_N = token_losses(h_ND, head_PD, targets_N, vocab_size, softcap)
@@ -59,17 +61,20 @@ def mean_loss(
 
 
 def token_losses(h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, vocab_size: int, softcap: float = 0.0) -> Tensor:
-    """Nats of each target, 0 where IGNORED. For evaluation: backward through it would hold all logits."""
-    num_pieces = _num_pieces(h_ND, head_PD)
+    """Return the loss of each target in nats, 0 where IGNORED.
+
+    For evaluation: backward through it would hold all logits.
+    """
+    num_chunks = _num_chunks(h_ND, head_PD)
     losses = [
         F.cross_entropy(_logits(h_nD, head_PD, vocab_size, softcap), targets_n, ignore_index=IGNORED, reduction="none")
-        for h_nD, targets_n in zip(h_ND.chunk(num_pieces), targets_N.chunk(num_pieces), strict=True)
+        for h_nD, targets_n in zip(h_ND.chunk(num_chunks), targets_N.chunk(num_chunks), strict=True)
     ]
     return torch.cat(losses)
 
 
 def cap(logits: Tensor, softcap: float) -> Tensor:
-    """Logits held inside +-softcap; 0: as they are."""
+    """Soft-cap logits to +-softcap; 0: unchanged."""
     return softcap * torch.tanh(logits / softcap) if softcap else logits
 
 
@@ -85,7 +90,7 @@ class _PiecewiseLoss(torch.autograd.Function):
         vocab_size: int,
         softcap: float,
     ) -> Tensor:
-        # A head that stands still, under adapters, is spared a gradient of its own size and a third of the work.
+        # A frozen head, as under adapters, needs no gradient: this saves memory of its size and a third of the work.
         has_dhead = ctx.needs_input_grad[1]
         loss, dh_ND, dhead_PD = _loss_and_gradients(
             h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap, has_dhead
@@ -126,19 +131,19 @@ def _loss_and_gradients(
     softcap: float,
     has_dhead: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, and its gradients for h (in its type) and for the head (in fp32; empty where nobody asks for it)."""
+    """Return the loss and its gradients for h (in its dtype) and for the head (in fp32; empty if not needed)."""
     head = head_PD.to(h_ND.dtype)
-    num_pieces = _num_pieces(h_ND, head_PD)
+    num_chunks = _num_chunks(h_ND, head_PD)
     loss = torch.zeros((), device=h_ND.device)
-    # fp32 sum over the pieces: in bf16 a late piece would vanish against the sum of the early ones.
+    # Sum over the chunks in fp32: in bf16 a late chunk would vanish against the sum of the earlier ones.
     dhead_PD = torch.zeros(head_PD.shape if has_dhead else 0, device=h_ND.device, dtype=torch.float32)
     dh_ND = torch.empty_like(h_ND)
-    chunks = h_ND.chunk(num_pieces)
-    weights = [None] * len(chunks) if weights_N is None else weights_N.chunk(num_pieces)
-    pieces = zip(chunks, dh_ND.chunk(num_pieces), targets_N.chunk(num_pieces), weights, strict=True)
-    for h_nD, dh_nD, targets_n, weights_n in pieces:
+    chunks = h_ND.chunk(num_chunks)
+    weights = [None] * len(chunks) if weights_N is None else weights_N.chunk(num_chunks)
+    zipped = zip(chunks, dh_ND.chunk(num_chunks), targets_N.chunk(num_chunks), weights, strict=True)
+    for h_nD, dh_nD, targets_n, weights_n in zipped:
         logits_nP = F.linear(h_nD, head)
-        differentiate = _differentiate_by_kernel if h_ND.is_cuda and fused.HAS_TRITON else _differentiate
+        differentiate = _differentiate_by_kernel if h_ND.is_cuda and fused_ops.HAS_TRITON else _differentiate
         losses_n, dlogits_nP = differentiate(logits_nP, targets_n, count, vocab_size, softcap)
         if weights_n is not None:
             losses_n = losses_n * weights_n
@@ -153,12 +158,14 @@ def _loss_and_gradients(
 def _differentiate(
     logits_nP: Tensor, targets_n: Tensor, count: Tensor, vocab_size: int, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each token, and d mean loss / d logits = (softmax - one hot) / count, with nothing for ignored
-    targets and padding rows."""
+    """Return the loss of each token, and d mean loss / d logits = (softmax - one hot) / count.
+
+    The gradient is zero for ignored targets and padding rows.
+    """
     capped_nV = cap(logits_nP[:, :vocab_size].float(), softcap)
     is_kept_n1 = (targets_n != IGNORED).unsqueeze(1)
     safe_n1 = targets_n.clamp(min=0).unsqueeze(1)
-    # In place from here on: on a CPU every pass over so many numbers counts.
+    # In place from here on: on a CPU every pass over this much memory counts.
     dlogits_nV = torch.log_softmax(capped_nV, dim=1)
     losses_n1 = -dlogits_nV.gather(1, safe_n1) * is_kept_n1
     dlogits_nV.exp_().scatter_add_(1, safe_n1, -torch.ones_like(losses_n1))
@@ -173,14 +180,14 @@ def _differentiate(
 def _differentiate_by_kernel(
     logits_nP: Tensor, targets_n: Tensor, count: Tensor, vocab_size: int, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    from homing.lm.model.kernels import cross_entropy  # Triton is there only where CUDA is
+    from homing.lm.model.kernels import cross_entropy  # Triton is installed only with CUDA
 
     losses_n = cross_entropy.differentiate_(logits_nP, targets_n.contiguous(), count, vocab_size, softcap)
     return losses_n, logits_nP
 
 
 def _add_product(sum_PD: Tensor, left_Pn: Tensor, right_nD: Tensor) -> None:
-    """sum += left @ right in fp32, also where the factors are bf16: CUDA's products can write wider than they read."""
+    """Compute sum += left @ right in fp32 even for bf16 factors: CUDA matmuls can write wider types than they read."""
     if sum_PD.is_cuda and left_Pn.dtype != torch.float32:
         torch.addmm(sum_PD, left_Pn, right_nD, out_dtype=torch.float32, out=sum_PD)
     elif left_Pn.dtype == torch.float32:
@@ -193,7 +200,7 @@ def _logits(h_nD: Tensor, head_PD: Tensor, vocab_size: int, softcap: float) -> T
     return cap(F.linear(h_nD, head_PD.to(h_nD.dtype))[:, :vocab_size].float(), softcap)
 
 
-def _num_pieces(h_ND: Tensor, head_PD: Tensor) -> int:
-    """As few as keep a piece under its bound; at least one, and never more than there are tokens."""
-    most = PIECE_LOGITS_CUDA if h_ND.is_cuda and fused.HAS_TRITON else PIECE_LOGITS
+def _num_chunks(h_ND: Tensor, head_PD: Tensor) -> int:
+    """Return the smallest number of chunks within the size limit; at least one, and at most one per token."""
+    most = PIECE_LOGITS_CUDA if h_ND.is_cuda and fused_ops.HAS_TRITON else PIECE_LOGITS
     return max(1, min(h_ND.shape[0], -(-h_ND.shape[0] * head_PD.shape[0] // most)))

@@ -1,14 +1,14 @@
-"""NF4: a matrix in four bits a weight, with the numbers that bitsandbytes has (QLoRA, arXiv:2305.14314).
+"""NF4: a matrix in four bits per weight, compatible with bitsandbytes (QLoRA, arXiv:2305.14314).
 
     64 weights -> their largest magnitude, and each as the nearest of 16 quantiles of a normal distribution
-    256 of those magnitudes, less the mean of all -> their own largest magnitude, and each as one of 256 steps
-    together 4 + 8/64 + 32/(64 * 256) = 4.127 bits a weight
+    256 of those magnitudes, minus the mean of all -> their own largest magnitude, and each as one of 256 levels
+    together 4 + 8/64 + 32/(64 * 256) = 4.127 bits per weight
 
-`quantize` is plain torch on any device and runs once, matrix by matrix, so that a model in bf16 is never whole in
-memory. `dequantize` runs in every product; on CUDA it is one Triton kernel, elsewhere plain torch with the same values.
+`quantize` is plain torch on any device and runs once, matrix by matrix, so that a bf16 model is never in memory as a
+whole. `dequantize` runs in every matmul; on CUDA it is one Triton kernel, elsewhere plain torch with the same values.
 `dequantize_path` says which, for the log.
 
-Shapes: n weights, b = n / 64 blocks, s = b / 256 blocks of blocks, both rounded up.
+Shapes: n weights, b = n / 64 blocks, s = b / 256 super-blocks, both rounded up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from homing.errors import DataError
-from homing.lm.model.fused import HAS_TRITON
+from homing.lm.model.fused_ops import HAS_TRITON
 
 __all__ = ["BLOCK", "NF4_CODE", "SUPER_BLOCK", "Nf4", "dequantize", "dequantize_path", "dynamic_map", "quantize"]
 
@@ -33,12 +33,12 @@ NF4_CODE = (
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-_LEAST = 1e-38  # a block of zeros is divided by this, and stays zeros
+_LEAST = 1e-38  # a block of zeros is divided by this and stays zero
 
 
 class Nf4(NamedTuple):
-    packed: Tensor  # uint8 (n / 2): two weights a byte, the first in the upper half
-    scales: Tensor  # uint8 (b): magnitude of each block, as a step of the dynamic map
+    packed: Tensor  # uint8 (n / 2): two weights per byte, the first in the upper half
+    scales: Tensor  # uint8 (b): magnitude of each block, as an index into the dynamic map
     super_scales: Tensor  # fp32 (s)
     offset: Tensor  # fp32 (): the mean magnitude
 
@@ -49,15 +49,18 @@ class Nf4(NamedTuple):
 
 @torch.no_grad()
 def quantize(weight: Tensor) -> Nf4:
-    """Of any float type, read as fp32. A weight that is no number would poison its whole block, and is refused."""
+    """Quantize a matrix of any float type.
+
+    Raises DataError for NaN or infinity, which would corrupt its whole block.
+    """
     flat_n = weight.reshape(-1).float()
     assert len(flat_n) % 2 == 0, f"two weights share a byte, and there are {len(flat_n)}"
     scaled_n, magnitudes_b = _scale(flat_n, BLOCK)
     if not torch.isfinite(magnitudes_b).all():
         raise DataError(
-            what="Weights that are infinite or no number cannot be quantised.",
-            why=f"A matrix of {tuple(weight.shape)} holds such values.",
-            fix="Use other weights, or method: lora, which keeps them as they are.",
+            what="Weights with NaN or infinite values cannot be quantized.",
+            why=f"A matrix of shape {tuple(weight.shape)} has such values.",
+            fix="Use other weights, or method: lora, which does not quantize.",
         )
     indices_n = torch.bucketize(scaled_n, _midpoints(code(flat_n.device)), out_int32=True).to(torch.uint8)
     packed = (indices_n[::2] << 4) | indices_n[1::2]
@@ -68,7 +71,7 @@ def quantize(weight: Tensor) -> Nf4:
 
 def dequantize(parts: Nf4, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if parts.packed.is_cuda and HAS_TRITON:
-        from homing.lm.model.kernels import nf4 as kernel  # Triton is there only where CUDA is
+        from homing.lm.model.kernels import nf4 as kernel  # Triton is installed only with CUDA
 
         step, table = dynamic_map(is_signed=True, device=parts.packed.device), code(parts.packed.device)
         held = Nf4(*(part.contiguous() for part in parts))
@@ -81,15 +84,16 @@ def dequantize(parts: Nf4, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor
 
 def dequantize_path(device: torch.device) -> str:
     if device.type == "cuda":
-        return "a Triton kernel" if HAS_TRITON else "plain torch, as Triton is not installed: slower"
+        return "a Triton kernel" if HAS_TRITON else "plain torch (slower; Triton is not installed)"
     return "plain torch"
 
 
-# -- eight bits in blocks, for the magnitudes here and for the states of AdamW -----------------------------------------
+# -- 8-bit block-wise quantization, for the magnitudes here and for AdamW's moments
+# -------------------------------------
 
 
 def quantize_blocks(flat_n: Tensor, block: int, *, is_signed: bool) -> tuple[Tensor, Tensor]:
-    """fp32 -> uint8 of the same length, and the largest magnitude of each block."""
+    """Quantize fp32 to uint8 of the same length, and return it with the largest magnitude of each block."""
     scaled_n, magnitudes_b = _scale(flat_n, block)
     table = dynamic_map(is_signed=is_signed, device=flat_n.device)
     return torch.bucketize(scaled_n, _midpoints(table), out_int32=True).to(torch.uint8), magnitudes_b
@@ -102,13 +106,17 @@ def dequantize_blocks(indices_n: Tensor, magnitudes_b: Tensor, block: int, *, is
 
 @functools.cache
 def dynamic_map(*, is_signed: bool, device: torch.device) -> Tensor:
-    """256 steps from -1 (or 0) to 1, finer towards zero: seven decades, each with twice the steps of the one below it
-    ("8-Bit Approximations for Parallelism in Deep Learning", arXiv:1511.04561), with 0 and 1 themselves."""
+    """Return the 256 quantization levels from -1 (or 0) to 1, finer towards zero.
+
+    Seven decades, each with twice the levels of the one below ("8-Bit Approximations for Parallelism in Deep Learning",
+    arXiv:1511.04561). 0 and 1 are included exactly.
+    """
     steps = [0.0, 1.0]
     for decade in range(7):
         num = 2**decade if is_signed else 2 ** (decade + 1)
         edges = torch.linspace(0.1, 1.0, num + 1, dtype=torch.float32, device="cpu")
-        middles = (10.0 ** (decade - 6) * ((edges[:-1] + edges[1:]) / 2.0)).tolist()  # in fp32: the digits are theirs
+        # In fp32, to match bitsandbytes digit by digit.
+        middles = (10.0 ** (decade - 6) * ((edges[:-1] + edges[1:]) / 2.0)).tolist()
         steps += [*middles, *(-middle for middle in middles)] if is_signed else middles
     return torch.tensor(sorted(steps), dtype=torch.float32, device="cpu").to(device)
 
@@ -123,11 +131,11 @@ def _midpoints(table: Tensor) -> Tensor:
 
 
 def _scale(flat_n: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Every number over the largest magnitude of its block, and those magnitudes; the last block may be shorter."""
+    """Divide every number by the largest magnitude of its block; return both. The last block may be shorter."""
     padding = -len(flat_n) % block
     blocks = torch.nn.functional.pad(flat_n, (0, padding)).view(-1, block)
     magnitudes_b = blocks.abs().amax(dim=1)
-    # Times the inverse, not divided by it: the rounding is bitsandbytes', and so are the values on an edge.
+    # Multiply by the inverse instead of dividing: this rounds like bitsandbytes, also at the edges between levels.
     inverse = 1.0 / magnitudes_b.clamp(min=_LEAST)
     return (blocks * inverse.unsqueeze(1)).clamp(-1.0, 1.0).view(-1)[: len(flat_n)], magnitudes_b
 

@@ -1,12 +1,13 @@
-"""torch's scaled dot-product attention, for grouped heads too, without ever falling to the quadratic plain one on CUDA.
+"""torch's scaled dot-product attention with grouped heads, avoiding the quadratic `math` kernel on CUDA.
 
     kernel      grouped heads   a mask   fp32
     cudnn       yes             no       no
     flash       yes             no       no
     efficient   no              yes      yes
 
-Where the kernel that is left takes no grouped heads, each KV head is repeated for its query heads: as many keys and
-values as queries, which is little beside the scores of all pairs of positions that the plain way (`math`) holds.
+If the only applicable kernel does not support grouped heads, each KV head is repeated for its query heads. That makes
+keys and values as large as the queries, which is little compared to the scores of all pairs of positions that `math`
+holds.
 
 Shapes: B rows, H query heads, G KV heads, T new positions, S positions seen, K head size.
 """
@@ -19,7 +20,7 @@ from torch import Tensor
 
 __all__ = ["chosen", "expand_heads", "sdpa", "set_chosen"]
 
-_chosen = "auto"  # by `backends.use_attention`, for this process
+_chosen = "auto"  # set by `backends.use_attention`, for this process
 
 
 def chosen() -> str:
@@ -35,7 +36,7 @@ def sdpa(
     q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, *, mask: Tensor | None = None, is_causal: bool = False,
     has_cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    """`has_cudnn`: False where the caller has switched cuDNN off."""
+    """Scaled dot-product attention. `has_cudnn`: False if the caller has disabled cuDNN."""
     is_grouped = q_BHTK.shape[1] != k_BGSK.shape[1]
     if is_grouped and q_BHTK.is_cuda and not _takes_groups(q_BHTK, mask, has_cudnn):
         k_BGSK, v_BGSK = expand_heads(k_BGSK, q_BHTK.shape[1]), expand_heads(v_BGSK, q_BHTK.shape[1])
@@ -46,13 +47,13 @@ def sdpa(
 
 
 def expand_heads(x_BGSK: Tensor, num_heads: int) -> Tensor:
-    """Each KV head once for each of its query heads, side by side."""
+    """Repeat each KV head once for each of its query heads."""
     B, G, S, K = x_BGSK.shape
     return x_BGSK.unsqueeze(2).expand(B, G, num_heads // G, S, K).flatten(1, 2)
 
 
 def _takes_groups(q_BHTK: Tensor, mask: Tensor | None, has_cudnn: bool) -> bool:
-    if _chosen == "math" or q_BHTK.shape[2] == 1:  # asked for by name; one position is not quadratic
+    if _chosen == "math" or q_BHTK.shape[2] == 1:  # math was chosen explicitly; a single position is not quadratic
         return True
     if mask is not None or q_BHTK.dtype == torch.float32:
         return False

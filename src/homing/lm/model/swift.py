@@ -1,11 +1,11 @@
-"""The `swift` family: the most quality per dollar in short runs. It opens in homing; `stock` opens anywhere.
+"""The `swift` family: the best quality per dollar in short runs. Only homing can load it; `stock` loads anywhere.
 
-    ids -> embedding -> norm -> + some of the token before ("smear") = x0
+    ids -> embedding -> norm -> + a part of the previous token ("smear") = x0
         -> [ a x + b x0 -> x + attention(norm x) -> x + relu(up(norm x))^2 down ] per layer, a and b learned
-        -> - some of the middle layer's x ("backout") -> norm -> head, its logits held inside +-15
+        -> - a part of the middle layer's x ("backout") -> norm -> head, with logits soft-capped to +-15
 
-Against `stock`: norms have no weights; queries and keys are normed and sharpened; every second layer adds to its values
-a vector learned per token of the vocabulary ("value embedding"), through a gate. The ideas are those of modded-nanogpt
+Differences to `stock`: norms have no weights; queries and keys are normalized and scaled up; every second layer adds to
+its values a vector learned per vocabulary token ("value embedding"), through a gate. The ideas are from modded-nanogpt
 and nanochat.
 
 Shapes: B batch, T positions, D width, H query heads, G KV heads, K head size, L layers, V vocabulary.
@@ -20,19 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from homing.lm.model.attend import KVCache, attend
-from homing.lm.model.fused import has_kernels, turn
+from homing.lm.model.activation_checkpointing import recomputed
+from homing.lm.model.attention import KVCache, attend
+from homing.lm.model.fused_ops import has_kernels, rotate
 from homing.lm.model.layers import Embedding, Linear, Rope, joined, look_up
-from homing.lm.model.recompute import recomputed
-from homing.lm.model.segments import Isolation
-from homing.lm.model.shape import SMEAR_GATE_CHANNELS, VALUE_GATE_CHANNELS, has_value_embedding, padded_vocab
-from homing.wire.run import Model
+from homing.lm.model.model_shape import SMEAR_GATE_CHANNELS, VALUE_GATE_CHANNELS, has_value_embedding, padded_vocab
+from homing.lm.model.packed_rows import Isolation
+from homing.wire.run_json import Model
 
 __all__ = ["SHARPNESS", "SOFTCAP", "SwiftStack"]
 
 SOFTCAP = 15.0
-SHARPNESS = 1.2  # of queries and of keys after their norm
-MOST_VALUE = 3.0  # the gate's range is 0 to this
+SHARPNESS = 1.2  # scale of queries and keys after their norm
+MOST_VALUE = 3.0  # the gate ranges from 0 to this
 
 
 class SwiftAttention(nn.Module):
@@ -66,7 +66,7 @@ class SwiftAttention(nn.Module):
 
     def _heads(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if has_kernels(x_BTD, self.head_size):
-            return turn(
+            return rotate(
                 joined(x_BTD, self.q_proj, self.k_proj, self.v_proj), cos, sin, None, num_heads=self.num_heads,
                 num_kv_heads=self.num_kv_heads, has_norm=True, scale=SHARPNESS, eps=self.eps,
             )  # fmt: skip
@@ -74,7 +74,7 @@ class SwiftAttention(nn.Module):
         heads = (B, T, -1, self.head_size)
         q, k, v = (proj(x_BTD).view(heads).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = (F.rms_norm(part, (self.head_size,), eps=self.eps) * SHARPNESS for part in (q, k))
-        return Rope.turn(q, cos, sin), Rope.turn(k, cos, sin), v
+        return Rope.rotate(q, cos, sin), Rope.rotate(k, cos, sin), v
 
 
 class ReluSquared(nn.Module):
@@ -103,7 +103,7 @@ class SwiftBlock(nn.Module):
         return x_BTD + self.mlp(_norm(x_BTD, self.eps))
 
     def value_table(self) -> Tensor | None:
-        """(V, G K), or None in a layer without value embedding."""
+        """Return the (V, G K) value embedding, or None in a layer without one."""
         return self.self_attn.value_embed.weight if self.self_attn.has_values else None
 
 
@@ -121,7 +121,8 @@ class SwiftStack(nn.Module):
         self.backout_scale = nn.Parameter(torch.empty(1))
         self.layers = nn.ModuleList(SwiftBlock(shape, layer) for layer in range(shape.num_layers))
         self.rope = Rope(shape.head_size, shape.context, shape.rope_base)
-        self.compiled: dict[str, Callable[..., Tensor]] = {}  # by part, in training only; see Decoder.compile_blocks
+        # Per function, in training only; see Decoder.compile_blocks.
+        self.compiled: dict[str, Callable[..., Tensor]] = {}
         self.recompute_every = 0  # blocks; in training only; see Decoder.set_recompute
 
     def forward(
@@ -149,7 +150,7 @@ class SwiftStack(nn.Module):
         return [block for block in self.layers if isinstance(block, SwiftBlock)]
 
     def begin(self, x_BTD: Tensor, cache: KVCache | None, is_start_BT: Tensor | None = None) -> Tensor:
-        """The normed embedding, with some of the token before, if there is one in its segment."""
+        """Return the normalized embedding plus a part of the previous token's, if there is one in the same segment."""
         x_BTD = _norm(x_BTD, self.shape.norm_eps)
         before = cache.embedded_B1D if cache is not None else None
         if before is None:

@@ -1,7 +1,7 @@
-"""What differs between phases: which rows they learn from and how they are judged. One file each.
+"""What differs between phases: the rows they learn from and how they are evaluated. One file each.
 
 PHASES    kind of data -> the class, imported on first use
-METHODS   which weights learn: all of them, or adapters beside frozen ones
+METHODS   which weights are trained: all of them, or adapters on top of frozen ones
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from homing.errors import DataError, UsageError
+from homing.lm.data.shards.read_shards import file_sha256
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.model import Decoder
-from homing.lm.shards.read import file_sha256
-from homing.lm.train.batch import Batches
-from homing.wire import names
-from homing.wire.run import Phase, PhaseData, Run
+from homing.lm.train.compute.batch import Batches
+from homing.wire import file_names
+from homing.wire.run_json import Phase, PhaseData, Run
 
 __all__ = ["METHODS", "PHASES", "PhaseWork", "Remembers", "check_phases", "open_phase"]
 
@@ -33,15 +33,18 @@ METHODS = ("full", "lora", "qlora")
 
 
 class PhaseWork(Protocol):
-    """One phase with its data open. The loop asks nothing else of it."""
+    """One phase with its data open, as the training loop uses it."""
 
-    rows_per_step: int  # of `context` tokens, on all ranks together
-    can_evaluate: bool  # there is something held out
+    rows_per_step: int  # rows of `context` tokens, over all ranks
+    can_evaluate: bool  # whether there is held-out data
 
     def open_batches(
         self, model: Decoder, *, first_row: int, device: torch.device, rank: int = 0, num_ranks: int = 1
     ) -> Batches:
-        """From `first_row` on, which is all that there is to know of the data's state; a rank's part of each step."""
+        """Return this rank's part of each step's batch, from `first_row` on.
+
+        That number is the whole state of the data.
+        """
         ...
 
     def evaluate(self, model: Decoder, tell: Callable[[int, int], None]) -> Evaluation: ...
@@ -49,21 +52,21 @@ class PhaseWork(Protocol):
 
 @runtime_checkable
 class Remembers(Protocol):
-    """A phase whose state is more than the rows consumed."""
+    """A phase with more state than the number of rows consumed."""
 
     def keep_start(self, model: Decoder) -> None:
-        """Called with the weights that the phase begins with, also when it is then resumed from later ones."""
+        """Record the phase's initial weights. Also called before resuming from later ones."""
         ...
 
-    def papers(self) -> dict[str, bytes]:
-        """What a checkpoint made now needs beside weights and optimizer, by the name of its file."""
+    def metadata_files(self) -> dict[str, bytes]:
+        """Return the extra files that a checkpoint saved now needs, by file name."""
         ...
 
-    def load_papers(self, folder: Path) -> None: ...
+    def load_metadata_files(self, folder: Path) -> None: ...
 
 
 def open_phase(run: Run, phase: Phase, *, data_dir: Path, run_dir: Path) -> PhaseWork:
-    """`data_dir` is the run's own; a phase may have its data elsewhere."""
+    """Open a phase's data. `data_dir` is that of the run; a phase may have its own elsewhere."""
     check_phases([phase])
     reads = "rl" if phase.kind == "rl" else phase.data.kind if phase.data else "text"
     module, name = PHASES[reads].split(":")
@@ -74,42 +77,42 @@ def open_phase(run: Run, phase: Phase, *, data_dir: Path, run_dir: Path) -> Phas
 
 def _own_folder(data: PhaseData, run_dir: Path) -> Path:
     folder = (run_dir / data.dir).resolve()
-    path = folder / names.MANIFEST
+    path = folder / file_names.MANIFEST
     found = file_sha256(path) if path.is_file() else "not there"
     if found != data.manifest_sha256:
         raise DataError(
-            what=f"The data in {folder} is not what the run was resolved with.",
-            why=f"{names.MANIFEST}: {found}, run.json says {data.manifest_sha256 or 'that nothing is prepared'}.",
-            fix="homing prep RUN, and resolve the run again: homing train RUN --fresh",
+            what=f"The data in {folder} has changed since the run was resolved.",
+            why=f"{file_names.MANIFEST}: {found}; run.json says {data.manifest_sha256 or 'that nothing is prepared'}.",
+            fix="Run homing prep RUN, then start again: homing train RUN --fresh",
         )
     return folder
 
 
 def check_phases(phases: list[Phase]) -> None:
-    """Refuses a chain before its first phase has cost anything, naming every phase that cannot run."""
+    """Raise UsageError before the first phase has cost anything, naming every phase that cannot run."""
     problems = [problem for phase in phases for problem in _problems(phase)]
     if problems or not phases:
         raise UsageError(
-            what="This trainer cannot run these phases." if problems else "The run has no phases.",
+            what="This version of homing cannot run these phases." if problems else "The run has no phases.",
             why="\n".join(problems),
             fix="Change phases: in the run file.",
         )
     kinds = [phase.kind for phase in phases]
     if len(set(kinds)) != len(kinds):
         raise UsageError(
-            what="Two phases of one kind would share the folder of their checkpoints.",
-            why=f"phases are {', '.join(kinds)}.",
-            fix="Make them one phase, or put the second into a run of its own, with init_from: this one's model.",
+            what="Two phases of the same kind would share a checkpoint folder.",
+            why=f"The phases are {', '.join(kinds)}.",
+            fix="Merge them into one phase, or move the second to its own run, with init_from: the model of this one.",
         )
 
 
 def _problems(phase: Phase) -> list[str]:
     name = f"{phase.kind}/{phase.method}"
     if phase.kind not in KINDS or phase.method not in METHODS:
-        return [f"{name} is not known: there are {', '.join(KINDS)}, by {', '.join(METHODS)}."]
+        return [f"{name} is unknown; kinds: {', '.join(KINDS)}; methods: {', '.join(METHODS)}."]
     lacking = [
         *(["conversations"] if phase.kind == "sft" and (phase.data is None or phase.data.kind != "chat") else []),
         *(["settings for its adapters"] if phase.method != "full" and phase.lora is None else []),
         *(["tasks"] if phase.kind == "rl" and phase.rl is None else []),
     ]
-    return [f"{name} lacks {' and '.join(lacking)}."] if lacking else []
+    return [f"{name} has no {' and no '.join(lacking)}."] if lacking else []

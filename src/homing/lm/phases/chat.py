@@ -1,6 +1,6 @@
-"""Conversations: what the assistant says is learned, and nothing of what it answers to; none sees another.
+"""Training on conversations: only the assistant's tokens are targets, and packed conversations do not see each other.
 
-Judged by the loss on held-out conversations, over the assistant's tokens alone.
+Evaluated by the loss on held-out conversations, over the assistant's tokens alone.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from homing.errors import DataError, UsageError
+from homing.lm.data.shards.pack_chats import IGNORED, PackedConversations, mixture_of, open_conversations
+from homing.lm.data.shards.pack_text import check_ids
+from homing.lm.data.shards.read_shards import read_manifest
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.model import Decoder
-from homing.lm.shards.conversations import IGNORED, PackedConversations, mixture_of, open_conversations
-from homing.lm.shards.pack import check_ids
-from homing.lm.shards.read import read_manifest
-from homing.lm.train.batch import Batch
-from homing.lm.train.feed import Feed
-from homing.wire.data import DataManifest
-from homing.wire.run import Phase, Run
+from homing.lm.train.compute.batch import Batch
+from homing.lm.train.compute.prefetch import Feed
+from homing.wire.run_json import Phase, Run
+from homing.wire.shard_manifest import DataManifest
 
 __all__ = ["Chat"]
 
 _EVAL_TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192, "cpu": 4096}
 _TELL_EVERY_S = 20.0
-# Rows are packed longest first, and where not all are read a part must be fair: so they too come in an order drawn, the
-# same one every time.
+# Rows are packed longest first, so evaluating only the first ones would be biased: val rows are shuffled too, always in
+# the same order.
 _VAL_SEED = 0
 
 
@@ -40,23 +40,23 @@ class Chat:
         if phase.batch_tokens % self._context or phase.batch_tokens <= 0:
             raise UsageError(
                 what=f"A batch of {phase.batch_tokens:,} tokens is not whole rows of {self._context:,}.",
-                why="A step takes whole rows of conversations.",
+                why="A step trains on whole rows of conversations.",
                 fix=f"Set batch_tokens to a multiple of {self._context}.",
             )
         self.rows_per_step = phase.batch_tokens // self._context
         manifest = read_manifest(data_dir)
         if run.data.tokenizer_sha256 and manifest.tokenizer_sha256 != run.data.tokenizer_sha256:
             raise DataError(
-                what=f"The conversations in {data_dir} were written with another tokenizer.",
-                why=f"sha256 {manifest.tokenizer_sha256[:12]}..., and the run has {run.data.tokenizer_sha256[:12]}...",
-                fix="homing prep RUN makes them anew.",
+                what=f"The conversations in {data_dir} were encoded with another tokenizer.",
+                why=f"sha256 {manifest.tokenizer_sha256[:12]}...; the run uses {run.data.tokenizer_sha256[:12]}...",
+                fix="Prepare them again: homing prep RUN",
             )
         self._rows = self._packed(data_dir, manifest, "train", seed=run.seed)
         if not self._rows.num_rows():
             raise DataError(
-                what=f"There are no conversations to learn from in {data_dir}.",
-                why="None of them was fit, or all of them are held out.",
-                fix="homing data check   says what is wrong with each line.",
+                what=f"No conversations to train on in {data_dir}.",
+                why="None of them is usable, or all of them are held out.",
+                fix="See what is wrong with each line: homing data check",
             )
         held_out = manifest.splits.get("val")
         self.can_evaluate = held_out is not None and held_out.num_documents > 0
@@ -78,23 +78,24 @@ class Chat:
         assert self._val is not None, "evaluated without held-out conversations; ask can_evaluate first"
         num_rows = min(self._val.num_rows(), self._most_val_rows)
         at_a_time = max(1, _EVAL_TOKENS_AT_A_TIME[model.device.type] // self._context)
-        nats, count, told = 0.0, 0, time.monotonic()
+        nats, count, reported_at = 0.0, 0, time.monotonic()
         for first in range(0, num_rows, at_a_time):
             host = np.empty((3, min(at_a_time, num_rows - first), self._context), dtype=np.int32)
             count += _read(self._val, first, host, self._vocab_size, "val")
             ids_BT, targets_BT, segments_BT = torch.from_numpy(host).to(model.device).unbind()
             losses_BT = model.token_losses(ids_BT.long(), targets_BT.long(), segments=segments_BT)
             nats += float(losses_BT.double().sum())
-            if time.monotonic() - told > _TELL_EVERY_S:
+            if time.monotonic() - reported_at > _TELL_EVERY_S:
                 tell(first + len(host[0]), num_rows)
-                told = time.monotonic()
-        # Of all rows the order does not count, and so such a loss may be compared with one of before they were drawn.
+                reported_at = time.monotonic()
+        # If all rows are read, their order does not matter, so such a loss can be compared with any other over all
+        # rows.
         exam = f"{num_rows} rows drawn" if num_rows < self._val.num_rows() else ""
         return Evaluation(loss=nats / max(1, count), bits_per_byte=None, num_tokens=count, exam=exam)
 
 
 class _ChatRows:
-    """Of one rank. Each reads the whole step: how many targets it has can only be counted."""
+    """The rows of one rank. Each rank reads the whole step, because the number of targets can only be counted."""
 
     name = "the conversations"
 
@@ -122,8 +123,10 @@ class _ChatRows:
 def _read(
     rows: PackedConversations, first_row: int, ids_targets_segments: NDArray[np.int32], vocab_size: int, split: str
 ) -> int:
-    """Fills consecutive rows; returns how many targets are learned from. Both are looked at: the last token of a
-    conversation is a target alone."""
+    """Fill consecutive rows; return the number of unmasked targets.
+
+    Both ids and targets are range-checked: the last token of a conversation occurs only as a target.
+    """
     ids, targets, segments = ids_targets_segments
     num_targets = rows.read_into(first_row, ids, targets, segments)
     check_ids(ids, vocab_size, split)

@@ -1,6 +1,6 @@
-"""Pretraining: every token of the train split is a target; judged by bits per byte on val.
+"""Pretraining: every token of the train split is a target; evaluated by bits per byte on val.
 
-Documents follow each other in a row without a mask between them; <|endoftext|> before each tells them apart.
+Documents follow each other in a row without an attention mask between them; each begins with <|endoftext|>.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from pathlib import Path
 import torch
 
 from homing.errors import DataError, UsageError
+from homing.lm.data.shards.pack_text import PackedStream
+from homing.lm.data.shards.read_shards import TokenSplit, open_split, read_manifest
 from homing.lm.evals.bits_per_byte import Evaluation, evaluate
 from homing.lm.model import Decoder
 from homing.lm.phases.text_rows import TextRows
-from homing.lm.shards.pack import PackedStream
-from homing.lm.shards.read import TokenSplit, open_split, read_manifest
 from homing.lm.tokenizer import load_tokenizer
-from homing.lm.train.feed import Feed
-from homing.wire import names
-from homing.wire.run import Phase, Run
+from homing.lm.train.compute.prefetch import Feed
+from homing.wire import file_names
+from homing.wire.run_json import Phase, Run
 
 __all__ = ["Pretrain"]
 
-# Evaluation holds no gradients, so it can take more rows at a time than training; this many targets keep a GPU busy.
+# Evaluation holds no gradients, so it can take more rows at a time than training; this many tokens keep a GPU busy.
 _EVAL_TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384, "cpu": 4096}
 
 
@@ -33,7 +33,7 @@ class Pretrain:
         if phase.batch_tokens % context or phase.batch_tokens <= 0:
             raise UsageError(
                 what=f"A batch of {phase.batch_tokens:,} tokens is not whole rows of {context:,}.",
-                why="A step takes whole rows, so that no token is lost or seen twice.",
+                why="A step trains on whole rows, so that no token is lost or repeated.",
                 fix=f"Set batch_tokens to a multiple of {context}, such as "
                 f"{max(1, round(phase.batch_tokens / context)) * context}.",
             )
@@ -44,15 +44,15 @@ class Pretrain:
         if run.data.tokenizer_sha256 and manifest.tokenizer_sha256 != run.data.tokenizer_sha256:
             raise DataError(
                 what=f"The text in {data_dir} was encoded with another tokenizer.",
-                why=f"sha256 {manifest.tokenizer_sha256[:12]}..., and the run has {run.data.tokenizer_sha256[:12]}...",
-                fix="homing prep RUN makes it anew.",
+                why=f"sha256 {manifest.tokenizer_sha256[:12]}...; the run uses {run.data.tokenizer_sha256[:12]}...",
+                fix="Prepare it again: homing prep RUN",
             )
         self._stream = PackedStream(open_split(data_dir, manifest, "train"), seed=run.seed)
         held_out = manifest.splits.get("val")
-        # One token has no token before it to be predicted from.
+        # A single token has no predecessor to be predicted from.
         self.can_evaluate = held_out is not None and held_out.num_tokens > 1
         self._val: TokenSplit | None = open_split(data_dir, manifest, "val") if self.can_evaluate else None
-        self._token_bytes = load_tokenizer(data_dir / names.TOKENIZER).token_bytes()
+        self._token_bytes = load_tokenizer(data_dir / file_names.TOKENIZER).token_bytes()
 
     def open_batches(
         self, model: Decoder, *, first_row: int, device: torch.device, rank: int = 0, num_ranks: int = 1

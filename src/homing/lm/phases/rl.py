@@ -1,8 +1,8 @@
-"""Reinforcement: questions -> samples by the model as it is now -> rewards -> a step that makes good ones likelier.
+"""Reinforcement learning: questions -> samples by the current model -> rewards -> a step that makes good ones likelier.
 
-    rows consumed -> which set of samples -> which questions and draws: no other state, so a resume samples the same
+    rows consumed -> number of the rollout -> its questions and random draws: no other state, so a resume repeats them
 
-Judged by pass@1 and pass@k on questions that are never asked in training, with the same draws each time.
+Evaluated by pass@1 and pass@k on questions that are never used in training, with the same draws each time.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from torch import Tensor
 from homing.errors import IntegrityError, UsageError
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.model import Decoder, lora
-from homing.lm.model.frozen import Adapter
+from homing.lm.model.frozen_linear import Adapter
 from homing.lm.rl.calculator import Calculator
-from homing.lm.rl.draws import draws
 from homing.lm.rl.experience import Experience, log_probs, rows_of
 from homing.lm.rl.grpo import Policy, advantages, token_weights
-from homing.lm.rl.judging import Judging
-from homing.lm.rl.lean import lean_copy
-from homing.lm.rl.order import Order
+from homing.lm.rl.inference_copy import lean_copy
+from homing.lm.rl.named_random import draws
 from homing.lm.rl.prompter import Prompter
+from homing.lm.rl.question_order import Order
 from homing.lm.rl.questions import Question
+from homing.lm.rl.rl_metrics import Collapse, Graded, pass_at_k, summary
+from homing.lm.rl.rl_settings import check_settings
 from homing.lm.rl.rollout import Sampler
-from homing.lm.rl.settings import check_settings
+from homing.lm.rl.score_samples import Judging
 from homing.lm.rl.tasks import open_task
-from homing.lm.rl.watch import Collapse, Graded, pass_at_k, summary
 from homing.lm.tokenizer import load_tokenizer
-from homing.lm.train.batch import Batch
-from homing.wire import names
-from homing.wire.run import Phase, Run
+from homing.lm.train.compute.batch import Batch
+from homing.wire import file_names
+from homing.wire.run_json import Phase, Run
 
 __all__ = ["Reinforce"]
 
-SAMPLES = "samples.safetensors"  # in a checkpoint made between two updates on one set of samples
+SAMPLES = "samples.safetensors"  # in a checkpoint saved between two updates on one rollout
 
 
 class Reinforce:
@@ -51,7 +51,7 @@ class Reinforce:
         self.rl = check_settings(phase, run.model.context)
         self.seed, self.context, self.data_dir = run.seed, run.model.context, data_dir
         self.last_rollout = (phase.num_steps - 1) // self.rl.updates_per_rollout
-        self.tokenizer = load_tokenizer(data_dir / names.TOKENIZER)
+        self.tokenizer = load_tokenizer(data_dir / file_names.TOKENIZER)
         prompter, room = Prompter(data_dir, self.tokenizer), self.context - self.rl.max_new_tokens
         self.tasks = [
             open_task(
@@ -61,46 +61,49 @@ class Reinforce:
         ]
         kinds = [task.kind for task in self.rl.tasks]
         for number, asked in enumerate(self.tasks):
-            if kinds.count(asked.name) > 1:  # arithmetic_1, arithmetic_2: each has figures of its own
+            if kinds.count(asked.name) > 1:  # arithmetic_1, arithmetic_2: each has its own metrics
                 asked.name += f"_{number + 1}"
         self.order = Order([task.weight for task in self.rl.tasks], seed=run.seed)
         self.stop_ids = prompter.stop_ids
         self.rows_per_step = self.rl.prompts_per_step * self.rl.samples_per_prompt
         self.held_out = self._held_out()
         self.can_evaluate = bool(self.held_out)
-        self.start: Decoder | None = None  # where all weights learn
-        self.start_adapters: dict[str, Adapter | None] = {}  # where the others stand still
-        self.experience: Experience | None = None  # that the next update may share
+        self.start: Decoder | None = None  # initial weights, if all weights are trained
+        self.start_adapters: dict[str, Adapter | None] = {}  # initial adapters, if the base is frozen
+        self.experience: Experience | None = None  # a rollout that the next update reuses
         self.notices: list[tuple[str, str]] = []
         self._sampler: Sampler | None = None
 
-    # -- the loop's questions ----------------------------------------------------------------------------------------
+    # -- called by the training loop ----------------------------------------------------------------------------------
 
     def open_batches(
         self, model: Decoder, *, first_row: int, device: torch.device, rank: int = 0, num_ranks: int = 1
     ) -> RlBatches:
         if self.rl.prompts_per_step % num_ranks:
             raise UsageError(
-                what=f"{self.rl.prompts_per_step} prompts cannot be shared out among {num_ranks} cards.",
-                why="Each takes as many whole groups of samples.",
+                what=f"{self.rl.prompts_per_step} prompts cannot be divided among {num_ranks} GPUs.",
+                why="Each GPU takes the same number of whole groups of samples.",
                 fix=f"Set prompts_per_step in the phase's rl to a multiple of {num_ranks}.",
             )
         if self.rl.graphs == "on" and device.type != "cuda":
             raise UsageError(
-                what="There are no CUDA graphs here.",
-                why=f"graphs: on asks for them by name, and this run samples on {device.type}.",
+                what="CUDA graphs are not available.",
+                why=f"graphs: on requires them, but this run samples on {device.type}.",
                 fix="Set graphs: auto in the phase's rl, or off.",
             )
         if num_ranks > 1 and self.rl.updates_per_rollout > 1:
             raise UsageError(
-                what="Several updates on one set of samples are for one card.",
-                why="The samples that a checkpoint between two updates needs are spread over all of them.",
+                what="Several updates on one set of samples need a single GPU.",
+                why="A checkpoint between two updates needs all samples, and they are spread over the GPUs.",
                 fix="Set updates_per_rollout: 1 in the phase's rl.",
             )
         return RlBatches(self, model, first_row=first_row, device=device, rank=rank, num_ranks=num_ranks)
 
     def evaluate(self, model: Decoder, tell: Callable[[int, int], None]) -> Evaluation:
-        """The loss is what is missing from a pass, on average: 1 - pass@1 where rewards are 0 or 1."""
+        """Evaluate on held-out questions.
+
+        The loss is pass_reward minus the mean reward: 1 - pass@1 if rewards are 0 or 1.
+        """
         repeats, at_a_time = self.rl.eval_samples, max(1, self.rows_per_step // self.rl.eval_samples)
         rewards: list[float | None] = []
         num_tokens = 0
@@ -117,18 +120,20 @@ class Reinforce:
                 tell(min(start + at_a_time, len(self.held_out)), len(self.held_out))
         return self._evaluation(rewards, num_tokens)
 
-    # -- what a checkpoint of this phase keeps ------------------------------------------------------------------------
+    # -- extra state in checkpoints of this phase ---------------------------------------------------------------------
 
     def keep_start(self, model: Decoder) -> None:
-        """Called with the weights that the phase begins with, also when it is then resumed from later ones."""
+        """Keep the phase's initial weights for the KL term. Also called before resuming from later ones."""
         if self.rl.kl and model.lora is not None:
             self.start_adapters = lora.adapters_now(model)
         elif self.rl.kl:
             self.start = lean_copy(model, torch.float32)
 
     def start_log_probs(self, model: Decoder, experience: Experience) -> Tensor | None:
-        """Of the targets, by the weights that the phase began with; None where nothing pulls towards them. Frozen ones
-        need no second copy: they are read with the adapters as they were, which is with none where they are new."""
+        """Return the targets' log-probabilities under the phase's initial weights; None if there is no KL term.
+
+        A frozen base needs no second copy: it is evaluated with the initial adapters, or without any if those were new.
+        """
         if self.start is not None:
             return log_probs(self.start, experience)
         if not self.rl.kl:
@@ -137,10 +142,10 @@ class Reinforce:
         with lora.adapters_as(model, self.start_adapters):
             return log_probs(model, experience)
 
-    def papers(self) -> dict[str, bytes]:
+    def metadata_files(self) -> dict[str, bytes]:
         return {} if self.experience is None else {SAMPLES: self.experience.to_bytes()}
 
-    def load_papers(self, folder: Path) -> None:
+    def load_metadata_files(self, folder: Path) -> None:
         if (folder / SAMPLES).is_file():
             self.experience = Experience.from_bytes((folder / SAMPLES).read_bytes())
 
@@ -169,7 +174,7 @@ class Reinforce:
         return np.stack([draws(self.rl.max_new_tokens, *name) for name in rows])
 
     def _held_out(self) -> list[tuple[int, Question]]:
-        """Of each task by its weight; at least one of each that has any."""
+        """Return held-out questions, from each task by its weight; at least one from each task that has any."""
         total = sum(task.weight for task in self.rl.tasks)
         counts = [max(1, round(self.rl.eval_prompts * task.weight / total)) for task in self.rl.tasks]
         return [
@@ -201,7 +206,7 @@ class Reinforce:
 
 
 class RlBatches:
-    """One batch for each update. Samples are made when the first update on them is asked for, by the weights it has."""
+    """One batch per update. A rollout is sampled when its first update is requested, with the weights at that time."""
 
     def __init__(
         self, work: Reinforce, model: Decoder, *, first_row: int, device: torch.device, rank: int, num_ranks: int
@@ -215,7 +220,7 @@ class RlBatches:
             work.start = lean_copy(work.start, model.compute_dtype)
         for asked in work.tasks if self._step == 0 else []:
             if asked.num_too_long:
-                text = f"{asked.num_too_long} questions of {asked.name} do not fit the context and are left out."
+                text = f"Skipping {asked.num_too_long} questions of {asked.name} that do not fit the context."
                 work.tell("questions_left_out", text)
 
     def __enter__(self) -> RlBatches:
@@ -243,7 +248,7 @@ class RlBatches:
             start_RT=experience.start_RT,
         )  # fmt: skip
         self._step += 1
-        # Kept only while another update needs it: in a checkpoint it is that much more to write.
+        # Keep it only while another update needs it: it makes checkpoints larger.
         work.experience = experience if update + 1 < rl.updates_per_rollout else None
         said, work.notices = tuple(work.notices), []
         return Batch(
@@ -273,7 +278,7 @@ class RlBatches:
         ]
         figures = summary(self._gathered(graded), repeats, pass_reward=rl.pass_reward)
         self._collapse.look(figures)
-        if number == work.last_rollout and not rl.kl:  # a pull moves the weights by itself
+        if number == work.last_rollout and not rl.kl:  # a KL term changes the weights even without rewards
             self._collapse.look_back()
         figures |= {"sampling_s": sampled_s, "judging_s": time.perf_counter() - begun}
         experience = rows_of(
@@ -283,18 +288,18 @@ class RlBatches:
         return replace(experience, num_targets=self._summed(experience.num_targets)), figures
 
     def _kept(self, number: int) -> Experience:
-        """The samples of the updates before, from memory or from the checkpoint."""
+        """Return the rollout of the previous update, from memory or from the checkpoint."""
         kept = self._work.experience
         if kept is None or kept.number != number:
             raise IntegrityError(
-                what=f"The checkpoint lacks the samples that step {self._step:,} goes on with.",
-                why=f"It was saved between two updates on one set of samples, and {SAMPLES} is not of that set.",
-                fix="Go on from another checkpoint: remove this one's folder, and the one before it is taken.",
+                what=f"The checkpoint lacks the samples that step {self._step:,} continues with.",
+                why=f"It was saved between two updates on one set of samples, and {SAMPLES} is from another set.",
+                fix="Remove this checkpoint's folder; the run then resumes from the one before it.",
             )
         return kept.to(self._device)
 
     def _gathered(self, mine: list[Graded]) -> list[Graded]:
-        """Of all ranks, in order: every one tells the same figures, and sees the same collapse."""
+        """Gather from all ranks, in order, so that each computes the same metrics and detects the same collapse."""
         if self._num_ranks == 1:
             return mine
         parts: list[list[Graded]] = [[] for _ in range(self._num_ranks)]

@@ -1,22 +1,22 @@
 """Rows of plain text: every token is a target, and documents follow each other without a mask between them.
 
-    stretch of R T + 1 tokens  ->  ids [0, RT), targets [1, RT]
+    R T + 1 consecutive tokens  ->  ids [0, RT), targets [1, RT]
 
-A rank of several takes consecutive rows of the step, so that all of them together see the same stretch as one alone.
+Each rank takes consecutive rows of the step, so that all ranks together see the same tokens as a single one would.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from homing.lm.shards.pack import PackedStream, check_ids
-from homing.lm.train.batch import Batch
+from homing.lm.data.shards.pack_text import PackedStream, check_ids
+from homing.lm.train.compute.batch import Batch
 
 __all__ = ["TextRows"]
 
 
 class TextRows:
-    """Of one rank: `rows` of the `rows_per_step` that a step has on all of them."""
+    """The rows of one rank: its share of the `rows_per_step` rows of a step."""
 
     def __init__(
         self, stream: PackedStream, *, rows_per_step: int, context: int, vocab_size: int, rank: int, num_ranks: int

@@ -1,12 +1,12 @@
-"""The calculator that a model may use in its answer: what it writes between two tokens is computed and told to it.
+"""The calculator that a model may call in its answer: computes what the model writes between two tokens.
 
     <|tool_call|>48/2<|tool_call_end|>                    ->   <|tool_result|>24<|tool_result_end|>, in the same turn
     <|tool_call|>{"name": "calculator", "arguments":
       {"expression": "48/2"}}<|tool_call_end|><|im_end|>  ->   a turn of the tool, and the opening of the next one
 
-The second is how conversations with tools are rendered; a model answers as it was taught to. An expression is numbers,
-+ - * / // % ** and brackets, read as a tree of which nothing else is let through: no names, no calls, and no numbers
-that would take long to compute. What cannot be computed is answered with `error`.
+The second form is how conversations with tools are rendered; a model uses the one it was trained on. An expression
+consists of numbers, + - * / // % ** and brackets, parsed as a syntax tree in which nothing else is allowed: no names,
+no calls, and no numbers that would take long to compute. If it cannot be computed, the result is `error`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOOL_TOKENS = ("<|tool_call|>", "<|tool_call_end|>", "<|tool_result|>", "<|tool_
 FAILED = "error"
 
 _MOST_CHARACTERS = 100
-_LARGEST = 1e15  # whole numbers up to here are exact in a float, too
+_LARGEST = 1e15  # up to here integers are exact as floats, too
 _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -44,7 +44,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
 
 
 def compute(expression: str) -> str | None:
-    """The value as people write it, or None where there is none."""
+    """Return the value formatted as text, or None if it cannot be computed."""
     text = expression.strip().replace(",", "").replace("$", "").replace("\u00d7", "*").replace("^", "**")
     if len(text) > _MOST_CHARACTERS:
         return None
@@ -80,27 +80,27 @@ def _written(value: float) -> str:
 
 
 class Calculator:
-    """The same with tokens."""
+    """The calculator on token ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         missing = [name for name in TOOL_TOKENS if name not in tokenizer.specials]
         if missing:
             raise DataError(
-                what="This tokenizer has no tokens for a calculator.",
+                what="This tokenizer has no calculator tokens.",
                 why=f"It lacks {', '.join(missing)}.",
                 fix="Set calculator: off in the task, or prepare with tokenizer.specials: standard.",
             )
         self.call_id, self.end_id, self._open_id, self._close_id = (tokenizer.specials[name] for name in TOOL_TOKENS)
         self._turn_start, self._turn_end = (tokenizer.specials.get(name, -1) for name in (IM_START, IM_END))
         self._tokenizer = tokenizer
-        self.call_ends = np.array([self.end_id, self._turn_end])  # after which an answer may be due
+        self.call_ends = np.array([self.end_id, self._turn_end])  # tokens after which an answer may be due
 
     @staticmethod
     def fits(tokenizer: Tokenizer) -> bool:
         return all(name in tokenizer.specials for name in TOOL_TOKENS)
 
     def answer(self, ids: Sequence[int]) -> list[int]:
-        """To what the model wrote so far: the tokens that it is told, or none if no call has just ended."""
+        """Return the tokens to insert after what the model wrote so far; empty if no call has just ended."""
         written = list(ids)
         is_turn = len(written) > 1 and written[-1] == self._turn_end
         at = len(written) - (2 if is_turn else 1)
@@ -113,15 +113,15 @@ class Calculator:
         expression = _expression_of(text) if is_turn else text
         result = None if expression is None else compute(expression)
         encode = self._tokenizer.encode
-        told = [self._open_id, *encode(FAILED if result is None else result), self._close_id]
+        result_ids = [self._open_id, *encode(FAILED if result is None else result), self._close_id]
         if not is_turn:
-            return told
+            return result_ids
         next_turn = [self._turn_end, *encode("\n"), self._turn_start]
-        return [*encode("\n"), self._turn_start, *encode("tool\n"), *told, *next_turn, *encode("assistant\n")]
+        return [*encode("\n"), self._turn_start, *encode("tool\n"), *result_ids, *next_turn, *encode("assistant\n")]
 
 
 def _expression_of(call: str) -> str | None:
-    """The one text among the arguments of a call, whatever they are named."""
+    """Return the only string among the arguments of a call, whatever its name; else None."""
     try:
         arguments = json.loads(call)["arguments"]
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments

@@ -1,9 +1,9 @@
-"""Samples as rows to learn from: padded on the right, targets only where the model chose the token itself.
+"""Samples as training rows: padded on the right, with targets only where the model chose the token itself.
 
     prompt | sample        ->  ids      p0 p1 p2 s0 s1 s2          what the model read
-                               targets   .  . s0 s1 s2 s3          the prompt, padding and what a tool said: not learned
+                               targets   .  . s0 s1 s2 s3          prompt, padding and tool results are masked
 
-Also kept in a checkpoint, where several updates share one set of samples: the weights that made them are gone by then.
+Stored in a checkpoint if several updates share one set of samples: the weights that generated them are gone by then.
 
 Shapes: R rows, T positions.
 """
@@ -26,21 +26,21 @@ from homing.lm.rl.rollout import Sample
 
 __all__ = ["Experience", "log_probs", "rows_of"]
 
-# Where rows are padded to one of few lengths, since each is compiled once: this times powers of two, and the middle
-# between two of them, so that a row is at most half as long again. Elsewhere rows end with the longest sample.
+# On these devices rows are padded to one of few lengths, because each is compiled once: this times powers of two, and
+# the midpoint between two of them, so that a row is padded by at most half. Elsewhere rows end with the longest sample.
 _SHORTEST = {"cuda": 128}
 _TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384}
 
 
 @dataclass(frozen=True)
 class Experience:
-    number: int  # the how-manieth set of samples
+    number: int  # index of the rollout
     ids_RT: Tensor
     targets_RT: Tensor
     advantage_R: Tensor
     num_targets: int  # on all ranks
-    sampled_RT: Tensor | None = None  # log-probabilities when they were sampled, where there are several updates
-    start_RT: Tensor | None = None  # by the weights that the phase began with, where there is a pull to them
+    sampled_RT: Tensor | None = None  # log-probabilities at sampling time, if there are several updates
+    start_RT: Tensor | None = None  # under the phase's initial weights, if there is a KL term
 
     @property
     def is_learned_RT(self) -> Tensor:
@@ -75,7 +75,7 @@ def rows_of(
     number: int, prompts: Sequence[Sequence[int]], samples: Sequence[Sample], advantages: Sequence[float],
     *, context: int, device: torch.device,
 ) -> Experience:  # fmt: skip
-    """`prompts` one for each sample. `num_targets` is of these rows."""
+    """Build rows from samples; `prompts` has one entry per sample. `num_targets` counts these rows only."""
     longest = max(len(prompt) + len(sample.ids) for prompt, sample in zip(prompts, samples, strict=True)) - 1
     length = min(context, _padded_length(longest, _SHORTEST.get(device.type, 0)))
     ids_RT = torch.zeros(len(samples), length, dtype=torch.int64)
@@ -94,7 +94,7 @@ def rows_of(
 def _padded_length(longest: int, shortest: int) -> int:
     length = shortest or longest
     while length < longest:
-        # 128, 256, 384, 512, 768, 1024, ...: from 256 on with a middle, which is a multiple of 128 too.
+        # 128, 256, 384, 512, 768, 1024, ...: from 256 on with midpoints, which are multiples of 128 too.
         middle = length + length // 2
         if length > shortest and middle >= longest:
             return middle
@@ -104,7 +104,7 @@ def _padded_length(longest: int, shortest: int) -> int:
 
 @torch.no_grad()
 def log_probs(model: Decoder, experience: Experience) -> Tensor:
-    """Of each target; 0 where nothing is learned."""
+    """Return the log-probability of each target; 0 where masked."""
     length = experience.ids_RT.shape[1]
     at_a_time = max(1, _TOKENS_AT_A_TIME.get(model.device.type, 4096) // length)
     pieces = zip(experience.ids_RT.split(at_a_time), experience.targets_RT.split(at_a_time), strict=True)

@@ -1,8 +1,8 @@
-"""How a question is put: in the turns of the model's own chat template, or in ChatML where it has none of its own.
+"""Builds the prompt for a question, in the turns of the model's own chat template, or in ChatML if it has none.
 
-    messages -> what the template writes around them (turns.json) -> ids, up to where the answer begins
+    messages -> the text that the template writes around them (turns.json) -> ids, up to where the answer begins
 
-Knows no templates: `homing prep` takes the one beside the tokenizer apart (`lm.chat.take_apart`).
+Does not run templates: `homing prep` splits the one next to the tokenizer (`lm.chat.take_apart`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from homing.errors import DataError
 from homing.lm.tokenizer import Tokenizer
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE, IM_END, IM_START, lacks_turns
-from homing.wire import codec, names
-from homing.wire.template import Unreadable, template_beside
-from homing.wire.turns import Turns
+from homing.wire import codec, file_names
+from homing.wire.chat_turns import Turns
+from homing.wire.template_file import Unreadable, template_beside
 
 __all__ = ["Prompter", "chatml", "in_turns", "stop_ids_of", "template_sha256"]
 
@@ -26,7 +26,7 @@ _TURN_ENDS = (IM_END, "<|eot_id|>")  # ours and Qwen's, Llama 3's
 
 
 class Prompter:
-    """`folder` holds the tokenizer and what lies beside it."""
+    """Builds prompts. `folder` holds the tokenizer and its accompanying files."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         self._folder, self._tokenizer = folder, tokenizer
@@ -36,21 +36,24 @@ class Prompter:
         self.stop_ids = sorted({*stop_ids_of(tokenizer), *ends})
 
     def ids(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Up to where the answer begins."""
+        """Return the prompt's ids, up to where the answer begins."""
         if self._template in ("", CHAT_TEMPLATE):
             return chatml(self._tokenizer, messages)
         if self._turns is None or self._turns.template_sha256 != template_sha256(self._template):
             raise DataError(
-                what="These weights have a chat template of their own, and nothing says how it asks.",
-                why=f"{names.TURNS} is not in {self._folder}, or is of another template.",
-                fix="homing prep RUN   It says so where a template cannot be taken apart; then give prompts as ids.",
+                what="These weights have their own chat template, but it has not been split into turns.",
+                why=f"{file_names.TURNS} is missing from {self._folder}, or belongs to another template.",
+                fix="homing prep RUN   If it reports that the template cannot be split, give prompts as ids.",
             )
         return in_turns(self._turns, self._tokenizer, messages)
 
 
 def in_turns(turns: Turns, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-    """What is said becomes no special token, whatever it spells; with what the template writes around it up to the next
-    marker it is encoded in one, as every inference engine does it."""
+    """Return the ids of messages in the template's turns.
+
+    Message text never becomes a special token, whatever it spells. It is encoded together with the text that the
+    template writes around it, up to the next marker, as every inference engine does.
+    """
     roles = [message["role"] for message in messages]
     begin = turns.begin_system if roles[0] == "system" else turns.begin
     joins = [getattr(turns, f"{left}_{right}", None) for left, right in itertools.pairwise(roles)]
@@ -59,11 +62,11 @@ def in_turns(turns: Turns, tokenizer: Tokenizer, messages: Sequence[dict[str, st
         raise DataError(
             what=f"The question {messages[-1]['content'][:60]!r} cannot be asked.",
             why=f"The model's chat template does not write turns of {', '.join(roles)}.",
-            fix="Take it out, write its messages as the template has them, or give it as ids.",
+            fix="Remove it, use only turns that the template supports, or give it as ids.",
         )
     ids: list[int] = []
     text = ""
-    # Two names of markers may begin alike: the longest counts.
+    # One marker may be a prefix of another: the longest counts.
     names_of = sorted(turns.markers, key=len, reverse=True)
     marker = re.compile(f"({'|'.join(map(re.escape, names_of))})" if names_of else r"((?!))")
     for message, before in zip([*messages, None], between, strict=True):
@@ -83,7 +86,7 @@ def template_sha256(source: str) -> str:
 
 
 def stop_ids_of(tokenizer: Tokenizer) -> list[int]:
-    """What ends a sample: the end of a turn or of a text, by whichever names the family has for them."""
+    """Return the ids that end a sample: end of turn or end of text, by the names of each model family."""
     turns = [tokenizer.specials[end] for end in _TURN_ENDS if end in tokenizer.specials]
     return sorted({tokenizer.end_of_text_id, *tokenizer.stop_ids, *turns})
 
@@ -92,8 +95,8 @@ def chatml(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[in
     missing = lacks_turns(tokenizer.specials)
     if missing:
         raise DataError(
-            what="This tokenizer cannot ask in turns.",
-            why=f"It has no {' and no '.join(missing)}, and no chat template lies beside it.",
+            what="This tokenizer does not support chat.",
+            why=f"It has no {' and no '.join(missing)}, and there is no chat template next to it.",
             fix="Prepare with tokenizer.specials: standard, or give prompts as ids.",
         )
     start, end = tokenizer.specials[IM_START], tokenizer.specials[IM_END]
@@ -111,7 +114,7 @@ def _template_in(folder: Path) -> str:
 
 
 def _turns_in(folder: Path) -> Turns | None:
-    path = folder / names.TURNS
+    path = folder / file_names.TURNS
     if not path.is_file():
         return None
     try:

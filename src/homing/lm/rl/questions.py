@@ -1,4 +1,4 @@
-"""Files of questions as the model is asked them: read by the rules of `homing.questions`, then put into tokens."""
+"""Reads question files with the rules of `homing.questions` and tokenizes the questions."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from homing.questions import NO_LINES, Entry, read_entries, told
 
 __all__ = ["Question", "is_held_out", "read_questions"]
 
-_HELD_OUT_OF = 10  # one question of so many
+_HELD_OUT_OF = 10  # one in this many questions
 
 
 @dataclass(frozen=True)
 class Question:
-    text: str  # as a person reads it, and as a reward.py is given it
+    text: str  # as a person reads it; passed to a reward.py
     ids: tuple[int, ...]  # up to where the answer begins
-    answer: str  # "" where there is none
+    answer: str  # "" if there is none
 
 
 def is_held_out(text: str) -> bool:
-    """By the text alone, so that no seed and no order brings a held-out question into training."""
+    """Decide by the text alone, so that no seed or order brings a held-out question into training."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % _HELD_OUT_OF == 0
 
 
@@ -37,20 +37,20 @@ def read_questions(
         raise DataError(
             what=f"The questions in {path} cannot be read.",
             why=str(exc),
-            fix="Set file: in the task to where they are.",
+            fix="Set file: in the task to their path.",
         ) from exc
     if sha256 and (found := hashlib.sha256(data).hexdigest()) != sha256:
         raise DataError(
-            what=f"{path} is not the file that this run was made with.",
+            what=f"{path} has changed since this run was created.",
             why=f"Its sha256 is {found[:12]}..., run.json says {sha256[:12]}...",
-            fix="Put the file back, or begin a run anew with this one.",
+            fix="Restore the file, or start a new run with this one.",
         )
     entries, problems = read_entries(data, kind, needs_answers=needs_answers, num_ids=tokenizer.vocab_size)
     if problems:
         raise DataError(
             what=f"{path} cannot be used as questions of the task {kind}.",
             why="\n".join(told(problems)),
-            fix="Give a file with questions." if problems == [NO_LINES] else "Mend these lines or take them out.",
+            fix="Give a file with questions." if problems == [NO_LINES] else "Fix or remove these lines.",
         )
     return [_question(entry, tokenizer, prompter) for entry in entries]
 

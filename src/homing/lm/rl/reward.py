@@ -1,10 +1,10 @@
-"""A person's own reward.py: `def reward(prompt, completion, answer) -> float`, run where it can do no harm.
+"""Runs the user's reward.py, `def reward(prompt, completion, answer) -> float`, where it can do no harm.
 
-    trainer -> a process of its own (reward_process): no keys, no network where that can be had, a bound on memory
-            <- a number for each sample, or what went wrong and in which line of the file
+    trainer -> a separate process (reward_process): no keys, no network where possible, limited memory
+            <- a number for each sample, or the error and its line in the file
 
-One call has a deadline; past it the process is ended with everything it started, and a new one takes its place. A
-sample whose reward failed counts for nothing; when all of a step failed, the run stops and says where.
+Each call has a deadline; after it, the process and everything it started is killed and replaced by a new one. A sample
+with a failed reward is ignored; if all of a step fail, the run stops and reports why.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from homing.lm.rl.reward_process import kill_descendants
 
 __all__ = ["OwnReward"]
 
-_START_S = 60.0  # importing what a reward imports
+_START_S = 60.0  # for the reward's own imports
 _KILL_S = 5.0
 _LAST_WORD_S = 2.0
-_MOST_ANSWER_BYTES = 1 << 16  # an answer is a number, or a problem in 500 characters
+_MOST_ANSWER_BYTES = 1 << 16  # an answer is a number, or an error of 500 characters
 _PROCESS = Path(__file__).with_name("reward_process.py")
 
 
 class OwnReward:
-    """`tell(kind, text)` gets each new problem once. Opened with `with`."""
+    """The user's reward function. `tell(kind, text)` gets each new problem once. A context manager."""
 
     def __init__(
         self, path: Path, *, sha256: str, timeout_s: float, memory_bytes: int, tell: Callable[[str, str], None]
     ) -> None:
         self.path, self._timeout_s, self._memory_bytes, self._tell = path, timeout_s, memory_bytes, tell
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._child: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         _check(path, sha256)
 
     def __enter__(self) -> OwnReward:
-        # A copy in a folder of its own: what it writes stays there, and editing the file changes no run under way.
+        # A copy in a separate folder: what it writes stays there, and editing the original does not affect a running
+        # run.
         self._folder = tempfile.TemporaryDirectory(prefix="homing-reward-")
         try:
             (Path(self._folder.name) / "reward.py").write_bytes(self.path.read_bytes())
@@ -62,13 +63,13 @@ class OwnReward:
         self._close()
 
     def judge(self, asked: Sequence[tuple[str, str, str]]) -> list[float | None]:
-        """Of (prompt, completion, answer); None where it failed."""
+        """Return rewards for (prompt, completion, answer); None where it failed."""
         rewards = [self._judge_one(*one) for one in asked]
         if rewards and all(reward is None for reward in rewards):
             raise RunFailed(
-                what=f"{self.path} gave no reward to any of {len(rewards)} samples.",
-                why="\n".join(sorted(self._told)),
-                fix="Mend the file and start the run anew; checkpoints are safe, but belong to this file.",
+                what=f"{self.path} returned no reward for any of {len(rewards)} samples.",
+                why="\n".join(sorted(self._reported)),
+                fix="Fix the file and start a new run; the checkpoints are safe, but belong to the old file.",
             )
         return rewards
 
@@ -84,14 +85,14 @@ class OwnReward:
         return None
 
     def _problem(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._tell("reward_failed", f"warning: a reward failed, and its sample counts for nothing. {text}")
+        if text not in self._reported:
+            self._reported.add(text)
+            self._tell("reward_failed", f"warning: a reward failed; its sample is ignored. {text}")
 
     def _start(self) -> None:
         assert self._folder is not None, "opened with `with`"
         inside = str(Path(self._folder.name) / "reward.py")
-        # -I: no variables, no user's packages, not the folder; those installed beside the trainer can be imported.
+        # -I: no environment variables, user packages or working directory; the trainer's packages can be imported.
         self._child = subprocess.Popen(
             [sys.executable, "-I", "-u", str(_PROCESS), inside, str(self._memory_bytes)],
             stdin=subprocess.PIPE,
@@ -112,12 +113,15 @@ class OwnReward:
                 fix="It needs: def reward(prompt, completion, answer) -> float",
             )
         loose = ", ".join(said["not_bounded"])
-        if loose and loose not in self._told:
-            self._told.add(loose)
-            self._tell("reward_not_bounded", f"{self.path} runs apart, but this system does not bound its {loose}.")
+        if loose and loose not in self._reported:
+            self._reported.add(loose)
+            self._tell(
+                "reward_not_bounded",
+                f"{self.path} runs in its own process, but this system does not limit its {loose}.",
+            )
 
     def _ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
-        """What it says to one line. A process that is late, gone or talks nonsense is ended."""
+        """Send one line and return the answer. Kills a process that is late, gone or gives an invalid answer."""
         child = self._child
         assert child is not None
         try:
@@ -125,14 +129,14 @@ class OwnReward:
             said = _answer(answer)
             if said:
                 return said
-            problem = "its process said something that is no answer, and was ended"
+            problem = "its process sent an invalid response and was killed"
         except TimeoutError:
-            problem = f"no answer within {timeout_s:g} s; its process was ended"
+            problem = f"no response within {timeout_s:g} s; its process was killed"
         except (OSError, EOFError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_LAST_WORD_S)  # for how it ended, before it is ended here
+                child.wait(_LAST_WORD_S)  # to learn how it ended, before it is killed here
             self._end()
-            problem = f"its process ended ({_how_ended(child)})"
+            problem = f"its process exited ({_how_ended(child)})"
         self._end()
         return {"problem": problem, "line": 0}
 
@@ -143,11 +147,11 @@ class OwnReward:
             self._folder = None
 
     def _end(self) -> None:
-        """With everything that it started, also in sessions of their own: nothing outlives it."""
+        """Kill the process and everything it started, even in other sessions: nothing survives."""
         child, self._child = self._child, None
         if child is None:
             return
-        # The supervisor goes last: as long as it lives, what is orphaned becomes its child and is found here.
+        # The supervisor last: while it lives, orphans become its children and are found here.
         kill_descendants(child.pid, _KILL_S)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -159,7 +163,7 @@ class OwnReward:
 
 
 def _answer(line: bytes) -> dict[str, Any]:
-    """As `reward_process` says it; nothing where that is not what was said."""
+    """Parse an answer of `reward_process`; {} if it is not one."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):
@@ -174,13 +178,13 @@ def _check(path: Path, sha256: str) -> None:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as exc:
         raise DataError(
-            what=f"The reward {path} cannot be read.", why=str(exc), fix="Set reward: in the task to where it is."
+            what=f"The reward {path} cannot be read.", why=str(exc), fix="Set reward: in the task to its path."
         ) from exc
     if sha256 and found != sha256:
         raise DataError(
-            what=f"{path} is not the reward that this run was made with.",
+            what=f"The reward {path} has changed since this run was created.",
             why=f"Its sha256 is {found[:12]}..., run.json says {sha256[:12]}...",
-            fix="Put the file back, or begin a run anew with this one.",
+            fix="Restore the file, or start a new run with this one.",
         )
 
 

@@ -1,14 +1,14 @@
-"""Runs one reward.py in a process of its own: a line of JSON in, a line of JSON out. Started by `reward`, not imported.
+"""Runs one reward.py in a separate process: a line of JSON in, a line of JSON out. Started by `reward`, not imported.
 
     argv: FILE, memory in bytes.  First line out: {"ready": true, "not_bounded": [...]} or {"problem": ...}
     then  {"prompt", "completion", "answer"} -> {"reward": 0.5} or {"problem": ..., "line": 12}
 
-    trainer -> supervisor -> (first process of a namespace of its own, where the system gives one) -> worker: reward.py
+    trainer -> supervisor -> (first process of a new namespace, where the system allows one) -> worker: reward.py
 
-What it prints goes to stderr, so that no print() of a reward can be taken for an answer. It has no network where the
-system lets it be shut off, no environment of the trainer's, so much memory and no more, and ends with its parent. The
-supervisor outlives the worker just long enough to end every process that the reward left behind: Linux gives it those
-whose parent has ended, also after setsid(). Standard library only: it is started by its path, without homing.
+Its prints go to stderr, so that no print() of a reward can be mistaken for an answer. It has no network if the system
+allows removing it, none of the trainer's environment, limited memory, and ends with its parent. The supervisor outlives
+the worker just long enough to kill every process that the reward left behind: Linux reparents orphans to it, even after
+setsid(). Standard library only: it is started by path, without homing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEW_USERS_AND_NO_NETWORK = 0x10000000 | 0x40000000  # CLONE_NEWUSER | CLONE_NEW
 _OWN_PROCESS_NUMBERS = 0x20000000  # CLONE_NEWPID
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _TAKE_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
-_KILL_S = 5.0  # to end what is left; each round finds what was started meanwhile
+_KILL_S = 5.0  # to kill what is left; each round finds what was started meanwhile
 _MOST_FILE_BYTES = 64 * 1024**2
 
 
@@ -41,13 +41,15 @@ def main() -> None:
     def work() -> None:
         judge(path, not_bounded + bound(memory_bytes))
 
-    # The first process of a namespace takes its orphans and gets no signal by default, so it only watches.
+    # The first process of a namespace adopts its orphans and ignores signals by default, so it only supervises.
     watch_over((lambda: watch_over(work)) if has_namespace else work, is_twice=has_namespace)
 
 
 def isolate() -> tuple[list[str], bool]:
-    """Gives up what a reward does not need: names what this system does not let go of, and whether processes started
-    from here on are in a namespace of their own, which ends with its first one."""
+    """Drop what a reward does not need; return what could not be dropped, and whether there is a new namespace.
+
+    With a new process namespace, all processes in it end together with its first one.
+    """
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -60,22 +62,22 @@ def isolate() -> tuple[list[str], bool]:
 
 
 def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
-    """Runs `work` in a child, ends all that it left behind, and ends as it did. `is_twice`: the child watches too."""
+    """Run `work` in a child, kill all it left behind, and exit as it did. `is_twice`: the child supervises too."""
     parent, child = os.getpid(), os.fork()
     if child == 0:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         if parent != 1 and os.getppid() not in (parent, 0):
-            os._exit(1)  # the parent ended before it could be told
+            os._exit(1)  # the parent ended before PDEATHSIG was set
         work()
         os._exit(0)
     for pipe in (0, 1):
-        os.close(pipe)  # the trainer sees the end of the worker at once
+        os.close(pipe)  # so that the trainer notices the worker's end at once
     while True:
-        pid, status = os.wait()  # also of orphans, which come to this process
+        pid, status = os.wait()  # also orphans, which are reparented here
         if pid == child:
             break
-    if parent != 1:  # /proc shows the numbers outside; and with the first process its whole namespace ends
+    if parent != 1:  # /proc shows outer pids; and the namespace ends with its first process anyway
         kill_descendants(parent, _KILL_S)
     code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     if code > 128 and (is_twice or os.WIFSIGNALED(status)):
@@ -88,7 +90,7 @@ def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every living process below `pid`, by /proc; none where there is no /proc."""
+    """Return every living process below `pid`, from /proc; empty without /proc."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if name.isdigit():
@@ -106,7 +108,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_descendants(pid: int, timeout_s: float) -> None:
-    """Again until none is left: one that forks faster than it is found would escape a single look."""
+    """Repeat until none is left: a process that forks quickly would escape a single pass."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and (found := descendants(pid)):
         for each in found:
@@ -134,14 +136,14 @@ def judge(path: str, not_bounded: list[str]) -> None:
             asked = json.loads(line)
             value = float(reward(asked["prompt"], asked["completion"], asked["answer"]))
             if not math.isfinite(value):
-                raise ValueError(f"reward() returned {value}, which is no finite number")
+                raise ValueError(f"reward() returned {value}, which is not a finite number")
             say({"reward": value})
         except BaseException as error:
             say(problem_of(error, path))
 
 
 def bound(memory_bytes: int) -> list[str]:
-    """Names what this system does not bound."""
+    """Set resource limits; return the names of those that this system does not support."""
     not_bounded = []
     limits = {"memory": (resource.RLIMIT_AS, memory_bytes), "files": (resource.RLIMIT_FSIZE, _MOST_FILE_BYTES)}
     for name, (kind, most) in limits.items():
@@ -164,7 +166,7 @@ def load(path: str) -> Callable[[str, str, str], Any]:
 
 
 def problem_of(error: BaseException, path: str) -> dict[str, Any]:
-    """In words, with the last line of the person's own file that had a part in it."""
+    """Describe the error, with the last line of the user's file that was involved."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
         lines.append(error.lineno)

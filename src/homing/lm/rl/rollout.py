@@ -1,11 +1,11 @@
-"""All samples of a step in one batch: prompts x samples rows, a KV cache, one new token of every row at a time.
+"""Rollout: generates all samples of a step in one batch of prompts x samples rows, with a KV cache.
 
-    prompts, padded on the right -> read once each -> copied to the rows of their samples
-    -> [ one token of each row -> host: is it a stop, does it end a call of the calculator, what comes next ] ...
+    prompts, padded on the right -> prefill each once -> copy to the rows of their samples
+    -> [ one token of each row -> host: is it a stop token, does it end a calculator call, what comes next ] ...
 
-A row is at a place of its own, so no prompt waits for another. A row that has ended is computed along and not looked
-at: shapes stay as they are. The last token of a prompt is the first one that the loop reads, so reading the prompts
-needs no logits. What each row draws is given by whoever asks (see `draws`); rows do not depend on each other.
+Each row has its own position, so no prompt waits for another. A finished row is computed along and ignored: shapes stay
+the same. The last token of a prompt is the first that the loop reads, so the prefill needs no logits. The caller
+supplies the random draws of each row (see `draws`); rows do not depend on each other.
 
 Shapes: P prompts, B rows, N new tokens, T positions of the longest prompt.
 """
@@ -21,27 +21,27 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from homing.errors import RunFailed
-from homing.lm.decode import room_for
+from homing.lm.decode_token import room_for
 from homing.lm.device import free_memory
 from homing.lm.model import Decoder, lora
 from homing.lm.model.layers import look_up
 from homing.lm.model.row_cache import RowCache
 from homing.lm.model.swift import SwiftStack
 from homing.lm.rl.calculator import Calculator
-from homing.lm.rl.decode import Decoding
-from homing.lm.rl.lean import copy_weights, lean_copy
+from homing.lm.rl.decode_rows import Decoding
+from homing.lm.rl.inference_copy import copy_weights, lean_copy
 
 __all__ = ["Sample", "Sampler"]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the model wrote after a prompt, the token that ended it included."""
+    """What the model wrote after a prompt, including the token that ended it."""
 
     ids: list[int]
-    is_own: list[bool]  # False: told to the model by a tool
-    is_ended: bool  # False: cut off at the longest that is allowed
-    entropy: float  # mean nats of the tokens that it chose
+    is_own: list[bool]  # False: inserted by a tool
+    is_ended: bool  # False: truncated at the maximum length
+    entropy: float  # mean over the tokens it chose, in nats
 
     @property
     def is_empty(self) -> bool:
@@ -49,7 +49,7 @@ class Sample:
 
 
 class Sampler:
-    """Made once for a phase: it keeps its buffers and graphs between steps where graphs are on."""
+    """Generates samples. Created once per phase: with CUDA graphs it keeps buffers and graphs between steps."""
 
     def __init__(
         self, model: Decoder, *, stop_ids: Sequence[int], calculator: Calculator | None, max_new_tokens: int,
@@ -57,8 +57,8 @@ class Sampler:
         tell: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:  # fmt: skip
         self.model, self._tell = model, tell
-        # Frozen weights are stored as they are computed with, or smaller: they are read where they lie, with the
-        # adapters as they are now. Put into a copy in bf16, much of what an adapter adds would be rounded away.
+        # Frozen weights are stored in the compute dtype or smaller, so they are used directly with the current
+        # adapters. Merged into a bf16 copy, much of an adapter's effect would be rounded away.
         is_read_itself = model.lora is not None or all(p.dtype == model.compute_dtype for p in model.parameters())
         self._reader = model if is_read_itself else lean_copy(model, model.compute_dtype)
         self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
@@ -72,7 +72,7 @@ class Sampler:
     def sample(
         self, prompts: Sequence[Sequence[int]], draws_BN: NDArray[np.int64], *, may_call: Sequence[bool] | None = None
     ) -> list[Sample]:
-        """`len(draws_BN) / len(prompts)` samples of each prompt, in the order of the prompts."""
+        """Return `len(draws_BN) / len(prompts)` samples of each prompt, in the order of the prompts."""
         if self._reader is not self.model:
             copy_weights(self.model, self._reader)
         repeats = len(draws_BN) // len(prompts)
@@ -109,7 +109,7 @@ class Sampler:
         tools = self._calculator
         can_call = np.array([tools is not None and allowed for allowed in may_call for _ in range(repeats)])
         device, entropies = self.model.device, []
-        # One transfer for all draws; their columns are then on the device.
+        # Transfer all draws at once, then use columns of them on the device.
         draws_NB = torch.from_numpy(np.ascontiguousarray(draws_BN.T)).to(device)
         while not rows.is_over:
             ids_B, places_B = torch.from_numpy(rows.last), torch.from_numpy(rows.places)
@@ -121,13 +121,13 @@ class Sampler:
             if tools is not None:
                 for row in np.flatnonzero(can_call & rows.was_open & np.isin(rows.last, tools.call_ends)).tolist():
                     if words := tools.answer(rows.written(row)):
-                        rows.go_on(row, words)
+                        rows.insert(row, words)
         if self._kept is not decoding:
             del decoding
         return rows.samples(torch.stack(entropies).cpu().numpy())
 
     def _open(self, prompts: Sequence[Sequence[int]], repeats: int) -> Decoding:
-        """The prompts read, all but their last tokens, into a cache with a row for each sample."""
+        """Prefill the prompts into a cache with one row per sample; the first step reads each last token again."""
         model, num_rows = self._reader, len(prompts) * repeats
         longest = max(map(len, prompts))
         decoding = self._decoding(num_rows, longest + self._num_new)
@@ -147,7 +147,7 @@ class Sampler:
         if kept and len(kept.cache.places_B) == num_rows and kept.cache.capacity >= num_places:
             return kept
         model = self._reader
-        self._kept = None  # the old buffers go before the new ones come
+        self._kept = None  # free the old buffers before allocating new ones
         cache = RowCache(
             model.shape, batch=num_rows, capacity=room_for(num_places), device=model.device, dtype=model.compute_dtype
         )
@@ -159,15 +159,15 @@ class Sampler:
         return decoding
 
     def _not_captured(self, problem: str) -> None:
-        """`auto` goes on without, aloud; `on` was asked for by name, and slow steps must not pass for it."""
+        """Handle a failed capture: with `auto` continue without graphs and warn; with `on` fail the run."""
         if self._graphs == "on":
             raise RunFailed(
-                what="The steps of sampling cannot be captured as CUDA graphs here.",
+                what="Capturing the sampling steps as CUDA graphs failed.",
                 why=problem,
-                fix="Set graphs: off in the phase's rl (slower, the same samples), or auto to fall back.",
+                fix="Set graphs: off in the phase's rl (slower, same samples), or auto to fall back.",
             )
         self._is_captured, self._kept = False, None
-        self._tell("graphs_failed", f"warning: CUDA graphs failed; sampling goes on without them, slower. {problem}")
+        self._tell("graphs_failed", f"warning: CUDA graphs failed; sampling continues without them, slower. {problem}")
 
     def _halve(self, prompts_at_a_time: int, repeats: int, problem: str) -> None:
         self._kept = None
@@ -175,25 +175,25 @@ class Sampler:
             raise RunFailed(
                 what=f"Out of memory while sampling {repeats} answers to one prompt.",
                 why=problem,
-                fix="Lower samples_per_prompt or answer_tokens in the phase's rl, or take a card with more memory.",
+                fix="Lower samples_per_prompt or answer_tokens in the phase's rl, or use a GPU with more memory.",
             )
         free_memory()
         self._rows_at_a_time = prompts_at_a_time // 2 * repeats
-        text = f"Out of memory while sampling: {self._rows_at_a_time} rows at a time from here on, the same samples."
+        text = f"Out of memory while sampling: continuing with {self._rows_at_a_time} rows at a time, same samples."
         self._tell("rollout_rows_lowered", text)
 
 
 class _Rows:
-    """What the host knows of each row. The token read last, and its place, are what the next step gets."""
+    """The host's state of each row. The last token and its position are the input of the next step."""
 
     def __init__(self, prompts: list[list[int]], num_new: int) -> None:
         self.last = np.array([ids[-1] for ids in prompts], dtype=np.int64)
         self.places = np.array([len(ids) - 1 for ids in prompts], dtype=np.int64)
         self.is_open = np.ones(len(prompts), dtype=bool)
-        self.was_open = self.is_open  # before the token taken last
+        self.was_open = self.is_open  # before the most recent token
         self.is_ended = np.zeros(len(prompts), dtype=bool)
         self.lengths = np.zeros(len(prompts), dtype=np.int64)
-        self.told: list[list[int]] = [[] for _ in prompts]  # tokens that a tool still has to say
+        self.pending: list[list[int]] = [[] for _ in prompts]  # tokens that a tool still has to insert
         self.num_steps, self._num_new = 0, num_new
         self._ids_BN = np.zeros((len(prompts), num_new), dtype=np.int64)
         self._is_own_BN = np.zeros((len(prompts), num_new), dtype=bool)
@@ -203,10 +203,10 @@ class _Rows:
         return self.num_steps >= self._num_new or not self.is_open.any()
 
     def take(self, picked: NDArray[np.int64], stop_ids: NDArray[np.int64]) -> None:
-        """The next token of each open row: what a tool has to say, else what was picked."""
+        """Append the next token of each open row: a tool's token if one is pending, else the sampled one."""
         is_own = np.ones(len(picked), dtype=bool)
         taken = picked.copy()
-        for row, words in enumerate(self.told):
+        for row, words in enumerate(self.pending):
             if words and self.is_open[row]:
                 taken[row], is_own[row] = words.pop(0), False
         n, is_open = self.num_steps, self.is_open
@@ -218,9 +218,9 @@ class _Rows:
         self.was_open, self.is_open = is_open, is_open & ~self.is_ended
         self.num_steps += 1
 
-    def go_on(self, row: int, words: list[int]) -> None:
-        """A tool answers. A turn that ended with a call is not the end of the sample."""
-        self.told[row] = words
+    def insert(self, row: int, words: list[int]) -> None:
+        """Queue a tool's answer. A turn that ended with a call does not end the sample."""
+        self.pending[row] = words
         if self.is_ended[row]:
             self.is_ended[row], self.is_open[row] = False, True
             self.places[row] += 1
@@ -239,7 +239,7 @@ class _Rows:
 
 
 def _embedded_before_last(model: Decoder, ids_PT: Tensor, lengths: list[int], repeats: int) -> Tensor:
-    """`swift` adds some of the token before to each: to the last of a prompt, that before it."""
+    """Return the embedding before each prompt's last token, which `swift` adds in part to the last one."""
     before = torch.tensor([[max(0, length - 2)] for length in lengths], device=ids_PT.device)
     x_P1D = look_up(ids_PT.gather(1, before), model.model.embed_tokens.weight, model.compute_dtype)
     x_P1D = nn.functional.rms_norm(x_P1D, x_P1D.shape[-1:], eps=model.shape.norm_eps)

@@ -1,8 +1,8 @@
-"""What is asked in a phase of rl, and how an answer is judged: gsm8k, arithmetic, spelling, one's own prompts.
+"""The tasks of an rl phase, and how answers are graded: gsm8k, arithmetic, spelling, custom prompts.
 
-    open_task(task, number) -> draw(n): the n-th question of training; held_out(n): questions never asked in training
+    open_task(task, number) -> draw(n): the n-th training question; held_out(n): questions never used in training
 
-Questions of a file come in a new order each time round, made-up ones never end; both follow from (seed, task, n) alone.
+Questions from a file are reshuffled in each pass, generated ones never run out; both depend only on (seed, task, n).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from homing.errors import DataError, UsageError
-from homing.lm.rl.answers import is_right_letters, is_right_number, is_right_text
 from homing.lm.rl.calculator import Calculator
-from homing.lm.rl.draws import source
-from homing.lm.rl.generated import arithmetic, spelling
+from homing.lm.rl.check_answer import is_right_letters, is_right_number, is_right_text
+from homing.lm.rl.generated_questions import arithmetic, spelling
+from homing.lm.rl.named_random import source
 from homing.lm.rl.prompter import Prompter
 from homing.lm.rl.questions import Question, is_held_out, read_questions
 from homing.lm.tokenizer import Tokenizer
-from homing.wire.run import RlTask
+from homing.wire.run_json import RlTask
 
 __all__ = ["KINDS", "Asked", "open_task"]
 
@@ -36,7 +36,7 @@ _MOST_TRIES = 1000
 
 
 class Asked:
-    """One task. `room`: the longest prompt, in tokens; longer ones are left out, and counted in `num_too_long`."""
+    """One task. `room`: the longest prompt in tokens; longer ones are left out and counted in `num_too_long`."""
 
     def __init__(
         self, task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, prompter: Prompter, data_dir: Path,
@@ -55,11 +55,11 @@ class Asked:
 
     @property
     def num_questions(self) -> int:
-        """In a file; 0 for those that are made up."""
+        """Number of training questions from the file; 0 if they are generated."""
         return len(self._train)
 
     def draw(self, count: int) -> Question:
-        """The question that is asked as number `count` of this task, from 0."""
+        """Return training question number `count` of this task, from 0."""
         if self.task.kind in MAKERS:
             return self._made("train", count)
         round_number, place = divmod(count, len(self._train))
@@ -67,7 +67,7 @@ class Asked:
         return self._train[int(order[place])]
 
     def held_out(self, count: int) -> list[Question]:
-        """At most `count`; all that there are where there are fewer. The same ones for every seed of a run."""
+        """Return at most `count` held-out questions; the same ones for every seed of a run."""
         if self.task.kind not in MAKERS:
             return self._val[:count]
         made = {question.text: question for number in range(4 * count) if (question := self._made("val", number))}
@@ -77,7 +77,7 @@ class Asked:
         return float(JUDGES[self.task.kind](completion, question.answer))
 
     def _made(self, split: str, count: int) -> Question:
-        # The held-out ones do not depend on the run's seed: two runs are judged by the same questions.
+        # Held-out questions do not depend on the run's seed, so that two runs are evaluated on the same ones.
         seed = self._seed if split == "train" else 0
         make = MAKERS[self.task.kind]
         for attempt in range(_MOST_TRIES):
@@ -91,7 +91,7 @@ class Asked:
         if len(ids) > self._room:
             raise DataError(
                 what=f"A question of {self.task.kind} does not fit the context.",
-                why=f"{text!r} has {len(ids)} tokens, and {self._room} are left beside answer_tokens.",
+                why=f"{text!r} has {len(ids)} tokens, but answer_tokens leaves only {self._room}.",
                 fix="Lower answer_tokens or the difficulty, or raise model.context.",
             )
         return Question(text, ids, answer)
@@ -108,11 +108,11 @@ class Asked:
             self._val = [question for question in questions if is_held_out(question.text)]
         if not self._train:
             raise DataError(
-                what=f"The task {task.kind} has no question to train on.",
+                what=f"The task {task.kind} has no questions to train on.",
                 why=f"{task.file}: {self.num_too_long} too long for the context, {len(self._val)} held out.",
-                fix="Give more questions, or lower answer_tokens.",
+                fix="Add questions, or lower answer_tokens.",
             )
-        # In an order of their own, so that a part of them is a fair one.
+        # Shuffled, so that a part of them is a fair sample.
         order = source("val", self._number).permutation(len(self._val))
         self._val = [self._val[int(place)] for place in order]
 
@@ -132,9 +132,9 @@ def open_task(
 ) -> Asked:
     problems = []
     if task.kind not in KINDS:
-        problems.append(f"there is no task {task.kind!r}; known: {', '.join(KINDS)}")
+        problems.append(f"unknown task {task.kind!r}; known: {', '.join(KINDS)}")
     if (task.kind in MAKERS) == bool(task.file):
-        problems.append(f"{task.kind} {'makes its questions up and takes no file' if task.file else 'needs a file'}")
+        problems.append(f"{task.kind} {'generates its questions and takes no file' if task.file else 'needs a file'}")
     if not (np.isfinite(task.weight) and task.weight > 0):
         problems.append(f"its weight is {task.weight}; it must be over 0")
     if not 1 <= task.difficulty <= 5:
@@ -143,7 +143,7 @@ def open_task(
         problems.append(f"its calculator is {task.calculator!r}; it must be auto, on or off")
     if problems:
         raise UsageError(
-            what=f"The task {task.kind} of the rl phase cannot be asked.",
+            what=f"Invalid task {task.kind} of the rl phase.",
             why="\n".join(problems),
             fix=f"Change tasks[{number}] in the phase's rl.",
         )
@@ -152,6 +152,6 @@ def open_task(
 
 def _has_calculator(task: RlTask, tokenizer: Tokenizer) -> bool:
     if task.calculator == "on":
-        Calculator(tokenizer)  # refuses a tokenizer without the tokens
+        Calculator(tokenizer)  # raises if the tokenizer lacks the tool tokens
         return True
     return task.calculator == "auto" and task.kind == "gsm8k" and Calculator.fits(tokenizer)

@@ -1,14 +1,14 @@
-"""Documents to a vocabulary, text to ids and back.
+"""Tokenizer: training, files, encoding and decoding.
 
     train     documents            -> merges           (rustbpe)
-    files     merges               -> tokenizer.json and what others read beside it
-    encode    pieces of documents  -> ids, many MB/s   (gigatoken, proven equal to tokenizer.json at each start)
-    encode_theirs                     the same with somebody else's tokenizer (`tokenizers`, slower)
+    files     merges               -> tokenizer.json and the accompanying files that other tools read
+    encode    batches of documents -> ids, many MB/s   (gigatoken, compared with tokenizer.json at each start)
+    encode_external                   the same with a third-party tokenizer (`tokenizers`, slower)
     load      tokenizer.json       -> Tokenizer        (here)
 
-`load_tokenizer` needs only `tokenizers` and the standard library: it is what the trainer, `generate` and `chat` use.
+`load_tokenizer` needs only `tokenizers` and the standard library: the trainer, `generate` and `chat` use it.
 """
 
-from homing.lm.tokenizer.load import Tokenizer, load_tokenizer
+from homing.lm.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["Tokenizer", "load_tokenizer"]

@@ -1,4 +1,4 @@
-"""The alphabet in which byte-level BPE writes bytes as printable characters, one for one (GPT-2's table)."""
+"""The alphabet in which byte-level BPE writes bytes as printable characters, one to one (GPT-2's table)."""
 
 from __future__ import annotations
 

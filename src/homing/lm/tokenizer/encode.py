@@ -1,13 +1,13 @@
-"""Documents to ids at full speed: gigatoken, loaded from tokenizer.json without its special tokens.
+"""Encodes documents at full speed with gigatoken, loaded from tokenizer.json without its special tokens.
 
-Without them on purpose: with them, text that spells <|endoftext|> would become the control id. Ids stay ours, because
-the vocabulary carries them; the ids of specials are simply never produced.
+With the special tokens, text that spells <|endoftext|> would become the control id. The ids do not change, because the
+vocabulary defines them; those of special tokens are simply never produced.
 
-gigatoken is young, so it is not believed: `prove` encodes awkward strings and the beginning of the person's own text
-with `tokenizers` as well, at each start, and one different id stops the run. There is no second encoder to fall
-back to; shards must not depend on which of two was in a good mood. The one known difference (new_letters) is settled
-by the document alone. For somebody else's tokenizer, of which gigatoken knows too little, there is encode_theirs: which
-of the two encodes is decided by tokenizer.json alone, before anything is read.
+gigatoken is young, so it is verified: at each start `prove` also encodes difficult strings and the beginning of the
+user's own text with `tokenizers`, and a single different id stops the run. There is no fallback encoder, because shards
+must not depend on which encoder happened to work. The one known difference (new_letters) is handled per document.
+Third-party tokenizers, which gigatoken may not support, use encode_external; tokenizer.json alone decides which one
+encodes, before anything is read.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from homing.errors import DataError, IntegrityError
-from homing.lm.tokenizer.heap import release_free_memory
-from homing.lm.tokenizer.load import Tokenizer, load_tokenizer, read_tokenizer_json
-from homing.lm.tokenizer.new_letters import has_new_letter, parts_by_new_letters
+from homing.lm.tokenizer.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_json
+from homing.lm.tokenizer.trim_heap import release_free_memory
+from homing.lm.tokenizer.unicode_17 import has_new_letter, parts_by_new_letters
 
 __all__ = ["AWKWARD", "Encoder", "Proof", "warm_up"]
 
-# gigatoken remembers every word it has met. A fresh one costs a tenth of a second, so one is taken after so much text.
+# gigatoken caches every word it has seen. A new instance costs a tenth of a second, so it is replaced after this much
+# text.
 _FRESH_AFTER_BYTES = 128_000_000
 
 AWKWARD = [
@@ -48,8 +49,8 @@ AWKWARD = [
 
 
 def warm_up() -> None:
-    """Imports what `Encoder` needs, for whoever has a moment before."""
-    # gigatoken hands its rows over as an awkward array, whose import alone takes half a second.
+    """Import what `Encoder` needs, ahead of time."""
+    # gigatoken returns an awkward array, and importing that package takes half a second.
     for module in ("awkward", "numpy.ma"):
         importlib.import_module(module)
 
@@ -62,10 +63,10 @@ class Encoder:
         self._turn, self._reference_lock = threading.Condition(), threading.Lock()
         self._backend: Any = self._load()
         self._num_bytes = self._num_encoding = 0
-        self._reference: Tokenizer | None = None  # loaded when it is first asked for
+        self._reference: Tokenizer | None = None  # loaded at first use
 
     def encode(self, documents: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """All ids end to end, and where each document begins, with the end of the last one added. From any thread."""
+        """Return all ids concatenated, and the offset of each document, then the end. Thread-safe."""
         if not documents:
             return np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64)
         odd = [number for number, document in enumerate(documents) if has_new_letter(document)]
@@ -77,7 +78,7 @@ class Encoder:
         return np.asarray(rows.content.data, dtype=np.uint32)[starts[0] : starts[-1]], starts - starts[0]
 
     def _encode_rows(self, documents: Sequence[bytes]) -> Any:
-        """As gigatoken hands them over. While one thread is in here, nobody takes the backend away."""
+        """Return gigatoken's own array. While a thread is encoding, the backend is not replaced."""
         from gigatoken import BytesSource
 
         with self._turn:
@@ -85,7 +86,7 @@ class Encoder:
                 if self._num_encoding:
                     self._turn.wait()
                 else:
-                    # The old one goes before the new one comes: the two at once were the peak of a long prep.
+                    # Free the old one before creating the new one: both at once were the memory peak of a long prep.
                     self._backend = None
                     release_free_memory()
                     self._backend, self._num_bytes = self._load(), 0
@@ -101,12 +102,12 @@ class Encoder:
     def _encode_by_parts(
         self, documents: Sequence[bytes], odd: list[int]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """As `encode`, for documents of which `odd` have new letters: those parts as `tokenizers` encodes them."""
+        """Like `encode`, for documents of which `odd` have new letters: `tokenizers` encodes those parts."""
         split = {number: parts_by_new_letters(documents[number]) for number in odd}
         parts = [split.get(number, [(False, document)]) for number, document in enumerate(documents)]
         ids, starts = self.encode([part for row in parts for is_odd, part in row if not is_odd])
         plain = iter([ids[start:end] for start, end in pairwise(starts.tolist())])
-        reference = self._load_reference()  # lets no other thread run, so only now, when others have something to do
+        reference = self._load_reference()  # blocks all other threads, so load it only now, when they have work
         rows = [
             np.concatenate(
                 [
@@ -119,7 +120,10 @@ class Encoder:
         return np.concatenate(rows), np.cumsum([0, *map(len, rows)], dtype=np.int64)
 
     def prove(self, documents: Sequence[bytes]) -> Proof:
-        """Begins to compare AWKWARD and `documents` with `tokenizers`; ask the proof now and then, and at the end."""
+        """Start comparing AWKWARD and `documents` with `tokenizers`.
+
+        The caller checks the returned proof from time to time and at the end.
+        """
         texts = [text.encode() for text in AWKWARD] + list(documents)
         ids, starts = self.encode(texts)
         rows = [ids[starts[n] : starts[n + 1]].tolist() for n in range(len(texts))]
@@ -135,16 +139,16 @@ class Encoder:
 
         try:
             return load_hf_json(self._json)
-        except Exception as exc:  # the package raises what its parser raises
+        except Exception as exc:  # the package raises whatever its parser raises
             raise DataError(
-                what=f"The encoder cannot load {self._path}.",
+                what=f"Cannot load the tokenizer {self._path}.",
                 why=str(exc),
-                fix="Leave it out, and prep trains a tokenizer of its own.",
+                fix="Remove it from the settings, and prep trains a new tokenizer.",
             ) from exc
 
 
 class Proof:
-    """The comparison, in a thread of its own: `tokenizers` takes longer to load than the first pieces to encode."""
+    """The comparison, in its own thread: `tokenizers` takes longer to load than the first chunks take to encode."""
 
     def __init__(
         self, encoder: str, reference: Callable[[], Tokenizer], texts: list[bytes], rows: list[list[int]]
@@ -155,7 +159,7 @@ class Proof:
         self._thread.start()
 
     def check(self, *, is_last: bool = False) -> None:
-        """Raises as soon as a difference is known; with `is_last` it waits until all is compared."""
+        """Raise if a difference has been found; with `is_last`, wait until everything is compared."""
         if is_last:
             self._thread.join()
         if self._error is not None:
@@ -168,7 +172,7 @@ class Proof:
                 wanted = reference.encode(text.decode())
                 if got != wanted:
                     raise _not_identical(self._encoder, text, got, wanted)
-        except BaseException as exc:  # carried to the thread that asks
+        except BaseException as exc:  # raised again in the thread that calls `check`
             self._error = exc
 
 

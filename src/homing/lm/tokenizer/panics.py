@@ -1,7 +1,7 @@
-"""A panic inside the tokenizers package as an error that names the file.
+"""Turns a panic inside the tokenizers package into an error that names the file.
 
-The package ends a search that takes too long, and some regular expressions that it cannot compile, by a Rust panic. In
-Python that is a BaseException, which no handler for errors catches: one text would end the whole process.
+The package aborts a regex search that takes too long, and some expressions it cannot compile, with a Rust panic. In
+Python that is a BaseException, which no handler for errors catches: a single text would end the whole process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def panics_as_errors(path: str | os.PathLike[str]) -> Iterator[None]:
             raise
         raise DataError(
             what=f"{os.fspath(path)} cannot encode this text.",
-            why=f"The tokenizers package gave up: {str(exc) or 'it panicked'}.",
-            fix="Its regular expression is unsound, or takes too long on such text: use another tokenizer.",
+            why=f"The tokenizers package failed: {str(exc) or 'it panicked'}.",
+            fix="Use another tokenizer; the regular expression of this one is invalid or too slow for this text.",
         ) from exc

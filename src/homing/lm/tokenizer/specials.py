@@ -1,7 +1,7 @@
 """The special tokens and their ids: 0, 1, 2, ... before the 256 bytes and the merges.
 
-`standard` has all sixteen, so that chat and tools need no new rows later; `one` has <|endoftext|> alone, so that
-a vocabulary of N has N - 257 merges. Text that spells a special never becomes its id: only homing's own code
+`standard` has all sixteen, so that chat and tools need no new embedding rows later; `one` has only <|endoftext|>, so
+that a vocabulary of N has N - 257 merges. Text that spells a special token never becomes its id: only homing's own code
 puts these ids into a stream.
 """
 
@@ -25,8 +25,8 @@ SPECIALS: dict[str, list[str]] = {
     "standard": [END_OF_TEXT, IM_START, IM_END, PAD, *_TOOLS, *_RESERVED],
 }
 
-# ChatML, with <|endoftext|> first as before every document, and tools in the specials made for them. Plain Jinja on
-# purpose (no generation tag, no filters but tojson): it must open wherever the weights do.
+# ChatML, with <|endoftext|> first as before every document, and tools in their own special tokens. Deliberately plain
+# Jinja (no generation tag, no filters but tojson), so that every inference engine can render it.
 CHAT_TEMPLATE = """\
 {{- bos_token }}
 {%- if tools %}
@@ -65,13 +65,13 @@ CHAT_TEMPLATE = """\
 def specials_named(name: str) -> list[str]:
     if name not in SPECIALS:
         raise DataError(
-            what=f"There is no set of specials called {name!r}.",
+            what=f"Unknown set of special tokens: {name!r}",
             why=f"Known: {', '.join(SPECIALS)}.",
-            fix="Set tokenizer specials to one of these.",
+            fix="Set tokenizer.specials to one of these.",
         )
     return SPECIALS[name]
 
 
 def lacks_turns(specials: Container[str]) -> list[str]:
-    """The marks of a turn that are not among these."""
+    """Return the turn markers (<|im_start|>, <|im_end|>) that are missing from these specials."""
     return [mark for mark in (IM_START, IM_END) if mark not in specials]

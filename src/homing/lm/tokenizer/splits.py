@@ -1,7 +1,7 @@
-"""How text is split into words before merging: two regular expressions, and nothing else.
+"""Split patterns: how text is split into words before merging. There are two regular expressions and no others.
 
-Each must be one that every reader of tokenizer.json spells the same way: rustbpe and `tokenizers` take the expression,
-gigatoken and llama.cpp only know it by name, so an expression of one's own would train here and open nowhere.
+Every reader of tokenizer.json must support them: rustbpe and `tokenizers` accept any expression, but gigatoken and
+llama.cpp know only certain ones by name, so a custom expression would train here and load nowhere else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from homing.errors import DataError
 
 __all__ = ["SPLITS", "name_of_split", "pattern_named", "pre_tokenizer_named"]
 
-# Character for character the expression in Llama 3's tokenizer.json; GPT-4's splits text the same way.
+# Exactly the expression in Llama 3's tokenizer.json; GPT-4's splits text in the same way.
 _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -24,15 +24,15 @@ SPLITS = {"gpt2": _GPT2, "gpt4": _GPT4}
 def pattern_named(name: str) -> str:
     if name not in SPLITS:
         raise DataError(
-            what=f"There is no split called {name!r}.",
-            why=f"Known: {', '.join(SPLITS)}. Another would be refused by the encoder and by llama.cpp.",
-            fix="Set the tokenizer's split to gpt4 or gpt2.",
+            what=f"Unknown split: {name!r}",
+            why=f"Known: {', '.join(SPLITS)}. The encoder and llama.cpp support no others.",
+            fix="Set the split of the tokenizer to gpt4 or gpt2.",
         )
     return SPLITS[name]
 
 
 def pre_tokenizer_named(name: str) -> Any:
-    """The split as `tokenizers` writes it: GPT-2's has a switch of its own, the other is spelled out."""
+    """Return the pre-tokenizer for `tokenizers`: GPT-2's pattern is built in, the other is given as an expression."""
     from tokenizers import Regex, pre_tokenizers
 
     if name == "gpt2":
@@ -46,7 +46,7 @@ def pre_tokenizer_named(name: str) -> Any:
 
 
 def name_of_split(pre_tokenizer: Any) -> str | None:
-    """Which of ours a tokenizer.json's `pre_tokenizer` is, or None."""
+    """Return which of our split patterns a `pre_tokenizer` of tokenizer.json is, or None."""
     if not isinstance(pre_tokenizer, dict):
         return None
     if pre_tokenizer.get("type") == "ByteLevel":

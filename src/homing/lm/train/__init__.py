@@ -1,1 +1,1 @@
-"""Shards to checkpoints: the loop, its optimizers, its schedule and its checkpoints."""
+"""The training loop with its optimizers, learning-rate schedule and checkpoints: shards in, checkpoints out."""

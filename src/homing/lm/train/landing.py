@@ -1,13 +1,13 @@
-"""When time or money will not reach the planned end: an earlier one, chosen so that a finished model comes out of it.
+"""Early decay: if time or money runs out before the planned end, choose an earlier end that still finishes the model.
 
-    measured times -> Pace -> how many more steps fit before the deadline -> Pilot -> Landing(begin, end) or none
+    measured durations -> Pace -> steps that still fit before the deadline -> Pilot -> Landing(begin, end) or none
 
-    |-- warm-up --|------ peak rate ------|\\ decay \\|  evaluate, save, sample  |
+    |-- warmup ---|------ peak rate ------|\\ decay \\|  evaluate, save, sample  |
     0                                   begin      end                       deadline
 
-The deadline is known from the first step, so the decay begins as late as it can and still be as long a part of the run
-as was planned. Before it begins the end moves either way with the measured speed; afterwards only to an earlier step,
-because rates that were lowered are steps that were spent. It decides; the loop acts.
+The deadline is known from the first step, so the decay begins as late as possible while keeping its planned share of
+the run. Until it begins, the end moves in either direction with the measured speed; afterwards only to an earlier step,
+because steps at a lowered learning rate cannot be taken back. This module decides; the loop acts.
 """
 
 from __future__ import annotations
@@ -20,43 +20,50 @@ from dataclasses import dataclass
 
 import torch
 
-from homing.lm.train.schedule import Landing, lr_scale
+from homing.lm.train.optim.schedule import Landing, lr_scale
 from homing.units import format_duration
-from homing.wire.run import Phase
+from homing.wire.run_json import Phase
 
-__all__ = ["Pace", "Pilot", "Rates", "Turn", "turn_text"]
+__all__ = ["LandingChange", "Pace", "Pilot", "Rates", "describe_change"]
 
-_WINDOW = 50  # steps: speed is that of now, not that of the beginning
-_RECENT = 15  # steps for what people are told: those of before a speed-up are soon forgotten
-_ENOUGH = 2  # measured steps before anything is decided; the first of all compiles and is never counted
-_SURE = 5  # measured steps before the end is foretold to people
-_DOUBT = 1.25  # on what happens once, at the end: the last save may be the slowest
-_SPARE_S = 3.0  # beside it, for retention and a slow disk; more than `Wishes.stop` keeps, which would cut the landing
-_STEP_DOUBT = 1.03  # on the time of a step, before the decay begins: moving the end in the decay costs a steeper tail
-_FORWARD_SHARE = 0.5  # of a step's time per token: an evaluation has no backward pass, but smaller batches
-_LIKELY_SHARE = 1 / 3  # of it, for what people are told: forward alone, of forward and twice as much backward
-_REMEMBERED = 4  # evaluations, saves, samples each
-_DISK_BYTES_PER_S = 50e6  # a slow disk with its fsync and the reading back, until a save was measured
-_RAISED_S = 20.0  # a deadline that moved by more was changed by a person, not by an estimate
+_WINDOW = 50  # steps over which the speed is measured: the current speed, not that of the start
+_RECENT = 15  # steps for the estimate shown to users, so that it adapts quickly when steps become faster
+_ENOUGH = 2  # measured steps before any decision; the very first step compiles and is never counted
+_SURE = 5  # measured steps before the end is announced to users
+_DOUBT = 1.25  # safety factor for the one-off work at the end: the last save may be the slowest
+# Added to it, for retention and a slow disk; more than the reserve of `ControlRequests.stop`, which would otherwise cut
+# the landing short.
+_SPARE_S = 3.0
+# Safety factor for the step time before the decay begins: moving the end during the decay makes it steeper.
+_STEP_DOUBT = 1.03
+_FORWARD_SHARE = 0.5  # of a step's time per token: evaluation has no backward pass, but smaller batches
+# The same in the estimate shown to users: the backward pass takes twice as long as the forward pass.
+_LIKELY_SHARE = 1 / 3
+_REMEMBERED = 4  # recent durations kept for each of evaluation, save and sampling
+_DISK_BYTES_PER_S = 50e6  # a slow disk including fsync and reading back, assumed until a save is measured
+_RAISED_S = 20.0  # a deadline that moves by more than this was changed by a person, not by a new estimate
 
 
 @dataclass
 class Rates:
-    """Of this machine, from one phase to the next: as the newest save and sample showed them, and until then what is
-    usual where people rent. For what is likely; a deadline reckons with worse."""
+    """Throughput of this machine, carried from one phase to the next.
 
-    disk_bytes_per_s: float = 400e6  # a checkpoint written, synced and hashed
-    copy_bytes_per_s: float = 4e9  # of it to host memory, which is all that training waits for
-    layer_s: float = 1.5e-3  # of one sampled token in one layer, kernel by kernel (benchmarks/results/rl.json)
+    Updated by each save and sampling; the defaults are typical of rented machines. Used for likely durations; deadlines
+    are computed with more pessimistic values.
+    """
+
+    disk_bytes_per_s: float = 400e6  # writing, syncing and hashing a checkpoint
+    copy_bytes_per_s: float = 4e9  # copying a checkpoint to host memory, the only part that training waits for
+    layer_s: float = 1.5e-3  # one sampled token through one layer, without CUDA graphs (benchmarks/results/rl.json)
 
     @classmethod
     def usual_on(cls, device: torch.device) -> Rates:
-        """On CUDA a sampled token is one captured graph (benchmarks/results/decode.json), with the capture of it."""
+        """Return defaults for a device. On CUDA, sampling replays a captured graph (benchmarks/results/decode.json)."""
         return cls(layer_s=2e-4) if device.type == "cuda" else cls()
 
 
 class _Seen:
-    """How long one kind of work took, each time."""
+    """The recent durations of one kind of work."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
@@ -65,17 +72,22 @@ class _Seen:
         self._seconds.append(seconds)
 
     def likely_s(self, guess: float) -> float:
-        """The first of its kind also sets up what stays (buffers, kernels) and may take ten times as long, so what is
-        likely is then between it and the guess, by factors; and where others followed it no longer counts."""
+        """Return the likely duration of the next one, given a guess from before anything was measured.
+
+        The first of its kind also allocates buffers and kernels and may take ten times as long, so a single measurement
+        is averaged geometrically with the guess. Later the median discounts it.
+        """
         if len(self._seconds) == 1 and guess > 0:
             return math.sqrt(guess * self._seconds[0])
         return statistics.median([guess, *self._seconds])
 
 
 class Pace:
-    """How long each part of the work takes here. What was not seen yet is guessed from what was, rather too long where
-    a deadline asks, and as is likely where people do (`to_go_s`). `sampled_layers`: how many layers the tokens of one
-    sampling pass, one after the other."""
+    """How long each part of the work takes on this machine.
+
+    Anything not measured yet is estimated: pessimistically for deadlines, realistically for users (`to_go_s`).
+    `sampled_layers` is the number of layer evaluations in one sampling pass (tokens x layers).
+    """
 
     def __init__(
         self,
@@ -89,8 +101,9 @@ class Pace:
         self._phase, self._can_evaluate = phase, can_evaluate
         self._checkpoint_bytes, self._sampled_layers = checkpoint_bytes, sampled_layers
         self._rates = rates or Rates()
-        self._rates_at_start = dataclasses.replace(self._rates)  # for guesses; those of now are what was seen since
-        # In rl the first of so many steps samples for all of them: only together they say how fast it goes.
+        self._rates_at_start = dataclasses.replace(self._rates)  # for guesses; `_rates` is updated by measurements
+        # In rl, the first of every `updates_per_rollout` steps generates the samples for all of them, so only whole
+        # rounds show the speed.
         self._round = phase.rl.updates_per_rollout if phase.rl else 1
         self._steps: deque[float] = deque(maxlen=max(_WINDOW, 3 * self._round))
         self._known_step_s = self._step_s = self._recent_s = 0.0
@@ -101,7 +114,7 @@ class Pace:
         self._guessed_save_s = checkpoint_bytes / _DISK_BYTES_PER_S
 
     def know(self, step_s: float) -> None:
-        """From a checkpoint: good until the first step here was measured."""
+        """Set the step duration recorded in a checkpoint, used until the first step here is measured."""
         self._known_step_s = step_s
 
     def step(self, seconds: float) -> None:
@@ -127,7 +140,7 @@ class Pace:
             self._rates.disk_bytes_per_s = self._checkpoint_bytes / seconds
 
     def held(self, seconds: float) -> None:
-        """By a save that is written while training goes on: what training waited for it."""
+        """Record how long training was blocked by a save that is written in the background."""
         self._holds.add(seconds)
         if seconds > 0 and self._checkpoint_bytes:
             self._rates.copy_bytes_per_s = self._checkpoint_bytes / seconds
@@ -144,7 +157,7 @@ class Pace:
 
     @property
     def is_measured(self) -> bool:
-        """Nothing in it is a guess any more."""
+        """True if no duration is a guess any more."""
         return self._save_s is not None and (self._eval_s is not None or not self._can_evaluate)
 
     @property
@@ -153,8 +166,11 @@ class Pace:
 
     @property
     def step_s(self) -> float:
-        """What the next steps will take on average. The mean, for a sum is wanted; the one worst step is left out, for
-        a pause of the machine is no speed. 0 while nothing is known."""
+        """Expected average duration of the next steps, in seconds; 0 if unknown.
+
+        A mean, because it is used for sums. The single slowest step is left out, because a pause of the machine says
+        nothing about its speed.
+        """
         return self._step_s if self._steps else self._known_step_s
 
     @property
@@ -175,31 +191,33 @@ class Pace:
 
     @property
     def _guessed_sample_s(self) -> float:
-        # Kernel by kernel, where nothing slower was seen: a graph may fail to be captured.
+        # Assume sampling without CUDA graphs, or slower if that was measured: capturing a graph may fail.
         return self._sampled_layers * max(self._rates.layer_s, Rates.layer_s)
 
     @property
     def finish_s(self) -> float:
-        """From the end of the last step until nothing is left to do."""
+        """Seconds from the end of the last step until everything is done, estimated pessimistically."""
         return _DOUBT * (self.eval_s + self.save_s + self.sample_s) + _SPARE_S
 
     def to_go_s(self, step: int, end_step: int) -> float | None:
-        """From `step`, taken and evaluated, until nothing of the phase is left to do: the steps, and the evaluations,
-        saves and samples that fall due until then, each counted. None while no step was measured.
+        """Return the likely seconds from `step` (taken and evaluated) until the phase is complete, or None if unknown.
 
-        What is likely, for people; `needs_s` is what a landing reckons with, and has doubts."""
+        Counts the steps and every evaluation, save and sampling due until then. This is the estimate shown to users;
+        landings use the pessimistic `needs_s`.
+        """
         step_s = self._recent_s if self._steps else self._known_step_s
         if not step_s:
             return None
         phase, rates = self._phase, self._rates_at_start
         eval_s = self._evals.likely_s(self._guessed_eval_s(step_s, _LIKELY_SHARE))
-        # The last one alone is waited for to its end.
+        # Training waits for the complete write of the last save only.
         last_save = self._saves.likely_s(self._checkpoint_bytes / rates.disk_bytes_per_s)
         held_s = self._holds.likely_s(self._checkpoint_bytes / rates.copy_bytes_per_s)
         sample_s = self._samples.likely_s(self._sampled_layers * rates.layer_s)
         evals = _num_due(step + 1, end_step, phase.eval_every)
         saves = _num_due(step, end_step, phase.save_every)
-        if phase.eval_every and phase.save_every:  # a planned checkpoint is measured first; those of both count once
+        # A planned checkpoint is evaluated first; steps due for both count once.
+        if phase.eval_every and phase.save_every:
             evals += _num_due(step + 1, end_step, phase.save_every)
             evals -= _num_due(step + 1, end_step, math.lcm(phase.eval_every, phase.save_every))
         samples = _num_due(step, end_step, phase.sample_every)
@@ -207,12 +225,15 @@ class Pace:
         seconds += eval_s if end_step > step else 0.0
         by_time = self._saves_by_time(seconds, end_step - step)
         seconds += by_time * held_s
-        if not phase.sample_every:  # then one with each checkpoint
+        if not phase.sample_every:  # then one sampling with each checkpoint
             seconds += (saves + by_time) * sample_s
         return seconds + last_save + sample_s
 
     def _saves_by_time(self, seconds: float, num_steps: int) -> float:
-        """Each save begins the time anew, so between two that are planned there may be no time for one."""
+        """Return how many saves `save_every_s` triggers.
+
+        Each save restarts the timer, so there may be none between two saves planned by step.
+        """
         phase = self._phase
         if not phase.save_every_s or not num_steps:
             return 0.0
@@ -222,12 +243,14 @@ class Pace:
         return num_steps / phase.save_every * math.floor(between_s / phase.save_every_s)
 
     def needs_s(self, num_steps: int) -> float:
-        """So many more steps and all that comes after the last one, with each save as if training stood still for it:
-        rather too long, for a deadline."""
+        """Return the seconds for `num_steps` more steps and everything after the last one.
+
+        Pessimistic, for deadlines: assumes that training waits for every save.
+        """
         return num_steps * self._each_s + self.finish_s
 
     def affordable(self, seconds: float, *, doubt: float = 1.0) -> int:
-        """How many more steps fit, with all that comes after the last one; negative: not even that does."""
+        """Return how many more steps fit, including everything after the last one; negative if not even that fits."""
         return int((seconds - self.finish_s) // (self._each_s * doubt))
 
     @property
@@ -237,55 +260,61 @@ class Pace:
         saves += step_s / phase.save_every_s if phase.save_every_s else 0.0
         evals = 1 / phase.eval_every if phase.eval_every else 0.0
         if phase.eval_every and phase.save_every and phase.save_every % phase.eval_every:
-            evals += 1 / phase.save_every  # a planned checkpoint is measured first
+            evals += 1 / phase.save_every  # a planned checkpoint is evaluated first
         samples = 1 / phase.sample_every if phase.sample_every else saves
         return step_s + evals * self.eval_s + saves * self.save_s + samples * self.sample_s
 
 
 def _num_due(first: int, end: int, every: int) -> int:
-    """How often something is due every so many steps, from `first` on and before `end`; 0 steps mean never."""
+    """Count the multiples of `every` in [first, end); 0 if `every` is 0."""
     return max(0, (end - 1) // every - (first - 1) // every) if every else 0
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What was decided at one look, for the event that says so."""
+class LandingChange:
+    """A decision of the pilot, for the event that reports it."""
 
     kind: str  # planned | started | moved | called_off
     end_step: int
     begin_step: int
-    needs_s: float  # what the plan would still take, all phases and their ends
+    needs_s: float  # time the full plan would still take, including all later phases
     left_s: float
 
 
-def turn_text(turn: Turn, phase: Phase, why: str) -> str:
-    """One sentence or two for people: what was decided and what the plan would have needed."""
-    of = f"{turn.end_step:,} of {phase.num_steps:,}"
-    needs, left = format_duration(turn.needs_s), format_duration(turn.left_s)
-    if turn.kind == "planned":
-        said = f"Step {of} is the last that fits before {why}; the rate falls from about step {turn.begin_step:,} on."
-    elif turn.kind == "started":
-        said = f"Landing: the rate falls from here to step {of}, the last that fits before {why}."
-    elif turn.kind == "moved":
-        said = f"The landing now ends at step {of}: steps take another time than they did."
+def describe_change(change: LandingChange, phase: Phase, why: str) -> str:
+    """Return a message for users: the decision, and how long the full plan would have taken."""
+    of = f"{change.end_step:,} of {phase.num_steps:,}"
+    needs, left = format_duration(change.needs_s), format_duration(change.left_s)
+    if change.kind == "planned":
+        said = f"Step {of} is the last that fits before {why}; the rate decays from about step {change.begin_step:,}."
+    elif change.kind == "started":
+        said = f"Landing: the learning rate decays from now to step {of}, the last that fits before {why}."
+    elif change.kind == "moved":
+        said = f"The landing now ends at step {of}: the time per step has changed."
     else:
-        return "The landing is called off: the limit was raised, and training goes on as planned."
-    return f"{said} {left} are left; finishing the plan would take {needs}."
+        return "The landing is cancelled: the limit was raised, and training continues as planned."
+    return f"{said} {left} left; finishing the plan would take {needs}."
 
 
 class Pilot:
-    """Of one phase. `later_tokens` are those of the phases after it, which get their share of what is left."""
+    """Decides when a phase must decay early.
+
+    `later_tokens`: tokens of the phases after it, which get their share of time.
+    """
 
     def __init__(self, phase: Phase, pace: Pace, *, later_tokens: int = 0, num_later: int = 0) -> None:
         self._phase, self._pace = phase, pace
         self._later_tokens, self._num_later = later_tokens, num_later
-        self._foretold: float | None = None  # the deadline for which the end was told
-        self._deadline: float | None = None  # the one that the landing was begun for
+        self._announced: float | None = None  # the deadline for which an end was announced
+        self._deadline: float | None = None  # the deadline for which the landing was begun
 
     def look(
         self, step: int, landing: Landing | None, warm_from: int, left_s: float | None, now: float
-    ) -> tuple[Landing | None, Turn | None]:
-        """The landing from here on, and what changed. `left_s`: until the deadline, None without one."""
+    ) -> tuple[Landing | None, LandingChange | None]:
+        """Return the landing to use from here on, and the change to report.
+
+        `left_s`: seconds to the deadline, or None.
+        """
         if landing is None and (left_s is None or self._pace.num_steps < _ENOUGH):
             return None, None
         deadline = None if left_s is None else now + left_s
@@ -294,7 +323,7 @@ class Pilot:
             is_raised = deadline is None or (self._deadline is not None and deadline > self._deadline + _RAISED_S)
             if is_raised and self.is_worth_going_on(step, landing, left_s):
                 self._deadline = None
-                return None, self._turn("called_off", step, self._phase.num_steps, left_s)
+                return None, self._change("called_off", step, self._phase.num_steps, left_s)
             if left_s is None or self._pace.num_steps < _ENOUGH:
                 return landing, None
         assert left_s is not None, "without a deadline there is nothing to decide"
@@ -305,18 +334,21 @@ class Pilot:
             return None, None
         begin = self._begin_of(last, warm_from)
         if step < begin:
-            return None, self._foretell(step, begin, last, left_s, deadline)
+            return None, self._announce(step, begin, last, left_s, deadline)
         if last <= step:
-            return None, None  # not one more step fits: there is nothing to land with, and the deadline itself stops it
+            # No further step fits, so there is nothing to decay over; the deadline itself stops the run.
+            return None, None
         self._deadline = deadline
         scale = lr_scale(self._phase.schedule, step, self._phase.num_steps, None, warm_from)
         begun = Landing(begin_step=step, begin_scale=scale, end_step=last, step_s=self._pace.step_s)
-        return begun, self._turn("started", step, last, left_s)
+        return begun, self._change("started", step, last, left_s)
 
     def is_worth_going_on(self, step: int, landing: Landing, left_s: float | None) -> bool:
-        """Whether to give up a landing, begun or done: only for steps that outweigh the decay that would be undone.
+        """Return whether to cancel a landing, begun or complete.
 
-        A trainer that crashed in its landing has less time than before and never finds this true.
+        True only if the steps gained outweigh the decay that is undone.
+
+        After a crash during a landing there is less time than before, so this is never true then.
         """
         if left_s is None:
             return True
@@ -326,13 +358,13 @@ class Pilot:
         return last >= self._phase.num_steps or last - step > 2 * rest + undone
 
     def needs_s(self, step: int) -> float:
-        """To finish as planned, from this step on, the later phases at this one's speed per token."""
+        """Return the seconds to finish as planned, assuming this phase's speed per token for later phases."""
         pace, phase = self._pace, self._phase
         later_steps = self._later_tokens / phase.batch_tokens
         return pace.needs_s(phase.num_steps - step) + later_steps * pace.step_s + self._num_later * pace.finish_s
 
     def _last_step(self, step: int, left_s: float, *, doubt: float = 1.0) -> int:
-        """The last step that fits. Where phases follow, all are made shorter by the same part."""
+        """Return the last step that fits. If phases follow, all of them are shortened by the same factor."""
         planned = self._phase.num_steps
         more = self._pace.affordable(left_s - self._num_later * self._pace.finish_s, doubt=doubt)
         later_steps = self._later_tokens / self._phase.batch_tokens
@@ -340,40 +372,46 @@ class Pilot:
         return min(step + more, int(part * planned)) if later_steps else step + more
 
     def _begin_of(self, last: int, warm_from: int) -> int:
-        """The same part of the shorter run decays as was planned of the whole; cosine decays all the way. What came
-        before a landing that was left behind does not count, and a warm-up is not cut off, unless it is most of it."""
+        """Return the step at which the decay begins if training ends at `last`.
+
+        The decay keeps its planned share of the shorter run; cosine decays from the end of the warmup. Steps before a
+        cancelled landing do not count. The warmup is not cut short unless it is over half of the run.
+        """
         schedule, length = self._phase.schedule, last - warm_from
         warm = warm_from + min(schedule.warmup_steps, length // 2)
         if schedule.kind == "cosine":
             return warm
         decay = round(length * schedule.decay_steps / max(1, self._phase.num_steps))
-        # At least as long as an evaluation and a save, which would else jump over all of it between two looks.
+        # Begin before `last` by at least the time of an evaluation and a save, which could otherwise skip the whole
+        # decay.
         pause = math.ceil((self._pace.eval_s + self._pace.save_s + self._pace.sample_s) / max(self._pace.step_s, 1e-6))
         return min(last - 1 - pause, max(warm, last - decay))
 
-    def _move(self, step: int, landing: Landing, last: int, left_s: float) -> tuple[Landing, Turn | None]:
+    def _move(self, step: int, landing: Landing, last: int, left_s: float) -> tuple[Landing, LandingChange | None]:
         rest = landing.end_step - step
-        # Cosine decays from the first look on, when little was measured yet: it alone may also go further again.
+        # Cosine decays from the first decision on, when little is measured, so only there the end may move later again.
         is_further = self._phase.schedule.kind == "cosine" and last - step > 1.1 * rest > 0
         if last >= landing.end_step and not is_further:
             return landing, None
         last = max(step, min(last, self._phase.num_steps))
         if last == landing.end_step:
             return landing, None
-        # The same curve, drawn in or out so that it goes through the rate of now: begun as much earlier or later.
+        # Stretch or compress the same curve so that it passes through the current learning rate, by moving its begin.
         begin = (
             last - (last - step) * (landing.end_step - landing.begin_step) / rest if rest > 0 else landing.begin_step
         )
-        return dataclasses.replace(landing, begin_step=begin, end_step=last), self._turn("moved", step, last, left_s)
+        return dataclasses.replace(landing, begin_step=begin, end_step=last), self._change("moved", step, last, left_s)
 
-    def _foretell(self, step: int, begin: int, last: int, left_s: float, deadline: float | None) -> Turn | None:
+    def _announce(
+        self, step: int, begin: int, last: int, left_s: float, deadline: float | None
+    ) -> LandingChange | None:
         is_sure = self._pace.num_steps >= _SURE and (self._pace.is_measured or step >= begin / 2)
         if not is_sure or deadline is None:
             return None
-        if self._foretold is not None and abs(deadline - self._foretold) <= _RAISED_S:
+        if self._announced is not None and abs(deadline - self._announced) <= _RAISED_S:
             return None
-        self._foretold = deadline
-        return Turn("planned", last, begin, self.needs_s(step), left_s)
+        self._announced = deadline
+        return LandingChange("planned", last, begin, self.needs_s(step), left_s)
 
-    def _turn(self, kind: str, step: int, last: int, left_s: float | None) -> Turn:
-        return Turn(kind, last, step, self.needs_s(step), left_s if left_s is not None else 0.0)
+    def _change(self, kind: str, step: int, last: int, left_s: float | None) -> LandingChange:
+        return LandingChange(kind, last, step, self.needs_s(step), left_s if left_s is not None else 0.0)

@@ -1,12 +1,12 @@
-"""The training loop: run directory in, checkpoints and a trained model out, one page read from top to bottom.
+"""The training loop: run directory in, checkpoints and a trained model out; one page, read from top to bottom.
 
-    train        every phase of run.json in turn; a finished one is skipped, an unfinished one goes on where it was
+    train        every phase of run.json in turn; a finished one is skipped, an unfinished one resumes
     _Phase       one phase: set up -> step, step, step -> evaluate -> save
     _Phase.step  rows -> gradients -> clip -> one optimizer step, or none if not finite
 
-What a machine cannot do is `engine`'s to give way to, an end before the planned one `lander`'s. The trainer does not
-know that it is rented. It reads run.json and control.json, writes what DESIGN lists for the run directory, and ends
-with exit code 0 (done), 75 (stopped, with a checkpoint) or 1 (failed).
+`engine` adapts to the machine's limits, `landing_controller` ends training early before a deadline. The trainer does
+not know that the machine is rented. It reads run.json and control.json, writes the files that DESIGN lists for the run
+directory, and exits with 0 (done), 75 (stopped, with a checkpoint) or 1 (failed).
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ import torch
 from homing.errors import HomingError
 from homing.lm.device import peak_flops
 from homing.lm.evals.bits_per_byte import Evaluation
-from homing.lm.evals.samples import sample_texts, write_samples
+from homing.lm.evals.training_samples import sample_texts, write_samples
 from homing.lm.model import lora
 from homing.lm.tokenizer.specials import lacks_turns
-from homing.lm.train import checkpoint
-from homing.lm.train.batch import Batch
-from homing.lm.train.build import build, told_start
-from homing.lm.train.checkpoint import TrainState
-from homing.lm.train.control import Hopeless, Stop, Wishes
-from homing.lm.train.engine import Engine
-from homing.lm.train.figures import Figures
-from homing.lm.train.lander import Lander
+from homing.lm.train.build_phase import build, describe_start
+from homing.lm.train.checkpoints import checkpoint_files
+from homing.lm.train.checkpoints.checkpoint_files import TrainState
+from homing.lm.train.checkpoints.manager import CheckpointManager
+from homing.lm.train.compute.batch import Batch
+from homing.lm.train.compute.engine import Engine
+from homing.lm.train.compute.step_figures import Figures
+from homing.lm.train.distributed.ranks import Ranks, joined_ranks
 from homing.lm.train.landing import Pace
+from homing.lm.train.landing_actions import LandingController
 from homing.lm.train.metrics import Journal, SilentJournal, finite
-from homing.lm.train.optim import clip_gradients, state_bytes
-from homing.lm.train.ranks import Ranks, joined_ranks
+from homing.lm.train.optim.param_groups import clip_gradients, state_bytes
+from homing.lm.train.optim.schedule import lr_scale
 from homing.lm.train.run_dir import called, locked, read_run, write_outcome
-from homing.lm.train.schedule import lr_scale
 from homing.lm.train.session import Session, open_session, quiet_gc
-from homing.lm.train.shelf import Shelf
+from homing.lm.train.stop_requests import ControlRequests, FatalError, Stop
 from homing.units import format_bytes, format_count, format_duration
-from homing.wire import names
-from homing.wire.event import Metric, Outcome
-from homing.wire.run import Phase, Sampling
+from homing.wire import file_names
+from homing.wire.event_lines import Metric, Outcome
+from homing.wire.run_json import Phase, Sampling
 
 __all__ = ["train"]
 
-# By how many steps the figures of a step are read late: a card has its next step before the host looks at the last.
+# Steps by which reading the metrics lags behind: a GPU gets its next step before the host reads the previous one.
 LATE = {"cuda": 1}
 
 
-def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = None) -> Outcome:
-    """Trains what RUN_DIR/run.json says. Returns how it ended; a failure is in the outcome, and raised."""
-    wishes = wishes or Wishes(run_dir)
-    is_first = Ranks.told().is_first  # of several it alone writes
+def train(run_dir: Path, *, say: Callable[[str], None], requests: ControlRequests | None = None) -> Outcome:
+    """Train what RUN_DIR/run.json says and return the outcome. A failure is written to outcome.json and raised."""
+    requests = requests or ControlRequests(run_dir)
+    is_first = Ranks.from_env().is_first  # only the first rank writes files
     with locked(run_dir) if is_first else contextlib.nullcontext(), contextlib.ExitStack() as stack:
         journal = Journal(run_dir, say=say) if is_first else SilentJournal(run_dir, say=lambda line: None)
         work: _Phase | None = None
@@ -65,23 +65,23 @@ def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = 
             run = read_run(run_dir)
             journal.writes_csv = run.train.writes_csv
             journal.phases = [phase.kind for phase in run.phases]
-            wishes.time_limit_s = run.train.time_limit_s
+            requests.time_limit_s = run.train.time_limit_s
             is_cuda = run.train.device in ("auto", "cuda") and torch.cuda.is_available()
             ranks = stack.enter_context(joined_ranks(is_cuda=is_cuda))
-            session = open_session(run, run_dir, journal, wishes, ranks)
+            session = open_session(run, run_dir, journal, requests, ranks)
             previous: Path | None = None
             stop: Stop | None = None
             for number, phase in enumerate(run.phases):
                 work = _Phase(session, phase, previous, later=run.phases[number + 1 :])
                 ended = work.train()
                 stop = ended or stop
-                if ended and not ended.is_landed:  # after a landing there is time for the phases that follow
+                if ended and not ended.is_landed:  # after a landing there is still time for the later phases
                     break
                 previous = work.final
             outcome = _ended(work, stop)
         except HomingError as error:
             error.name_run(called(run_dir))
-            outcome = _failed(work, str(error), is_final=isinstance(error, Hopeless))
+            outcome = _failed(work, str(error), is_final=isinstance(error, FatalError))
             journal.event("run_failed", str(error), phase=outcome.phase, step=outcome.step)
             raise
         except BaseException as error:
@@ -97,69 +97,69 @@ def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = 
 
 def _ended(work: _Phase | None, stop: Stop | None) -> Outcome:
     assert work is not None, "a run without phases was let through"
-    state, code = ("stopped", names.EXIT_STOPPED) if stop else ("done", names.EXIT_DONE)
+    state, code = ("stopped", file_names.EXIT_STOPPED) if stop else ("done", file_names.EXIT_DONE)
     reason = stop.reason if stop else "Every phase is trained."
     kind, step = work.phase.kind, work.state.step
-    told = reason
-    if stop and stop.is_landed:  # where and why was told when it landed
-        told = "Every phase ended with a finished model, not all of them with the steps that were planned."
+    text = reason
+    if stop and stop.is_landed:  # the landing itself has already reported where and why
+        text = "Every phase ended with a finished model, but not all of them with the planned number of steps."
     elif stop:
-        told = f"Stopped at step {step:,}: {reason}"
-    work.s.journal.event(f"run_{state}", told, phase=kind, step=step, **({"why": stop.kind} if stop else {}))
+        text = f"Stopped at step {step:,}: {reason}"
+    work.s.journal.event(f"run_{state}", text, phase=kind, step=step, **({"why": stop.kind} if stop else {}))
     return Outcome(state, reason, code, phase=kind, step=step, t=time.time(), is_final=stop is None or stop.is_limit)
 
 
 def _failed(work: _Phase | None, reason: str, *, is_final: bool) -> Outcome:
     phase, step = (work.phase.kind, work.state.step) if work else ("", 0)
-    return Outcome("failed", reason, names.EXIT_FAILED, phase=phase, step=step, t=time.time(), is_final=is_final)
+    return Outcome("failed", reason, file_names.EXIT_FAILED, phase=phase, step=step, t=time.time(), is_final=is_final)
 
 
 class _Phase:
-    """One phase from its start, or from its newest whole checkpoint, to its final one."""
+    """One phase, from its beginning or its newest valid checkpoint to its final checkpoint."""
 
     def __init__(self, session: Session, phase: Phase, previous: Path | None, later: list[Phase]) -> None:
         self.s, self.phase, self.later = session, phase, later
         self.previous = previous  # final checkpoint of the phase before
-        self.shelf = Shelf(session, phase, self._event)
+        self.checkpoints = CheckpointManager(session, phase, self._event)
         self.final: Path | None = None
         self.state = TrainState(phase=phase.kind, step=0, num_tokens=0, rows_consumed=0)
         self.evaluation: Evaluation | None = None  # of the current step, or None
-        self.scale = 0.0  # of the last step's rate, as a part of the peak
+        self.scale = 0.0  # learning rate of the last step, as a fraction of the peak
         self.begun_at = 0.0  # when the current step began
-        self.is_told_plain = False  # that samples of a chat are no answers
-        self.is_told_slow = False  # that CUDA graphs failed in samples
-        self.unread: deque[Figures] = deque()  # of steps that the device may still compute
-        self.figures = Figures.none()  # of the last step that was read
+        self.is_plain_reported = False  # whether the warning about plain-text samples was given
+        self.is_slow_reported = False  # whether the failure of CUDA graphs in sampling was reported
+        self.unread: deque[Figures] = deque()  # of steps that the device may still be computing
+        self.figures = Figures.none()  # of the last step read
 
-    # -- the story ---------------------------------------------------------------------------------------------------
+    # -- main flow ---------------------------------------------------------------------------------------------------
 
     def train(self) -> Stop | None:
-        with self.s.journal.still("loading", "looking at checkpoints", phase=self.phase.kind):
-            found = self.shelf.find()
+        with self.s.journal.still("loading", "checking checkpoints", phase=self.phase.kind):
+            found = self.checkpoints.find()
         if found and found.is_final and (found.step >= self.phase.num_steps or self._has_later_begun()):
-            self.final = self.shelf.folder(found.step)
-            self.shelf.mend(found)
+            self.final = self.checkpoints.folder(found.step)
+            self.checkpoints.repair(found)
             self.state = dataclasses.replace(self.state, step=found.step, num_tokens=found.num_tokens)
-            self._event("phase_skipped", f"Phase {self.phase.kind} is already trained: {self.final.name}.", aloud=True)
+            self._event("phase_skipped", f"Phase {self.phase.kind} is already trained: {self.final.name}.", notice=True)
             return None
         with self.s.journal.still("loading", "loading the model", phase=self.phase.kind):
             self._set_up()
             if found:
-                self.state = self.shelf.load(found, self.built)
+                self.state = self.checkpoints.load(found, self.built)
         self._forget_metrics_past(self.state.step, is_resumed=found is not None)
-        is_landed, self.state = self.s.ranks.agree(self.lander.resume(self.state))
+        is_landed, self.state = self.s.ranks.agree(self.landing_controller.resume(self.state))
         if is_landed:
             return self._landed()
         self.engine.settle(self.state.choices)
         self.state = dataclasses.replace(self.state, choices=self.engine.choices)
-        self._event("phase_started", self._describe(), aloud=True, num_steps=self.phase.num_steps)
+        self._event("phase_started", self._describe(), notice=True, num_steps=self.phase.num_steps)
         if not self.work.can_evaluate:
-            text = "There is no held-out text: nothing is evaluated, and no checkpoint is called the best."
-            self._event("not_evaluated", text, aloud=True)
+            text = "No held-out text: nothing is evaluated, and no checkpoint is marked as best."
+            self._event("not_evaluated", text, notice=True)
         return self._take_steps()
 
     def _take_steps(self) -> Stop | None:
-        """From where the state stands to the end, with all that falls due between two steps."""
+        """Train from the current step to the end; between steps log, evaluate, save, sample or stop."""
         first_step = self.state.step
         mark = time.perf_counter()
         tokens_since_mark = 0
@@ -167,7 +167,7 @@ class _Phase:
             self.model, first_row=self.state.rows_consumed, device=self.s.device,
             rank=self.s.ranks.rank, num_ranks=self.s.ranks.count,
         )  # fmt: skip
-        with batches, self.shelf, quiet_gc() as settle_gc:
+        with batches, self.checkpoints, quiet_gc() as settle_gc:
             while self.state.step < self.end_step:
                 is_first, self.begun_at = self.state.step == first_step, time.monotonic()
                 take = self._first_step if is_first else self.step
@@ -185,12 +185,13 @@ class _Phase:
                 stop = self._decide()
                 step, is_last = self.state.step, self.state.step >= self.end_step
                 is_logged = step % max(1, self.s.run.train.log_every) == 0 or is_last
-                # A stop may be a preemption with seconds to live: it saves, and leaves out what can wait.
+                # A stop may be a preemption with seconds left: save, and skip what can wait.
                 is_evaluated = self.work.can_evaluate and (is_last or (self._is_eval_due() and not stop))
-                is_evaluated = is_evaluated and self.s.ranks.is_first  # while it evaluates and saves, the others wait
+                # The other ranks wait while it evaluates and saves.
+                is_evaluated = is_evaluated and self.s.ranks.is_first
 
                 if is_first and self.engine.is_first_longer:
-                    # Minutes that no later step takes: the speed does not count them.
+                    # One-time compilation would distort the speed, so restart the timer.
                     mark, tokens_since_mark = time.perf_counter(), 0
                 is_saved = self.s.ranks.is_first and (is_last or stop is not None or self._is_save_due())
                 if is_logged or is_evaluated or is_saved:
@@ -208,23 +209,25 @@ class _Phase:
                     self._sample()
                 if is_first:
                     settle_gc()
-                # Evaluating, saving and sampling are not training: the speed of the next line leaves them out.
+                # Leave evaluation, saving and sampling out of the speed on the next line.
                 mark = time.perf_counter() - seconds
-        self.final = self.shelf.folder(self.state.step)
+        self.final = self.checkpoints.folder(self.state.step)
         if self.state.landing and self.state.step < self.phase.num_steps:
             return self._landed()
-        self._event("phase_done", f"Phase {self.phase.kind} is trained: {self.state.step:,} steps.", aloud=True)
+        self._event("phase_done", f"Phase {self.phase.kind} is trained: {self.state.step:,} steps.", notice=True)
         return None
 
     def step(self, batch: Batch) -> Figures:
-        """One optimizer step: its loss and gradient norm. Not finite: weights and optimizer are as before,
-        which the device decides by itself; the host hears of it later and waits for nothing here.
+        """Take one optimizer step; return its loss and gradient norm.
+
+        If they are not finite, the device leaves weights and optimizer unchanged without involving the host, which
+        learns of it later; nothing here waits for the device.
         """
         self.scale = lr_scale(
             self.phase.schedule, self.state.step, self.phase.num_steps, self.state.landing, self.state.warm_from
         )
         for kind, text in batch.notices:
-            self._event(kind, text, aloud=True)
+            self._event(kind, text, notice=True)
         total = self.engine.gradients(batch, self.state.step)
         norm = clip_gradients(self.model, self.phase.optimizer.clip)
         is_good = torch.isfinite(total) & torch.isfinite(norm)
@@ -242,14 +245,14 @@ class _Phase:
         self.work, self.model, self.optimizer = built.work, built.model, built.optimizer
         if built.start:
             self._event(
-                "weights_loaded", f"Starting from the weights of {told_start(self.s, built.start)}.", aloud=True
+                "weights_loaded", f"Starting from the weights of {describe_start(self.s, built.start)}.", notice=True
             )
         if self.model.lora is not None:
-            self._event("adapters_added", lora.describe(self.model), aloud=True)
+            self._event("adapters_added", lora.describe(self.model), notice=True)
         if built.optimizer.place.is_away:
             held = format_bytes(state_bytes(self.model, self.phase.optimizer))
-            text = f"The optimizer's state ({held}) lives in the host's memory and passes over the card in each step."
-            self._event("state_offloaded", text, aloud=True)
+            text = f"The optimizer state ({held}) is in host memory and streams through the GPU in each step."
+            self._event("state_offloaded", text, notice=True)
         num_texts = max(1, len(self._sampling().prompts))
         self.pace = Pace(
             self.phase,
@@ -258,18 +261,18 @@ class _Phase:
             sampled_layers=num_texts * self.s.run.sampling.num_tokens * self.model.shape.num_layers,
             rates=self.s.rates,
         )
-        self.lander = Lander(self.phase, self.later, self.pace, self.s.wishes, self._event)
+        self.landing_controller = LandingController(self.phase, self.later, self.pace, self.s.requests, self._event)
         self.engine = Engine(self.s, self.phase, built, self._event)
 
     def _forget_metrics_past(self, step: int, *, is_resumed: bool) -> None:
-        """Lines past the checkpoint will be written again; no step may stand there twice."""
+        """Remove metrics past the checkpoint: they will be written again, and no step may appear twice."""
         kinds = [phase.kind for phase in self.s.run.phases]
         later = set(kinds[kinds.index(self.phase.kind) + 1 :])
         num_cut = self.s.journal.cut_metrics(
             lambda m: m.phase not in later and (m.phase != self.phase.kind or m.step <= step)
         )
         if is_resumed:
-            self._event("resumed", f"Resumed at step {step:,}.", aloud=True, num_metrics_cut=num_cut)
+            self._event("resumed", f"Resumed at step {step:,}.", notice=True, num_metrics_cut=num_cut)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -278,34 +281,37 @@ class _Phase:
         return self.state.landing.end_step if self.state.landing else self.phase.num_steps
 
     def _decide(self) -> Stop | None:
-        """Where training ends, and whether it stops now: by the first rank, for all."""
+        """Set where training ends and return whether it stops now; the first rank decides for all."""
         stop = None
         if self.s.ranks.is_first:
-            self.state = self.lander.look(self.state)
+            self.state = self.landing_controller.look(self.state)
             if self.state.step < self.end_step:
-                stop = self.s.wishes.stop(save_s=self._next_s())
+                stop = self.s.requests.stop(save_s=self._next_s())
         landing, warm_from, stop = self.s.ranks.agree((self.state.landing, self.state.warm_from, stop))
         self.state = dataclasses.replace(self.state, landing=landing, warm_from=warm_from)
         return stop
 
     def _landed(self) -> Stop:
-        self.final = self.shelf.folder(self.state.step)
-        return self.lander.landed(self.state.step)
+        self.final = self.checkpoints.folder(self.state.step)
+        return self.landing_controller.landed(self.state.step)
 
     def _has_later_begun(self) -> bool:
-        """A landed phase on which a later one was built is not taken up again: that would throw the later one away."""
-        folders = [self.s.run_dir / names.CHECKPOINTS / other.kind for other in self.later]
-        return any(checkpoint.list_steps(folder) for folder in folders)
+        """Return whether a later phase has checkpoints.
+
+        Then a landed phase is not resumed: that would discard the later one.
+        """
+        folders = [self.s.run_dir / file_names.CHECKPOINTS / other.kind for other in self.later]
+        return any(checkpoint_files.list_steps(folder) for folder in folders)
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
     def _read_figures(self, num_unread: int, *, is_paced: bool = True) -> None:
-        """Reads the figures of all steps but the last `num_unread`, waiting for the device where it is not so far."""
+        """Read the metrics of all steps but the last `num_unread`, waiting for the device if necessary."""
         while len(self.unread) > num_unread:
             figures = self.unread.popleft()
             figures.read()
             if is_paced:
-                # From its beginning, or from the end of the step before where that came later.
+                # From the step's own start, or from the end of the previous step if that was later.
                 self.pace.step(figures.read_at - max(figures.begun_at, self.figures.read_at))
             self.figures = figures
             self._count_bad(figures)
@@ -319,17 +325,17 @@ class _Phase:
         self.state = dataclasses.replace(self.state, num_skipped=self.state.num_skipped + 1, num_bad_in_a_row=in_a_row)
         what = "loss" if not math.isfinite(figures.loss) else "gradient"
         text = f"Step {figures.step:,} skipped: its {what} is not finite ({in_a_row} of {limit} in a row)."
-        self._event("step_skipped", text, aloud=True, num_skipped=self.state.num_skipped)
+        self._event("step_skipped", text, notice=True, num_skipped=self.state.num_skipped)
         if in_a_row >= limit:
-            raise Hopeless(
+            raise FatalError(
                 what=f"{in_a_row} steps in a row were not finite; stopped at step {figures.step:,}.",
-                why=f"The {what} is NaN or infinite. The weights are those of the last good step.",
-                fix="Lower the learning rate (phases.0.lr) or raise its warm-up; checkpoints before this are good.",
+                why=f"The {what} is NaN or infinite. The weights are from the last good step.",
+                fix="Lower the learning rate (phases.0.lr) or raise its warm-up; earlier checkpoints are good.",
             )
 
     @property
     def _flops_per_token(self) -> float:
-        """Weights that stand still have no gradient of their own: a third less of what products take."""
+        """FLOPs per token for the MFU. Frozen weights need no weight gradient: a third less for their matmuls."""
         sizes = self.s.run.sizes
         return sizes.flops_per_token - (2 * sizes.num_matmul_params if self.model.lora is not None else 0)
 
@@ -359,9 +365,9 @@ class _Phase:
             more={**figures.more, **(val.more if val else {})},
         )
         self.s.journal.metric(metric)
-        if self.s.wishes.problem:
-            self._event("control_unreadable", f"control.json cannot be read: {self.s.wishes.problem}", aloud=True)
-            self.s.wishes.problem = ""
+        if self.s.requests.problem:
+            self._event("control_unreadable", f"control.json cannot be read: {self.s.requests.problem}", notice=True)
+            self.s.requests.problem = ""
 
     def _evaluate(self) -> Evaluation:
         def tell(done: int, of: int) -> None:
@@ -376,12 +382,15 @@ class _Phase:
         return evaluation
 
     def _next_s(self) -> float:
-        """Until a save asked for at the next look would be on disk: what is too late then must be done now."""
-        num_saves = 2 if self.shelf.is_saving else 1  # one may be on its way, and is waited for first
+        """Return the seconds until a save requested at the next check would be on disk."""
+        num_saves = 2 if self.checkpoints.is_saving else 1  # a save in progress must finish first
         return num_saves * self.pace.save_s + self.pace.last_step_s + (self.pace.eval_s if self._is_eval_due() else 0.0)
 
     def _is_eval_due(self) -> bool:
-        """Also before each checkpoint that was planned: one that nobody measured can never be the best."""
+        """Return whether to evaluate now.
+
+        Also before each planned checkpoint, because only an evaluated one can be the best.
+        """
         every = self.phase.eval_every
         return every > 0 and (self.state.step % every == 0 or self._is_save_planned())
 
@@ -389,39 +398,41 @@ class _Phase:
         return self.phase.save_every > 0 and self.state.step % self.phase.save_every == 0
 
     def _is_save_due(self) -> bool:
-        by_time = self.phase.save_every_s > 0 and time.monotonic() - self.shelf.saved_at >= self.phase.save_every_s
+        by_time = (
+            self.phase.save_every_s > 0 and time.monotonic() - self.checkpoints.saved_at >= self.phase.save_every_s
+        )
         return self._is_save_planned() or by_time
 
     def _save(self, *, is_needed: bool) -> None:
         is_final, begun = self.state.step >= self.end_step, time.monotonic()
-        self.shelf.save(self.state, self.built, self.evaluation, is_final=is_final, is_needed=is_needed)
+        self.checkpoints.save(self.state, self.built, self.evaluation, is_final=is_final, is_needed=is_needed)
         if not is_needed:
             self.pace.held(time.monotonic() - begun)
         self._settle_save()
 
     def _settle_save(self) -> None:
-        self.shelf.settle()
-        if self.shelf.took_s is not None:
-            self.pace.saved(self.shelf.took_s)
-            self.shelf.took_s = None
+        self.checkpoints.settle()
+        if self.checkpoints.took_s is not None:
+            self.pace.saved(self.checkpoints.took_s)
+            self.checkpoints.took_s = None
 
     def _is_sample_due(self) -> bool:
         if self.phase.sample_every > 0:
             return self.state.step % self.phase.sample_every == 0 or self.state.step >= self.end_step
-        return self.shelf.saved_step == self.state.step
+        return self.checkpoints.saved_step == self.state.step
 
     def _sample(self) -> None:
-        """Samples are for people; failing to make them is told and never ends a run."""
+        """Generate samples for people to read. A failure is reported and never ends the run."""
         step, begun = self.state.step, time.monotonic()
         is_chat = self.phase.kind == "rl" or (self.phase.data is not None and self.phase.data.kind == "chat")
         missing = lacks_turns(self.s.tokenizer.specials) if is_chat else []
-        if missing and not self.is_told_plain:
-            self.is_told_plain = True
+        if missing and not self.is_plain_reported:
+            self.is_plain_reported = True
             text = (
-                f"warning: the tokenizer has no {' and no '.join(missing)}: samples of {self.phase.kind} go on from the"
-                " prompt as plain text and are no answers. `homing chat` asks with the template beside the weights."
+                f"warning: the tokenizer has no {' and no '.join(missing)}: samples of {self.phase.kind} continue the"
+                " prompt as plain text and are not answers. `homing chat` uses the template stored with the weights."
             )
-            self._event("samples_plain", text, aloud=True)
+            self._event("samples_plain", text, notice=True)
         try:
             with self.s.journal.still("sampling", "sampling", phase=self.phase.kind):
                 asked, seed = self._sampling(), self.s.run.seed + step
@@ -430,7 +441,7 @@ class _Phase:
                 )
             path = write_samples(self.s.run_dir, self.phase.kind, step, texts)
         except (HomingError, OSError, RuntimeError) as error:
-            self._event("sample_failed", f"warning: no sample at step {step:,}: {error}", aloud=True)
+            self._event("sample_failed", f"warning: no sample at step {step:,}: {error}", notice=True)
             return
         seconds = time.monotonic() - begun
         self.pace.sampled(seconds)
@@ -438,17 +449,17 @@ class _Phase:
         self._event("sampled", texts[0][0] + texts[0][1], path=where, seconds=round(seconds, 3))
 
     def _sampling_is_slow(self, text: str) -> None:
-        if not self.is_told_slow:
-            self.is_told_slow = True
-            self._event("graphs_failed", text, aloud=True)
+        if not self.is_slow_reported:
+            self.is_slow_reported = True
+            self._event("graphs_failed", text, notice=True)
 
     def _sampling(self) -> Sampling:
         sampling = self.s.run.sampling
         return dataclasses.replace(sampling, prompts=self.phase.sample_prompts or sampling.prompts)
 
-    def _event(self, kind: str, text: str, *, aloud: bool = False, step: int | None = None, **data: object) -> None:
-        """`step`: of what happened, where it is told later."""
-        tell = self.s.journal.aloud if aloud else self.s.journal.event
+    def _event(self, kind: str, text: str, *, notice: bool = False, step: int | None = None, **data: object) -> None:
+        """Emit an event of this phase. `step`: the step it belongs to, if not the current one."""
+        tell = self.s.journal.notice if notice else self.s.journal.event
         tell(kind, text, phase=self.phase.kind, step=self.state.step if step is None else step, **data)
 
     def _describe(self) -> str:

@@ -1,8 +1,8 @@
-"""metrics.jsonl, events.jsonl and the line on the terminal: what the trainer tells, written once and by name.
+"""Writes metrics.jsonl, events.jsonl and the progress line on the terminal.
 
-Lines are appended whole and flushed to the system one by one, so a killed trainer leaves at most one torn line, and the
-agent can tell life from silence by the time of the last one. After falling back to a checkpoint the metrics past it are
-cut, for they will be written again; events stay, for they happened.
+Each line is appended whole and flushed to the operating system, so a killed trainer leaves at most one incomplete line,
+and the agent can detect a stall from the time of the last one. After resuming from a checkpoint, metrics past it are
+removed, because they will be written again; events stay, because they happened.
 """
 
 from __future__ import annotations
@@ -20,62 +20,62 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from homing.units import format_count, format_duration
-from homing.wire import codec, names
-from homing.wire.checkpoint import MISSING_REWARD, figure_of
-from homing.wire.event import Event, Metric
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import MISSING_REWARD, figure_of
+from homing.wire.event_lines import Event, Metric
 
 __all__ = ["Journal", "SilentJournal", "Tell", "finite", "progress_line"]
 
-# A wait that shows no progress of its own (a compile) says so this often, and for so long at most: past that, silence
-# is the truth, and whoever watches for a stall should see it.
+# A wait without visible progress (such as compiling) is reported at this interval, up to a maximum: after that it goes
+# silent, so that stall detection can notice.
 _STILL_EVERY_S = 30.0
 _STILL_FOR_S = 1800.0
-_MOST_OWN = 4  # figures of a phase's own that the line on the terminal has room for
+_MOST_OWN = 4  # extra metrics of a phase that fit on the progress line
 
 
 class Tell(Protocol):
-    """Writes an event of the phase; `aloud` for people at the terminal too. `step`: if it is not the current one."""
+    """Emits an event of the phase. `notice`: also print it on the terminal. `step`: if not the current one."""
 
     def __call__(
-        self, kind: str, text: str, *, aloud: bool = False, step: int | None = None, **data: object
+        self, kind: str, text: str, *, notice: bool = False, step: int | None = None, **data: object
     ) -> None: ...
 
 
 class Journal:
-    """One for the life of the trainer. `say` prints a line for people; failing to write a log never stops a run."""
+    """The trainer's log files. `say` prints a line for the user. Failing to write a log never stops a run."""
 
     def __init__(self, run_dir: Path, *, say: Callable[[str], None], writes_csv: bool = False) -> None:
         self.run_dir = run_dir
         self.say = say
         self.writes_csv = writes_csv
-        self.phases: Sequence[str] = ()  # of the run, in their order
-        self._lock = threading.Lock()  # `still` writes from a thread of its own
+        self.phases: Sequence[str] = ()  # of the run, in order
+        self._lock = threading.Lock()  # `still` writes from its own thread
         self._files: dict[str, IO[str]] = {}
         self._is_torn: set[str] = set()
 
     def event(self, kind: str, text: str, *, phase: str = "", step: int | None = None, **data: Any) -> None:
         event = Event(t=time.time(), source="trainer", kind=kind, text=text, phase=phase, step=step, data=data)
-        self._append(names.EVENTS, codec.dumps(event))
+        self._append(file_names.EVENTS, codec.dumps(event))
 
-    def aloud(self, kind: str, text: str, *, phase: str = "", step: int | None = None, **data: Any) -> None:
-        """An event that a person at the terminal should see too."""
+    def notice(self, kind: str, text: str, *, phase: str = "", step: int | None = None, **data: Any) -> None:
+        """Write an event and also print it on the terminal."""
         self.say(text)
         self.event(kind, text, phase=phase, step=step, **data)
 
     def metric(self, metric: Metric) -> None:
-        self._append(names.METRICS, codec.dumps(metric))
+        self._append(file_names.METRICS, codec.dumps(metric))
         if self.writes_csv:
-            self._append(names.METRICS_CSV, _csv_row(dataclasses.astuple(metric)))
+            self._append(file_names.METRICS_CSV, _csv_row(dataclasses.astuple(metric)))
         self.say(progress_line(metric, self.phases))
 
     @contextlib.contextmanager
     def still(self, kind: str, doing: str, *, phase: str) -> Iterator[None]:
-        """Keeps saying that something long is going on, until it ends or has taken suspiciously long."""
+        """Report periodically that something is still in progress, until it ends or has taken suspiciously long."""
         done, begun = threading.Event(), time.monotonic()
 
         def tell() -> None:
             while not done.wait(_STILL_EVERY_S) and (passed := time.monotonic() - begun) < _STILL_FOR_S:
-                self.aloud(kind, f"Still {doing}, {format_duration(passed)} so far.", phase=phase)
+                self.notice(kind, f"Still {doing}, {format_duration(passed)} so far.", phase=phase)
 
         thread = threading.Thread(target=tell, name="still", daemon=True)
         thread.start()
@@ -86,22 +86,22 @@ class Journal:
             thread.join()
 
     def cut_metrics(self, is_kept: Callable[[Metric], bool]) -> int:
-        """Keeps the metrics that `is_kept` says, drops torn lines; returns how many went. Whole or not at all."""
-        path = self.run_dir / names.METRICS
+        """Keep only metrics for which `is_kept` is true, and no incomplete lines; return the number removed. Atomic."""
+        path = self.run_dir / file_names.METRICS
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         kept = [(line, metric) for line in lines if (metric := _parse(line)) is not None and is_kept(metric)]
-        self._close(names.METRICS)
+        self._close(file_names.METRICS)
         if len(kept) != len(lines):
             self._replace(path, "".join(f"{line}\n" for line, _ in kept))
         if self.writes_csv:
-            self._close(names.METRICS_CSV)
+            self._close(file_names.METRICS_CSV)
             header = _csv_row([field.name for field in dataclasses.fields(Metric)])
             rows = [header, *(_csv_row(dataclasses.astuple(metric)) for _, metric in kept)]
-            self._replace(self.run_dir / names.METRICS_CSV, "".join(f"{row}\n" for row in rows))
+            self._replace(self.run_dir / file_names.METRICS_CSV, "".join(f"{row}\n" for row in rows))
         return len(lines) - len(kept)
 
     def sync(self) -> None:
-        """To the disk itself, before a checkpoint that counts on these lines becomes visible."""
+        """Flush the logs to disk, before a checkpoint that relies on these lines becomes visible."""
         for file in self._files.values():
             with contextlib.suppress(OSError):
                 os.fsync(file.fileno())
@@ -118,10 +118,10 @@ class Journal:
                 file.flush()
                 self._is_torn.discard(name)
             except OSError as exc:
-                # A full disk: training goes on. What stands half-written is closed by the next line that fits.
+                # Disk full: training continues. The next line that fits first ends the incomplete one.
                 self._close(name)
                 if name not in self._is_torn:
-                    self.say(f"warning: {name} cannot be written ({exc}); training goes on without these lines.")
+                    self.say(f"warning: {name} cannot be written ({exc}); training continues without these lines.")
                 self._is_torn.add(name)
 
     def _open(self, name: str) -> IO[str]:
@@ -138,16 +138,16 @@ class Journal:
                 self._files.pop(name).close()
 
     def _replace(self, path: Path, text: str) -> None:
-        aside = path.with_name(f".{path.name}.aside")
-        with open(aside, "w", encoding="utf-8") as file:
+        temporary = path.with_name(f".{path.name}.aside")
+        with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(temporary, path)
 
 
 class SilentJournal(Journal):
-    """Of a rank that is not the first: the first one says it all."""
+    """The journal of every rank but the first: writes nothing."""
 
     def _append(self, name: str, line: str) -> None:
         pass
@@ -157,8 +157,10 @@ class SilentJournal(Journal):
 
 
 def progress_line(metric: Metric, phases: Sequence[str] = ()) -> str:
-    """`sft 2/3 | step 1,200/20,000 | loss 3.214 | lr 3.0e-04 | 412k tok/s | mfu 41% | eta 2h10m`, the phase only where
-    there are several."""
+    """Format a metric as `sft 2/3 | step 1,200/20,000 | loss 3.214 | lr 3.0e-04 | 412k tok/s | mfu 41% | eta 2h10m`.
+
+    The phase is shown only if the run has several.
+    """
     parts = [f"{metric.phase} {phases.index(metric.phase) + 1}/{len(phases)}"] if len(phases) > 1 else []
     parts.append(f"step {metric.step:,}/{metric.num_steps:,}")
     parts.append("loss not finite" if metric.loss is None else f"loss {metric.loss:.3f}")
@@ -170,7 +172,7 @@ def progress_line(metric: Metric, phases: Sequence[str] = ()) -> str:
         bits = "" if metric.val_bits_per_byte is None else f" ({metric.val_bits_per_byte:.3f} bits/byte)"
         called = figure_of(metric.phase)
         parts.append(f"{called if called == MISSING_REWARD else 'val'} {metric.val_loss:.3f}{bits}")
-    # The most telling come first; the rest is in metrics.jsonl.
+    # The most informative come first; the rest is in metrics.jsonl.
     own = [name for name in metric.more if not name.startswith("val_")][:_MOST_OWN]
     parts += [f"{name} {metric.more[name]:.3g}" for name in [*own, *(n for n in metric.more if n.startswith("val_"))]]
     if metric.eta_s is not None:
@@ -179,7 +181,7 @@ def progress_line(metric: Metric, phases: Sequence[str] = ()) -> str:
 
 
 def finite(value: float | None) -> float | None:
-    """None for what is no number: a NaN in a log is a lie that spreads."""
+    """Return the value, or None if it is NaN or infinite, which must not get into a log."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -1,10 +1,10 @@
-"""One page about all runs, for reading only: what `homing dashboard` starts. Needs the extra `web`, and no torch.
+"""A read-only page about all runs: what `homing dashboard` starts. Needs the extra `web`, and no torch.
 
-    feed    what there is to show, in sections that are replaced or grow; written by whoever looks, read by streams
-    door    who may ask at all: host, origin, method, token; and the headers of every answer
+    feed    the content, in sections that are replaced or appended to; written by threads, read by streams
+    door    access control: host, origin, method, token; and the headers of every response
     app     the routes: the page, its files, and the feeds as JSON and as server-sent events
 
-    page.html, page.css, page.js    the page; uplot.js and uplot.css are uPlot 1.6.32, with its licence beside them
+    page.html, page.css, page.js    the page; uplot.js and uplot.css are uPlot 1.6.32, with its license next to them
 
 Only `homing.cli` imports it. It knows no home, no store and no provider: all of that reaches it as a feed.
 """

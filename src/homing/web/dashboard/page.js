@@ -1,9 +1,9 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
 let token = "", stream = null, shown = null;
-let silence_s = 30;  // three times as long as the server is quiet: then there is no connection, whoever holds it open
+let silence_s = 30;  // three times the server's longest silence: then the connection is dead, even if it is still open
 
-// The token comes behind the #, which no browser sends and no server logs, and goes from the address at once.
+// The token is in the URL fragment, which browsers do not send and servers do not log. Remove it from the URL at once.
 function take_token() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (!given) return;
@@ -11,7 +11,7 @@ function take_token() {
   history.replaceState(null, "", location.pathname);
 }
 
-// Elements from words: never from HTML, whoever wrote them.
+// Build an element from text, never from HTML: the text is untrusted.
 function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -23,8 +23,8 @@ function el(tag, attributes = {}, ...children) {
   return made;
 }
 
-// The same as replaceChildren, but what stays the same stays: a click, the focus and a selection live through it. So
-// what listens in here reads what it needs from its element.
+// Like replaceChildren, but keeps unchanged nodes, so that clicks, focus and selection survive. Event listeners in here
+// must therefore read what they need from their element.
 function fill(parent, ...children) {
   const wanted = children.filter((each) => each !== null && each !== undefined && each !== "");
   wanted.forEach((child, at) => {
@@ -52,7 +52,7 @@ function link(is_on, text) {
   $("link").textContent = text;
 }
 
-// --- the stream: all at first, then what is new ---
+// --- the stream: everything first, then what is new ---
 
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
@@ -67,7 +67,7 @@ async function* events(body) {
   }
 }
 
-// After a sleep, or through a tunnel whose other end is gone, a connection gives neither a word nor an end.
+// After sleep, or through a tunnel with a dead far end, a connection delivers neither data nor an end.
 async function within(limit_s, promise, give_up) {
   let timer;
   const is_late = new Promise((_, fail) => { timer = setTimeout(() => fail(new Error("silence")), limit_s * 1000); });
@@ -141,35 +141,35 @@ function notes(texts) {
 function show_money(money) {
   $("money").hidden = shown !== "";
   $("money").className = "card" + (money.is_billing ? " bills" : "");
-  // What ends all of it is a command like the others, to be copied.
+  // The command that ends everything is shown for copying, like the others.
   const [first, ...rest] = money.words.flatMap((text) => text.split(" End all: ")).map((text) =>
-    text.startsWith("homing ") ? command(text, "To end all of it") : text);
-  const spent = money.total ? el("span", { class: "soft" }, "in all " + money.total + " so far, by the ledger") : "";
+    text.startsWith("homing ") ? command(text, "End everything that is billing") : text);
+  const spent = money.total ? el("span", { class: "soft" }, money.total + " in total so far (ledger)") : "";
   const beside = money.beside.map((each) => el("p", { class: "note" },
     [each.state, each.instance, each.spent, each.age, "billing " + each.billing].filter(Boolean).join(", ")));
   fill($("money"),
     el("div", { class: "row" }, el("span", { class: "big" }, first), spent),
     ...rest.map((each) => el("div", {}, each)),
-    money.asked && el("div", { class: "soft small" }, "Providers asked at " + money.asked),
-    money.left_out && el("div", { class: "soft small" }, money.left_out + " older runs, all ended and closed, are not shown: homing runs --all"),
+    money.asked && el("div", { class: "soft small" }, "Providers queried at " + money.asked),
+    money.left_out && el("div", { class: "soft small" }, money.left_out + " older ended runs are not shown: homing runs --all"),
     ...beside, ...notes(money.problems));
   document.title = money.is_billing ? first : "homing";
   $("where").textContent = shown === "" ? money.home : "";
   if (money.is_empty) {
-    fill($("all"), el("section", { class: "card" }, el("h2", {}, "No run yet"),
-      el("p", {}, "Nothing was launched or trained with this home. To begin:"),
-      command("homing quickstart", "The whole trip, on this computer"),
-      command("homing new first --from tiny", "A run file of your own")));
+    fill($("all"), el("section", { class: "card" }, el("h2", {}, "No runs yet"),
+      el("p", {}, "Nothing has been launched or trained with this home. Get started:"),
+      command("homing quickstart", "The full workflow on this computer"),
+      command("homing new first --from tiny", "Create your own run file")));
   }
 }
 
 function show_runs(runs) {
   if (!runs.length) return;
   fill($("all"), ...runs.map((run) => {
-    const has_line = run.is_live && run.line;  // which tells step and dollars itself
+    const has_line = run.is_live && run.line;  // which includes step and dollars
     const spent = run.spent && (run.limit ? run.spent + " of " + run.limit : run.spent);
     const told = has_line ? [] : [spent, run.step && "step " + run.step];
-    const where = run.is_here ? "trained here" : run.instance;
+    const where = run.is_here ? "trained locally" : run.instance;
     return el("a", { class: "card run", href: "#run=" + encodeURIComponent(run.run) },
       el("span", {}, el("span", { class: "name" }, run.run), state_of(run)),
       el("span", { class: "right" }, told.filter(Boolean).join(" · ")),
@@ -207,10 +207,10 @@ function forget() {
     "attempts", "rows"]) $(id).replaceChildren();
   $("receipt").hidden = true;
   $("phases").hidden = true;
-  $("head").append(el("p", { class: "empty" }, "Being read. A store that is far away takes a moment."));
+  $("head").append(el("p", { class: "empty" }, "Loading. A remote store takes a moment."));
 }
 
-// A point: phase, step, t, then the figures.
+// A point: phase, step, t, then the values.
 const LEARNED = 3, HELD_OUT = 4, SPEED = 5, MFU = 6, MEMORY = 7, DOLLARS = 9;
 
 function add_points(points, is_new) {
@@ -219,7 +219,7 @@ function add_points(points, is_new) {
     const own = run.points.get(point[0]) || [];
     run.points.set(point[0], own);
     const last = own[own.length - 1];
-    // An evaluation has its own line, with the step of the one before it.
+    // An evaluation has its own metric line, with the same step as the line before it.
     if (last && last[1] === point[1]) point.forEach((value, at) => { if (value !== null) last[at] = value; });
     else own.push(point.slice());
   }
@@ -245,7 +245,7 @@ const CHARTS = [
   { name: "loss", of: [[LEARNED, "--blue"], [HELD_OUT, "--red"]], format: figure, tick: plain, is_wide: true },
   { name: "tokens per second", of: [[SPEED, "--blue"]], format: short, is_from_zero: true },
   { name: "mfu", of: [[MFU, "--blue"]], format: (n) => plain(n * 100) + "%", is_from_zero: true },
-  { name: "memory of the card", of: [[MEMORY, "--blue"]], format: (n) => plain(n / 1e9) + " GB", is_from_zero: true },
+  { name: "GPU memory", of: [[MEMORY, "--blue"]], format: (n) => plain(n / 1e9) + " GB", is_from_zero: true },
   { name: "dollars", of: [[DOLLARS, "--blue"]], format: dollars, tick: (n) => "$" + plain(n), is_from_zero: true },
 ];
 
@@ -265,7 +265,7 @@ function draw() {
   if (!wanted.length) {
     clear_charts();
     $("charts").append(el("section", { class: "card wider" }, el("h2", {}, "Curves"),
-      el("p", { class: "empty" }, yet("No line of numbers yet. The first comes after the first steps.", "No line of numbers is on record."))));
+      el("p", { class: "empty" }, yet("No metrics yet. They appear after the first steps.", "No metrics are recorded."))));
     return;
   }
   const key = run.phase + " " + wanted.map((chart) => chart.name).join();
@@ -295,7 +295,7 @@ function make_chart(spec) {
   const card = el("section", { class: "card" + (spec.is_wide ? " wider" : "") }, el("h2", {}, name, now), box);
   $("charts").append(card);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  // In rl the held-out figure is what is missing from the reward: no line of it belongs beside the rewards.
+  // In rl the held-out value is the missing reward, which does not belong in a plot of rewards.
   const of = is_rl && spec.name === "loss" ? spec.of.slice(0, 1) : spec.of;
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const plot = new uPlot({
@@ -334,7 +334,7 @@ function tell_at(plot, spec, now) {
   now.textContent = ["step " + points[at][1].toLocaleString("en"), ...said.filter(Boolean)].join("  ·  ");
 }
 
-// Of a run that is over nothing more will come.
+// A run that has ended gets no more data, so say so.
 const yet = (while_live, after) => run.head && !run.head.is_live ? after : while_live;
 
 function show_head(head) {
@@ -342,7 +342,7 @@ function show_head(head) {
   run.head = head;
   if (is_other) for (const show of [draw, show_events, show_samples, show_log]) show();
   const said = head.reason ? head.reason : "";
-  const here = head.is_trained_here ? "Trained on this computer; nothing bills." : "";
+  const here = head.is_trained_here ? "Trained on this computer; nothing is billing." : "";
   fill($("head"),
     el("h1", {}, head.run, state_of({ ...head, billing: head.is_billing ? "yes" : "no" })),
     el("div", { class: "line" }, head.line),
@@ -352,7 +352,7 @@ function show_head(head) {
 }
 
 function show_next(next) {
-  fill($("next"), el("h2", {}, "To type next, in a terminal"),
+  fill($("next"), el("h2", {}, "Next commands to run in a terminal"),
     ...next.map((each) => command(each.command, each.why)));
 }
 
@@ -364,14 +364,14 @@ function show_events() {
   const told = run.events.toReversed().map((event) => el("div", { class: "event " + event.kind },
     el("span", { class: "soft", title: event.t ? new Date(event.t * 1000).toLocaleString() : "" }, clock(event.t)),
     el("span", {}, event.text)));
-  fill($("events"), ...(told.length ? told : [el("p", { class: "empty" }, yet("Nothing was told yet.", "Nothing is on record."))]));
+  fill($("events"), ...(told.length ? told : [el("p", { class: "empty" }, yet("No events yet.", "No events are recorded."))]));
 }
 
 function show_samples() {
   const told = run.samples.toReversed().map((sample) => el("div", { class: "sample" },
     el("b", {}, sample.name.replace(/\.txt$/, "").replace(/-0*(\d+)$/, " step $1")), sample.text));
   fill($("samples"), ...(told.length ? told
-    : [el("p", { class: "empty" }, yet("None yet. The model writes one now and then while it trains.", "None is on record."))]));
+    : [el("p", { class: "empty" }, yet("None yet. The trainer writes samples from time to time.", "No samples are recorded."))]));
 }
 
 function show_log() {
@@ -383,7 +383,7 @@ function show_log() {
   }, program)));
   const is_at_end = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
   const lines = run.logs[run.program] || [];
-  box.textContent = lines.length ? lines.join("\n") : yet("Nothing yet.", "Nothing is on record.");
+  box.textContent = lines.length ? lines.join("\n") : yet("Nothing yet.", "No log is recorded.");
   if (is_at_end) box.scrollTop = box.scrollHeight;
 }
 
@@ -399,7 +399,7 @@ function show_report(report) {
     ? table(["where", "step", "", "held-out", "size"], report.kept.map((each) => [each.where,
         each.phase + " " + each.step.toLocaleString("en"), each.problem || each.called.join(", "),
         each.val_loss === null ? "" : figure(each.val_loss), size(each.num_bytes)]))
-    : el("p", { class: "empty" }, yet("None yet. A checkpoint is shown here once it is whole.", "None was found.")));
+    : el("p", { class: "empty" }, yet("None yet. A checkpoint appears once it is complete.", "None found.")));
   $("receipt").hidden = !report.attempts.length;
   const moment = (t) => t ? new Date(t * 1000).toLocaleString() : "";
   fill($("attempts"), table(["attempt", "offer", "rate", "dollars", "from", "until", "billing"],
@@ -425,7 +425,7 @@ function take_one(part) {
   }
 }
 
-// --- which of the two ---
+// --- choosing between the list and one run ---
 
 function open() {
   take_token();
@@ -436,8 +436,8 @@ function open() {
   shown = wanted;
   $("login").hidden = true;
   if (!token) return ask_token("");
-  // fetch would throw at such a header, and every reload again.
-  if (!/^[\x21-\x7e]+$/.test(token)) return ask_token("No token has letters like these.");
+  // fetch would throw for such a header, also after every reload.
+  if (!/^[\x21-\x7e]+$/.test(token)) return ask_token("The token has invalid characters.");
   $("all").hidden = wanted !== "";
   $("money").hidden = true;
   $("one").hidden = wanted === "";

@@ -1,4 +1,7 @@
-"""The shape of a `swift` model, for transformers. Written by homing, https://pypi.org/project/homing; Apache-2.0."""
+"""Configuration of a `swift` model, for transformers.
+
+Written by homing, https://pypi.org/project/homing; Apache-2.0.
+"""
 
 from transformers import PretrainedConfig
 
@@ -31,5 +34,5 @@ class HomingSwiftConfig(PretrainedConfig):
         self.rms_norm_eps = rms_norm_eps
         self.rope_theta = rope_theta
         kwargs.pop("rope_parameters", None)
-        kwargs["tie_word_embeddings"] = False  # the embedding is normed and cannot be the head
+        kwargs["tie_word_embeddings"] = False  # the embedding is normalized, so it cannot be the head
         super().__init__(**kwargs)

@@ -2,12 +2,12 @@
 
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
-    ids -> embedding -> norm -> + some of the token before ("smear") = x0
+    ids -> embedding -> norm -> + a part of the previous token ("smear") = x0
         -> [ a x + b x0 -> x + attention(norm x) -> x + relu(up(norm x))^2 down ] per layer
-        -> - some of the middle layer's x ("backout") -> norm -> head, its logits held inside +-15
+        -> - a part of the middle layer's x ("backout") -> norm -> head, with logits soft-capped to +-15
 
-It computes what homing's trainer computed, and has no cache: generating reads the whole text for each new token.
-Rows of different lengths are padded on the right; padding on the left would shift positions and is refused.
+Computes what homing's trainer computes, and has no KV cache: generation reads the whole text for each new token. Rows
+of different lengths are padded on the right; padding on the left would shift positions and is refused.
 """
 
 import torch
@@ -29,7 +29,7 @@ def norm(x, eps):
     return F.rms_norm(x, x.shape[-1:], eps=eps)
 
 
-def turn(x, cos, sin):
+def rotate(x, cos, sin):
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
@@ -44,7 +44,7 @@ class SwiftAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.o_proj = nn.Linear(q_width, config.hidden_size, bias=False)
-        # Every second layer has value embeddings, counted so that the last one has them.
+        # Every second layer has value embeddings, including the last one.
         self.has_values = layer % 2 == (config.num_hidden_layers - 1) % 2
         if self.has_values:
             self.value_embed = nn.Embedding(config.vocab_size, kv_width)
@@ -54,7 +54,7 @@ class SwiftAttention(nn.Module):
         B, T, _ = x.shape
         heads = (B, T, -1, self.head_dim)
         q, k, v = (proj(x).view(heads).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = (turn(norm(part, self.eps) * SHARPNESS, cos, sin) for part in (q, k))
+        q, k = (rotate(norm(part, self.eps) * SHARPNESS, cos, sin) for part in (q, k))
         if self.has_values:
             gate = MOST_VALUE * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))
             learned = self.value_embed(ids).view(B, T, self.num_kv_heads, self.head_dim) * gate.unsqueeze(-1)
@@ -112,7 +112,7 @@ class SwiftStack(nn.Module):
         return norm(x - self.backout_scale * middle, eps)
 
     def angles(self, length, device):
-        # Made anew each time, on the CPU in float64: a buffer that is not in the file would not survive loading.
+        # Computed each time, on the CPU in float64: a buffer that is not in the file would not survive loading.
         size = self.config.head_dim
         frequency = self.config.rope_theta ** -(torch.arange(0, size, 2, dtype=torch.float64, device="cpu") / size)
         angle = torch.outer(torch.arange(length, dtype=torch.float64, device="cpu"), frequency)
@@ -140,7 +140,7 @@ class HomingSwiftForCausalLM(PreTrainedModel, GenerationMixin):
         return self.lm_head
 
     def _init_weights(self, module):
-        """Weights come from the file; a fresh model is made by homing, not here."""
+        """Do nothing: weights come from the file; homing initializes new models."""
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
         return {"input_ids": input_ids, "attention_mask": attention_mask}

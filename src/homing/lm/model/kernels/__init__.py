@@ -1,2 +1,4 @@
-"""Triton kernels, for CUDA. Each has a plain torch twin beside its caller, which computes everywhere else; the two are
-compared on the card by tests marked `gpu`. Nothing here is imported where there is no CUDA."""
+"""Triton kernels, for CUDA. Not imported without CUDA.
+
+Each has an equivalent in plain torch next to its caller, used everywhere else; tests marked `gpu` compare the two.
+"""

@@ -1,8 +1,8 @@
-"""Cross-entropy in one kernel: a row of logits becomes its loss, and in place its gradient. Triton, for CUDA.
+"""Cross-entropy as one Triton kernel: replaces a row of logits by its gradient and returns its loss.
 
-    row of logits -> largest and sum of exponentials -> loss -> (softmax - one hot) / count over the same memory
+    row of logits -> maximum and sum of exponentials -> loss -> (softmax - one hot) / count over the same memory
 
-Written for logits that a product has just left in bf16: one program per row reads it twice, the second time from the
+Written for logits that a matmul has just produced in bf16: one program per row reads it twice, the second time from the
 cache, and computes in fp32. Nothing as wide as the vocabulary is ever stored in fp32.
 """
 
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from homing.lm.model.kernels.launch import check, launching
+from homing.lm.model.kernels.layout_checks import check, launching
 
 __all__ = ["differentiate_"]
 
@@ -23,7 +23,7 @@ _WARPS = 8
 
 
 def differentiate_(logits_nP: Tensor, targets_n: Tensor, count: Tensor, vocab_size: int, softcap: float) -> Tensor:
-    """The loss of each row; `logits_nP` is overwritten by d mean loss / d logits, zero in the padding columns."""
+    """Return the loss of each row, and overwrite `logits_nP` with d mean loss / d logits, zero in padding columns."""
     num_rows, num_cols = logits_nP.shape
     check(logits_nP.stride(1) == 1, f"logits have strides {logits_nP.stride()}: a row must be contiguous")
     check(targets_n.shape == (num_rows,), f"{tuple(targets_n.shape)} targets for {num_rows} rows")
@@ -55,7 +55,7 @@ def _kernel(
     row_ptr = logits_ptr + row * row_stride
     target = tl.load(targets_ptr + row)
     is_kept = target != _IGNORED
-    # Before the first reduction, whose barrier keeps it in front of the writes below.
+    # Read before the first reduction: its barrier orders this read before the writes below.
     at_target = _capped(tl.load(row_ptr + tl.where(is_kept, target, 0)).to(tl.float32), softcap, HAS_CAP)
 
     largest = -float("inf")

@@ -1,6 +1,6 @@
-"""NF4 to bf16 or fp32 in one pass: 4 bits a weight are read and 16 written, and nothing in between reaches memory.
+"""Dequantizes NF4 to bf16 or fp32 in one pass: reads 4 bits per weight and writes 16, without intermediate results.
 
-packed byte -> two of 16 quantiles, times (step of the block's magnitude * magnitude of the block of blocks + offset)
+packed byte -> two of 16 quantiles, times (quantized scale of the block * scale of the super-block + offset)
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from homing.lm.model.kernels.launch import check, launching
+from homing.lm.model.kernels.layout_checks import check, launching
 
 __all__ = ["dequantize"]
 
-_BYTES = 1024  # of one program
+_BYTES = 1024  # per program
 
 
 def dequantize(
@@ -33,7 +33,8 @@ def dequantize(
         _dequantize[(triton.cdiv(num_bytes, _BYTES),)](
             packed, scales, super_scales, offset, code, steps, out, num_bytes,
             BLOCK=block, SUPER_BLOCK=super_block, BYTES=_BYTES, num_warps=4,
-            enable_fp_fusion=False,  # product, then sum, each rounded: one fused step would differ in the last bit
+            # Multiply and add are rounded separately: a fused multiply-add would differ in the last bit.
+            enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
@@ -50,10 +51,10 @@ def _dequantize(
     step = tl.load(scales_ptr + block, mask=mask, other=0).to(tl.int32)
     magnitude = tl.load(steps_ptr + step) * tl.load(super_scales_ptr + block // SUPER_BLOCK, mask=mask, other=0.0)
     magnitude += tl.load(offset_ptr)
-    # The tables are small and stay in the cache nearest to the program.
+    # The tables are small and stay in the L1 cache.
     first = tl.load(code_ptr + (byte >> 4)) * magnitude
     second = tl.load(code_ptr + (byte & 15)) * magnitude
-    # Side by side as they lie in memory, so that a warp writes one stretch.
+    # Interleaved as in memory, so that a warp writes a contiguous range.
     pair = tl.interleave(first, second)
     to = tl.program_id(0).to(tl.int64) * 2 * BYTES + tl.arange(0, 2 * BYTES)
     tl.store(out_ptr + to, pair.to(out_ptr.dtype.element_ty), mask=to < 2 * num_bytes)

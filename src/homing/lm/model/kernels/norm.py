@@ -1,10 +1,10 @@
-"""The sum of the stream and what a block adds to it, and that sum normed; and back.
+"""Fused residual add and RMSNorm, forward and backward.
 
     x, y (N, D) -> sum = x + y, normed = sum / rms(sum) * weight
     backward: sum, the gradients of both -> the one gradient of x and of y, and the weight's
 
-A norm by itself reads what the sum before it has just written, and its gradient is added to the stream's by a third
-pass. Here each number is read once and written once.
+A separate norm would read again what the addition has just written, and a third pass would add its gradient to that of
+the residual stream. Here every element is read and written once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from homing.lm.model.kernels.launch import check, launching
+from homing.lm.model.kernels.layout_checks import check, launching
 
 __all__ = ["sum_norm", "sum_norm_backward"]
 
-_PROGRAMS = 1024  # of backward: so many rows of partial sums for the weight's gradient
+_PROGRAMS = 1024  # in backward: rows of partial sums of the weight's gradient
 
 
 def sum_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ def _forward(x_ptr, y_ptr, weight_ptr, total_ptr, normed_ptr, width, eps, BLOCK:
     at = tl.program_id(0).to(tl.int64) * width + cols
     total = tl.load(x_ptr + at, mask=is_there, other=0.0).to(tl.float32)
     total += tl.load(y_ptr + at, mask=is_there, other=0.0).to(tl.float32)
-    total = total.to(total_ptr.dtype.element_ty)  # as it is stored, so that backward sees the same
+    total = total.to(total_ptr.dtype.element_ty)  # rounded as it is stored, so that backward sees the same values
     tl.store(total_ptr + at, total, mask=is_there)
     total = total.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)

@@ -1,8 +1,8 @@
-"""silu(gate) * up, from one buffer that holds both side by side, and its gradient into one such buffer.
+"""SwiGLU: silu(gate) * up from one buffer that holds both halves, and its gradient into one such buffer.
 
     gate_up (N, 2F) -> (N, F)          backward: gate_up, dy (N, F) -> (N, 2F)
 
-The gradient lies as the joined product of the layer before wants it: nothing is concatenated.
+The gradient has the layout that the joint projection before it needs, so nothing is concatenated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from homing.lm.model.kernels.launch import check, launching
+from homing.lm.model.kernels.layout_checks import check, launching
 
 __all__ = ["swiglu", "swiglu_backward"]
 

@@ -1,0 +1,194 @@
+"""Runs that `homing train` began on this computer: they have a folder, but no instance and no ledger entry.
+
+A local run directory has the layout of a store (`store_here`), so the code that reads a rented run also reads this one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from homing.cloud.home import Home
+from homing.errors import LimitReached, RunFailed
+from homing.store import FileStore
+from homing.wire import codec, file_names
+from homing.wire.event_lines import Metric, Outcome
+from homing.wire.run_json import Run
+from homing.world import World
+
+__all__ = ["STARTED", "Trained", "hold", "is_limit", "look_again", "store_here", "trained_here"]
+
+T = TypeVar("T")
+
+# Locked by `homing train` while it runs, because the trainer takes its own lock only after torch is loaded.
+STARTED = "train.json"
+ENDING_S = 10.0  # time a trainer may take from its outcome to its exit
+_LOOK_S, _PAUSE_S = 1.0, 0.05
+_END_BYTES = 1 << 16  # longer than any line of metrics
+
+
+@dataclass(frozen=True)
+class Trained:
+    run: str
+    name: str
+    state: str  # training | unfinished, or the state of its outcome: done, stopped, failed
+    phase: str
+    step: int | None
+    num_steps: int | None
+    began_at: float
+    reason: str = ""  # why it ended, in the trainer's words
+    again: str = ""  # the command that resumes it
+    exit_code: int = 0  # for a verb that watches it until its end
+    phases: tuple[str, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        return self.state == "training"
+
+    @property
+    def steps(self) -> str:
+        return f"{self.step:,}/{self.num_steps:,}" if self.step and self.num_steps else ""
+
+    @property
+    def where(self) -> str:
+        """Describe the progress as far as reported: the first metrics come only after some steps."""
+        if self.steps:
+            return f"{self.phase} step {self.steps}"
+        return "before its first metrics" if self.step is None else "before its first step"
+
+    @property
+    def next_words(self) -> str:
+        run = self.run
+        if self.is_live:
+            return f"Watch it: homing watch {run}   Logs: homing logs {run} -f   Stop it: homing stop {run}"
+        if self.state == "done":
+            return f"Chat with it: homing chat {run}   Evaluate it: homing eval {run}"
+        why = "" if self.state == "stopped" else f"See why: homing logs {run}   "
+        return f"{why}Resume: {self.again}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "is_trained_here": True, "is_billing": False}
+
+
+def trained_here(home: Home, known: set[str]) -> list[Trained]:
+    """List the runs trained here, newest first. One with an unreadable record is listed by its folder name."""
+    world, folder = home.world, home.path / "runs"
+    ids = world.listdir(folder) if world.is_dir(folder) else []
+    begun = [(world.modified_at(folder / each / file_names.TRAINER_LOCK), each) for each in ids
+             if each not in known and world.exists(folder / each / file_names.TRAINER_LOCK)]  # fmt: skip
+    return [_look_at(home, run_id, at) for at, run_id in sorted(begun, reverse=True)]
+
+
+def look_again(home: Home, run: Trained) -> Trained:
+    """Return the current state of the same run."""
+    return _look_at(home, run.run, run.began_at)
+
+
+def store_here(home: Home) -> FileStore:
+    return FileStore(str(home.path), home.world, create=False)
+
+
+def hold(run_dir: Path, again: str, world: World) -> bool:
+    """Lock the run for `homing train` until it ends, and record `again`, the command that resumes it.
+
+    Return False if another process holds it.
+    """
+    # A reader holds the lock for a moment, and the previous trainer may still be writing its last lines.
+    path, patience_s = run_dir / STARTED, ENDING_S if world.exists(run_dir / file_names.OUTCOME) else _LOOK_S
+    deadline = world.monotonic() + patience_s
+    while not world.lock(path):
+        if world.monotonic() >= deadline:
+            return False
+        world.sleep(_PAUSE_S)
+    # Left from the previous attempt: its outcome, and a stop request that may have ended it. New ones are for this
+    # attempt.
+    world.remove(run_dir / file_names.OUTCOME)
+    world.remove(run_dir / file_names.CONTROL)
+    # Written in place, because the file is locked.
+    path.write_text(json.dumps({"schema": "homing.started/1", "again": again}), encoding="utf-8")
+    if not world.exists(run_dir / file_names.TRAINER_LOCK):
+        world.append(run_dir / file_names.TRAINER_LOCK, b"")  # marks the run as trained here
+    return True
+
+
+def is_limit(outcome: Outcome) -> bool:
+    """Return whether it was stopped by its own limit, such as train.time_limit, and not by a person."""
+    return outcome.state == "stopped" and "limit" in outcome.reason
+
+
+def _look_at(home: Home, run_id: str, began_at: float) -> Trained:
+    folder = home.run_dir(run_id)
+    run, outcome = _read(home, folder / file_names.RUN, Run), _read(home, folder / file_names.OUTCOME, Outcome)
+    # A running trainer has no outcome yet. Only then probe its lock, which a starting trainer needs.
+    state = outcome.state if outcome is not None else "training" if _is_at_work(folder) else "unfinished"
+    steps = {phase.kind: phase.num_steps for phase in run.phases} if run is not None else {}
+    phase, step = (outcome.phase, outcome.step) if outcome is not None else _last_line(home, folder)
+    name = run.name if run is not None else run_id
+    return Trained(
+        run_id,
+        name,
+        state,
+        phase,
+        step,
+        steps.get(phase),
+        began_at,
+        reason=outcome.reason if outcome is not None else "",
+        again=_again(home, folder) or f"homing train {name}",
+        exit_code=_exit_code(state, outcome),
+        phases=tuple(steps),
+    )
+
+
+def _exit_code(state: str, outcome: Outcome | None) -> int:
+    if outcome is not None and is_limit(outcome):
+        return LimitReached.exit_code
+    return RunFailed.exit_code if state in ("failed", "unfinished") else 0
+
+
+def _again(home: Home, folder: Path) -> str:
+    """Return the command that resumes the run; "" for a run of an older homing or of the bare trainer."""
+    try:
+        return str(json.loads(home.world.read(folder / STARTED))["again"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _last_line(home: Home, folder: Path) -> tuple[str, int | None]:
+    """Return phase and step of a trainer that has not ended, as far as it has reported."""
+    path = folder / file_names.METRICS
+    try:
+        # Only the end: a dashboard reads it every few seconds, and the file of a long run has megabytes.
+        last = codec.loads(Metric, home.world.read(path, max(0, home.world.size(path) - _END_BYTES)).splitlines()[-1])
+    except (OSError, IndexError, codec.WireError):
+        return "", None
+    return last.phase, last.step
+
+
+def _read(home: Home, path: Path, cls: type[T]) -> T | None:
+    try:
+        return codec.loads(cls, home.world.read(path))
+    except (OSError, codec.WireError):
+        return None
+
+
+def _is_at_work(folder: Path) -> bool:
+    """Return whether a trainer, or the `homing train` that started it, is running: each holds a lock while it lives.
+
+    The latter is checked first, because a starting trainer takes its own lock only once, without retrying.
+    """
+    return any(_is_held(folder / name) for name in (STARTED, file_names.TRAINER_LOCK))
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

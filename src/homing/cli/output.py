@@ -1,0 +1,220 @@
+"""Output of the command line: stdout is for data, stderr for messages.
+
+emit(document)   the verb's result: one JSON document with a `schema` field under --json, else nothing
+emit_all(...)    the same, including the verb's final error; nothing else follows on stdout
+table(...)       the same result for people
+say(text)        a message: what is being done, what to do next; silent with -q
+redraw(text)     a running line on a terminal
+ask(question)    yes or no; refuses if there is no terminal to ask on
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from homing.cli import terminal
+from homing.errors import HomingError, UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = [
+    "ask",
+    "configure",
+    "emit",
+    "emit_all",
+    "ignore_output_errors",
+    "is_json",
+    "is_quiet",
+    "is_verbose",
+    "redraw",
+    "say",
+    "show_error",
+    "silence",
+    "table",
+]
+
+_WIDTH_OF_PIPE = 200  # columns, if the output goes to a program
+
+_loudness = 0
+_is_json = False
+_is_all_said = False
+_ignores_output_errors = False
+
+
+def configure(*, loudness: int, is_json: bool) -> None:
+    global _loudness, _is_json, _is_all_said, _ignores_output_errors
+    _loudness, _is_json, _is_all_said, _ignores_output_errors = loudness, is_json, False, False
+    # A character outside the terminal's encoding, or a file name that is not UTF-8, must not fail the whole output.
+    # stderr behaves like this by default.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def is_json() -> bool:
+    return _is_json
+
+
+def is_quiet() -> bool:
+    return _loudness < 0
+
+
+def is_verbose() -> bool:
+    return _loudness > 0
+
+
+def ignore_output_errors() -> None:
+    """Ignore output errors from now on.
+
+    A verb that ends billing must not fail because its reader left (`| head`) or a disk is full.
+    """
+    global _ignores_output_errors
+    _ignores_output_errors = True
+
+
+def say(text: str = "", *, end: str = "\n") -> None:
+    if not is_quiet():
+        # Flush data first, so that the order is right if both streams go to one file.
+        _print("", "", sys.stdout)
+        _print(text, end, sys.stderr)
+
+
+def redraw(text: str) -> None:
+    """Replace the running line on a terminal; "" clears it. Silent with -q."""
+    if not is_quiet():
+        _print(f"\r{terminal.safe(text)}\x1b[K", "", sys.stderr, is_ours=True)
+
+
+def _print(text: str, end: str, stream: TextIO, *, is_ours: bool = False) -> None:
+    """Print to a stream. `is_ours`: external text is already safe, and the escape sequences are our own."""
+    try:
+        if is_ours:
+            terminal.draw(text + end, stream)
+        else:
+            print(text, end=end, file=stream, flush=True)
+    except OSError:
+        if not _ignores_output_errors:
+            raise
+        silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Redirect the stream to /dev/null, so that neither later output nor the interpreter's final flush fails."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())
+
+
+def emit(schema: str, document: dict[str, Any]) -> None:
+    """Print one line of JSON on stdout under --json; otherwise nothing, and the caller prints its table."""
+    if _is_json:
+        line = {"schema": f"homing.{schema}", **document}
+        # If stdout is not UTF-8, let JSON escape the characters: `backslashreplace` escapes would not be valid JSON.
+        is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+        text = json.dumps(line, ensure_ascii=not is_utf8, default=str, allow_nan=False)
+        _print(text, "\n", sys.stdout, is_ours=True)
+
+
+def emit_all(schema: str, document: dict[str, Any], error: HomingError | None) -> None:
+    """Emit the result and the error in one document, for a verb that has a result even if it fails."""
+    global _is_all_said
+    emit(schema, {**document, "error": error.to_dict() if error is not None else None})
+    _is_all_said = True
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+    """Print a plain table on stdout; nothing without rows, or under --json, where `emit` has printed everything."""
+    cells = [["" if cell is None else terminal.safe(str(cell)) for cell in row] for row in rows]
+    if _is_json or not cells:
+        return
+    is_piped = not sys.stdout.isatty() and not os.environ.get("FORCE_COLOR") and not title
+    plain = _plain(headers, cells) if is_piped else ""
+    if plain:
+        _print(plain, "\n", sys.stdout)
+        return
+    # rich is imported here, not at the top, so that `--help` does not pay for it.
+    from rich.console import Console
+    from rich.text import Text
+
+    wide = Console()
+    # Without a terminal rich assumes 80 columns and would wrap cells that a script wants to read whole.
+    width = wide.width if wide.is_terminal else _WIDTH_OF_PIPE
+    # Cells hold external text, such as logs: [words] in it are not markup, and :words: are not emoji.
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    drawn = _drawn(headers, cells)
+    # If not even the longest words fit, rich would cut them to two letters each; print row by row instead, uncut.
+    if any(headers) and _least_width(headers, cells) > console.width:
+        pairs = [pair for row in cells for pair in (*zip(headers, row, strict=False), None)]
+        drawn = _drawn(["", ""], [pair or ("", "") for pair in pairs[:-1] if pair is None or pair[1]])
+    with console.capture() as said:
+        if title:
+            console.print(Text(terminal.safe(title), style="table.title"))
+        console.print(drawn)
+    _print("\n".join(line.rstrip() for line in said.get().splitlines()), "\n", sys.stdout, is_ours=True)
+
+
+def _plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return the table that rich would draw for a script, much faster.
+
+    "" if cells would have to be wrapped, or contain characters that are not exactly one column wide.
+    """
+    shown = [list(headers), *rows] if any(headers) else rows
+    if not all(cell.isascii() and cell.isprintable() for row in shown for cell in row):
+        return ""
+    widths = [max(map(len, column)) for column in itertools.zip_longest(*shown, fillvalue="")]
+    if sum(widths) + 2 * (len(widths) - 1) > _WIDTH_OF_PIPE:
+        return ""
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in shown]
+    return "\n".join(lines)
+
+
+def _least_width(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return the terminal width that the longest word of each column needs, side by side."""
+    from rich.cells import cell_len
+
+    columns = itertools.zip_longest(headers, *rows, fillvalue="")
+    widths = [max((cell_len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    return sum(widths) + len(widths) - 1
+
+
+def _drawn(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headers))
+    for header in headers:
+        drawn.add_column(header, overflow="fold")
+    for row in rows:
+        drawn.add_row(*row)
+    return drawn
+
+
+def ask(question: str, *, yes: bool) -> bool:
+    """Ask for confirmation; the question names the money.
+
+    `--yes` answers it; without a terminal and --yes, raise UsageError.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(
+            what="Confirmation required, but there is no terminal.", why=question, fix="Add --yes to confirm."
+        )
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def show_error(error: HomingError) -> None:
+    """Print an error as three lines on stderr; under --json also as a document, unless `emit_all` included it."""
+    if not _is_all_said:
+        emit("error/1", error.to_dict())
+    print(f"error: {error.what}", file=sys.stderr)
+    for label, text in (("why", error.why), ("fix", error.fix)):
+        for number, line in enumerate(text.splitlines()):
+            print(f"  {label if number == 0 else '':<4}{line}", file=sys.stderr)

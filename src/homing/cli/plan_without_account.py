@@ -1,0 +1,67 @@
+"""`homing plan` without offers: hours per GPU, and cost by list price or the user's rate; no provider is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from decimal import Decimal
+
+from homing.cli import output
+from homing.cli.run_lookup import usd
+from homing.cloud.accounts import ACCOUNTS
+from homing.cloud.plan.without_account import Listed
+from homing.errors import UsageError
+from homing.units import format_duration, format_rate, parse_usd
+from homing.wire.run_json import Run
+
+__all__ = ["parse_rate", "show_listed"]
+
+
+def parse_rate(text: str | None) -> Decimal | None:
+    if text is None:
+        return None
+    try:
+        rate = parse_usd(text.removesuffix("/h"))
+    except ValueError as exc:
+        raise UsageError(what=f"--rate: {exc}.", fix="--rate 2.50") from exc
+    if not rate:
+        raise UsageError(what="--rate: must be more than 0.", fix="--rate 2.50")
+    return rate
+
+
+def show_listed(rows: list[Listed], run: Run, typed: str, *, is_without_key: bool = False) -> None:
+    output.emit("plan-listed/1", {"run": run.name, "is_offer": False, "cards": [_document(row) for row in rows]})
+    headers = ["GPU", "at", "rate", "tok/s", "time", "dollars", "how we know"]
+    limit = None if run.limits.spend_usd is None else Decimal(run.limits.spend_usd)
+    title = f"{run.name} by GPU, estimated without asking providers"
+    output.table(headers, (_row(row, limit) for row in rows), title=title)
+    if any(row.rate_usd_per_hour is not None and row.provider for row in rows):
+        output.say("Costs use list prices of the dates shown; current prices may differ.")
+    if any(row.rate_usd_per_hour is None for row in rows):
+        output.say(f"homing has no list prices for it. Use your own rate: homing plan {typed} --rate 2.50")
+    if is_without_key:
+        for name in run.cloud.providers:
+            account = ACCOUNTS[name]
+            output.say(f"No API key for {account.title}. Create one at {account.key_page}, then: homing setup {name}")
+        output.say(f"With a key, plan with live offers: homing plan {typed}")
+
+
+def _row(row: Listed, limit: Decimal | None) -> list[str]:
+    rate, cost = row.rate_usd_per_hour, row.cost_usd
+    over = f", over the limit of {usd(limit)}" if limit is not None and cost is not None and cost > limit else ""
+    return [
+        f"{row.num_gpus}x {row.card}",
+        row.provider or "any",
+        "-" if rate is None else f"{usd(rate)}/h",
+        format_rate(row.tokens_per_s).removesuffix(" tok/s"),
+        format_duration(row.seconds),
+        "-" if cost is None else f"about {usd(cost)}{over}",
+        "; ".join(filter(None, [row.speed_text, row.rate_text])),
+    ]
+
+
+def _document(row: Listed) -> dict[str, object]:
+    document = {key: value for key, value in dataclasses.asdict(row).items() if key != "rate_usd_per_hour"}
+    rate, cost = row.rate_usd_per_hour, row.cost_usd
+    document["rate_usd_per_hour"] = None if rate is None else str(rate)
+    document["cost_usd"] = None if cost is None else str(cost)
+    return document

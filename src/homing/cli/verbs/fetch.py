@@ -1,0 +1,190 @@
+"""`homing fetch`: fetch a model from the store, verified by hash."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from homing.cli import output
+from homing.cli.extras import export_hint
+from homing.cli.find_model import MODELS
+from homing.cli.find_run import is_stranger, name_here
+from homing.cli.options import Json, RunName
+from homing.cli.run_lookup import find_run, open_home, say_problems
+from homing.cloud.artifacts.fetch import Shown, choose, fetch, place_of, show
+from homing.cloud.artifacts.stored_checkpoints import best_step
+from homing.cloud.contact.heartbeats import phases_of
+from homing.cloud.home import Home
+from homing.cloud.ledger.ledger import RunRow
+from homing.cloud.plan.timing import remember_speed
+from homing.cloud.reconcile.reconcile import refresh
+from homing.config.model_folders import manifest_in
+from homing.config.projects import file_called
+from homing.errors import UsageError
+from homing.units import format_bytes, format_duration
+from homing.wire.checkpoint_manifest import CheckpointManifest, figure_of
+
+__all__ = ["command"]
+
+
+def command(
+    run: RunName = None,
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint", metavar="best|latest|STEP", help="Checkpoint: latest, best, a step or PHASE:STEP."
+        ),
+    ] = "latest",
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", metavar="DIR", help="Target folder; default: models/NAME, or models/NAME-PHASE if that is taken."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another or a modified model in the folder.")] = False,
+    or_older: Annotated[
+        bool, typer.Option("--or-older", help="Fall back to an older checkpoint if this one is damaged.")
+    ] = False,
+    is_list: Annotated[bool, typer.Option("--list", help="List the checkpoints in the store and exit.")] = False,
+    json_: Json = False,
+) -> None:
+    """Fetch a model from the store to this computer and verify every file by its hash."""
+    with open_home() as home:
+        say_problems(refresh(home))
+        row = find_run(home, run, brings="fetch {}")
+        if is_list:
+            _list(home, row)
+            return
+        target = to or _place(home, row, checkpoint, force=force)
+        try:
+            got = fetch(
+                home,
+                row,
+                target.absolute(),
+                which=checkpoint,
+                force=force,
+                or_older=or_older,
+                tell=lambda text: output.say(f"  {text}"),
+            )
+        except PermissionError as exc:
+            raise _unwritable(exc, row, target) from exc
+        remember_speed(home, row, home.store_of(row))
+        manifest = got.manifest
+        output.emit(
+            "fetch/1",
+            {
+                "run": row.id,
+                "phase": manifest.phase,
+                "step": manifest.step,
+                "val_loss": manifest.val_loss,
+                "val_bits_per_byte": manifest.val_bits_per_byte,
+                "num_bytes": got.num_bytes,
+                "model_dir": str(target),
+                "run_dir": str(got.run_dir),
+                "is_new": got.is_new,
+                "passed_over": got.passed_over,
+            },
+        )
+        if not output.is_json():
+            print(target)
+        say_problems([f"skipped {text}" for text in got.passed_over])
+        said = "fetched" if got.is_new else "is already local"
+        output.say(
+            f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash checked."
+            f" Logs, metrics and samples: {got.run_dir}"
+        )
+        if checkpoint == "latest":
+            _say_best(home, row, manifest)
+        _say_next(row, row.name if target == MODELS / row.name else shlex.quote(str(target)), manifest.phase)
+
+
+def _unwritable(exc: PermissionError, row: RunRow, target: Path) -> Exception:
+    """Return a usage error if the target folder cannot be written; any other PermissionError is returned unchanged."""
+    named = Path(str(exc.filename)).absolute()
+    if not named.is_relative_to(target.absolute().parent) and not target.absolute().is_relative_to(named):
+        return exc
+    return UsageError(
+        what=f"Cannot write to {target}.",
+        why=f"{exc.strerror}: {exc.filename}",
+        fix=f"homing fetch {name_here(row)} --to FOLDER",
+    )
+
+
+def _place(home: Home, row: RunRow, checkpoint: str, *, force: bool) -> Path:
+    there = manifest_in(MODELS / row.name)
+    is_there = there is not None and there.run_id == row.id
+    if is_stranger(row) and not is_there:
+        output.say(
+            f"{MODELS / row.name} is reserved for the run {row.name} of this folder; saving to {MODELS / row.id}"
+        )
+        return MODELS / row.id
+    if force:
+        return MODELS / row.name
+    store = home.store_of(row)
+    phase = choose(store, row, checkpoint, phases_of(store, row))[0].manifest.phase
+    target = place_of(home, row, phase, MODELS)
+    if target != MODELS / row.name:
+        output.say(f"{MODELS / row.name} holds another run of that name; saving to {target}")
+    return target
+
+
+def _say_best(home: Home, row: RunRow, manifest: CheckpointManifest) -> None:
+    """Name the best checkpoint.
+
+    The last is fetched because a next phase continues from it; verbs that use a run directory take the best.
+    """
+    best = best_step(home.store_of(row), row.id, manifest.phase)
+    if best is not None and best != manifest.step:
+        output.say(
+            f"This is the latest checkpoint; the best by {figure_of(manifest.phase)} is step {best:,}:"
+            f" homing fetch {name_here(row)} --checkpoint best"
+        )
+
+
+def _say_next(row: RunRow, model: str, phase: str) -> None:
+    """Print the next commands. `model`: the argument for verbs that use the model."""
+    name = name_here(row)
+    output.say(
+        f"Chat with it: homing chat {model}   Complete a prompt: homing generate {model} --prompt 'Once'"
+        f"   Evaluate it: homing eval {model}   End billing: homing destroy {name}"
+    )
+    # A base model only completes text; an sft phase in this folder's run file makes it answer.
+    if phase in ("pretrain", "mid") and name == row.name and file_called(name) is not None:
+        output.say(f"Fine-tune it: add a phase of kind sft to its run file, then: homing launch {name} --phase sft")
+    output.say(export_hint(model))
+
+
+def _list(home: Home, row: RunRow) -> None:
+    found, now = show(home, row), home.world.now()
+    documents = [_document(each) for each in found]
+    output.emit("fetch-list/1", {"run": row.id, "store": row.store, "checkpoints": documents})
+    rows = []
+    for each in documents:
+        called = figure_of(each["phase"]).removeprefix("held-out ")
+        held_out = f"{called} {each['val_loss']:.3f}" if each["val_loss"] is not None else ""
+        age = f"{format_duration(max(0.0, now - each['made_at']))} ago" if each["made_at"] else ""
+        said = each["problem"] or ", ".join(each["names"])
+        rows.append((each["phase"], f"{each['step']:,}", held_out, format_bytes(each["num_bytes"]), age, said))
+    output.table(["phase", "step", "held out", "size", "made", ""], rows)
+    if found:
+        step = found[-1].checkpoint.manifest.step
+        output.say(f"Fetch one: homing fetch {name_here(row)} --checkpoint {step} --to models/{row.name}-{step}")
+    else:
+        output.say(f"{row.id} has no checkpoint in the store yet: homing watch {name_here(row)}")
+
+
+def _document(shown: Shown) -> dict[str, Any]:
+    manifest = shown.checkpoint.manifest
+    return {
+        "phase": manifest.phase,
+        "step": manifest.step,
+        "names": shown.names,
+        "val_loss": manifest.val_loss,
+        "num_bytes": shown.checkpoint.num_bytes,
+        "made_at": manifest.made_at,
+        "is_final": manifest.is_final,
+        "problem": shown.checkpoint.problem,
+    }

@@ -1,0 +1,326 @@
+"""`homing plan`: tokens, FLOPs, hours and dollars per offer, cheapest to finish first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Annotated, Any
+
+import typer
+
+from homing.cli import output
+from homing.cli.options import Json, Phases, RunName, Sets, as_typed, with_phases
+from homing.cli.plan_without_account import parse_rate, show_listed
+from homing.cli.run_lookup import meet_host, open_home, parse_limit, say_problems, usd
+from homing.cli.stale_shards import refuse_stale
+from homing.cli.verbs.offers import rate_age
+from homing.cloud.ledger import meter
+from homing.cloud.plan.measured_speeds import load_table
+from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
+from homing.cloud.plan.without_account import is_without_key, list_prices
+from homing.cloud.providers.base import Offer
+from homing.cloud.try_offers import name_of
+from homing.config import Loaded, load_run, newest_run, typed_name
+from homing.config.estimate.params import sizes
+from homing.errors import HomingError
+from homing.gpus import find_gpu
+from homing.units import format_bytes, format_count, format_duration, format_rate
+from homing.wire import codec
+from homing.wire.run_json import Run
+
+__all__ = ["command", "suggested_limit"]
+
+_LEFT_OUT = 5  # printed individually
+_LONG_HERE_S = 24 * 3600  # longer than most people would train on their own computer
+_OPENS = {
+    "stock": "opens in transformers and llama.cpp",
+    "swift": "opens in homing, and in transformers with a custom modeling file; no GGUF, no adapters",
+}
+
+
+def command(
+    run: RunName = None,
+    sets: Sets = None,
+    phase: Phases = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Plan the same file shrunk to minutes.")] = False,
+    spend_limit: Annotated[
+        str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="Show what this limit buys.")
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate", metavar="DOLLARS", help="Plan every GPU at this rate per hour, without asking providers."
+        ),
+    ] = None,
+    resolved: Annotated[bool, typer.Option("--resolved", help="Show every value and where it came from.")] = False,
+    json_: Json = False,
+) -> None:
+    """Show hours and dollars per offer, cheapest to finish first. Rents nothing."""
+    sets = with_phases(sets, phase)
+    own_rate = parse_rate(rate)
+    limit = [] if spend_limit is None else [f"limits.spend={parse_limit(spend_limit)}"]
+    loaded = load_run(run or newest_run(), [*sets, *limit], is_smoke=smoke)
+    if resolved:
+        _show_resolved(loaded)
+        return
+    typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=smoke)}"
+    refuse_stale(loaded, typed)
+    with open_home() as home:
+        if own_rate is not None:
+            show_listed(list_prices(loaded.run, home, own_rate), loaded.run, typed)
+            return
+        try:
+            meet_host(home, loaded.run)
+            plan = make_plan(loaded.run, home, explain=True)
+        except HomingError:
+            if not is_without_key(loaded.run, home):
+                raise
+            show_listed(list_prices(loaded.run, home), loaded.run, typed, is_without_key=True)
+            return
+        now = home.world.now()
+    output.emit("plan/1", _document(plan, loaded, now))
+    _show(plan, loaded, now, typed)
+
+
+def suggested_limit(plan: Plan) -> str:
+    """Suggest a spend limit: 1.5 times the plan, because a probe or an assumption may be off by that much.
+
+    If no limit is set yet, it is not below the worst case shown next to it. A free machine also needs a limit.
+    """
+    best = plan.best
+    has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()
+    enough = max(best.cost_usd * 3 / 2, best.minimum_usd * 2, best.worst_usd if has_worst else Decimal(0))
+    return meter.as_limit(enough or Decimal(1))
+
+
+def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
+    run = plan.run
+    rows = [
+        ("parameters", f"{run.sizes.num_params:,}"),
+        ("tokens", f"{plan.num_tokens:,}"),
+        ("steps", f"{plan.num_steps:,}"),
+        ("FLOPs", f"{plan.flops:.3g}"),
+        ("memory", format_bytes(plan.needs.memory_bytes)),
+        ("checkpoint", f"{format_bytes(plan.checkpoint_bytes)}, at most {format_bytes(plan.kept_bytes)} kept"),
+        ("minimum spend", f"{usd(plan.offers[0].minimum_usd)} on {plan.offers[0].offer.name}"),
+        ("of it", plan.offers[0].timing.text),
+        *_bought(plan),
+        *_family(run),
+        *_precision(plan),
+        ("prepared", "yes" if loaded.is_prepared else f"no: homing prep {typed}"),
+    ]
+    output.table(["", ""], rows, title=f"Plan of {run.name}")
+    headers = ["offer", "device", "rate", "tok/s", "time", "dollars", "more", "worst", "minimum", "how we know"]
+    output.table(headers, (_row(plan, row, now) for row in plan.offers))
+    _show_phases(plan)
+    _say_left_out(plan)
+    say_problems([*loaded.warnings, *plan.warnings])
+    output.say(f"\n{_recommendation(plan)}")
+    then = f"homing launch {typed} --spend-limit {suggested_limit(plan)}"
+    if _is_long_here(plan):
+        output.say("That takes long on this computer. Plan a rented GPU from list prices; no API key needed.")
+        then = f"homing plan {typed} --set cloud.providers=runpod"
+    output.say(f"Next: {then}" if loaded.is_prepared else f"Next: homing prep {typed}   then: {then}")
+
+
+def _is_long_here(plan: Plan) -> bool:
+    return plan.best.offer.provider == "local" and plan.best.seconds > _LONG_HERE_S
+
+
+def _recommendation(plan: Plan) -> str:
+    best = plan.best
+    said = f"Cheapest to finish: {name_of(best.offer)}, {usd(best.cost_usd)} in {format_duration(best.seconds)}"
+    if best.buys is not None and best.buys.is_landing:
+        said += f". It does not finish within {_limits(plan)}; it ends early at about step {best.buys.num_steps:,}"
+        said += f" of {best.buys.of_steps:,}" + _refused(plan, best) + "."
+    else:
+        said += f", at worst {usd(best.worst_usd)}."
+    if len(plan.offers) > 1:
+        other = plan.offers[1]
+        said += f" {name_of(other.offer)} would cost {usd(plan.more_usd(other))} more"
+        quicker_s = best.seconds - other.seconds
+        said += f" and finish {format_duration(quicker_s)} sooner." if quicker_s > 60 else "."
+    return said
+
+
+def _limits(plan: Plan) -> str:
+    limits = plan.run.limits
+    named = [usd(limits.spend_usd)] if limits.spend_usd is not None else []
+    return " and ".join(named + ([format_duration(limits.time_s)] if limits.time_s else []))
+
+
+def _refused(plan: Plan, row: OfferPlan) -> str:
+    """Say if the limit is below the minimum that launch accepts: no finished model would come out of it."""
+    limit = plan.run.limits.spend_usd
+    is_refused = limit is not None and row.minimum_usd > Decimal(limit)
+    return f"; the minimum spend limit there is {usd(row.minimum_usd)}" if is_refused else ""
+
+
+def _show_phases(plan: Plan) -> None:
+    best = plan.best
+    parts = best.phases(plan.run)
+    device = _device(best.offer)
+    rows = [(part.name, device, format_duration(part.seconds), usd(part.cost_usd)) for part in parts]
+    if best.odds.num_interruptions:
+        away_s = best.seconds - sum(part.seconds for part in parts)
+        times = f"{best.odds.num_interruptions:.2g} preemptions expected ({best.odds.text})"
+        rows.append((times, device, format_duration(away_s), usd(meter.cost(best.offer.rate_usd_per_hour, away_s))))
+    if best.storage_usd:
+        rows.append(("storage", plan.run.store, format_duration(best.seconds), usd(best.storage_usd)))
+    rows.append(("all", device, format_duration(best.seconds), usd(best.cost_usd)))
+    output.table(["phase", "on", "time", "cost"], rows, title="Time and cost by phase")
+
+
+def _say_left_out(plan: Plan) -> None:
+    """Print the excluded offers with a lower rate than the best, which the user would ask about; count the others."""
+    lower = [each for each in plan.left_out if each.offer.rate_usd_per_hour <= plan.best.offer.rate_usd_per_hour]
+    for each in lower[:_LEFT_OUT]:
+        rate = usd(each.offer.rate_usd_per_hour)
+        output.say(f"Skipped: {name_of(each.offer)} ({_device(each.offer)}, {rate}/h) {each.why}.")
+    if len(plan.left_out) > len(lower[:_LEFT_OUT]):
+        output.say(f"Skipped: {len(plan.left_out) - len(lower[:_LEFT_OUT])} more offers; --json lists them all.")
+
+
+def _bought(plan: Plan) -> list[tuple[str, str]]:
+    """Return what the limit buys on the cheapest offer."""
+    buys = plan.offers[0].buys
+    if buys is None:
+        return []
+    said = f"about {buys.num_steps:,} of {buys.of_steps:,} steps"
+    lands = f", ends early after {format_duration(buys.lands_after_s)}" if buys.is_landing else ""
+    return [(f"with {_limits(plan)}", said + lands)]
+
+
+def _family(run: Run) -> list[tuple[str, str]]:
+    """Describe the advantages and limits of the chosen family, with figures if both families were measured."""
+    if run.base is not None:
+        return []
+    family = run.model.family
+    said, learned = _OPENS[family], load_table().learned_by(family, "swift" if family == "stock" else "stock")
+    if learned is not None:
+        own, other = learned
+        said += (
+            f"; held-out text takes {own.bits_per_byte:.3f} bits per byte after {format_duration(own.seconds)} of one"
+            f" {own.card}, with {other.recipe} {other.bits_per_byte:.3f} (seeds: {own.num_seeds} and {other.num_seeds})"
+        )
+    return [("family", f"{family}: {said}")]
+
+
+def _precision(plan: Plan) -> list[tuple[str, str]]:
+    """Suggest FP8 only if the GPU supports it and the model is at least as large as the smallest that gained."""
+    run, gains = plan.run, load_table().gains_of_fp8()
+    gpu = find_gpu(plan.best.offer.device)
+    is_asked = run.train.precision == "auto" and gpu is not None and gpu.has_fp8
+    if not is_asked or not gains or any(phase.method != "full" for phase in run.phases):
+        return []
+    if run.sizes.num_matmul_params < sizes(gains[0][0].shape).num_matmul_params:
+        return []
+    measured = ", ".join(
+        f"{row.shape.num_layers} x {row.shape.width} {gain:.2f}x as fast on {row.card}" for row, gain in gains
+    )
+    return [("precision", f"bf16; with train.precision=fp8 {measured}")]
+
+
+def _row(plan: Plan, row: OfferPlan, now: float) -> list[str]:
+    offer = row.offer
+    more = plan.more_usd(row)
+    return [
+        name_of(offer),
+        _device(offer) + (", spot" if offer.is_spot else ""),
+        f"{usd(offer.rate_usd_per_hour)}/h",
+        format_rate(row.speed.tokens_per_s).removesuffix(" tok/s"),
+        format_duration(row.seconds),
+        usd(row.cost_usd),
+        f"+{usd(more)}" if more > 0 else f"-{usd(-more)}" if more < 0 else "",
+        usd(row.worst_usd),
+        usd(row.minimum_usd),
+        "; ".join(part for part in (row.speed.text, rate_age(offer, now)) if part),
+    ]
+
+
+def _device(offer: Offer) -> str:
+    return f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
+
+
+def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:
+    return {
+        "run": plan.run.name,
+        "num_params": plan.run.sizes.num_params,
+        "num_tokens": plan.num_tokens,
+        "num_steps": plan.num_steps,
+        "flops": plan.flops,
+        "flops_per_token": plan.run.sizes.flops_per_token,
+        "memory_bytes": plan.needs.memory_bytes,
+        "disk_bytes": plan.needs.disk_bytes,
+        "checkpoint_bytes": plan.checkpoint_bytes,
+        "minimum_spend_usd": str(plan.offers[0].minimum_usd),
+        "family": dict(_family(plan.run)).get("family"),
+        "precision": dict(_precision(plan)).get("precision"),
+        "is_prepared": loaded.is_prepared,
+        "offers": [
+            {
+                **dataclasses.asdict(row.offer),
+                "tokens_per_s": row.speed.tokens_per_s,
+                "speed_source": row.speed.source,
+                "speed_text": row.speed.text,
+                "seconds": row.seconds,
+                "cost_usd": str(row.cost_usd),
+                "more_usd": str(plan.more_usd(row) or 0),
+                "worst_usd": str(row.worst_usd),
+                "storage_usd": str(row.storage_usd),
+                "num_interruptions": row.odds.num_interruptions,
+                "odds_text": row.odds.text,
+                "minimum_usd": str(row.minimum_usd),
+                "rate_age_s": 0.0 if row.offer.as_of is None else max(0.0, now - row.offer.as_of),
+                "phases": [
+                    {"name": part.name, "seconds": part.seconds, "cost_usd": str(part.cost_usd)}
+                    for part in row.phases(plan.run)
+                ],
+                "timing": dataclasses.asdict(row.timing),
+                "buys": dataclasses.asdict(row.buys) if row.buys else None,
+            }
+            for row in plan.offers
+        ],
+        "left_out": [{**dataclasses.asdict(each.offer), "why": each.why} for each in plan.left_out],
+        "warnings": [*loaded.warnings, *plan.warnings],
+    }
+
+
+def _show_resolved(loaded: Loaded) -> None:
+    document = codec.dump(loaded.run)
+    origin = document.pop("origin")
+    document.pop("schema")
+    output.emit("resolved/1", {"run": document, "origin": origin, "warnings": loaded.warnings})
+    rows = [(key, _value(value), _origin(key, origin)) for key, value in _flat(document)]
+    output.table(["key", "value", "from"], rows, title=f"{loaded.run.name}, resolved from {loaded.file}")
+    say_problems(loaded.warnings)
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for number, inner in enumerate(value):
+            yield from _flat(inner, f"{path}.{number}")
+    else:
+        yield path, value
+
+
+def _origin(key: str, origin: dict[str, str]) -> str:
+    """Return the origin of the key, or of the nearest section above it that has one."""
+    parts = key.split(".")
+    for length in range(len(parts), 0, -1):
+        found = origin.get(".".join(parts[:length]))
+        if found:
+            return found
+    return "computed"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower() if value is not None else "none"
+    if isinstance(value, int) and abs(value) >= 10_000:
+        return f"{value:,} ({format_count(value)})"
+    return str(value)

@@ -1,0 +1,167 @@
+"""`homing report`: one page about a run, to keep, to share, or to publish with a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homing.cli import output
+from homing.cli.find_run import find_finished, name_here
+from homing.cli.local_runs import Trained
+from homing.cli.options import Json, RunName
+from homing.cli.run_lookup import open_home, say_problems
+from homing.cloud.home import Home
+from homing.cloud.ledger.ledger import ADOPTED, RunRow
+from homing.cloud.reconcile.reconcile import refresh
+from homing.errors import UsageError
+from homing.report import Report, Subject, read_report, render_html, render_markdown
+from homing.report.eval_files import add_evals
+from homing.report.maintainers import render_for_maintainers
+from homing.report.render_page import MARK, picture_of
+
+__all__ = ["command", "subject_of"]
+
+_SUFFIXES = (".md", ".html")
+_MARK_WITHIN = 200  # bytes
+
+
+def command(
+    run: RunName = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.md|FILE.html", help="Output file; default: Markdown on stdout."),
+    ] = None,
+    evals: Annotated[
+        list[Path] | None,
+        typer.Option("--eval", metavar="FILE.json", help="Results saved by `homing eval --out`; repeatable."),
+    ] = None,
+    for_maintainers: Annotated[
+        bool,
+        typer.Option("--for-maintainers", help="Write a bug report: versions, times, events; no secrets."),
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Write one page about a run: what was trained, on which data, how it went, samples, where, and the cost.
+
+    NAME means its newest finished run, as for chat and the other verbs; NAME@RUN means another one, finished or not.
+    """
+    _check(out)
+    with open_home() as home:
+        found = _look_up(home, run)
+        report = read_report(home, subject_of(found))
+        if for_maintainers:
+            _for_maintainers(report, home, out)
+            return
+    report = dataclasses.replace(report, next=_next(found, report))
+    for file in evals or []:
+        report = add_evals(report, file)
+    files = _write(out, report) if out is not None else []
+    output.emit("report/1", {**report.to_dict(), "files": files})
+    say_problems(report.problems)
+    if out is None and not output.is_json():
+        print(render_markdown(report), end="")
+    if out is not None:
+        output.say(f"Written: {' and '.join(files)}")
+    elif not output.is_json():
+        output.say(f"Write one file with curves: homing report {report.run} --out {report.name}.html")
+
+
+def _for_maintainers(report: Report, home: Home, out: Path | None) -> None:
+    text = render_for_maintainers(report, home)
+    output.emit("maintainers/1", {"text": text})
+    if out is None:
+        if not output.is_json():
+            print(text, end="")
+        return
+    if out.suffix != ".md":
+        raise UsageError(what="--for-maintainers writes Markdown.", fix=f"--out {out.with_suffix('.md')}")
+    out.write_text(f"<!-- {MARK} -->\n\n{text}", encoding="utf-8")
+    output.say(f"Written: {out}. Read it through before you send it.")
+
+
+def _look_up(home: Home, typed: str | None) -> RunRow | Trained:
+    found = find_finished(home, typed)
+    if isinstance(found, Trained) or not _may_have_changed(home, found):
+        return found
+    say_problems(refresh(home))
+    return home.ledger.run(found.id) or found
+
+
+def _may_have_changed(home: Home, row: RunRow) -> bool:
+    """Return whether the providers must be asked; for a run that has ended and is destroyed, the ledger is complete."""
+    return row.is_live or any(line.destroyed_at is None for line in home.ledger.lines(row.id))
+
+
+def subject_of(found: RunRow | Trained) -> Subject:
+    if isinstance(found, Trained):
+        return Subject(found.run, found.name, found.state, found.reason, None)
+    return Subject(found.id, found.name, found.state, found.reason, found)
+
+
+def _next(found: RunRow | Trained, report: Report) -> list[str]:
+    """Return the next commands: how to complete the run, and how to use its weights if there are any."""
+    name = found.run if isinstance(found, Trained) else name_here(found)
+    commands = []
+    if found.is_live:
+        commands.append(f"homing watch {name}")
+    elif not report.is_finished:
+        commands.append(_again(found, name))
+    if not report.kept:
+        return commands
+    if isinstance(found, RunRow) and not any("fetched" in each.called for each in report.kept):
+        commands.append(f"homing fetch {name}")
+    return [*commands, f"homing chat {name}", f"homing eval {name} --out evals.md", f"homing export {name}"]
+
+
+def _again(found: RunRow | Trained, name: str) -> str:
+    if isinstance(found, Trained):
+        return found.again
+    is_adopted = found.state == ADOPTED
+    return f"homing adopt {shlex.quote(found.store)} {found.id}" if is_adopted else f"homing launch {name} --resume"
+
+
+def _check(out: Path | None) -> None:
+    """Before anything is read, refuse an unknown file format and a file that is not a homing report."""
+    if out is None:
+        return
+    if out.suffix not in _SUFFIXES:
+        raise UsageError(
+            what=f"--out {out}: unknown file extension.",
+            why=f"Use {' or '.join(_SUFFIXES)}; for data use --json.",
+            fix=f"--out {out.with_suffix('.html')}",
+        )
+    for path in (out, *([out.with_suffix(".svg")] if out.suffix == ".md" else [])):
+        if path.exists() and not _is_ours(path):
+            raise UsageError(
+                what=f"{path} already exists and is not a homing report, so it is not overwritten.",
+                fix=f"--out {out.with_name(f'{out.stem}-report{out.suffix}')}",
+            )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return MARK.encode() in file.read(_MARK_WITHIN)
+    except OSError:
+        return False
+
+
+def _write(out: Path, report: Report) -> list[str]:
+    """Write each file atomically, the picture before the page that shows it."""
+    pages: Sequence[tuple[Path, str]] = [(out, render_html(report))]
+    if out.suffix == ".md":
+        drawn, svg = picture_of(report), out.with_suffix(".svg")
+        pictures = [(svg, f"<!-- {MARK} -->\n{drawn}")] if drawn else []
+        pages = [*pictures, (out, render_markdown(report, svg.name if drawn else ""))]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for path, text in pages:
+        temporary = path.with_name(f".{path.name}.aside")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    return [str(path) for path, _ in reversed(pages)]

@@ -1,0 +1,304 @@
+"""Fetch a model from the store to home, verified by hash.
+
+    choose a checkpoint -> its files into a temporary folder, each verified -> renamed to ./models/NAME
+                        -> logs, metrics, samples to $HOMING_HOME/runs/<id>/
+
+Atomic: a failed fetch leaves the previous content. An earlier, unmodified fetch of the same run is replaced; anything
+else stays unless `force`, and so does the only copy of a later state. The instance need not be alive: everything comes
+from the store. A damaged checkpoint raises IntegrityError; with `or_older` the previous one is fetched instead and
+reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from homing.cloud.artifacts.stored_checkpoints import StoredCheckpoint, best_step, damage, list_checkpoints
+from homing.cloud.contact.heartbeats import phases_of
+from homing.cloud.home import Home
+from homing.cloud.ledger.ledger import RunRow
+from homing.errors import IntegrityError, UsageError
+from homing.store import NotInStore, Store, run_key
+from homing.wire import codec
+from homing.wire import file_names as names
+from homing.wire.checkpoint_manifest import CheckpointManifest
+from homing.wire.codec import WireError
+from homing.world import World
+
+__all__ = ["Fetched", "Shown", "choose", "fetch", "place_of", "show"]
+
+_FINDER = ".DS_Store"  # macOS leaves one in every folder it has shown
+_PAPERS = (names.EVENTS, names.METRICS, names.METRICS_CSV, names.OUTCOME, names.HEARTBEAT, names.RECORD)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    model_dir: Path
+    run_dir: Path
+    manifest: CheckpointManifest
+    num_bytes: int
+    is_new: bool  # False: the same model was already there
+    passed_over: list[str]  # newer checkpoints that are damaged
+
+
+def fetch(
+    home: Home,
+    run: RunRow,
+    model_dir: Path,
+    *,
+    which: str = "latest",
+    force: bool = False,
+    or_older: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Fetched:
+    store = home.store_of(run)
+    phases = phases_of(store, run)
+    candidates = choose(store, run, which, phases)
+    passed_over: list[str] = []
+    for checkpoint in candidates if or_older else candidates[:1]:
+        try:
+            if checkpoint.problem:
+                raise IntegrityError(checkpoint.problem)
+            is_new = _fetch_model(home, store, checkpoint, phases, model_dir, force, tell)
+        except (IntegrityError, NotInStore) as exc:
+            passed_over.append(f"{checkpoint.folder}: {str(exc).splitlines()[0]}")
+            tell(f"{checkpoint.folder} is damaged in the store.")
+            continue
+        run_dir = _fetch_documents(home, store, run)
+        home.ledger.set_run(run.id, fetched_step=checkpoint.manifest.step)
+        return Fetched(model_dir, run_dir, checkpoint.manifest, checkpoint.num_bytes, is_new, passed_over)
+    rest = candidates[len(passed_over) :]
+    older = f"--or-older fetches the previous one ({rest[0].folder})." if rest else "There is no older one."
+    raise IntegrityError(
+        what=f"The checkpoint of {run.id} is damaged in the store and was not fetched.",
+        why="\n".join(passed_over),
+        fix=f"homing fetch {run.name} --or-older   {older}",
+    )
+
+
+def place_of(home: Home, run: RunRow, phase: str, models: Path) -> Path:
+    """Return the default folder for a model of this phase: models/NAME.
+
+    If another run of the same name is there, as in a chain with `--phase`, use NAME-PHASE next to it; use the run's id
+    if that is taken too or the phase is the same.
+    """
+    there = _lies_in(home, models / run.name)
+    if there is None or there.run_id == run.id or there.run_name != run.name:
+        return models / run.name
+    sibling = models / f"{run.name}-{phase}"
+    other = _lies_in(home, sibling)
+    is_free = not home.world.exists(sibling) or (other is not None and other.run_id == run.id)
+    return sibling if is_free and there.phase != phase else models / run.id
+
+
+def _lies_in(home: Home, folder: Path) -> CheckpointManifest | None:
+    try:
+        return codec.loads(CheckpointManifest, home.world.read(folder / names.MANIFEST))
+    except (OSError, WireError):
+        return None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A checkpoint in the store that could be fetched."""
+
+    checkpoint: StoredCheckpoint
+    names: list[str]  # aliases besides its step: latest, best, or none
+
+
+def show(home: Home, run: RunRow) -> list[Shown]:
+    """Return all checkpoints in the store, newest first. Their files are verified only when fetched."""
+    store = home.store_of(run)
+    found = list_checkpoints(store, run.id, phases_of(store, run))
+    best = {phase: best_step(store, run.id, phase) for phase in {each.manifest.phase for each in found}}
+    shown = []
+    for number, each in enumerate(found):
+        is_best = not each.problem and best[each.manifest.phase] == each.manifest.step
+        shown.append(Shown(each, ["latest"] * (number == 0) + ["best"] * is_best))
+    return shown
+
+
+def choose(store: Store, run: RunRow, which: str, phases: list[str]) -> list[StoredCheckpoint]:
+    """Return the checkpoint that `which` names (latest, best, a step or PHASE:STEP), then older ones as fallbacks."""
+    found = list_checkpoints(store, run.id, phases)
+    if not found:
+        raise UsageError(
+            what=f"{run.id} has no checkpoint in the store yet.",
+            why=f"It is {run.state}. {run.reason}".strip(),
+            fix=f"homing watch {run.name}" if run.is_live else f"homing logs {run.name}",
+        )
+    if which == "latest":
+        return found
+    phase, _, number = which.rpartition(":")
+    step: int | None
+    if which == "best":
+        phase = found[0].manifest.phase
+        step = best_step(store, run.id, phase)
+    else:
+        step = int(number) if number.isdigit() else None
+    wanted = [each for each in found if each.manifest.step == step and phase in ("", each.manifest.phase)]
+    index = found.index(wanted[0]) if wanted else None
+    if index is None:
+        there = ", ".join(f"{each.manifest.phase} {each.manifest.step}" for each in found)
+        raise UsageError(
+            what=f"{run.id} has no checkpoint {which!r}.",
+            why=f"In the store: {there}.",
+            fix="--checkpoint latest, best, one of these steps, or PHASE:STEP",
+        )
+    return found[index:]
+
+
+def _fetch_model(
+    home: Home,
+    store: Store,
+    checkpoint: StoredCheckpoint,
+    phases: list[str],
+    model_dir: Path,
+    force: bool,
+    tell: Callable[[str], None],
+) -> bool:
+    """Fetch the files. Return True if the model is new here. Nothing is replaced before every byte was verified."""
+    world = home.world
+    if _is_same(home, checkpoint, model_dir):
+        return False
+    before = _stamps(home, model_dir)
+    if world.exists(model_dir):
+        _check_replaceable(home, store, checkpoint, phases, model_dir, force)
+    temporary = model_dir.parent / f".{model_dir.name}.fetching-{world.random_hex(6)}"
+    world.mkdir(temporary)
+    try:
+        for file in checkpoint.manifest.files:
+            tell(f"fetching {file.name}, {file.num_bytes:,} bytes")
+            target = temporary / file.name
+            world.mkdir(target.parent)
+            store.get(checkpoint.key(file.name), str(target), file.sha256)
+        world.write(temporary / names.MANIFEST, checkpoint.text)
+        if not force and _stamps(home, model_dir) != before:
+            raise UsageError(
+                what=f"{model_dir} changed during the fetch; it was not overwritten.",
+                why="A file in it was added, removed or modified.",
+                fix=f"homing fetch {checkpoint.manifest.run_name}   again, or to another folder: --to FOLDER",
+            )
+        _put_in_place(temporary, model_dir, world)
+    finally:
+        world.rmtree(temporary)
+    return True
+
+
+def _check_replaceable(
+    home: Home, store: Store, checkpoint: StoredCheckpoint, phases: list[str], model_dir: Path, force: bool
+) -> None:
+    """Raise UsageError if the existing folder holds anything that could not be recovered."""
+    again, foreign = f"homing fetch {checkpoint.manifest.run_name}", ""
+    if not force:
+        foreign = _foreign(home, checkpoint, model_dir) or _last_copy(home, store, checkpoint, phases, model_dir)
+    if foreign:
+        raise UsageError(
+            what=f"{model_dir} was not overwritten.",
+            why=foreign,
+            fix=f"{again} --force   or to another folder: --to FOLDER",
+        )
+    if not _may_replace(home, model_dir):
+        raise UsageError(
+            what=f"{model_dir} is not a model, so it is not replaced, not even with --force.",
+            why=f"It has neither {names.MANIFEST} nor {names.WEIGHTS}, and its contents would be deleted.",
+            fix=f"{again} --to FOLDER   with a folder that does not exist yet",
+        )
+
+
+def _put_in_place(temporary: Path, model_dir: Path, world: World) -> None:
+    """Replace the old folder. It is removed only after the rename succeeded, and restored if that fails."""
+    old = model_dir.parent / f".{model_dir.name}.old-{world.random_hex(6)}"
+    if world.exists(model_dir):
+        world.rename(model_dir, old)
+    try:
+        world.rename(temporary, model_dir)
+    except BaseException:
+        if world.exists(old):
+            world.rename(old, model_dir)
+        raise
+    world.rmtree(old)
+
+
+def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
+    """Return what in the folder is not an unmodified earlier fetch of the same run; "" if nothing."""
+    world, there = home.world, _lies_in(home, folder)
+    if there is None:
+        return "It contains another, unidentified model." if not _is_empty(home, folder) else ""
+    if there.run_id != checkpoint.run_id:
+        return f"It contains another model, {there.phase} step {there.step:,} of {there.run_id or there.run_name}."
+    listed = {file.name: file.sha256 for file in there.files}
+    found = [name for name in world.walk(folder) if name not in (names.MANIFEST, _FINDER)]
+    added = [name for name in found if name not in listed]
+    changed = [name for name in found if name in listed and world.sha256(folder / name) != listed[name]]
+    changes = [f"changed since it was fetched: {', '.join(changed)}"] if changed else []
+    changes += [f"added since: {', '.join(added)}"] if added else []
+    return f"It is from the same run but was modified ({'; '.join(changes)})." if changes else ""
+
+
+def _last_copy(home: Home, store: Store, checkpoint: StoredCheckpoint, phases: list[str], folder: Path) -> str:
+    """Return why the folder's model cannot be fetched again, if it is ahead of its replacement; "" otherwise."""
+    if _is_empty(home, folder):
+        return ""
+    there = codec.loads(CheckpointManifest, home.world.read(folder / names.MANIFEST))
+    new = checkpoint.manifest
+    order = {phase: number for number, phase in enumerate(phases)}
+    # The order of a phase that run.json does not mention is unknown.
+    at = order.get(there.phase, len(order)), order.get(new.phase, -1)
+    if (there.step <= new.step) if there.phase == new.phase else (at[0] < at[1]):
+        return ""
+    stored = list_checkpoints(store, there.run_id, phases)
+    same = [each for each in stored if (each.manifest.phase, each.manifest.step) == (there.phase, there.step)]
+    if any(not damage(store, each) for each in same):  # verified by its bytes: a manifest alone restores nothing
+        return ""
+    new_name = f"step {new.step:,}" if new.phase == there.phase else f"{new.phase} step {new.step:,}"
+    held = f"It contains {there.phase} step {there.step:,}"
+    return f"{held}, which is newer than {new_name} and no longer intact in the store."
+
+
+def _stamps(home: Home, folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return a stamp per file, to detect changes."""
+    world = home.world
+    found = world.walk(folder) if world.is_dir(folder) else []
+    return {name: world.stamp(folder / name) for name in found if name != _FINDER and world.exists(folder / name)}
+
+
+def _is_empty(home: Home, folder: Path) -> bool:
+    return home.world.is_dir(folder) and not home.world.listdir(folder)
+
+
+def _may_replace(home: Home, folder: Path) -> bool:
+    """Return whether the folder is a model or empty: `--to .` must not cost a person their folder."""
+    if not home.world.is_dir(folder):
+        return False
+    there = home.world.listdir(folder)
+    return not there or not {names.MANIFEST, names.WEIGHTS, names.ADAPTER}.isdisjoint(there)
+
+
+def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
+    path = model_dir / names.MANIFEST
+    if not home.world.exists(path) or home.world.read(path) != checkpoint.text:
+        return False
+    files = checkpoint.manifest.files
+    # A local copy that was damaged meanwhile is fetched again.
+    return all(
+        home.world.exists(model_dir / file.name) and home.world.sha256(model_dir / file.name) == file.sha256
+        for file in files
+    )
+
+
+def _fetch_documents(home: Home, store: Store, run: RunRow) -> Path:
+    """Fetch logs, metrics and samples, which are only for reading: a file that vanishes meanwhile is skipped."""
+    folder = home.run_dir(run.id)
+    prefix = run_key(run.id) + "/"
+    for entry in store.list(prefix):
+        name = entry.key[len(prefix) :]
+        if name in _PAPERS or name.split("/")[0] in (names.LOGS, names.SAMPLES):
+            home.world.mkdir((folder / name).parent)
+            try:
+                store.get(entry.key, str(folder / name))
+            except NotInStore:
+                continue
+    return folder

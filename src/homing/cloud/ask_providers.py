@@ -1,0 +1,67 @@
+"""Ask several providers or stores in parallel with a deadline, so that a silent one delays no other.
+
+    {name: question} -> in parallel, each with the deadline -> {name: its answer, or the error}
+
+The deadline is shorter when a limit is near: the caller has to enforce it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from homing.errors import HomingError, ProviderSilent
+from homing.world import World
+
+__all__ = ["ASK_S", "HURRY_S", "ask_all", "ask_store", "cause", "patience_s"]
+
+ASK_S = 30.0  # how long a provider may take to answer
+HURRY_S = 5.0  # the same when a limit is near: a handful of such calls precede the limit check
+T = TypeVar("T")
+
+
+def patience_s(world: World, by: float) -> float:
+    """Return how long to wait for an answer if a limit needs the caller at `by` (Unix seconds)."""
+    return min(ASK_S, max(HURRY_S, by - world.now()))
+
+
+def ask_store(address: str, question: Callable[[], T], name: str, world: World) -> T:
+    """Ask a store one question, given its address.
+
+    A remote one gets the deadline; raises ProviderSilent when it passes.
+
+    A hanging S3 request is retried for minutes, and the caller may be all that guards a machine.
+    """
+    if address.startswith("file:"):
+        return question()
+    answer = ask_all({name: question}, world)[name]
+    if isinstance(answer, (HomingError, OSError)):
+        raise answer
+    return answer
+
+
+def ask_all(
+    questions: Mapping[str, Callable[[], T]], world: World, timeout_s: float | None = None
+) -> dict[str, T | HomingError | OSError]:
+    """Return each answer or its error, in the order of the questions.
+
+    Any other exception is our own bug and is raised.
+    """
+    found: dict[str, T | HomingError | OSError] = {}
+    timeout_s = ASK_S if timeout_s is None else timeout_s
+    for name, answer in zip(questions, world.together(list(questions.values()), timeout_s), strict=True):
+        if isinstance(answer, TimeoutError):
+            answer = ProviderSilent(
+                what=f"{name} did not answer within {timeout_s:.3g} s.",
+                fix="Try again in a minute; if a proxy or firewall blocks it: homing doctor",
+            )
+        elif isinstance(answer, Exception) and not isinstance(answer, (HomingError, OSError)):
+            raise answer
+        found[name] = answer
+    return found
+
+
+def cause(exc: Exception) -> str:
+    """Why a store or a provider gave no answer, in one line."""
+    texts = [exc.what, exc.why] if isinstance(exc, HomingError) else [str(exc) or type(exc).__name__]
+    return " ".join(text.splitlines()[0] for text in texts if text)

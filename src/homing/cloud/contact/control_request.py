@@ -1,0 +1,126 @@
+"""Control requests from home to an instance: one request in the store, written by commands that may run at once.
+
+    stop | limit | the age that launch reports  ->  the next numbered file at home  ->  request.json in the store
+
+Each number is created once, by create-if-absent, and holds everything requested so far, so that of two simultaneous
+requests neither is lost. After writing the request, the writer checks again and also pushes a newer number. Only the
+home that owns the run sends requests, so its own disk can coordinate them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from homing.cloud.contact.heartbeats import read_document
+from homing.cloud.home import Home
+from homing.cloud.providers.base import Delivering
+from homing.cloud.providers.registry import HERE_ONLY
+from homing.store import Store, run_key
+from homing.wire import codec, file_names
+from homing.wire.boot_json import Boot
+from homing.wire.codec import WireError
+from homing.wire.control_files import Heartbeat, Request
+from homing.world import NetworkError
+
+__all__ = ["ask", "deliver", "last_asked", "send_age"]
+
+_FOLDER = "wishes"  # in the run's folder at home
+_ON_ITS_WAY_S = 2.0  # how old a heartbeat may be when it is first seen, besides the interval between two
+
+
+def ask(home: Home, run_id: str, store: Store, **wanted: Any) -> Request:
+    """Change the fields in `wanted` and keep everything requested before. Return the request as stored."""
+    try:
+        return _ask_in_turn(home, run_id, store, wanted)
+    except OSError as exc:
+        if isinstance(exc, NetworkError):
+            raise
+    # The disk at home is full or read-only: use the store alone. Simultaneous requests may then overwrite each other.
+    last = last_asked(home, run_id, store) or Request(serial=0)
+    request = dataclasses.replace(last, serial=last.serial + 1, t=home.world.now(), **wanted)
+    store.put_bytes(run_key(run_id, file_names.REQUEST), codec.dumps(request).encode())
+    deliver(home, run_id)
+    return request
+
+
+def _ask_in_turn(home: Home, run_id: str, store: Store, wanted: dict[str, Any]) -> Request:
+    folder = home.run_dir(run_id) / _FOLDER
+    home.world.mkdir(folder)
+    while True:  # a caller that loses the race for a number takes the next; one of them always makes progress
+        numbers = _numbers(home, folder)  # before reading: a number created later may hold what this read does not see
+        last = last_asked(home, run_id, store) or Request(serial=0)
+        number = max([last.serial, *numbers]) + 1
+        request = dataclasses.replace(last, serial=number, t=home.world.now(), **wanted)
+        if home.world.create(_path(folder, number), codec.dumps(request).encode()):
+            break
+    while True:
+        newest = _newest(home, folder) or request
+        store.put_bytes(run_key(run_id, file_names.REQUEST), codec.dumps(newest).encode())
+        if _numbers(home, folder)[-1] <= newest.serial:
+            deliver(home, run_id)
+            return newest
+
+
+def deliver(home: Home, run_id: str) -> None:
+    """Deliver the request to instances that do not see later changes of their store by themselves."""
+    for line in home.ledger.lines(run_id):
+        # Instances of local providers read the store themselves, and cannot be reached from another computer.
+        if line.destroyed_at is None and line.instance_id is not None and line.provider not in HERE_ONLY:
+            provider = home.provider_of(line)
+            if isinstance(provider, Delivering):
+                provider.deliver(line.instance_id)
+
+
+def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
+    """Return the last request from here or from the run's previous owner; None if there is none."""
+    here = _newest(home, home.run_dir(run_id) / _FOLDER)
+    there = read_document(store, run_key(run_id, file_names.REQUEST), Request)
+    if here is None or (there is not None and there.serial >= here.serial):
+        return there
+    return here
+
+
+def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float) -> bool:
+    """Tells the agent how long its instance has billed if it counts too little; True if it had to be told.
+
+    The agent counts by its own clock, from the start that boot.json names. If that clock is behind home's, the time to
+    boot is missing from its count, and the limit would come too late by as much. Home has counted it on a clock that
+    cannot be set. `began`: the boot clock at the create call.
+    """
+    world, rate = home.world, Decimal(boot.rate_usd_per_hour)
+    if rate <= 0:
+        return False
+    age_s = world.boottime() - began
+    counted_s = float((Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)) / rate * 3600)
+    if age_s - counted_s <= boot.heartbeat_s + _ON_ITS_WAY_S:
+        return False
+    # A little more than was counted: the agent reads it later, and ending too early costs less than ending too late.
+    last = last_asked(home, boot.run_id, store)
+    why = (
+        last.reason if last else ""
+    ) or "The instance's clock disagrees with home's; home counted how long it has been billing"
+    ask(home, boot.run_id, store, age_s=age_s + boot.heartbeat_s + _ON_ITS_WAY_S, reason=why)
+    return True
+
+
+def _newest(home: Home, folder: Path) -> Request | None:
+    for number in reversed(_numbers(home, folder)):
+        try:
+            return codec.loads(Request, home.world.read(_path(folder, number)))
+        except WireError:
+            continue  # files are written atomically, so the disk damaged it: use the previous one
+    return None
+
+
+def _numbers(home: Home, folder: Path) -> list[int]:
+    if not home.world.exists(folder):
+        return []
+    stems = [name.removesuffix(".json") for name in home.world.listdir(folder)]
+    return sorted(int(stem) for stem in stems if stem.isdigit())
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"{number:08d}.json"

@@ -1,0 +1,152 @@
+"""Read what an instance has reported about a run in the store, without contacting the instance.
+
+A document that is not there yet is None. A store that cannot be read raises: silent and unreadable are different.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TypeVar
+
+from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.errors import IntegrityError
+from homing.store import NotInStore, Store, run_key
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest
+from homing.wire.control_files import Heartbeat, Request
+from homing.wire.event_lines import Event, Outcome
+from homing.wire.run_json import Run
+
+__all__ = ["Signs", "Tail", "phases_of", "read_document", "read_signs"]
+
+T = TypeVar("T")
+
+
+# Heartbeat states in which the agent has written its own outcome. Earlier, the trainer's outcome may belong to a
+# process that the agent is about to restart.
+_ENDING = ("pushing", "kept", "ending", "ended")
+_LIMIT_EVENTS = ("limit_reached", "landed")
+
+
+@dataclass(frozen=True)
+class Signs:
+    heartbeat: Heartbeat | None
+    outcome: Outcome | None
+    is_limit: bool = False  # it ended because of a limit
+    is_saved: bool = True  # for a run that is done: its final model is in the store, verified
+    is_unasked: bool = False  # it stopped although neither a person nor a limit asked for it: an interruption
+
+
+def read_signs(store: Store, run_id: str, line: LedgerLine | None) -> Signs:
+    """Return the reports of this attempt only: those of an earlier one say nothing about it."""
+    # The heartbeat first: it is pushed last, so an outcome read after it is at least as new.
+    heartbeat = read_document(store, run_key(run_id, file_names.HEARTBEAT), Heartbeat)
+    if heartbeat is not None and line is not None and heartbeat.mark != line.mark:
+        heartbeat = None
+    is_gone = line is not None and line.destroyed_at is not None
+    outcome = None
+    if is_gone or (heartbeat is not None and heartbeat.state in _ENDING):
+        outcome = read_document(store, run_key(run_id, file_names.OUTCOME), Outcome)
+    if outcome is None:
+        return Signs(heartbeat, None)
+    is_limit = _is_limit(store, run_id, outcome, line.intent_at if line is not None else 0.0)
+    is_saved = outcome.state != "done" or (heartbeat is not None and heartbeat.is_pushed)
+    is_saved = is_saved or _has_model(store, run_id, line.run_name if line is not None else "", outcome)
+    is_unasked = not is_limit and _is_unasked(store, run_id, outcome)
+    return Signs(heartbeat, outcome, is_limit, is_saved, is_unasked)
+
+
+def _is_limit(store: Store, run_id: str, outcome: Outcome, since: float) -> bool:
+    if outcome.state != "stopped":
+        return False
+    events = Tail(store, run_key(run_id, file_names.EVENTS)).documents(Event)
+    is_told = any(event.kind in _LIMIT_EVENTS and event.t >= since for event in events)
+    return is_told or "limit" in outcome.reason
+
+
+def _has_model(store: Store, run_id: str, run_name: str, outcome: Outcome) -> bool:
+    """Return whether models/ has the weights of this outcome; their manifest is written last, after all were read back.
+
+    A machine may disappear between that and its last heartbeat.
+    """
+    for name in filter(None, (run_name, run_id)):
+        key = f"{file_names.STORE_MODELS}/{name}/{file_names.MANIFEST}"
+        with contextlib.suppress(IntegrityError):
+            found = read_document(store, key, CheckpointManifest)
+            if found is not None and (found.run_id, found.phase, found.step) == (run_id, outcome.phase, outcome.step):
+                return True
+    return False
+
+
+def _is_unasked(store: Store, run_id: str, outcome: Outcome) -> bool:
+    """Return whether the run stopped although no one asked for it.
+
+    The agent marks a requested stop as final. If a machine was preempted before the agent could amend the trainer's
+    outcome, the request in the store shows whether a person asked.
+    """
+    if outcome.state != "stopped" or outcome.is_final:
+        return False
+    request = read_document(store, run_key(run_id, file_names.REQUEST), Request)
+    return request is None or not request.stop
+
+
+def read_document(store: Store, key: str, cls: type[T]) -> T | None:
+    """Return the document; None if it does not exist. Raises IntegrityError if it cannot be parsed."""
+    try:
+        return codec.loads(cls, store.read(key))
+    except NotInStore:
+        return None
+    except codec.WireError as exc:
+        raise IntegrityError(
+            what=f"Cannot read {key} in {store.url}.",
+            why=str(exc),
+            fix="It is rewritten regularly; if the error persists, delete it from the store.",
+        ) from exc
+
+
+def phases_of(store: Store, run: RunRow) -> list[str]:
+    """The phases of a run in training order; empty if its store has no run.json."""
+    resolved = read_document(store, run_key(run.id, file_names.RUN), Run)
+    return [phase.kind for phase in resolved.phases] if resolved is not None else []
+
+
+class Tail:
+    """Lines of a growing file in the store, each returned once.
+
+    The whole file is pushed again and again. A trainer that goes back to a checkpoint truncates it, and a resumed
+    attempt may start it anew. If the last line read is no longer at its offset, reading starts over rather than miss
+    lines. A last line without a newline is still being written and waits for the next call, unless `is_last`.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._offset = 0
+        self._last = b""  # the last line returned
+
+    def lines(self, *, is_last: bool = False) -> list[str]:
+        return self._fresh(is_last).splitlines()
+
+    def _fresh(self, is_last: bool = False) -> str:
+        try:
+            data = self._store.read(self._key)
+        except NotInStore:
+            return ""
+        if data[self._offset - len(self._last) : self._offset] != self._last:
+            self._offset = 0
+        end = len(data) if is_last else data.rfind(b"\n") + 1
+        fresh = data[self._offset : end]
+        if fresh:
+            self._offset = end
+            self._last = fresh.splitlines(keepends=True)[-1]
+        return fresh.decode("utf-8", "replace")
+
+    def documents(self, cls: type[T]) -> list[T]:
+        """Return the new lines as `cls`. An unreadable line was cut by a crash of its writer and is skipped."""
+        found = []
+        for text in self._fresh().split("\n")[:-1]:  # texts may contain what splitlines takes for line ends
+            try:
+                found.append(codec.loads(cls, text))
+            except codec.WireError:
+                continue
+        return found

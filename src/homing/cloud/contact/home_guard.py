@@ -1,0 +1,164 @@
+"""The guard at home: whether one is on duty, and how a launch starts one in the background.
+
+    sign_in     after each round, with the providers that answered -> guard.json in the home
+    is_on_duty  whether a guard signed in recently and will come again
+    start       `homing guard` as a process that outlives the launch -> its first round
+    is_needed   whether anything of this home bills or may bill
+
+A guard in the background works like one in a terminal: it counts as armed only while it makes its rounds and reaches
+the provider. When there has been nothing to guard for a while it signs out and exits.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from homing.cloud.home import Home
+from homing.cloud.ledger.meter import billing_lines
+from homing.cloud.providers.base import wait_until
+from homing.errors import UsageError
+from homing.units import format_duration
+
+__all__ = [
+    "IDLE_S",
+    "LOG",
+    "OnDuty",
+    "guard_on_duty",
+    "is_needed",
+    "is_on_duty",
+    "out_of_reach",
+    "sign_in",
+    "sign_out",
+    "start",
+    "words",
+]
+
+LOG = "guard.log"  # in the home
+_FILE = "guard.json"  # in the home: when a guard last made its round, and which providers answered it
+IDLE_S = 900.0  # without anything to guard, after which it ends: longer than a launch takes to write its intent
+_FIRST_ROUND_S = 90.0
+
+
+def start(home: Home, provider: str) -> int:
+    """Start the guard. Return its process id once it has made a pass that reached the provider.
+
+    Nothing is rented before that. Raises UsageError if it does not get there in time.
+    """
+    home.world.mkdir(home.path)
+    env = {**home.world.environment(), "HOMING_HOME": str(home.path)}
+    argv = [home.world.python(), "-m", "homing.cli.main", "guard", "--while-billing"]
+    pid = home.world.spawn(argv, env, home.path, home.path / LOG)
+    if not wait_until(lambda: is_on_duty(home, provider), timeout_s=_FIRST_ROUND_S, every_s=0.5, world=home.world):
+        home.world.signal(pid, signal.SIGTERM)
+        raise UsageError(
+            what=f"The background guard did not reach {provider} within {format_duration(_FIRST_ROUND_S)}.",
+            why=f"Its log: {home.path / LOG}",
+            fix="See why: homing guard   or launch with one guard: --one-guard",
+        )
+    return pid
+
+
+def is_needed(home: Home) -> bool:
+    return bool(billing_lines(home.ledger.open_lines())) or any(run.is_live for run in home.ledger.unfinished_runs())
+
+
+def words(home: Home) -> str:
+    """Describe the guard at home that is on duty, for `homing runs`; "" for none."""
+    found = guard_on_duty(home)
+    if found is None:
+        return ""
+    kind = "in the background" if found.is_background else "in a terminal or by cron"
+    where = f"process {found.pid} on {found.host}" if found.pid else found.host
+    reaches = f", reaches {', '.join(found.reaches)}" if found.reaches else ""
+    end = f" It exits when nothing is billing. Stop it now: kill {found.pid}" if found.is_background else ""
+    return f"Local guard: {kind}, {where}, last round {format_duration(found.age_s)} ago{reaches}.{end}"
+
+
+def is_on_duty(home: Home, provider: str | None = None) -> bool:
+    """Whether a guard of this home made a recent round, at the interval it announced, and will come again. With
+    `provider`: only if that guard could list the instances there. Without the API key it could end none of them."""
+    note = _read_note(home)
+    found = note if provider is None else note.get("reached", {}).get(provider, {})
+    return bool(found.get("comes_again")) and _is_fresh(home, found)
+
+
+def out_of_reach(home: Home, provider: str) -> str:
+    """Why no guard at home protects instances of this provider, in a sentence; "" if one does."""
+    if is_on_duty(home, provider):
+        return ""
+    if is_on_duty(home):
+        return f"The local guard cannot list instances on {provider}: start it where {provider}'s API key is set."
+    return "No local guard is running."
+
+
+@dataclass(frozen=True)
+class OnDuty:
+    """The guard of this home that made the last pass."""
+
+    host: str
+    pid: int  # 0: unknown
+    age_s: float  # of its last round
+    reaches: tuple[str, ...]  # providers
+    is_background: bool  # a launch started it
+
+
+def guard_on_duty(home: Home) -> OnDuty | None:
+    if not is_on_duty(home):
+        return None
+    note = _read_note(home)
+    there = sorted(name for name in note.get("reached", {}) if is_on_duty(home, name))
+    age_s = max(0.0, home.world.now() - float(note["t"]))
+    pid = note.get("pid")
+    is_background = note.get("is_background") is True
+    return OnDuty(str(note.get("host", "")), pid if isinstance(pid, int) else 0, age_s, tuple(there), is_background)
+
+
+def sign_out(home: Home) -> None:
+    """A guard that exits no longer counts. Another guard of this home signs in again with its next round."""
+    note = _read_note(home)
+    there = {name: {**each, "comes_again": False} for name, each in note.get("reached", {}).items()}
+    if note:
+        text = json.dumps({**note, "comes_again": False, "reached": there})
+        home.world.write(home.path / _FILE, text.encode())
+
+
+def sign_in(
+    home: Home, every_s: float, *, is_once: bool = False, reached: Collection[str] = (), background_pid: int = 0
+) -> None:
+    """Records a round. A single round, by hand or by cron, counts only if another one came before it in time.
+
+    `reached`: the providers that answered this round's list call. What another guard of this home reached, which may
+    run where other keys are set, is kept until it is too old.
+    """
+    before = _read_note(home)
+    now = {"t": home.world.now(), "every_s": every_s}
+    note = {**now, "host": home.world.host(), "comes_again": not is_once or _is_fresh(home, before)}
+    note |= {"pid": background_pid, "is_background": bool(background_pid)}
+    there = dict(before.get("reached", {}))
+    for name in reached:
+        there[name] = {**now, "comes_again": not is_once or _is_fresh(home, there.get(name, {}))}
+    home.world.mkdir(home.path)
+    home.world.write(home.path / _FILE, json.dumps({"schema": "homing.guard/3", **note, "reached": there}).encode())
+
+
+def _read_note(home: Home) -> dict[str, Any]:
+    """The last sign-in of a guard; empty if there is none or the file is damaged."""
+    try:
+        note = json.loads(home.world.read(home.path / _FILE))
+    except (OSError, ValueError):
+        return {}
+    is_whole = isinstance(note, dict) and isinstance(note.get("reached", {}), dict)
+    return note if is_whole and all(isinstance(each, dict) for each in note.get("reached", {}).values()) else {}
+
+
+def _is_fresh(home: Home, note: dict[str, Any]) -> bool:
+    """False if there was no round, or the last one is too old for its interval."""
+    try:
+        age_s, every_s = home.world.now() - float(note["t"]), float(note["every_s"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    return -every_s <= age_s <= 2 * every_s + 60

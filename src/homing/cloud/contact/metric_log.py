@@ -1,0 +1,215 @@
+"""Read a run's metrics.jsonl, however long: every line of a short file, and the lines that a curve needs of a long one.
+
+    metrics.jsonl --in blocks--> from each of a thousand blocks: first line, smallest and largest loss (rl: reward);
+                                 every validation (of many, the best and the last) and each change of phase;
+                                 the first and last lines of the file                              --> [Metric]
+
+Each Metric is a line as written; nothing is averaged. A file of a million lines is read once, in one pass, and never
+held whole if the store supports partial reads. In a file larger than _EXAMINED bytes only an even share is searched for
+the smallest and largest loss: parsing every number would take longer than anyone waits for a page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from homing.store import NotInStore, Store
+from homing.store.base import Ranged
+from homing.wire import codec
+from homing.wire.event_lines import Metric
+
+__all__ = ["MetricLog"]
+
+_ALL_BYTES = 1 << 20  # a few thousand lines: all are returned
+_BLOCKS = 1000  # lines for the curve are taken from each
+_EXAMINED = 24 << 20
+_PIECE = 1 << 17  # bytes read at once: more than the CPU cache holds takes twice as long
+_TAIL_BYTES = 8 << 20
+_ENDS = 20  # lines at the beginning and the end of what is read
+_MOST_VALIDATIONS = 4  # per block
+
+_Read = Callable[[int, int], bytes]  # offset, number of bytes
+
+_LOSS, _REWARD = (re.compile(rb'"%s": (-?[0-9][0-9.eE+-]*)' % name) for name in (b"loss", b"reward"))
+_VALIDATION = b'"val_loss": '
+# A value that is not null. Without the leading quote, which every field has: the v is rarer, so the search is faster.
+_VALIDATED = re.compile(_VALIDATION[1:] + b"[^n]")
+_PHASE = re.compile(rb'"phase": "([^"]*)"')
+
+
+class MetricLog:
+    """Metrics that were not returned yet.
+
+    A trainer that goes back to a checkpoint truncates the file, and a resumed attempt may start it anew. If the last
+    line read is no longer at its offset, reading starts over. A last line without a newline is still being written.
+    """
+
+    def __init__(self, store: Store, key: str, *, is_curve: bool = True) -> None:
+        """`is_curve=False` is for callers that only need a run's current state.
+
+        Of a long file, only the beginning, the first lines of the last phase and the last _TAIL_BYTES are read then.
+        """
+        self._store, self._key, self._is_curve = store, key, is_curve
+        self._offset = 0
+        self._last = b""  # the last line before the offset
+
+    def fresh(self) -> list[Metric]:
+        """Return new metrics since the last call, in file order.
+
+        Unreadable lines were cut by a crash and are skipped.
+        """
+        try:
+            size, read = _open(self._store, self._key)
+        except NotInStore:
+            return []
+        if self._last and read(self._offset - len(self._last), len(self._last)) != self._last:
+            self._offset, self._last = 0, b""
+        start, num_bytes = self._offset, max(0, size - self._offset)
+        lines: list[bytes] = []
+        block = b""
+        if not self._is_curve and num_bytes > _TAIL_BYTES:
+            lines, self._offset = _beginnings(read, start, size)
+            start, num_bytes = self._offset, size - self._offset
+        is_short = num_bytes <= _ALL_BYTES
+        step = _PIECE if is_short else min(_PIECE, num_bytes // _BLOCKS)
+        every = max(1, num_bytes // step // _BLOCKS)
+        for number, block in enumerate(_blocks(read, start, size, step)):
+            if is_short:
+                lines += block.splitlines()
+            else:
+                share = _EXAMINED // _BLOCKS if number % every == 0 else 0
+                lines += _picked(block, share, is_first=number == 0)
+            self._offset += len(block)
+        if block:
+            self._last = block[block.rfind(b"\n", 0, -1) + 1 :]
+            if not is_short:
+                data = read(max(start, self._offset - _PIECE), min(_PIECE, self._offset - start))
+                ends = data.splitlines()[-_ENDS:]
+                known = set(ends)
+                lines = [*(line for line in lines if line not in known), *ends]
+        return [metric for line in lines if (metric := _metric(line)) is not None]
+
+
+def _open(store: Store, key: str) -> tuple[int, _Read]:
+    """Return the file's size and a function that reads parts of it."""
+    if isinstance(store, Ranged):
+        return store.num_bytes(key), lambda start, number: store.read_part(key, start, number)
+    data = store.read(key)
+    return len(data), lambda start, number: data[start : start + number]
+
+
+def _beginnings(read: _Read, start: int, end: int) -> tuple[list[bytes], int]:
+    """Return the first lines of the file and of its last phase, and the offset of the line to continue from."""
+    head = read(start, _ALL_BYTES // 4)
+    lines = head[: head.rfind(b"\n") + 1].splitlines()[:_ENDS]
+    after, tail = _line_after(read, end - _TAIL_BYTES, end)
+    last = _phase_of(read(max(tail, end - _ALL_BYTES // 4), _ALL_BYTES // 4))
+    if after and lines and _phase_of(after) == last != _phase_of(lines[0]):
+        # The phase began in between: bisect until its first line is in the remaining part.
+        low, high = start, tail
+        while high - low > _ALL_BYTES // 4:
+            middle = (low + high) // 2
+            low, high = (low, middle) if _phase_of(_line_after(read, middle, end)[0]) == last else (middle, high)
+        around = read(low, high - low + _ALL_BYTES // 4).splitlines()[1:-1]
+        lines += [line for line in around if _phase_of(line) == last][:_ENDS]
+    return lines, tail
+
+
+def _line_after(read: _Read, place: int, end: int) -> tuple[bytes, int]:
+    """Return the first whole line that begins after this offset, and its own offset."""
+    data = read(place, min(_ALL_BYTES // 4, end - place))
+    begin = data.find(b"\n") + 1
+    stop = data.find(b"\n", begin)
+    return data[begin : stop if stop >= 0 else len(data)], place + begin
+
+
+def _phase_of(text: bytes) -> bytes:
+    """Return the phase of the last line in the text."""
+    found = _PHASE.findall(text)
+    return found[-1] if found else b""
+
+
+def _blocks(read: _Read, start: int, end: int, step: int) -> Iterator[bytes]:
+    """Yield whole lines, about `step` bytes at a time, without what follows the last newline."""
+    at, longer = start, step
+    while at < end:
+        data = read(at, min(longer, end - at))
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield data[:cut]
+            at, longer = at + cut, step
+        elif at + len(data) >= end or len(data) < longer:  # a line being written, or a truncated file
+            return
+        else:
+            longer *= 2
+
+
+def _picked(block: bytes, examined: int, *, is_first: bool) -> list[bytes]:
+    """Return selected lines of a block, in order.
+
+    `examined` is how many bytes to search for the smallest and largest figure. If 0, take only lines that must not be
+    missed.
+    """
+    starts = {*_validations(block), *_changes(block)}
+    if examined:
+        starts |= {0, *_extremes(block, examined)}
+    if is_first:
+        at = 0
+        for _ in range(_ENDS):
+            starts.add(at)
+            at = block.find(b"\n", at) + 1
+            if not 0 < at < len(block):
+                break
+    return [block[start : block.find(b"\n", start)] for start in sorted(starts)]
+
+
+def _line_at(block: bytes, place: int) -> int:
+    return block.rfind(b"\n", 0, place) + 1
+
+
+def _extremes(block: bytes, examined: int) -> list[int]:
+    figure = _REWARD if block.find(b'"reward": ', 0, examined) >= 0 else _LOSS
+    found = []
+    for match in figure.finditer(block, 0, max(1, examined)):
+        try:
+            found.append((float(match[1]), match.start()))
+        except ValueError:
+            continue
+    return [_line_at(block, place) for _, place in (min(found), max(found))] if found else []
+
+
+def _validations(block: bytes) -> list[int]:
+    places = [match.start() - 1 for match in _VALIDATED.finditer(block)]
+    found = [place for place in places if block.startswith(_VALIDATION, max(0, place))]
+    if len(found) > _MOST_VALIDATIONS:
+        found = [found[0], min(found, key=lambda place: _value(block, place)), found[-1]]
+    return [_line_at(block, place) for place in found]
+
+
+def _value(block: bytes, place: int) -> float:
+    begin = place + len(_VALIDATION)
+    try:
+        return float(block[begin : begin + 40].split(b",")[0].split(b"}")[0])
+    except ValueError:
+        return float("inf")
+
+
+def _changes(block: bytes) -> list[int]:
+    """Return the last line of each phase that ends here and the first of the next."""
+    first, last = _PHASE.search(block), _PHASE.search(block, _line_at(block, len(block) - 1))
+    if first is None or last is None or first[1] == last[1]:
+        return []
+    found, before = list[int](), first
+    for match in _PHASE.finditer(block):
+        if match[1] != before[1]:
+            found += [_line_at(block, before.start()), _line_at(block, match.start())]
+        before = match
+    return found
+
+
+def _metric(line: bytes) -> Metric | None:
+    try:
+        return codec.loads(Metric, line)
+    except codec.WireError:
+        return None

@@ -1,0 +1,212 @@
+"""Change a run's limits while it is live or may resume: in ledger, run documents, provider guard and on the instance.
+
+    raise    provider's guard -> ledger and run documents -> request to the agent
+    lower    ledger and run documents -> request to the agent -> (confirmed, or a deadline) -> provider's guard
+
+If killed in between, the guards differ for a while, and each still enforces one of the two limits that the person set.
+The provider's guard is the hard one and saves nothing: it is raised before anyone relies on the higher limit, and
+lowered after the agent has had time to land. The agent passes the new limit on to the dead-man.
+
+For a run between two machines, only ledger and run documents change. The next launch reads them: a guard's, or one that
+lost its offer and checks again after asking about the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from homing.cloud.contact.control_request import ask
+from homing.cloud.contact.heartbeats import read_signs
+from homing.cloud.guard import relaunch
+from homing.cloud.home import Home
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.lease import require_owner
+from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.cloud.ledger.meter import billing_lines
+from homing.cloud.ledger.run_record import write_record
+from homing.cloud.providers.base import wait_until
+from homing.cloud.reconcile.account_owner import check_account
+from homing.cloud.reconcile.receipt import left_at_most
+from homing.errors import HomingError, OtherAccount, UsageError
+from homing.store import Store
+from homing.units import format_duration
+from homing.wire import codec, file_names
+from homing.wire.guard_order import PROVIDER
+
+__all__ = ["CONFIRM_S", "Change", "change_limit", "propose"]
+
+CONFIRM_S = 60.0  # a request reaches the agent within a few heartbeats
+_EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Change:
+    """The old and new limits; nothing has changed yet."""
+
+    run: RunRow
+    lines: list[LedgerLine]
+    old_usd: Decimal | None
+    new_usd: Decimal
+    old_time_s: float
+    new_time_s: float
+    spend_usd: Decimal
+    worst_case_usd: Decimal
+    at_most: str = ""  # prefix for spend_usd if it includes an upper bound
+
+    @property
+    def is_lower(self) -> bool:
+        is_less_time = self.new_time_s > 0 and (self.old_time_s == 0 or self.new_time_s < self.old_time_s)
+        return is_less_time or (self.old_usd is not None and self.new_usd < self.old_usd)
+
+
+def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | None) -> Change:
+    """Check the new limits. Each error says what to do instead."""
+    if spend_usd is None and time_s is None:
+        raise UsageError(what="No new limit given.", fix=f"homing limit {run.id} --spend 20   or --time 8h, or both")
+    lines, now = home.ledger.lines(run.id), home.world.now()
+    counted = left_at_most(home, lines)
+    spent = meter.total_spend(counted, now)
+    if not run.is_live and not home.may_go_on(run):
+        more = meter.as_limit(max(spend_usd or Decimal(0), 2 * spent))
+        resume = f"Resume with a higher limit: homing launch {run.id} --resume --spend-limit {more}"
+        raise UsageError(
+            what=f"{run.id} has ended: it is {run.state}.",
+            why=f"{meter.at_most(*counted)}{meter.show_usd(spent)} was spent. Only a live run's limit can change.",
+            fix=f"homing fetch {run.id}   fetches the model." if run.state == "done" else resume,
+        )
+    require_owner(home, run)
+    old = None if run.spend_limit_usd is None else Decimal(run.spend_limit_usd)
+    limits = relaunch.load_documents(home, run).run.limits
+    new = spend_usd if spend_usd is not None else old
+    assert new is not None, "a launched run has a spend limit"
+    _check_spend(run, new, spent, meter.at_most(*counted))
+    running = billing_lines(counted)
+    lived_s = max((now - line.created_at for line in running if line.created_at is not None), default=0.0)
+    new_time_s = limits.time_s if time_s is None else time_s
+    if 0 < new_time_s <= lived_s:
+        raise UsageError(
+            what=f"A time limit of {format_duration(new_time_s)} has already passed.",
+            why=f"Its instance has been up for {format_duration(lived_s)}.",
+            fix=f"End it with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
+        )
+    rate = Decimal(running[-1].rate_usd_per_hour) if running else Decimal(0)
+    before = meter.total_spend([line for line in counted if line not in running], now)
+    # Without a machine there is no rate yet, and time alone bounds nothing.
+    worst = meter.worst_case(rate, new, new_time_s, before) if running else new
+    return Change(run, lines, old, new, limits.time_s, new_time_s, spent, worst, meter.at_most(*counted))
+
+
+def change_limit(
+    home: Home, change: Change, *, confirm_s: float = CONFIRM_S, tell: Callable[[str], None] = lambda text: None
+) -> bool:
+    """Apply the change.
+
+    Return whether the agent confirmed it in a heartbeat before the deadline; False if none is running.
+
+    Raises OtherAccount if this key cannot see one of the run's instances: before any change if it is the only one and
+    the limit rises, otherwise after everything else is done.
+    """
+    guards = _Guards([], [])
+    if not change.is_lower:
+        guards = _set_guards(home, change)
+        if guards.unset and not guards.set:
+            raise guards.unset[0][1]
+    store = _write_down(home, change)
+    serial = _ask_agent(home, change, store)
+    is_confirmed = _is_confirmed(home, change, store, serial, confirm_s, tell)
+    if change.is_lower:
+        guards = _set_guards(home, change)
+    if guards.unset:
+        raise _not_all(change, *guards.unset[0])
+    return is_confirmed
+
+
+def _check_spend(run: RunRow, new: Decimal, spent: Decimal, at_most: str) -> None:
+    if new > spent:
+        return
+    raise UsageError(
+        what=f"{meter.show_usd(new)} is not above what {run.id} has already spent: {at_most}{meter.show_usd(spent)}.",
+        why="A limit already reached would end the run without a checkpoint.",
+        fix=f"End it with one: homing stop {run.id}   or at once: homing destroy {run.id}",
+    )
+
+
+@dataclass(frozen=True)
+class _Guards:
+    set: list[LedgerLine]
+    unset: list[tuple[LedgerLine, OtherAccount]]
+
+
+def _set_guards(home: Home, change: Change) -> _Guards:
+    """Update the provider's guard of every billing instance that this key can see."""
+    now, counted, made = home.world.now(), left_at_most(home, change.lines), _Guards([], [])
+    end_by = meter.moment(PROVIDER, counted, change.new_usd, change.new_time_s, now)
+    for line in billing_lines(change.lines):
+        if line.instance_id is None:
+            continue
+        provider = home.provider_of(line)
+        try:
+            check_account(home, provider, line)  # another account's key would see it as gone and set no guard
+        except OtherAccount as exc:
+            made.unset.append((line, exc))
+            continue
+        if line.limit_usd is not None and change.new_usd > Decimal(line.limit_usd):
+            # Before it can cost more: its maximum cost is computed from this.
+            home.ledger.update(line.mark, limit_usd=str(change.new_usd))
+        left = change.new_usd - meter.total_spend([each for each in counted if each.mark != line.mark], now)
+        provider.set_guard(line.instance_id, left, end_by if math.isfinite(end_by) else None)
+        made.set.append(line)
+    return made
+
+
+def _not_all(change: Change, line: LedgerLine, exc: OtherAccount) -> OtherAccount:
+    limit = meter.show_usd(change.new_usd)
+    return OtherAccount(
+        what=f"The limit of {change.run.id} is now {limit}, but {line.provider} could not apply it to {line.mark}.",
+        why=f"{exc.why} That instance keeps its previous limit.",
+        fix=exc.fix,
+    )
+
+
+def _write_down(home: Home, change: Change) -> Store:
+    """Update ledger, run documents and record, which the guard at home, a relaunch and another home rely on."""
+    run = change.run
+    # Also if it has ended since: a launch may be moving on to the next offer, and would use the old limit there.
+    home.ledger.set_run(run.id, spend_limit_usd=str(change.new_usd))
+    resolved = relaunch.load_documents(home, run).run
+    limits = dataclasses.replace(resolved.limits, spend_usd=str(change.new_usd), time_s=change.new_time_s)
+    origin = {**resolved.origin, "limits.time_s": "homing limit"} if limits.time_s != resolved.limits.time_s else None
+    changed = dataclasses.replace(resolved, limits=limits, origin=origin or resolved.origin)
+    home.world.write(home.run_dir(run.id) / file_names.RUN, codec.dumps(changed, indent=1).encode())
+    store = home.store_of(run)
+    write_record(home, run.id, store)
+    return store
+
+
+def _ask_agent(home: Home, change: Change, store: Store) -> int:
+    # Keep an age that was sent: the agent may not have read it yet, and an old one is too small but not wrong.
+    return ask(home, change.run.id, store, spend_limit_usd=str(change.new_usd), time_limit_s=change.new_time_s).serial
+
+
+def _is_confirmed(
+    home: Home, change: Change, store: Store, serial: int, confirm_s: float, tell: Callable[[str], None]
+) -> bool:
+    line, now = change.lines[-1] if change.lines else None, home.ledger.run(change.run.id) or change.run
+    if not now.is_live:
+        return False
+    tell(f"Waiting for the agent to confirm it (request {serial}), at most {format_duration(confirm_s)}")
+
+    def has_taken_it() -> bool:
+        try:
+            beat = read_signs(store, change.run.id, line).heartbeat
+        except HomingError:
+            return False
+        if beat is None or beat.spend_limit_usd is None:
+            return False
+        return Decimal(beat.spend_limit_usd) == change.new_usd and beat.time_limit_s == change.new_time_s
+
+    return wait_until(has_taken_it, timeout_s=confirm_s, every_s=_EVERY_S, world=home.world)

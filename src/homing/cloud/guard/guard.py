@@ -1,0 +1,487 @@
+"""The guard at home: repeated passes over all runs of this home, from any machine that has its ledger.
+
+    refresh -> per run:  limit near             destroy, later than agent and dead-man would act (wire/guard_order.py);
+                                                for a run that another home adopted, its new owner's limit applies
+                         ended but still bills  destroy
+                         dead or preempted      destroy what is left, then relaunch elsewhere (relaunch.py)
+                         silent                 alert; destroy only an instance that never sent a heartbeat
+                         in another account     reported as possibly billing; counted at the most it can cost
+            -> instances of no known run, and destroys that were never confirmed
+
+A store that cannot be read does not mean that the machine is silent: then only the money counts. A problem with one run
+never keeps the pass from checking the others. Several guards may run at once: destroying twice is harmless, only one
+relaunch wins, and the action log (diary.py) reports each thing once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from decimal import Decimal
+
+from homing.cloud.contact import action_log, silence
+from homing.cloud.contact.home_guard import sign_in
+from homing.cloud.destroy import end_duplicates
+from homing.cloud.guard import relaunch
+from homing.cloud.guard.guard_round import TROUBLE, End, Pass, end_all, end_line, first_line, owned_by, things_of
+from homing.cloud.guard.spend_terms import Terms, limits_of, terms_of
+from homing.cloud.home import Home
+from homing.cloud.launch.unattended_limit import waits_for_home
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.clock_steps import follow_clock
+from homing.cloud.ledger.ledger import ADOPTED, LOST, LedgerLine, RunRow
+from homing.cloud.ledger.meter import billing_lines
+from homing.cloud.providers.base import Instance
+from homing.cloud.reconcile.account_owner import is_elsewhere
+from homing.cloud.reconcile.inventory import kept_key
+from homing.cloud.reconcile.receipt import left_at_most
+from homing.cloud.reconcile.reconcile import refresh, unread
+from homing.cloud.reconcile.run_status import Status, look
+from homing.errors import HomingError, LimitReached, NotOwner, StillBilling
+from homing.store import pace_of
+from homing.units import format_duration
+from homing.wire.guard_order import GUARD
+
+__all__ = ["DEFAULT_EVERY_S", "Pass", "guard_pass", "wait_for_next"]
+
+DEFAULT_EVERY_S = 60.0
+STALE_S = 300.0  # alert when no heartbeat arrived for this long
+DEAD_S = 60.0  # destroy a machine only after our processes were missing this long
+LAUNCH_S = 1800.0  # upper bound for a launch; no relaunch starts if another run's limit falls within it
+_LATE_S = 60.0  # ignore limits that passed longer ago than this; they were already handled
+_FRESH_S = 1.0  # how long ledger data is reused within a pass
+_NAP_S = 60.0
+
+Say = Callable[[str], None]
+
+
+def guard_pass(
+    home: Home,
+    *,
+    only: str | None = None,
+    every_s: float | None = None,
+    is_once: bool = False,
+    background_pid: int = 0,
+    tell: Say = lambda text: None,
+) -> Pass:
+    """Make one pass and return what it found and did.
+
+    `only` restricts it to one run id, as `watch` does; with `every_s` it registers as a guard on duty.
+    """
+    made, tell = Pass(), _unfailing(tell)
+    try:
+        made.alerts += follow_clock(home)
+        made.by = _soonest(home, only)
+        made.problems += refresh(home, by=made.by, silent=made.silent, reached=made.reached)
+    except TROUBLE as exc:  # for example, a full disk: still guard what the ledger holds
+        made.problems.append(first_line(exc))
+    if every_s is not None:
+        try:
+            sign_in(home, every_s, is_once=is_once, reached=made.reached, background_pid=background_pid)
+        except OSError as exc:
+            made.problems.append(f"Could not record that this guard is running: {exc}")
+    # Runs that another home adopted come last: reading their limits from their store may be slow. Runs that have ended
+    # with every line closed are skipped: there may be thousands.
+    runs, within = [run for run in home.ledger.unfinished_runs() if only in (None, run.id)], list[RunRow]()
+    for is_given_away in (False, True):
+        # Money first: a relaunch takes as long as a launch.
+        own = [run for run in runs if (run.state == ADOPTED) is is_given_away]
+        lines = home.ledger.lines_of(run.id for run in own)
+        within += [run for run in own if _is_well(home, run, lines[run.id], made, tell, _Round.is_within_limit)]
+        end_all(home, made)
+    read_at = -math.inf
+    for number, run in enumerate(within):
+        # Read all lines at once, as there may be many; again after a slow provider or a launch that took minutes.
+        if home.world.monotonic() - read_at > _FRESH_S:
+            lines = home.ledger.lines_of(each.id for each in within[number:])
+            read_at = home.world.monotonic()
+        _is_well(home, run, lines[run.id], made, tell, _Round.look)
+    if only is None:
+        _look_at_the_rest(home, made)
+    return made
+
+
+def _soonest(home: Home, only: str | None) -> float:
+    """Return when the first limit needs this guard, judged by the ledger alone; providers have until then to answer.
+
+    Storage costs, and the limits set by a new owner, are unknown until a provider or store is asked.
+    """
+    now, moments = home.world.now(), [math.inf]
+    runs = [run for run in home.ledger.unfinished_runs() if only in (None, run.id) and run.state != ADOPTED]
+    lines_of = home.ledger.lines_of(run.id for run in runs)
+    for run in runs:
+        lines = lines_of[run.id]
+        if billing_lines(lines):
+            with contextlib.suppress(*TROUBLE):  # reported by the limit check itself
+                limit = None if run.spend_limit_usd is None else Decimal(run.spend_limit_usd)
+                time_s = limits_of(home, run).time_s
+                moments.append(meter.moment(GUARD, left_at_most(home, lines), limit, time_s, now))
+    return min(moment for moment in moments if moment > now - _LATE_S)
+
+
+def _is_well(
+    home: Home, run: RunRow, lines: list[LedgerLine], made: Pass, tell: Say, part: Callable[[_Round], bool]
+) -> bool:
+    """Run one part of the pass for one run, and record its errors so that they do not affect other runs."""
+    try:
+        return part(_Round(home, run, lines, made, tell))
+    except NotOwner as exc:
+        made.problems.append(exc.what)
+    except StillBilling as exc:
+        made.may_bill.append(f"{run.id}: {exc.why}")
+    except TROUBLE as exc:
+        made.problems.append(f"{run.id}: {first_line(exc)}")
+    return False
+
+
+def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
+    """Sleep until the next pass: `every_s`, or less if a limit is due earlier."""
+    now = home.world.now()
+    by = min(now + every_s, made.next_at)
+    left_s = by - now
+    while left_s > _NAP_S:  # sleep() does not advance while the laptop is suspended, so check the clock too
+        home.world.sleep(_NAP_S)
+        left_s = min(left_s - _NAP_S, by - home.world.now())
+    home.world.sleep(max(0.0, left_s))
+
+
+def _unfailing(tell: Say) -> Say:
+    """Wrap `tell` so that a closed terminal or a full disk cannot keep the guard from ending what bills."""
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):
+            tell(text)
+
+    return say
+
+
+def _look_at_the_rest(home: Home, made: Pass) -> None:
+    """Report marked instances that belong to no run, and retry destroys that were requested but not confirmed."""
+    lines = [line for line in home.ledger.open_lines() if not line.run_id]
+    unknown = [line for line in lines if line.run_name == "?"]  # a person decided to keep the others
+    for line in unknown:
+        where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
+        made.may_bill.append(f"{where} has our mark but belongs to no run: homing reconcile")
+    made.may_bill += [
+        f"{line.provider} {line.instance_id or line.mark}: its row in the ledger is damaged"
+        f" ({', '.join(line.damaged)}), so its limit may not be enforced: homing destroy {line.run_id or line.mark}"
+        for line in home.ledger.open_lines()
+        if line.damaged and line.created_at is not None
+    ]
+    waiting = [line for line in home.ledger.unconfirmed() if line not in unknown and line.created_at is not None]
+    for line in waiting:
+        if home.world.now() >= made.next_at:  # a run's limit is due meanwhile: the next pass handles that first
+            made.may_bill.append(f"{line.mark}: not confirmed destroyed.")
+            continue
+        try:
+            end_line(home, line, made)
+            made.done.append(f"{line.mark} is gone; it was asked to end earlier.")
+        except StillBilling as exc:
+            if not any(line.mark in said for said in made.may_bill):
+                made.may_bill.append(f"{line.mark}: {exc.why}")
+        except TROUBLE as exc:
+            made.may_bill.append(f"{line.mark}: {first_line(exc)}")
+
+
+class _Round:
+    def __init__(self, home: Home, run: RunRow, lines: list[LedgerLine], made: Pass, tell: Say) -> None:
+        self.home, self.run, self.lines, self.made, self.tell = home, run, lines, made, tell
+        self.billing = billing_lines(self.lines)
+        self.now = home.world.now()
+
+    def look(self) -> bool:
+        if self.run.state == ADOPTED:
+            return True  # its new owner decides about silence and relaunch
+        if self.home.world.now() >= self.made.next_at:
+            return True  # a limit came due during this pass; the next pass handles it first
+        if self.billing and not self.run.is_live:
+            self._check_ended()
+        elif self.billing:
+            self._check_alive()
+        self._relaunch()
+        return True
+
+    # --- money and time ---
+
+    def is_within_limit(self) -> bool:
+        if not self.billing:
+            return True
+        terms = self._terms()
+        limit, time_limit_s = terms.spend_limit_usd, terms.time_limit_s
+        storage_rate, storage_usd = self._storage()
+        left = None if limit is None else limit - storage_usd
+        lines = [*terms.elsewhere, *self._counted()]
+        due = meter.moment(GUARD, lines, left, time_limit_s, self.now, storage_rate)
+        if self.now < due:
+            self.made.next_at = min(self.made.next_at, due)
+            self.made.due[self.run.id] = due
+            return True
+        said = ""
+        with contextlib.suppress(*TROUBLE):  # failing to compute the spend must not prevent the end
+            spend = meter.total_spend(lines, self.now) + storage_usd
+            said = f": spent {_usd(spend)} of {_usd(limit)}" if limit is not None else f": spent {_usd(spend)}"
+            said += f", {format_duration(time_limit_s)} allowed" if time_limit_s else ""
+        self._end(f"The local guard ends it at its limit{said}.", "limit", code=LimitReached.exit_code)
+        return False
+
+    def _counted(self) -> list[LedgerLine]:
+        """Return the lines, with attempts left in another account at their maximum, as launch and agent count."""
+        counted = left_at_most(self.home, self.lines)
+        for line in self.billing:
+            usd = next((each.spend_usd for each in counted if each.mark == line.mark and each.is_at_most), None)
+            if usd is not None:
+                text = f"{_where(line)} It counts as {_usd(usd)}, the most it can cost."
+                self._alert(f"at-most-{line.mark}", text)
+        return counted
+
+    def _terms(self) -> Terms:
+        terms = terms_of(self.home, self.run, self.lines)
+        if terms.problem:
+            limit = "none" if terms.spend_limit_usd is None else _usd(terms.spend_limit_usd)
+            text = f"Could not read its new owner's limit: {terms.problem} Enforcing the last known one: {limit}."
+            self._alert(f"terms-{int(self.now // 3600)}", text)
+        return terms
+
+    def _storage(self) -> tuple[Decimal, Decimal]:
+        """Return the dollars per hour and the dollars so far of this run's volumes.
+
+        A provider that does not answer is reported and counts as zero.
+        """
+        rate, spent, marks = Decimal(0), Decimal(0), {line.mark for line in self.lines}
+        for line in {line.provider: line for line in self.billing}.values():
+            if line.mark in self.made.silent:
+                continue  # already reported; asking again would only block as long again
+            try:
+                owned = [each for each in things_of(self.home, line, self.made) if each.mark in marks]
+            except TROUBLE as exc:
+                self.made.problems.append(f"{self.run.id}: could not list its volumes: {first_line(exc)}")
+                continue
+            rate += sum((each.rate_usd_per_hour for each in owned), Decimal(0))
+            ages = [(each, self.now - (each.created_at or self.now)) for each in owned]
+            spent += sum((meter.cost(each.rate_usd_per_hour, age_s) for each, age_s in ages), Decimal(0))
+        return rate, spent
+
+    # --- liveness ---
+
+    def _check_ended(self) -> None:
+        """Destroy an ended run's instance that still bills, unless it is kept on purpose or is still pushing.
+
+        The outcome is in the store, so the agent had time to end it.
+        """
+        self.billing = self._here([line for line in self.billing if not self._is_kept(line)])
+        if not self.billing:
+            return
+        waited_s = self.now - (self.run.ended_at or self.now)
+        wants_time = self._wants_time()  # evaluated on every pass: it records when it last heard from the instance
+        if (waited_s > meter.MARGIN_S and not wants_time) or self._waits_for_us():
+            for line in self.billing if self.run.is_interrupted else []:  # not a decision to give the run up
+                self._note(f"lost-{line.mark}", "lost", "Its remaining resources are destroyed.")
+            said = f"{self.run.state} {format_duration(waited_s)} ago and is still billing"
+            self._end(f"The local guard ends its instance: it was {said}.", "late")
+            end_all(self.home, self.made)
+
+    def _waits_for_us(self) -> bool:
+        line, signs = self.billing[-1], self._status().signs
+        return signs is not None and waits_for_home(self.home.provider_of(line), line.mark, signs.heartbeat)
+
+    def _is_kept(self, line: LedgerLine) -> bool:
+        """Return whether a person told `homing reconcile` to keep it.
+
+        Alerts hourly; its limit or that person ends it.
+        """
+        if not action_log.has(self.home, self.run.id, kept_key(line.mark)):
+            return False
+        spend = _usd(meter.line_spend(line, self.now))
+        text = f"{line.mark} is kept, as you chose in reconcile, {spend} so far: homing destroy {self.run.id}"
+        self._alert(f"kept-{line.mark}-{int(self.now // 3600)}", text)
+        return True
+
+    def _wants_time(self) -> bool:
+        """Return whether it recently (by our own clock) reported that it is kept or still pushing."""
+        status = self._status()
+        # No heartbeat is pushed while one large file of the last checkpoint is uploading: that is not idleness yet.
+        longer_s = max(STALE_S, limits_of(self.home, self.run).idle_s)
+        if status.signs is None:  # an unreadable store does not mean a silent machine
+            state, quiet_s = silence.last_word(self.home, self.run.id, self.billing[-1].mark)
+            return state in ("kept", "pushing") and quiet_s < longer_s
+        beat = status.signs.heartbeat
+        if beat is None:
+            return False
+        quiet_s = silence.quiet_s(self.home, self.run.id, beat) or 0.0
+        return quiet_s < {"kept": STALE_S, "pushing": longer_s}.get(beat.state, 0.0)
+
+    def _check_alive(self) -> None:
+        if any(self.home.world.is_locked(self.home.launch_lock(line.mark)) for line in self.lines):
+            return  # its launch is alive and undoes itself; a second undo would hit the next attempt
+        for line in self.billing:
+            if line is not self.lines[-1]:
+                if self._is_kept(line):
+                    continue
+                if is_elsewhere(self.home, line):
+                    # Reported on every pass; not ended from here, and no reason to skip the instance that has the run.
+                    self.made.may_bill.append(f"{self.run.id}: {_where(line)}")
+                    continue
+                # Closed before a later attempt began, which has the run now; this one says nothing about the run.
+                end_line(self.home, line, self.made)
+                said = (
+                    f"{line.instance_id} is destroyed: another instance has the same mark." if line.is_duplicate else ""
+                )
+                self.made.done.append(f"{self.run.id}: {said or f'{line.mark} came back and is destroyed.'}")
+                continue
+            if line.mark in self.made.silent:
+                continue
+            self.made.done += [f"{self.run.id}: {text}" for text in end_duplicates(self.home, line, self._owned(line))]
+            instance = self._describe(line)
+            if instance is not None and instance.state == "preempted":
+                self._lose(line, f"{line.provider} took its instance away")
+            elif instance is not None and instance.billing != "no" and not instance.is_running:
+                self._note_dead(line, instance)
+        lines = self.home.ledger.lines(self.run.id)
+        if not billing_lines(lines):
+            return
+        status = self._status(lines)
+        if status.signs is None:
+            self._alert(f"blind-{int(self.now // 3600)}", f"{status.problem} Its limit is still enforced locally.")
+        else:
+            self._check_heartbeat(status)
+
+    def _owned(self, line: LedgerLine) -> Callable[[], list[Instance]]:
+        return lambda: owned_by(self.home, line, self.made)
+
+    def _note_dead(self, line: LedgerLine, instance: Instance) -> None:
+        """Alert that no process of ours runs there; destroy it if that lasts for DEAD_S without a heartbeat in between.
+
+        There may be a moment without any process when one program of ours hands over to the next.
+        """
+        status = self._status()
+        beat = status.signs.heartbeat if status.signs else None
+        key = f"dead-{line.mark}-{beat.t if beat else 0:.0f}"
+        self._alert(key, f"The agent is no longer running on {line.mark}: {instance.detail}.")
+        seen_at = action_log.when(self.home, self.run.id, key)
+        if seen_at is not None and self.now - seen_at >= DEAD_S:
+            self._lose(line, "the agent is no longer running on its instance")
+
+    def _check_heartbeat(self, status: Status) -> None:
+        """Alert on a missing heartbeat; destroy only an instance that never sent one.
+
+        A machine that sent one may be cut off but working: its own guards know more than home does.
+        """
+        line, beat = self.billing[-1], status.signs.heartbeat if status.signs else None
+        quiet_s = silence.quiet_s(self.home, self.run.id, beat) if beat is not None else None
+        if quiet_s is None:  # first seen heartbeat: only its own clock dates it, which is good enough for an alert
+            quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
+        stale_s = STALE_S + 2 * pace_of(self.run.store)
+        idle_s = max(limits_of(self.home, self.run).idle_s, stale_s)
+        # Only a launch that never saw a heartbeat proves that there was none: a store may have lost one.
+        if beat is None and self.run.state == "launching" and quiet_s >= idle_s:
+            self._lose(line, f"its instance sent no heartbeat for {format_duration(quiet_s)}")
+        elif quiet_s >= idle_s:
+            text = (
+                f"NO HEARTBEAT for {format_duration(quiet_s)}, and {line.provider} keeps billing. It is dead or cut off"
+            )
+            self._alert(f"mute-{line.mark}-{beat.t if beat else 0:.0f}", f"{text}: homing destroy {self.run.id}")
+        elif quiet_s >= stale_s:
+            text = f"No heartbeat for {format_duration(quiet_s)}: the agent may be dead or cut off. Still billing."
+            self._alert(f"stale-{line.mark}-{beat.t if beat else 0:.0f}", text)
+
+    def _relaunch(self) -> None:
+        run = self.home.ledger.run(self.run.id) or self.run
+        if run.is_live:
+            return
+        lines = self.home.ledger.lines(run.id)
+        if not relaunch.is_wanted(self.home, run, lines):
+            return
+        others = [at for run_id, at in self.made.due.items() if run_id != run.id]
+        if min(others, default=math.inf) - self.now < LAUNCH_S:
+            text = "It will be relaunched once another run, which needs this guard first, has reached its limit."
+            self._alert(f"waits-{lines[-1].mark}-limit", text)
+            return
+        try:
+            said = relaunch.relaunch(self.home, run, self.tell)
+        except StillBilling:
+            raise
+        except NotOwner as exc:
+            self._alert(f"not-ours-{lines[-1].mark}", exc.what)
+        except HomingError as exc:
+            after = self.home.ledger.run(run.id)
+            if after is None or not after.is_live:  # otherwise another guard won
+                self._alert(f"waits-{lines[-1].mark}-{exc.what}", f"Could not relaunch it yet: {exc.what}")
+        else:
+            if action_log.note(self.home, run.id, f"went-on-{lines[-1].mark}", "guard", said):
+                self.made.done.append(f"{run.id}: {said}")
+
+    # --- actions ---
+
+    def _lose(self, line: LedgerLine, why: str) -> None:
+        """Destroy what is left of a lost machine and mark the run as lost, so that it resumes from the store."""
+        self._note(f"lost-{line.mark}", "lost", f"{why}; it is destroyed.")
+        end_line(self.home, line, self.made)
+        self.home.ledger.set_run(
+            self.run.id, only_live=True, state="failed", reason=f"{LOST}{why}", exit_code=1, ended_at=self.now
+        )
+        self.made.done.append(f"{self.run.id}: {why}; {line.mark} is destroyed.")
+
+    def _end(self, text: str, key: str, code: int | None = None) -> None:
+        here = self._here(self.billing)
+        if not here and not self.run.is_live:
+            return  # already reported, and there is nothing to end from here
+        if not here:
+            text += " Its instance is in another account: only that account's key can end it."
+        ended = {"exit_code": code, "ended_at": self.now} if code is not None else {"ended_at": self.now}
+        self.made.ends.append(End(self.run, here, text, ended))  # first: reporting must not prevent the end
+        marks = "-".join(line.mark for line in self.billing)
+        self._note(f"{key}-{marks}", "guard_ends", text)
+        self.tell(f"{self.run.id}: {text}")
+
+    def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
+        """Return the lines that this key can destroy, and report the others: waiting or retrying cannot help those."""
+        # A provider that cannot be asked does not count as another account.
+        silent = self.made.silent
+        here = [
+            line for line in lines if line.billing == "yes" or line.mark in silent or not is_elsewhere(self.home, line)
+        ]
+        self.made.may_bill += [f"{self.run.id}: {_where(line)}" for line in lines if line not in here]
+        return here
+
+    def _alert(self, key: str, text: str) -> None:
+        if self._note(key, "alert", text):
+            self.made.alerts.append(f"{self.run.id}: {text}")
+
+    def _note(self, key: str, kind: str, text: str) -> bool:
+        """Add an entry to the action log. Return whether it is new.
+
+        A full disk must not keep the guard from ending what bills; then everything is new.
+        """
+        try:
+            return action_log.note(self.home, self.run.id, key, kind, text)
+        except OSError as exc:
+            self.made.problems.append(f"{self.run.id}: cannot write its action log: {exc}")
+            return True
+
+    def _status(self, lines: list[LedgerLine] | None = None) -> Status:
+        """Return the run's status from its store. `lines` are its attempts, if the caller has just read them.
+
+        A store that did not answer earlier in this pass is not asked again.
+        """
+        problem = next((text for text in self.made.problems if text.startswith(unread(self.run))), "")
+        if not problem:
+            return look(self.home, self.run, lines)
+        return Status(self.run, self.lines, None, meter.total_spend(self.lines, self.now), None, problem, self.now)
+
+    def _describe(self, line: LedgerLine) -> Instance | None:
+        if line.instance_id is None:
+            return None
+        try:
+            return self.home.provider_of(line).describe(line.instance_id)
+        except (HomingError, OSError) as exc:
+            self.made.problems.append(f"{line.mark} could not be checked: {str(exc).splitlines()[0]}")
+            return None
+
+
+def _where(line: LedgerLine) -> str:
+    return f"{line.mark} is in another account, {line.account}, and may be billing."
+
+
+def _usd(amount: Decimal | str) -> str:
+    return meter.show_usd(Decimal(amount))

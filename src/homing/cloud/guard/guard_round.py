@@ -1,0 +1,127 @@
+"""The result of one guard pass, and the destroys that the pass decided on.
+
+    decided -> in parallel over all providers, one try each -> gone: the run is stopped
+                                                            -> unconfirmed, or the next limit is due: may bill
+
+No call blocks past the next limit: a provider may take minutes to time out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from homing.cloud.ask_providers import ask_all, patience_s
+from homing.cloud.destroy import Problem, end_each, still_billing
+from homing.cloud.home import Home
+from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.cloud.providers.base import Instance, Resource
+from homing.errors import HomingError
+from homing.wire.codec import WireError
+
+__all__ = ["TROUBLE", "End", "Pass", "end_all", "end_line", "first_line", "things_of"]
+
+DESTROY_S = 60.0
+
+# Exceptions that a pass survives: expected errors, malformed provider answers (lists, offers, logs), and bugs of our
+# own. The other runs are still guarded.
+TROUBLE = (HomingError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@dataclass
+class Pass:
+    """Findings and actions of one guard pass, as sentences. `next_at` is the latest time for the next pass."""
+
+    done: list[str] = field(default_factory=list)
+    alerts: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    may_bill: list[str] = field(default_factory=list)
+    next_at: float = math.inf
+    due: dict[str, float] = field(default_factory=dict)  # run id -> when its limit needs a guard
+    by: float = math.inf  # when a limit needs this very pass, as far as the ledger alone shows
+    ends: list[End] = field(default_factory=list)  # runs at their limit, to be destroyed at once
+    silent: set[str] = field(default_factory=set)  # marks of instances at providers that did not answer in this pass
+    reached: set[str] = field(default_factory=set)  # names of the providers that listed our instances
+    things: dict[str, list[Resource] | HomingError | OSError] = field(default_factory=dict)  # volumes, by provider
+    owned: dict[str, list[Instance]] = field(default_factory=dict)  # by provider, or by mark if adopted
+
+
+@dataclass(frozen=True)
+class End:
+    """A decision to end a run's instances; `lines` are those that can be destroyed from here."""
+
+    run: RunRow
+    lines: list[LedgerLine]
+    text: str
+    columns: dict[str, Any]  # to set on the run once they are gone
+
+
+def end_all(home: Home, made: Pass) -> None:
+    """Destroy the instances of all runs at their limit, in parallel: one that hangs delays no other."""
+    ends, made.ends = made.ends, []
+    if not ends:
+        return
+    problems: Mapping[str, Problem] = {}
+    try:
+        problems = _end_each(home, [line for end in ends for line in end.lines], made)
+    except TROUBLE as exc:
+        made.problems.append(first_line(exc))
+    for end in ends:
+        try:
+            _conclude(home, end, made, problems)
+        except TROUBLE as exc:
+            made.problems.append(f"{end.run.id}: {first_line(exc)}")
+
+
+def end_line(home: Home, line: LedgerLine, made: Pass) -> None:
+    problems = _end_each(home, [line], made)
+    if problems:
+        raise still_billing(home, [line], problems)
+
+
+def things_of(home: Home, line: LedgerLine, made: Pass) -> list[Resource]:
+    """Return the volumes and other resources at the line's provider. Listed once per pass, however many runs ask."""
+    key = line.provider if home.is_ours(line.mark) else line.mark
+    if key not in made.things:
+        provider, patience = home.provider_of(line), patience_s(home.world, made.by)
+        made.things[key] = ask_all({provider.name: provider.list_resources}, home.world, patience)[provider.name]
+    answer = made.things[key]
+    if isinstance(answer, (HomingError, OSError)):
+        raise answer
+    return answer
+
+
+def owned_by(home: Home, line: LedgerLine, made: Pass) -> list[Instance]:
+    """Return our instances at the line's provider. Listed once per pass, however many runs ask."""
+    key = line.provider if home.is_ours(line.mark) else line.mark
+    if key not in made.owned:
+        made.owned[key] = home.provider_of(line).list_owned()
+    return made.owned[key]
+
+
+def _end_each(home: Home, lines: list[LedgerLine], made: Pass) -> dict[str, Problem]:
+    """Destroy the lines, but block no longer than the next limit allows: a provider may take minutes to time out."""
+    return end_each(home, lines, deadline_s=DESTROY_S, by=made.next_at)
+
+
+def _conclude(home: Home, end: End, made: Pass, problems: Mapping[str, Problem]) -> None:
+    """Mark the run as stopped and report the instances that are left; every pass tries those again.
+
+    The run is over either way: a later confirmation must not look as if it had ended by itself.
+    """
+    marks, left = [line.mark for line in end.lines], end.lines
+    with contextlib.suppress(HomingError):  # without the ledger, none is known to be gone
+        left = [line for line in home.ledger.lines(end.run.id) if line.mark in marks and line.destroyed_at is None]
+    if left:
+        made.may_bill.append(f"{end.run.id}: {still_billing(home, left, problems).why}")
+    home.ledger.set_run(end.run.id, only_live=True, state="stopped", reason=end.text, **end.columns)
+    if not left:
+        made.done.append(f"{end.run.id}: {end.text}")
+
+
+def first_line(exc: Exception) -> str:
+    is_ours = isinstance(exc, (HomingError, WireError, OSError))
+    return ((str(exc) if is_ours else f"{type(exc).__name__}: {exc}") or type(exc).__name__).splitlines()[0]

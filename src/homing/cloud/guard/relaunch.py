@@ -1,0 +1,188 @@
+"""Resume a run after its machine was preempted or lost: next offer, newest complete checkpoint, same limit.
+
+    is_wanted    the ledger says interrupted, nothing of it bills here, and no one at home asked for that end
+    relaunch     plan -> offers, cheapest to finish first -> draft -> launch; a failed offer gives way to the next
+
+Two guards may try at once: the launch lock, the ledger's intent and the lease let exactly one through.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from homing.cloud.contact import action_log
+from homing.cloud.contact.heartbeats import read_document
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
+from homing.cloud.launch.unattended_limit import without_time
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.lease import require_owner
+from homing.cloud.ledger.ledger import CUT_SHORT, UNDONE, LedgerLine, RunRow
+from homing.cloud.plan.offers import is_dear
+from homing.cloud.plan.plan import make_plan
+from homing.cloud.providers.base import Offer
+from homing.cloud.reconcile.account_owner import check_own, is_elsewhere
+from homing.errors import (
+    CreateFailed,
+    EndedElsewhere,
+    HomingError,
+    NoOffer,
+    NotOwner,
+    ProviderRefused,
+    StartTimeout,
+    StillBilling,
+    UsageError,
+)
+from homing.store import run_key
+from homing.units import format_duration
+from homing.wire import codec, file_names
+from homing.wire.control_files import Request
+from homing.wire.guard_order import RESERVE_FRACTION
+from homing.wire.run_json import Run
+
+__all__ = ["RELAUNCHED", "is_wanted", "load_documents", "relaunch"]
+
+RELAUNCHED = "relaunched"  # kind in the action log
+_OFFERS = 3  # how many to try in one pass
+
+
+@dataclass(frozen=True)
+class _Documents:
+    run: Run
+    run_file_text: str
+    is_smoke: bool
+    keep_on_failure_s: float
+    is_one_guard_enough: bool
+
+
+def is_wanted(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
+    """Return whether the guard may resume the run. A run that a person destroyed stays destroyed."""
+    if not lines or run.is_live or not _is_interrupted(home, run, lines[-1].mark):
+        return False
+    # An instance left open in another account is counted at its maximum by the next launch, or refused there.
+    return all(line.destroyed_at is not None or is_elsewhere(home, line) for line in lines)
+
+
+def _is_interrupted(home: Home, run: RunRow, last: str) -> bool:
+    if run.reason == CUT_SHORT:
+        return action_log.has(home, run.id, f"relaunch-{last}")  # a guard died while launching
+    is_ours = action_log.has(home, run.id, f"lost-{last}") or action_log.has(home, run.id, f"unlaunched-{last}")
+    return run.is_interrupted and (is_ours or not home.ledger.is_destroy_asked(last))
+
+
+def relaunch(home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
+    """Launch the run again. Return what was done as a sentence, or raise what prevented it."""
+    require_owner(home, run)
+    kept = load_documents(home, run)
+    if kept.run.cloud.on_preempt != "relaunch":
+        return f"Not relaunched: cloud.on_preempt is {kept.run.cloud.on_preempt}."
+    if action_log.count(home, run.id, RELAUNCHED) >= kept.run.limits.relaunches:
+        return f"Not relaunched: limits.relaunches is {kept.run.limits.relaunches}."
+    request = read_document(home.store_of(run), run_key(run.id, file_names.REQUEST), Request)
+    if request is not None and request.stop:
+        return f"Not relaunched: {request.reason or 'a stop was requested.'}"
+    if _has_used_its_time(home.ledger.lines(run.id)[-1], kept.run):
+        return f"Not relaunched: it has used up its time limit of {format_duration(kept.run.limits.time_s)}."
+    problem: HomingError | None = None
+    for row in make_plan(kept.run, home).offers[:_OFFERS]:
+        order = LaunchOrder(
+            run=kept.run,
+            run_file_text=kept.run_file_text,
+            is_prepared=True,
+            offer=row.offer,
+            spend_limit_usd=None if run.spend_limit_usd is None else Decimal(run.spend_limit_usd),
+            resume=True,
+            is_smoke=kept.is_smoke,
+            timing=row.timing,
+            keep_on_failure_s=kept.keep_on_failure_s,
+            is_one_guard_enough=kept.is_one_guard_enough,
+        )
+        try:
+            _refuse_dear(row.offer, kept.run, home.ledger.lines(run.id))
+            check_own(home, row.offer.provider, home.ledger.lines(run.id))
+            # Inside the try: the rest of the limit may be too little for this offer and enough for the next.
+            return _launch(draft(order, home), home, run, tell)
+        except NotOwner:
+            raise  # no other offer changes that
+        except (CreateFailed, NoOffer, ProviderRefused, StartTimeout, UsageError) as exc:
+            problem = exc
+            tell(f"{row.offer.provider} {row.offer.name}: {exc.what}")
+    assert problem is not None, "a plan has offers, or raises"
+    raise problem
+
+
+def _refuse_dear(offer: Offer, run: Run, lines: list[LedgerLine]) -> None:
+    """Refuse a much higher hourly rate unless limits.rate allows it: no person is there to confirm."""
+    most = None if run.limits.rate_usd_per_hour is None else Decimal(run.limits.rate_usd_per_hour)
+    before = max((Decimal(line.rate_usd_per_hour) for line in lines), default=Decimal(0))
+    if is_dear(offer, most) and offer.rate_usd_per_hour > before:
+        rate = meter.show_usd(offer.rate_usd_per_hour)
+        raise UsageError(
+            what=f"The offer costs {rate}/h, which you have not approved.",
+            why=f"{run.name} ran at {meter.show_usd(before)}/h at most, and limits.rate is not set.",
+            fix=f"homing launch {run.name} --resume   and confirm, or set limits.rate in the run file beforehand",
+        )
+
+
+def load_documents(home: Home, run: RunRow) -> _Documents:
+    """Return the run as launched, from its folder at home. Its limit is in the ledger: `homing limit` changes it."""
+    folder = home.run_dir(run.id)
+    resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
+    text, note = "", {}
+    if home.world.exists(folder / file_names.RUN_FILE):
+        text = home.world.read(folder / file_names.RUN_FILE).decode("utf-8", "replace")
+    if home.world.exists(folder / LAUNCH_NOTE):
+        note = json.loads(home.world.read(folder / LAUNCH_NOTE))
+    return _Documents(
+        run=resolved,
+        run_file_text=text,
+        is_smoke=bool(note.get("is_smoke", False)),
+        keep_on_failure_s=float(note.get("keep_on_failure_s", 0.0)),
+        is_one_guard_enough=bool(note.get("is_one_guard_enough", False)),
+    )
+
+
+def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
+    """Return whether the machine ended at its time limit: then a guard ended it, and it was not preempted."""
+    if not run.limits.time_s or line.created_at is None or line.destroyed_at is None:
+        return False
+    return line.destroyed_at - line.created_at >= run.limits.time_s * (1 - RESERVE_FRACTION)
+
+
+def _check_unchanged(home: Home, run: RunRow, ready: Draft) -> None:
+    """Abort if a person has destroyed the run or changed its limits while offers were searched.
+
+    The intent checks again; checked here, it costs none of the run's relaunches.
+    """
+    now = home.ledger.run(run.id) or run
+    if (now.state, now.reason) != (run.state, run.reason):
+        raise EndedElsewhere(f"{run.id} was not relaunched: it is {now.state} now.", now.reason)
+    # Without the time limit that an earlier, failed offer needed.
+    time_s = without_time(load_documents(home, run).run).limits.time_s
+    if (now.spend_limit_usd, time_s) != (run.spend_limit_usd, ready.order.run.limits.time_s):
+        raise EndedElsewhere(f"{run.id} was not relaunched: its limits have changed in the meantime.")
+
+
+def _launch(ready: Draft, home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
+    _check_unchanged(home, run, ready)
+    offer = ready.order.offer
+    where = f"{offer.provider} {offer.name} at {meter.show_usd(offer.rate_usd_per_hour)}/h"
+    text = f"Attempt {ready.attempt} launches on {where}, from the last checkpoint."
+    # Before the launch: if the guard dies during it, the log shows that this attempt is a guard's.
+    action_log.note(home, run.id, f"relaunch-{ready.mark}", RELAUNCHED, text)
+    try:
+        launch(ready, home, tell=tell, last=run)
+    except (EndedElsewhere, StillBilling):
+        raise
+    except HomingError as exc:
+        # Retry later under the original reason, unless another launch was first.
+        after = home.ledger.run(run.id)
+        # Only replace what its own undo has written: a person may have ended the run meanwhile.
+        if after is not None and not after.is_live and after.reason.startswith(UNDONE):
+            action_log.note(home, run.id, f"unlaunched-{ready.mark}", "not_relaunched", exc.what)
+            home.ledger.set_run(run.id, state=run.state, reason=run.reason, exit_code=run.exit_code)
+        raise
+    return text

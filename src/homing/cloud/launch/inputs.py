@@ -1,0 +1,178 @@
+"""Inputs of a run besides its own text: data of single phases, initial weights, and task files.
+
+    travelling(run)   every such file with its hash, recorded in run.json so that another home can send them again
+    relocated(run)    the run as the instance reads it: there, these files are below ../data
+
+Open weights may come from the Hub instead (`from_hub`). Missing files are reported before anything is rented.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Collection, Iterator
+
+from homing.cloud.artifacts.hub_weights import hub_inputs
+from homing.cloud.run_commands import Words
+from homing.errors import DataError
+from homing.units import format_bytes
+from homing.wire import codec, file_names
+from homing.wire.run_json import Phase, Run, RunInput
+from homing.wire.shard_manifest import DataManifest
+from homing.world import World
+
+__all__ = ["BESIDE_TOKENIZER", "DATA_DIR", "describe_inputs", "relocated", "travelling"]
+
+DATA_DIR = "data"
+BESIDE_TOKENIZER = (file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.TURNS)  # no manifest covers them
+BASE = "base"
+_RL_FILES = ("file", "val_file", "reward")
+# From a folder of weights, only what loading reads. A checkpoint's optimizer state, samples and logs are not sent.
+_WEIGHT_ENDINGS = (".safetensors", ".json", ".jinja")
+_NOT_WEIGHTS = (file_names.OPTIMIZER, file_names.STATE)
+
+
+def travelling(
+    run: Run, world: World, sha256: Callable[[str], str] | None = None, *, words: Words | None = None
+) -> list[RunInput]:
+    """Return the inputs of a run resolved at home. Raises DataError that lists everything missing.
+
+    `sha256` returns the hash of a file, for example from a cache (`hashes`); by default the file is read.
+    """
+    missing: list[str] = []
+    sha256 = sha256 or world.sha256
+    found = [item for phase in run.phases for item in _of_phase(phase, run, world, missing, sha256)]
+    extra = [(name, os.path.join(run.data.dir, name)) for name in BESIDE_TOKENIZER]
+    found += [RunInput(name, path, sha256(path)) for name, path in extra if world.exists(path)]
+    if run.base:
+        taken = hub_inputs(run, world, BASE)
+        what, without = f"the open weights {run.base.address}", {item.path for item in taken}
+        found += _folder(run.base.dir, BASE, world, missing, sha256, what=what, without=without) + taken
+    if missing:
+        fix = (words or Words(run.name)).to("prep")
+        raise DataError(what=f"Some inputs of {run.name} are missing.", why="\n".join(missing), fix=fix)
+    return found
+
+
+def describe_inputs(run: Run, sizes: list[int]) -> str:
+    """Describe what is in the store now: the number and size of the files, and the manifest hash of each dataset.
+
+    A run on open weights may have only conversations, or no data at all.
+    """
+    digests = [run.data.manifest_sha256, *(phase.data.manifest_sha256 for phase in run.phases if phase.data)]
+    hashes = ", ".join(dict.fromkeys(digest[:12] for digest in digests if digest))
+    text = f"Inputs in the store: {len(sizes)} files, {format_bytes(sum(sizes))}"
+    return f"{text}; data {hashes}" if hashes else text
+
+
+def relocated(run: Run) -> Run:
+    """Return the run with the paths of the instance, where the run directory and the data folder are siblings."""
+    return dataclasses.replace(
+        run,
+        data=dataclasses.replace(run.data, dir=f"../{DATA_DIR}"),
+        phases=[_phase_there(phase, run) for phase in run.phases],
+        base=dataclasses.replace(run.base, dir=f"../{DATA_DIR}/{BASE}") if run.base else None,
+    )
+
+
+def _phase_there(phase: Phase, run: Run) -> Phase:
+    if phase.data:
+        there = dataclasses.replace(phase.data, dir=f"../{DATA_DIR}/{phase.kind}")
+        phase = dataclasses.replace(phase, data=there)
+    if phase.init_from:
+        phase = dataclasses.replace(phase, init_from=f"../{DATA_DIR}/{_start_name(phase)}")
+    if phase.init_base:
+        base = BASE if _uses_run_base(phase, run) else _base_name(phase)
+        phase = dataclasses.replace(phase, init_base=f"../{DATA_DIR}/{base}")
+    if phase.rl:
+        tasks = [
+            dataclasses.replace(
+                task,
+                file=_task_name(number, task.file),
+                val_file=_task_name(number, task.val_file),
+                reward=_task_name(number, task.reward),
+            )
+            for number, task in enumerate(phase.rl.tasks)
+        ]
+        phase = dataclasses.replace(phase, rl=dataclasses.replace(phase.rl, tasks=tasks))
+    return phase
+
+
+def _of_phase(
+    phase: Phase, run: Run, world: World, missing: list[str], sha256: Callable[[str], str]
+) -> Iterator[RunInput]:
+    if phase.data:
+        yield from _prepared(phase, world, missing)
+    if phase.init_from:
+        what = f"the weights that {phase.kind} starts from"
+        yield from _folder(phase.init_from, _start_name(phase), world, missing, sha256, what=what)
+    if phase.init_base and not _uses_run_base(phase, run):
+        what = f"the weights of the adapter that {phase.kind} starts from"
+        yield from _folder(phase.init_base, _base_name(phase), world, missing, sha256, what=what)
+    for number, task in enumerate(phase.rl.tasks if phase.rl else []):
+        for name in _RL_FILES:
+            path = getattr(task, name)
+            if path and not world.exists(path):
+                missing.append(f"{path}: a file of an RL task")
+            elif path:
+                yield RunInput(_task_name(number, path), path, getattr(task, f"{name}_sha256"))
+
+
+def _prepared(phase: Phase, world: World, missing: list[str]) -> Iterator[RunInput]:
+    assert phase.data is not None, "this phase reads the run's own text"
+    folder, path = phase.data.dir, os.path.join(phase.data.dir, file_names.MANIFEST)
+    if not phase.data.manifest_sha256 or not world.exists(path):
+        missing.append(f"{path}: the data of {phase.kind} is not prepared")
+        return
+    yield RunInput(f"{phase.kind}/{file_names.MANIFEST}", path, phase.data.manifest_sha256)
+    manifest = codec.loads(DataManifest, world.read(path))
+    files = [
+        (name, digest) for split in manifest.splits.values() for s in split.shards for name, _, digest in s.files()
+    ]
+    if phase.data.kind == "text":
+        files.append((file_names.TOKENIZER, manifest.tokenizer_sha256))
+    for name, digest in files:
+        source = os.path.join(folder, name)
+        if not world.exists(source):
+            missing.append(f"{source}: a shard of {phase.kind} is missing")
+        yield RunInput(f"{phase.kind}/{name}", source, digest)
+
+
+def _folder(
+    folder: str,
+    into: str,
+    world: World,
+    missing: list[str],
+    sha256: Callable[[str], str],
+    *,
+    what: str,
+    without: Collection[str] = (),
+) -> list[RunInput]:
+    if not folder or not world.is_dir(folder):
+        missing.append(f"{folder or what}: {what} are missing")
+        return []
+    chosen = [name for name in world.walk(folder) if _is_wanted(name) and f"{into}/{name}" not in without]
+    paths = [(f"{into}/{name}", os.path.join(folder, name)) for name in chosen]
+    return [RunInput(path, source, sha256(source)) for path, source in paths]
+
+
+def _is_wanted(name: str) -> bool:
+    is_top = os.sep not in name and not name.startswith(".")
+    return is_top and name.endswith(_WEIGHT_ENDINGS) and name not in _NOT_WEIGHTS
+
+
+def _start_name(phase: Phase) -> str:
+    return f"start-{phase.kind}"
+
+
+def _base_name(phase: Phase) -> str:
+    return f"{_start_name(phase)}-base"
+
+
+def _uses_run_base(phase: Phase, run: Run) -> bool:
+    """Return whether the adapter's base is the run's own open weights, which are then not sent twice."""
+    return run.base is not None and phase.init_base == run.base.dir
+
+
+def _task_name(number: int, path: str) -> str:
+    return f"rl/{number}-{os.path.basename(path)}" if path else ""

@@ -1,0 +1,499 @@
+"""Launch a run: from a checked draft and an offer to a running agent. A failed launch undoes itself.
+
+    check -> intent in the ledger -> lease in the store -> push inputs by hash -> begin_create -> provider.create
+          -> instance id in the ledger -> recheck the lease -> first heartbeat in the store -> the laptop may close
+
+The process may be killed at any arrow. Before `begin_create` nothing exists that costs money; afterwards the mark finds
+whatever was created. Any failure after the intent ends either in a destroy that the provider confirms or in
+StillBilling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from homing.cloud.artifacts.hub_weights import check_hub, describe_hub_download
+from homing.cloud.contact.control_request import send_age
+from homing.cloud.contact.heartbeats import read_signs
+from homing.cloud.destroy import destroy_lines
+from homing.cloud.home import LEDGER, Home
+from homing.cloud.launch.armed_guards import LEAST, check_armed, count_alive, guards
+from homing.cloud.launch.draft import Draft, LaunchOrder, draft
+from homing.cloud.launch.dry_run_store import DryStore
+from homing.cloud.launch.inputs import describe_inputs
+from homing.cloud.launch.resume import clear_requests
+from homing.cloud.launch.run_documents import (
+    inputs_of,
+    line_of,
+    push_code,
+    push_documents,
+    request_of,
+    row_of,
+    write_home,
+)
+from homing.cloud.ledger import lease as leases
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.clock_steps import follow_clock
+from homing.cloud.ledger.ledger import ADOPTED, REFUSED, UNDONE, LedgerLine, RunRow
+from homing.cloud.ledger.run_record import keep_record, write_record
+from homing.cloud.machine_setup import boot_files as booting
+from homing.cloud.plan.plan import relay_of
+from homing.cloud.plan.timing import pushing
+from homing.cloud.providers.base import Instance, Preparing, Request, wait_until
+from homing.cloud.providers.rest import Unwelcome
+from homing.cloud.reconcile.receipt import at_its_rate, seen_spend
+from homing.cloud.reconcile.reconcile import note_duplicate
+from homing.errors import (
+    CreateFailed,
+    EndedElsewhere,
+    HomingError,
+    IntegrityError,
+    NeverCame,
+    NoOffer,
+    NotOwner,
+    ProviderRefused,
+    StartTimeout,
+    StillBilling,
+    StoreError,
+    UsageError,
+)
+from homing.store import Store, open_store, run_key
+from homing.store.preflight import preflight
+from homing.units import format_duration
+from homing.wire import file_names
+from homing.wire.boot_json import Boot
+from homing.wire.codec import WireError
+from homing.wire.control_files import Heartbeat
+from homing.wire.guard_order import LAND, allowed_s, reserve_s
+from homing.wire.stored_record import Lease
+
+__all__ = ["Draft", "LaunchOrder", "Launched", "draft", "dry_run", "guards", "hold_lock", "launch"]
+
+GUARDS_S = 60.0  # timeout for the second guard to appear after the first heartbeat
+_POLL_S = 0.3
+_CLOCK_S = 120.0  # a larger gap between the heartbeat's time and our clock means that the clocks differ
+
+
+@dataclass(frozen=True)
+class Launched:
+    run: RunRow
+    instance: Instance
+    heartbeat: Heartbeat
+    worst_case_usd: Decimal
+
+
+def dry_run(draft: Draft, home: Home) -> Request:
+    """Return the create request of this launch (--dry-run), following the real path up to the first side effect."""
+    preflight(draft.run.store, home.world, needs_write=False)
+    check_hub(draft.run, home.world)
+    store = DryStore(open_store(draft.run.store, home.world))
+    inputs = inputs_of(draft, home, store, lambda text: None)
+    return request_of(draft, home, inputs, home.world.now(), is_rehearsal=True)
+
+
+def launch(
+    draft: Draft,
+    home: Home,
+    *,
+    tell: Callable[[str], None] = lambda text: None,
+    last: RunRow | None = None,
+) -> Launched:
+    """Rent the instance, start the agent on it and wait for its first heartbeat.
+
+    `last` is the ledger row that the caller (a guard, or a launch on the previous offer) based its decision on. The
+    launch aborts if that row has changed since, or if a stop was requested. On any failure, Ctrl-C included, whatever
+    was started is destroyed before the exception propagates.
+    """
+    check_armed(draft, home)
+    # Find an unusable store while nothing is rented and nothing is in the ledger.
+    found = preflight(draft.run.store, home.world, create=not draft.order.resume)
+    check_hub(draft.run, home.world)
+    account = home.provider(draft.order.offer.provider).account()  # fail before renting if the account is unknown
+    row, line = row_of(draft, home), line_of(draft, home, account)
+    hold_lock(draft.mark, draft.run.id, draft.run.name, home)
+    try:
+        home.ledger.intend(row, line, last)
+    except BaseException:
+        # A guard process outlives this failure. If it kept the lock, it would block an attempt launched by another
+        # process.
+        home.world.remove(home.launch_lock(draft.mark))
+        raise
+    try:
+        relay = relay_of(draft.run, draft.order.offer, draft.timing.whole_s(draft.run))
+        for note in filter(
+            None, [*found, *_left_open(draft, home), relay, describe_hub_download(draft.run, home.world)]
+        ):
+            tell(note)
+        tell(f"Pushing inputs to {draft.run.store}: {pushing(draft.run)}")
+        store = open_store(draft.run.store, home.world)
+        write_home(draft, home)
+        lease = _take_lease(draft, home, store)
+        if draft.order.resume and not clear_requests(
+            home, store, draft.run.id, draft.attempt, is_stop_over=last is None
+        ):
+            raise EndedElsewhere(f"{draft.run.id} is not launched again: a stop was requested in the meantime.")
+        _prepare(draft, home, tell)
+        inputs = inputs_of(draft, home, store, tell)
+        tell(describe_inputs(draft.run, [item.num_bytes for item in inputs if item.key]))
+        request = request_of(draft, home, inputs, home.world.now(), lease.number)
+        keep_record(home, draft.run.id)
+        # Pushed with the intent in it before anything exists: a home that adopts this run searches for this mark.
+        push_documents(home, store, request)
+        push_code(home, store, request, tell)
+        write_record(home, draft.run.id, store, leases.check(store, lease))
+        began = home.world.boottime()
+        instance = _create(draft, home, request, store, lease, tell)
+        _hand_over(draft, home, store, request, instance, _start_within_s(request, home, began))
+        within_s = _start_within_s(request, home, began)
+        heartbeat = _first_heartbeat(draft, home, store, instance, within_s, tell)
+        _check_guards(draft, home, store, heartbeat)
+        _report_clock(home, heartbeat, tell)
+        if _send_age(home, store, request.order.boot, heartbeat, began):
+            tell("The instance's clock is behind; sent it how long it has been billing")
+        if _is_taken_down(draft, home):
+            raise EndedElsewhere(f"{draft.mark} was destroyed while it was being launched.")
+    except BaseException as exc:
+        # Also on Ctrl-C: this launch destroys whatever it started.
+        is_meant = _is_destroy_asked(draft, home)  # read before the undo requests a destroy itself
+        _undo(draft, home, exc, tell, line)
+        if is_meant and isinstance(exc, Exception):
+            raise _destroyed_elsewhere(draft, (str(exc) or type(exc).__name__).splitlines()[0]) from exc
+        if isinstance(exc, OSError):
+            raise HomingError(
+                what=f"A local error stopped the launch of {draft.run.id}; everything it started was ended.",
+                why=f"{type(exc).__name__}: {exc}",
+                fix="Check disk space and permissions, then launch again.",
+            ) from exc
+        raise
+    row = dataclasses.replace(row, state="running")
+    try:
+        home.world.remove(home.launch_lock(draft.mark))
+        home.ledger.set_run(draft.run.id, only_live=True, state=row.state)
+        write_record(home, draft.run.id, store, leases.check(store, lease))
+    except (HomingError, OSError) as exc:
+        # The run continues without us, and the next command that reads its status updates the ledger.
+        tell(f"The run is live, but its state could not be saved: {str(exc).splitlines()[0]}")
+    if _is_taken_down(draft, home):  # requested at the last moment: the process that asked confirms the destroy
+        raise _destroyed_elsewhere(draft, "Another homing process requested the destroy and is confirming it.")
+    return Launched(row, instance, heartbeat, draft.worst_case_usd)
+
+
+# --- written before the create call ---
+
+
+def hold_lock(what: str, run_id: str, run_name: str, home: Home) -> None:
+    """Take the lock that shows other processes that this launch is alive; the OS releases it when this process exits.
+
+    Raises UsageError if another process of this home holds it.
+    """
+    path = home.launch_lock(what)
+    home.world.mkdir(path.parent)
+    if not home.world.lock(path):
+        raise UsageError(
+            what=f"Another homing process is already launching {run_id}.",
+            why=f"It holds {path}.",
+            fix=f"homing watch {run_name}",
+        )
+
+
+def _left_open(draft: Draft, home: Home) -> list[str]:
+    """Return one warning per earlier attempt in another account that may still bill; this key cannot see it end."""
+    lines = [line for line in home.ledger.lines(draft.run.id) if line.mark != draft.mark]
+    return [
+        f"Could not confirm that {line.provider} {line.instance_id or line.mark} has ended; it may bill alongside"
+        f" this run. It is in another account, {line.account}. With that account's key: homing destroy {line.mark}"
+        for line in lines
+        if line.destroyed_at is None and line.created_at is not None
+    ]
+
+
+def _take_lease(draft: Draft, home: Home, store: Store) -> Lease:
+    """Take the next lease number under this attempt's mark. To resume a run, this home must hold its newest lease."""
+    last = None
+    if draft.order.resume:
+        last = leases.newest(store, draft.run.id)
+        if last is not None and last.owner != home.owner:
+            raise leases.taken_elsewhere(store, last, home.owner)
+    after = last.number if last is not None else 0
+    who = {"owner": home.owner, "host": home.world.host(), "mark": draft.mark}
+    return leases.take(store, draft.run.id, **who, after=after, world=home.world)
+
+
+def _prepare(draft: Draft, home: Home, tell: Callable[[str], None]) -> None:
+    """Let the provider do slow work before anything bills, such as building an image.
+
+    Done after the create request, this time would count against the run's limits.
+    """
+    provider = home.provider(draft.order.offer.provider)
+    if isinstance(provider, Preparing):
+        tell(f"Preparing {provider.name} before renting anything")
+        provider.prepare(draft.run.store)
+
+
+# --- the create call and after it ---
+
+
+def _create(
+    draft: Draft, home: Home, request: Request, store: Store, lease: Lease, tell: Callable[[str], None]
+) -> Instance:
+    booting.build_agent_zip(request.order.files[0].source, home.world)
+    provider = home.provider(request.provider)
+    tell(f"Starting {request.offer.name} on {request.provider}")
+    follow_clock(home)  # before the line's start time is recorded, so that an earlier clock step does not shift it
+    home.ledger.begin_create(draft.mark, request.order.boot.started_at)
+    try:
+        instance = provider.create(request)
+    except (NoOffer, Unwelcome) as exc:
+        # The provider itself refused: nothing was created, so the undo need not wait for an instance to appear.
+        home.ledger.update(draft.mark, state=REFUSED, note=exc.what)
+        raise
+    except CreateFailed as exc:
+        if exc.instance_id is not None:  # the undo finds it by id even if the provider's list lags
+            home.ledger.update(draft.mark, instance_id=exc.instance_id)
+        raise
+    # Before any wait: from here on the ledger alone is enough to find the instance.
+    home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)
+    line = _line(draft, home)
+    seen_spend(home, line)  # starts the spend stopwatch: the clock may be set back before the launch completes
+    for twin in instance.twins:
+        note_duplicate(home, line, dataclasses.replace(instance, id=twin, state="destroying", billing="maybe"))
+    if line.instance_id != instance.id:
+        # Another process destroyed this launch while its create call was in flight and no instance was visible yet.
+        home.ledger.reopen(
+            draft.mark, instance_id=instance.id, note="created after it was destroyed", now=home.world.now()
+        )
+    if _is_destroy_asked(draft, home) or line.instance_id != instance.id:
+        raise CreateFailed(f"{draft.mark} was destroyed while it was being created.", instance_id=instance.id)
+    at_its_rate(home, line, instance)
+    if instance.rate_usd_per_hour != draft.order.offer.rate_usd_per_hour:
+        raise CreateFailed(
+            what=f"{request.provider} started the instance at {meter.show_usd(instance.rate_usd_per_hour)}/h, not at"
+            f" the offered rate of {meter.show_usd(draft.order.offer.rate_usd_per_hour)}/h.",
+            fix=f"See current offers: {draft.order.words.to('plan')}",
+            instance_id=instance.id,
+        )
+    try:
+        write_record(home, draft.run.id, store, leases.check(store, lease))
+    except (StoreError, IntegrityError) as exc:
+        # A store that cannot be read does not mean that the lease was lost. The record already holds the mark, which
+        # finds the instance without its id.
+        tell(f"The instance is started, but its lease could not be checked in the store: {exc.what}")
+    return instance
+
+
+def _start_within_s(request: Request, home: Home, began: float) -> float:
+    """Return how many seconds the launch may still wait for the start: until the run would have to land.
+
+    Until the agent runs on the instance, this process may be the only one that can end it. `began` is the boot clock at
+    the create call: that clock keeps running while this computer sleeps, and no one can set it.
+    """
+    boot = request.order.boot
+    limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
+    allowed = allowed_s(Decimal(boot.rate_usd_per_hour), limit, Decimal(boot.spent_before_usd), boot.time_limit_s)
+    if math.isinf(allowed):
+        return allowed
+    passed_s = home.world.boottime() - began
+    return max(1.0, allowed - reserve_s(LAND, allowed, boot.stop_grace_s) - passed_s)
+
+
+def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instance: Instance, within_s: float) -> None:
+    order = dataclasses.replace(request.order, start_within_s=within_s, start_by=home.world.boottime() + within_s)
+    try:
+        home.provider(request.provider).hand_over(dataclasses.replace(request, order=order), instance.id)
+    except ProviderRefused as exc:
+        with contextlib.suppress(HomingError):  # the undo destroys the machine together with its log
+            _boot_log(draft, home, store, instance)
+        if isinstance(exc, StartTimeout):
+            raise NeverCame(exc.what, exc.why, exc.fix) from exc
+        raise
+
+
+def _first_heartbeat(
+    draft: Draft, home: Home, store: Store, instance: Instance, within_s: float, tell: Callable[[str], None]
+) -> Heartbeat:
+    """Wait for the agent's first heartbeat in the store: only that proves that the run can continue without us."""
+    timeout_s, by = min(draft.boot_timeout_s, within_s), home.world.boottime() + within_s
+    tell(f"Waiting for the agent's first heartbeat in the store, at most {format_duration(timeout_s)}")
+    provider = home.provider(instance.provider)
+    page = f"   See {provider.page}" if provider.page else ""
+    line = _line(draft, home)
+    found: list[Heartbeat] = []
+    num_quiet = 0
+
+    def is_there() -> bool:
+        nonlocal num_quiet
+        # Describe before reading the store: a fast agent leaves its heartbeat before it exits.
+        now = provider.describe(instance.id)
+        try:
+            heartbeat = read_signs(store, draft.run.id, line).heartbeat
+        except WireError as exc:
+            raise HomingError(
+                what=f"The agent of {draft.run.id} wrote a heartbeat that cannot be read.",
+                why=str(exc),
+                fix=f"Use the same homing version locally and on the instance, then: {draft.order.words.to('launch')}",
+            ) from exc
+        if heartbeat is not None:
+            found.append(heartbeat)
+            return True
+        # Require two misses in a row: a process is briefly invisible during exec.
+        num_quiet = 0 if now.is_running else num_quiet + 1
+        if now.state == "gone" or num_quiet == 2:
+            raise StartTimeout(
+                what=f"The agent on {instance.id} ended before its first heartbeat.",
+                why=_last_words(_boot_log(draft, home, store, instance)) or now.detail,
+                fix=f"homing logs {draft.run.name}{page}",
+            )
+        return False
+
+    if not wait_until(is_there, timeout_s=timeout_s, every_s=_POLL_S, world=home.world, by=by):
+        raise StartTimeout(
+            what=f"{instance.id} sent no heartbeat within {format_duration(timeout_s)}.",
+            why=_last_words(_boot_log(draft, home, store, instance)) or "It left no log.",
+            fix=f"Try again: {draft.order.words.to('launch')}{page}",
+        )
+    return found[0]
+
+
+def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) -> None:
+    """Wait until at least two guards are alive, so that the laptop may close. The dead-man may start late."""
+    if draft.order.is_one_guard_enough:
+        return
+    line = _line(draft, home)
+
+    problem = ""
+
+    def are_enough() -> bool:
+        nonlocal problem
+        try:
+            beat, problem = read_signs(store, draft.run.id, line).heartbeat or heartbeat, ""
+        except (HomingError, WireError, OSError) as exc:  # it may answer soon, and the machine is fine
+            beat, problem = heartbeat, (str(exc) or type(exc).__name__).splitlines()[0]
+        is_over = beat.state in ("pushing", "ending", "ended")  # the agent is already ending the instance
+        return is_over or count_alive(draft, home, beat) >= LEAST
+
+    if not wait_until(are_enough, timeout_s=GUARDS_S, every_s=_POLL_S, world=home.world):
+        raise StartTimeout(
+            what=f"Only one guard is alive on {draft.mark}; at least {LEAST} are required.",
+            why=f"Could not check whether another one has started since: {problem}"
+            if problem
+            else "The dead-man process did not start, and there is no guard at the provider or on this computer.",
+            fix="homing guard   in another terminal, or accept one guard:"
+            f" {draft.order.words.to('launch')} --one-guard",
+        )
+
+
+def _report_clock(home: Home, heartbeat: Heartbeat, tell: Callable[[str], None]) -> None:
+    """Report a clock difference. Log and event times are the instance's; limits use clocks that no one can set."""
+    ahead_s = heartbeat.t - home.world.now()
+    if abs(ahead_s) > _CLOCK_S:
+        side = "ahead of" if ahead_s > 0 else "behind"
+        tell(f"The instance's clock is {format_duration(abs(ahead_s))} {side} this computer's")
+
+
+def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began: float) -> bool:
+    """Tell the instance how long it has billed, retrying for a while. Return whether it needed the message.
+
+    One failed write is no reason to destroy a machine, but a machine that never learns its age would end too late.
+    """
+    problems: list[HomingError] = []
+    was_needed = False
+
+    def is_settled() -> bool:
+        nonlocal was_needed
+        try:
+            was_needed = send_age(home, store, boot, heartbeat, began)
+        except (StoreError, IntegrityError) as exc:
+            problems.append(exc)
+            return False
+        return True
+
+    if not wait_until(is_settled, timeout_s=GUARDS_S, every_s=_POLL_S, world=home.world):
+        raise problems[-1]
+    return was_needed
+
+
+def _is_destroy_asked(draft: Draft, home: Home) -> bool:
+    """Return whether another process asked to destroy this attempt (called before this process starts its undo)."""
+    with contextlib.suppress(Exception):  # whatever went wrong, the undo follows
+        return home.ledger.is_destroy_asked(draft.mark)
+    return False
+
+
+def _is_taken_down(draft: Draft, home: Home) -> bool:
+    """Return whether a destroy was requested and the run is not done: a guard may end a run that finished quickly."""
+    with contextlib.suppress(HomingError, OSError):  # an unreadable ledger is no evidence of a destroy request
+        run = home.ledger.run(draft.run.id)
+        return home.ledger.is_destroy_asked(draft.mark) and (run is None or run.state != "done")
+    return False
+
+
+def _destroyed_elsewhere(draft: Draft, why: str) -> EndedElsewhere:
+    return EndedElsewhere(
+        what=f"{draft.run.id} was destroyed by another process during its launch.",
+        why=why,
+        fix=f"Launch it again if you still want it: {draft.order.words.to('launch')}",
+    )
+
+
+def _line(draft: Draft, home: Home) -> LedgerLine:
+    found = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
+    if not found:
+        raise IntegrityError(
+            what=f"{draft.run.id} disappeared from the ledger during its launch.",
+            why=f"{home.path / LEDGER} no longer has {draft.mark}: the file was removed or replaced.",
+            fix=f"Launch it again: {draft.order.words.to('launch')}",
+        )
+    return found[0]
+
+
+def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], None], intent: LedgerLine) -> None:
+    is_interrupted = isinstance(exc, KeyboardInterrupt)
+    reason = "interrupted" if is_interrupted else (str(exc) or type(exc).__name__).splitlines()[0]
+    with contextlib.suppress(OSError):  # a closed terminal may be the cause of this undo
+        tell(f"{'Interrupted' if is_interrupted else 'The launch failed'}; destroying what it started")
+    try:
+        lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
+        if not lines:  # the ledger lost it meanwhile: write it again, so that its end and receipt are recorded
+            lines = [dataclasses.replace(intent, created_at=intent.intent_at)]
+            home.ledger.adopt_run(row_of(draft, home), lines, [], must_last=False)
+    except HomingError:
+        # The ledger cannot be read (for example, the disk is full): the mark still finds whatever exists.
+        lines = [dataclasses.replace(line_of(draft, home, None), created_at=home.world.now())]
+    try:
+        destroy_lines(home, lines)
+    except StillBilling as still:
+        still.why = f"The launch failed: {reason}\n{still.why}"
+        raise still from exc
+    finally:
+        with contextlib.suppress(HomingError, OSError):  # report the original error instead
+            state = ADOPTED if isinstance(exc, NotOwner) else "failed"
+            why, now = f"{UNDONE}{reason}", home.world.now()
+            # If a person stopped the run during the undo, keep that state.
+            home.ledger.set_run(draft.run.id, unless_stopped=True, state=state, reason=why, exit_code=1, ended_at=now)
+        with contextlib.suppress(HomingError, OSError):
+            # Remove the lock even if that write failed: a guard process lives on, and while it holds the lock no status
+            # check closes the line.
+            home.world.remove(home.launch_lock(draft.mark))
+            write_record(home, draft.run.id, open_store(draft.run.store, home.world, create=False))
+
+
+def _boot_log(draft: Draft, home: Home, store: Store, instance: Instance) -> str:
+    """Return the boot log from the store's mailbox, or else from the provider.
+
+    The mailbox copy survives when the provider drops the log together with the machine.
+    """
+    with contextlib.suppress(StoreError):
+        return store.read(run_key(draft.run.id, file_names.LOGS, "boot.log")).decode("utf-8", "replace")
+    text = home.provider(instance.provider).log(instance.id)
+    with contextlib.suppress(OSError):
+        home.world.write(home.kept_log(draft.run.id, draft.mark), text.encode())
+    return text
+
+
+def _last_words(log: str) -> str:
+    return "\n".join(log.strip().splitlines()[-5:])

@@ -1,0 +1,102 @@
+"""Inputs of a resumed attempt: the newest complete checkpoints of the previous one, and its history.
+
+The new instance starts with an empty disk, so it gets the run directory as inputs. Metrics, events and the trainer's
+log are included, because what the new attempt pushes replaces the files in the store. They are copied to
+content-addressed objects, because that may happen before they were fetched. Agent and sync start new logs; the old ones
+are kept under their attempt's number.
+"""
+
+from __future__ import annotations
+
+from homing.cloud.artifacts.objects import object_key, push_object
+from homing.cloud.artifacts.stored_checkpoints import StoredCheckpoint, damage, list_checkpoints
+from homing.cloud.contact.control_request import ask, last_asked
+from homing.cloud.contact.heartbeats import read_document
+from homing.cloud.home import Home
+from homing.errors import IntegrityError
+from homing.store import Store, run_key
+from homing.wire import file_names
+from homing.wire.boot_json import Input
+from homing.wire.checkpoint_manifest import Pointer
+
+__all__ = ["clear_requests", "resume_inputs"]
+
+_KEPT = 2  # newest complete checkpoints, so that the trainer has a fallback
+_HISTORY = (file_names.EVENTS, file_names.METRICS, file_names.METRICS_CSV, f"{file_names.LOGS}/trainer.log")
+_BEGUN_ANEW = ("agent", "sync")
+
+
+def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[Input], list[str]]:
+    """Return the inputs, and one sentence per checkpoint or pointer left out because it is damaged."""
+    whole: list[StoredCheckpoint] = []
+    damaged: list[str] = []
+    for checkpoint in list_checkpoints(store, run_id, phases):
+        problem = damage(store, checkpoint)
+        if problem:
+            damaged.append(f"{checkpoint.folder} is damaged and was skipped: {problem}.")
+        else:
+            whole.append(checkpoint)
+    if damaged and not whole:
+        raise IntegrityError(
+            what=f"Every checkpoint of {run_id} is incomplete or damaged.",
+            why="\n".join(damaged),
+            fix="Start over: launch without --resume.",
+        )
+    inputs = [_copy(store, run_id, name) for name in _HISTORY if store.exists(run_key(run_id, name))]
+    taken = {checkpoint.manifest.phase for checkpoint in whole}
+    pointers = _pointers(store, run_id, [phase for phase in phases if phase in taken], damaged)
+    for checkpoint in _worth_taking(pointers, whole):
+        inputs += [
+            Input(checkpoint.key(file.name), f"run/{checkpoint.folder}/{file.name}", file.num_bytes, file.sha256)
+            for file in checkpoint.manifest.files
+        ]
+        inputs.append(_copy(store, run_id, f"{checkpoint.folder}/{file_names.MANIFEST}"))
+    return inputs + [_copy(store, run_id, path) for path in pointers], damaged
+
+
+def clear_requests(home: Home, store: Store, run_id: str, attempt: int, *, is_stop_over: bool) -> bool:
+    """Clear the stop request and the outcome of the last attempt, so that they do not apply to this one.
+
+    With `is_stop_over=False` a stop request stays. Return False if one remains: a guard never resumes a stopped run, so
+    the request came after its check.
+    """
+    for program in _BEGUN_ANEW:
+        old = run_key(run_id, file_names.LOGS, f"{program}.log")
+        if store.exists(old):
+            store.put_bytes(run_key(run_id, file_names.LOGS, f"{program}-{attempt - 1}.log"), store.read(old))
+    left = last_asked(home, run_id, store)
+    if left is not None:
+        taken_back = {"stop": False, "reason": ""} if is_stop_over else {}
+        left = ask(home, run_id, store, spend_limit_usd=None, time_limit_s=None, age_s=None, **taken_back)
+    store.delete(run_key(run_id, file_names.OUTCOME))
+    return left is None or not left.stop
+
+
+def _pointers(store: Store, run_id: str, phases: list[str], damaged: list[str]) -> dict[str, int]:
+    """Return the path of each latest.json and best.json with its step. A damaged one must not block the checkpoints."""
+    found = {}
+    for phase in phases:
+        for name in (file_names.LATEST, file_names.BEST):
+            path = f"{file_names.CHECKPOINTS}/{phase}/{name}"
+            try:
+                pointer = read_document(store, run_key(run_id, path), Pointer)
+            except IntegrityError as exc:
+                damaged.append(f"{path} is damaged and was skipped: {exc.why}")
+            else:
+                if pointer is not None:
+                    found[path] = pointer.step
+    return found
+
+
+def _worth_taking(pointers: dict[str, int], whole: list[StoredCheckpoint]) -> list[StoredCheckpoint]:
+    def is_best(checkpoint: StoredCheckpoint) -> bool:
+        path = f"{file_names.CHECKPOINTS}/{checkpoint.manifest.phase}/{file_names.BEST}"
+        return pointers.get(path) == checkpoint.manifest.step
+
+    return [checkpoint for number, checkpoint in enumerate(whole) if number < _KEPT or is_best(checkpoint)]
+
+
+def _copy(store: Store, run_id: str, path: str) -> Input:
+    data = store.read(run_key(run_id, path))
+    digest = push_object(store, data)
+    return Input(object_key(digest), f"run/{path}", len(data), digest)

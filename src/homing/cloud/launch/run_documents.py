@@ -1,0 +1,198 @@
+"""Everything a launch writes before its create call: ledger rows, run documents at home and in the store, the request.
+
+    Draft -> row_of, line_of            rows for the ledger
+          -> write_home                 the run's folder at home
+          -> inputs_of                  inputs, pushed to the store by hash
+          -> request_of                 all that the provider's create call needs, including boot.json
+          -> push_documents, push_code     so that another home can adopt or reproduce the run
+
+Nothing here rents anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+from homing.cloud.artifacts.objects import push_object, read_object
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.launch.draft import Draft
+from homing.cloud.launch.resume import resume_inputs
+from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.cloud.machine_setup import boot_files as booting
+from homing.cloud.machine_setup.bootstrap_spec import furnish
+from homing.cloud.machine_setup.code_bundle import tree_state
+from homing.cloud.providers.base import InputFile, Order, Request
+from homing.config.projects import PROJECT_NOTE, project_note
+from homing.store import Store, open_store, pace_of, run_key
+from homing.store.credentials import secrets
+from homing.store.s3.store import S3Store
+from homing.units import counted, format_bytes
+from homing.wire import codec, file_names
+from homing.wire.boot_json import Boot, Input
+
+__all__ = ["inputs_of", "line_of", "push_code", "push_documents", "request_of", "row_of", "write_home"]
+
+
+def row_of(draft: Draft, home: Home) -> RunRow:
+    return RunRow(
+        id=draft.run.id,
+        name=draft.run.name,
+        state="launching",
+        created_at=home.world.now(),
+        store=draft.run.store,
+        run_file_sha256=draft.run.run_file_sha256,
+        spend_limit_usd=str(draft.spend_limit_usd),
+    )
+
+
+def line_of(draft: Draft, home: Home, account: str | None) -> LedgerLine:
+    offer = draft.order.offer
+    return LedgerLine(
+        mark=draft.mark,
+        run_id=draft.run.id,
+        run_name=draft.run.name,
+        attempt=draft.attempt,
+        provider=offer.provider,
+        offer=offer.name,
+        rate_usd_per_hour=str(offer.rate_usd_per_hour),
+        limit_usd=str(draft.spend_limit_usd),
+        intent_at=home.world.now(),
+        account=account,
+    )
+
+
+def write_home(draft: Draft, home: Home) -> None:
+    folder = home.run_dir(draft.run.id)
+    home.world.mkdir(folder)
+    home.world.write(folder / file_names.RUN_FILE, draft.order.run_file_text.encode())
+    home.world.write(folder / file_names.RUN, codec.dumps(draft.run, indent=1).encode())
+    # The offer is stored with the run: measured speeds are recorded under its device.
+    note = {
+        "schema": "homing.launch/1",
+        "offer": dataclasses.asdict(draft.order.offer),
+        "is_smoke": draft.order.is_smoke,
+        "keep_on_failure_s": draft.order.keep_on_failure_s,
+        "is_one_guard_enough": draft.order.is_one_guard_enough,
+        # These identify the run again if the ledger is lost.
+        "attempt": draft.attempt,
+        "spent_before_usd": draft.spent_before_usd,
+    }
+    home.world.write(folder / LAUNCH_NOTE, json.dumps(note, default=str, indent=1).encode())
+    if draft.order.project and not home.world.exists(folder / PROJECT_NOTE):  # a resumed run keeps its own
+        home.world.write(folder / PROJECT_NOTE, project_note(draft.order.project))
+
+
+def inputs_of(draft: Draft, home: Home, store: Store, tell: Callable[[str], None]) -> list[Input]:
+    inputs = booting.prepare_inputs(
+        draft.run,
+        draft.run.data.dir,
+        store,
+        home.world,
+        run_file_text=draft.order.run_file_text,
+        words=draft.order.words,
+    )
+    if not draft.order.resume:
+        return inputs
+    taken, damaged = resume_inputs(store, draft.run.id, [phase.kind for phase in draft.run.phases])
+    for problem in damaged:
+        tell(problem)
+    if not any(item.path.startswith(f"run/{file_names.CHECKPOINTS}/") for item in taken):
+        tell("No checkpoint in the store yet: starting from the beginning")
+    elif taken:
+        size = format_bytes(sum(item.num_bytes for item in taken))
+        tell(f"Already in the store: {counted(len(taken), 'file')} to resume from, {size}")
+    return inputs + taken
+
+
+def request_of(
+    draft: Draft,
+    home: Home,
+    inputs: list[Input],
+    started_at: float,
+    fence: int = 0,
+    *,
+    is_rehearsal: bool = False,
+) -> Request:
+    provider = home.provider(draft.order.offer.provider)
+    place = provider.place(draft.mark)
+    boot: Boot = booting.make_boot(
+        draft.run,
+        mark=draft.mark,
+        attempt=draft.attempt,
+        work_dir=place.work_dir,
+        inputs=inputs,
+        python=place.python,
+        end_billing=place.end_billing,
+        started_at=started_at,
+        rate_usd_per_hour=draft.order.offer.rate_usd_per_hour,
+        spend_limit_usd=draft.spend_limit_usd,
+        spent_before_usd=draft.spent_before_usd,
+        heartbeat_s=draft.order.heartbeat_s or _heartbeat_s(draft.run.store),
+    )
+    boot = dataclasses.replace(boot, fence=fence, push_s=draft.timing.push_s, home_s=draft.timing.home_reserve_s)
+    boot = dataclasses.replace(
+        boot,
+        keep_on_failure_s=draft.order.keep_on_failure_s,
+        planned_speeds={each.kind: each.batch_tokens / draft.timing.step_s(each) for each in draft.run.phases},
+        on_divergence=draft.run.limits.on_divergence,
+        on_slow=draft.run.limits.on_slow,
+    )
+    if draft.order.trainer_argv is not None:
+        boot = dataclasses.replace(boot, trainer_argv=list(draft.order.trainer_argv))
+    is_stand_in = draft.order.trainer_argv is not None
+    boot, brought = furnish(boot, place, draft.run, draft.order.offer, home.world, is_stand_in=is_stand_in)
+    if boot.bootstrap is not None and boot.bootstrap.env_dir and not is_rehearsal:
+        boot = dataclasses.replace(boot, mailbox=_mailbox(draft, home))
+    folder = home.run_dir(draft.run.id)
+    for name, data in ({} if is_rehearsal else brought).items():
+        home.world.write(folder / name, data)
+    files = tuple(InputFile(name, str(folder / name)) for name in (booting.AGENT_ZIP, *brought))
+    # The instance gets its store credentials through its environment, never in a file of ours.
+    keys = secrets(draft.run.store, home.world.environment())
+    boot = dataclasses.replace(boot, secret_names=sorted(keys))
+    order = Order(draft.mark, draft.run.name, boot, files, keys, typed=draft.order.typed, is_resume=draft.order.resume)
+    # The dead-man restarts a dead agent with the provider's original start command, so boot.json carries that command.
+    argv = list(provider.plan(draft.order.offer, order).argv)
+    order = dataclasses.replace(order, boot=dataclasses.replace(boot, agent_argv=argv))
+    return provider.plan(draft.order.offer, order)
+
+
+def push_documents(home: Home, store: Store, request: Request) -> None:
+    """Push the run's documents to its store, so that the run can be adopted before its first heartbeat."""
+    run_id = request.order.boot.run_id
+    documents = {f"run/{name}": name for name in (file_names.RUN, file_names.RUN_FILE)}
+    for item in request.order.boot.inputs:
+        if item.path in documents:
+            store.put_bytes(run_key(run_id, documents[item.path]), read_object(store, item.sha256))
+    store.put_bytes(run_key(run_id, LAUNCH_NOTE), home.world.read(home.run_dir(run_id) / LAUNCH_NOTE))
+
+
+def push_code(home: Home, store: Store, request: Request, tell: Callable[[str], None]) -> None:
+    """Push the wheel and the locked versions this run starts with, by hash, so that the run can be reproduced."""
+    spec = request.order.boot.bootstrap
+    if spec is None:
+        return
+    for file in request.order.files[1:]:  # the first is the agent, which is built from the wheel's own files
+        push_object(store, home.world.read(file.source))
+    commit, changed = tree_state(home.world)
+    own = f", with {counted(len(changed), 'uncommitted change')}" if changed else ""
+    tell(f"Sending this homing, {commit[:12] or 'as installed'}{own}; wheel {spec.code_sha256[:12]}")
+
+
+def _mailbox(draft: Draft, home: Home) -> str:
+    """Return a presigned URL for the boot log, usable before a store client is installed; "" except on S3."""
+    store = open_store(draft.run.store, home.world)
+    if not isinstance(store, S3Store):
+        return ""
+    key = run_key(draft.run.id, file_names.LOGS, "boot.log")
+    return store.put_url(key, draft.boot_timeout_s)
+
+
+def _heartbeat_s(store: str) -> float:
+    """Return the agent's local heartbeat interval in seconds.
+
+    A store with a slower write pace gets every nth heartbeat.
+    """
+    return min(max(pace_of(store), 1.0), 5.0)

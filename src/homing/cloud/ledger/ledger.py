@@ -1,0 +1,682 @@
+"""The ledger: every instance ever requested, from the intent to the receipt. SQLite; rows are never deleted.
+
+    intend        run + line, durable before any provider is asked; one live run per name
+    begin_create  from here on something may exist and bill; refused if the line was closed meanwhile
+    update        the instance id, before any wait
+    close         the provider showed it absent: end time and dollars, the receipt
+
+Two clients may write at once: each step is one transaction that checks its preconditions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from homing.cloud.ledger.ledger_file import LedgerFile
+from homing.cloud.ledger.ledger_rows import read_line, read_run, seconds_in, usd_in
+from homing.cloud.ledger.mark import shown_mark
+from homing.errors import EndedElsewhere, HomingError, IntegrityError, UsageError
+from homing.install import pip_upgrade
+from homing.units import format_usd
+from homing.wire.codec import record
+from homing.world import Database, MemoryDatabase, World
+
+__all__ = [
+    "ADOPTED",
+    "AT_MOST",
+    "CUT_SHORT",
+    "LIVE_STATES",
+    "LOST",
+    "PREEMPTED",
+    "REFUSED",
+    "RESTORED",
+    "SILENT",
+    "UNDONE",
+    "Adopted",
+    "Ledger",
+    "LedgerLine",
+    "Receipts",
+    "RunRow",
+]
+
+LIVE_STATES = ("launching", "running", "landing")
+# Prefixes of a run's reason when its machine went away before the work was done.
+SILENT, PREEMPTED, LOST = "its instance ended without reporting why", "preempted: ", "lost: "
+CUT_SHORT = "its launch was interrupted"
+UNDONE = "launch: "  # prefix of a run's reason: the launch failed (why follows) and was undone
+REFUSED = "refused"  # state of a line: the provider refused the create call, so nothing exists
+# Prefix of a receipt's note when the amount is an upper bound: no one knows when the machine ended, or whether it
+# existed.
+AT_MOST = "at most: "
+# Prefix of an open line's note when the line was restored from the store's record: until the provider shows the
+# instance, this home does not know how long it lived.
+RESTORED = "restored: "
+ADOPTED = "adopted"  # another home owns the run now; it is neither live nor ended here
+SCHEMA_VERSION = 1
+
+
+@record("ledger-line", 1)
+@dataclass(frozen=True)
+class LedgerLine:
+    """One instance, from the intent to the receipt. Never deleted."""
+
+    mark: str
+    run_id: str
+    run_name: str
+    attempt: int
+    provider: str
+    offer: str
+    rate_usd_per_hour: str
+    limit_usd: str | None
+    intent_at: float
+    instance_id: str | None = None
+    created_at: float | None = None
+    destroyed_at: float | None = None  # when the provider showed it absent
+    state: str = "requested"
+    billing: str = "maybe"
+    spend_usd: str = "0"
+    note: str = ""
+    account: str | None = None  # of the key that rented it; None: unknown, so any key of the provider is accepted
+    damaged: tuple[str, ...] = ()  # columns that could not be read; they hold safe defaults
+
+    @property
+    def is_at_most(self) -> bool:
+        """Whether this receipt is an upper bound."""
+        return self.destroyed_at is not None and self.note.startswith(AT_MOST)
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether this is a duplicate instance: a second one of its attempt, under the same mark at the provider."""
+        return shown_mark(self.mark) != self.mark
+
+
+# Columns that every status check derives anew; a change of any other column updates the backup.
+_NOT_KEPT = {"billing", "spend_usd", "note", "reason", "exit_code", "ended_at", "fetched_step"}
+_LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine) if field.name != "damaged"]
+# An end time that is not a number counts as open: it may bill. SQLite sorts text and blobs after every number.
+_IS_OPEN = "(destroyed_at IS NULL OR destroyed_at >= 1e12)"
+_LINES = f"SELECT {', '.join(_LINE_COLUMNS)} FROM lines"
+_OLDEST_FIRST = "ORDER BY intent_at, rowid"
+# By attempt number, not by time: after a clock was set back, the running attempt would sort before ended ones. A
+# duplicate sorts before the instance it duplicates: the last line is the one that the run is on.
+_BY_ATTEMPT = "ORDER BY attempt, instr(mark, '+') = 0, rowid"
+_UNCHANGED = " AND EXISTS (SELECT 1 FROM runs WHERE id = ? AND state = ? AND reason = ? AND spend_limit_usd IS ?)"
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS runs (
+        id TEXT PRIMARY KEY, name TEXT NOT NULL, state TEXT NOT NULL, created_at REAL NOT NULL, store TEXT NOT NULL,
+        run_file_sha256 TEXT NOT NULL, spend_limit_usd TEXT, reason TEXT NOT NULL DEFAULT '', exit_code INTEGER,
+        ended_at REAL, fetched_step INTEGER)""",
+    """CREATE TABLE IF NOT EXISTS lines (
+        mark TEXT PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs(id), run_name TEXT NOT NULL,
+        attempt INTEGER NOT NULL, provider TEXT NOT NULL, offer TEXT NOT NULL, rate_usd_per_hour TEXT NOT NULL,
+        limit_usd TEXT, intent_at REAL NOT NULL, instance_id TEXT, created_at REAL, destroyed_at REAL,
+        state TEXT NOT NULL, billing TEXT NOT NULL, spend_usd TEXT NOT NULL, note TEXT NOT NULL,
+        destroy_asked_at REAL, account TEXT)""",
+    # Instances that another home started: the only ones of another owner that this home may touch.
+    """CREATE TABLE IF NOT EXISTS adopted (
+        mark TEXT PRIMARY KEY, owner TEXT NOT NULL, host TEXT NOT NULL, home TEXT NOT NULL)""",
+    # The provider's own figure for an instance's cost, if it has one; shown next to ours, never used instead.
+    "CREATE TABLE IF NOT EXISTS bills (mark TEXT PRIMARY KEY, usd TEXT NOT NULL, at REAL NOT NULL)",
+    # Every status check needs the few open lines and live runs among thousands of receipts.
+    "CREATE INDEX IF NOT EXISTS lines_of_run ON lines (run_id)",
+    f"CREATE INDEX IF NOT EXISTS lines_open ON lines (mark) WHERE {_IS_OPEN}",  # the same condition as in the queries
+    "CREATE INDEX IF NOT EXISTS runs_by_state ON runs (state)",
+    """CREATE TRIGGER IF NOT EXISTS lines_stay BEFORE DELETE ON lines
+        BEGIN SELECT RAISE(ABORT, 'ledger lines are never deleted'); END""",
+    """CREATE TRIGGER IF NOT EXISTS runs_stay BEFORE DELETE ON runs
+        BEGIN SELECT RAISE(ABORT, 'runs are never deleted'); END""",
+)
+_SCHEMA = (
+    "SELECT value, (SELECT COUNT(*) FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!') AS num_tables"
+    " FROM meta WHERE key = 'schema_version'"
+)
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """An instance that another home started and this one adopted: its owner, and where that home is."""
+
+    mark: str
+    owner: str
+    host: str
+    home: str
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run as this home knows it. The run's own record is in the store."""
+
+    id: str
+    name: str
+    state: str
+    created_at: float
+    store: str
+    run_file_sha256: str
+    spend_limit_usd: str | None = None
+    reason: str = ""
+    exit_code: int | None = None
+    ended_at: float | None = None
+    fetched_step: int | None = None
+    damaged: tuple[str, ...] = ()  # columns that could not be read
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in LIVE_STATES
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the run lost its machine but not its work, so that it can resume elsewhere."""
+        return not self.is_live and self.reason.startswith((SILENT, PREEMPTED, LOST))
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the run ended but perhaps not for good: a guard may rent another machine for it."""
+        return self.is_interrupted or (not self.is_live and self.reason == CUT_SHORT)
+
+
+_RUN_COLUMNS = [field.name for field in dataclasses.fields(RunRow) if field.name != "damaged"]
+_IS_LIVE = f"state IN ({', '.join(repr(state) for state in LIVE_STATES)})"
+_NEWEST_FIRST = "ORDER BY rowid DESC"
+# Prefixes of a run's reason that let a guard, or a launch that is still alive, continue it; see Home.may_go_on.
+_MAY_GO_ON = (SILENT, PREEMPTED, LOST, CUT_SHORT, UNDONE)
+_GIVEN = "SELECT value FROM json_each(?)"
+
+
+@dataclass(frozen=True)
+class Receipts:
+    """Dollars of closed lines: how many lines have each amount. Amounts are the stored strings."""
+
+    amounts: Mapping[str, int]
+    is_at_most: bool  # at least one amount is an upper bound
+
+    @property
+    def number(self) -> int:
+        return sum(self.amounts.values())
+
+    @functools.cached_property
+    def total_usd(self) -> Decimal:
+        return sum((Decimal(amount) * number for amount, number in self.amounts.items()), Decimal(0))
+
+
+class Ledger:
+    def __init__(self, path: Path, world: World) -> None:
+        self._path = path
+        self._world = world
+        self._is_ready = False
+        self._damage: dict[str, str] = {}
+        self._gathered: list[tuple[str, Sequence[Any]]] | None = None
+        self.file = LedgerFile(path, world, self._run_on)
+
+    # --- writing ---
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Collect the writes made inside and commit them in one transaction on exit, also after an exception.
+
+        Fifty instances that a provider lists then cost one disk sync instead of a hundred. Reads inside do not see the
+        writes.
+        """
+        assert self._gathered is None, "one at a time"
+        self._gathered = []
+        try:
+            yield
+        finally:
+            gathered, self._gathered = self._gathered, None
+            if gathered:
+                before = self._kept()
+                self._execute(*gathered)
+                if self._kept() != before:
+                    self.file.back_up()
+
+    def _kept(self) -> list[dict[str, Any]]:
+        """Return the columns of the open lines that the backup must hold."""
+        names = [name for name in _LINE_COLUMNS if name not in _NOT_KEPT]
+        return self._execute((f"SELECT {', '.join(names)} FROM lines WHERE {_IS_OPEN} ORDER BY rowid", []))
+
+    def intend(self, run: RunRow, line: LedgerLine, last: RunRow | None = None) -> None:
+        """Insert the run and its line in one transaction.
+
+        A resumed run must have ended; a new one must not share a live name.
+
+        `last` is the run row that a guard based its decision on: raises EndedElsewhere if a person has destroyed or
+        launched the run since, or has changed its limit.
+        """
+        insert = f"INSERT INTO lines ({', '.join(_LINE_COLUMNS)}) SELECT {', '.join('?' * len(_LINE_COLUMNS))}"
+        values = [getattr(line, name) for name in _LINE_COLUMNS]
+        names = _RUN_COLUMNS
+        live = ", ".join(f"'{state}'" for state in LIVE_STATES)
+        judged = [] if last is None else [last.id, last.state, last.reason, last.spend_limit_usd]
+        same = _UNCHANGED if judged else ""
+        if any(known.mark == line.mark for known in self.lines(run.id)):
+            raise UsageError(
+                what=f"Another process launched {run.id} in the meantime.",
+                why=f"Its attempt {line.attempt} is already in the ledger.",
+                fix=f"homing status {run.name}   then launch again",
+            )
+        rows = self._execute(
+            # A name is free if no run of that name is live; a run under its own id may resume once it has ended.
+            (
+                f"{insert} WHERE NOT EXISTS (SELECT 1 FROM runs WHERE name = ? AND state IN ({live})){same}",
+                [*values, run.name, *judged],
+            ),
+            (
+                f"INSERT INTO runs ({', '.join(names)}) SELECT {', '.join('?' * len(names))}"
+                " WHERE EXISTS (SELECT 1 FROM lines WHERE mark = ?)"
+                " ON CONFLICT (id) DO UPDATE SET state = excluded.state, reason = '', exit_code = NULL,"
+                " ended_at = NULL, spend_limit_usd = excluded.spend_limit_usd",
+                [*(getattr(run, name) for name in names), line.mark],
+            ),
+            ("SELECT mark FROM lines WHERE mark = ?", [line.mark]),
+            must_last=True,
+            is_kept=True,
+        )
+        if rows:
+            return
+        now = self.run(last.id) if last is not None else None
+        if now is not None and not now.is_live:
+            if last is not None and (now.state, now.reason) == (last.state, last.reason):
+                limit = format_usd(Decimal(now.spend_limit_usd or 0))
+                raise EndedElsewhere(
+                    f"{now.id} was not relaunched: its limit is now {limit}.",
+                    fix=f"homing launch {now.id} --resume --spend-limit {now.spend_limit_usd}",
+                )
+            raise EndedElsewhere(f"{now.id} was not relaunched: it is now {now.state}.", now.reason)
+        raise self._name_taken(run.name)
+
+    def begin_create(self, mark: str, at: float) -> None:
+        """Record durably that the create call follows: from now on an instance may exist.
+
+        Raises if the line was closed.
+        """
+        rows = self._execute(
+            (
+                f"UPDATE lines SET created_at = ?, state = 'booting' WHERE mark = ? AND {_IS_OPEN}"
+                " AND created_at IS NULL AND destroy_asked_at IS NULL",
+                [at, mark],
+            ),
+            ("SELECT created_at FROM lines WHERE mark = ?", [mark]),
+            must_last=True,
+            is_kept=True,
+        )
+        if not rows or rows[0]["created_at"] != at:
+            raise HomingError(
+                what=f"{mark} was destroyed before it was created.",
+                why="Another `homing destroy` closed this launch.",
+                fix="Launch again if you still want it.",
+            )
+
+    def update(self, mark: str, **columns: Any) -> None:
+        """Set columns of an open line; a closed line is a receipt and does not change."""
+        self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark)
+
+    def close(self, mark: str, *, at: float, spend_usd: Decimal, note: str) -> None:
+        """Write the receipt. The first close wins; raises if it cannot be written to disk."""
+        columns = {"destroyed_at": at, "spend_usd": str(spend_usd), "state": "gone", "billing": "no", "note": note}
+        self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark, must_last=True)
+
+    def reopen(self, mark: str, *, instance_id: str, note: str, now: float) -> None:
+        """Reopen a closed line that the provider still shows: the provider is right, and it bills.
+
+        It must have been created, even if this ledger (say, an older copy put back) has no record of that.
+        """
+        sql = (
+            "UPDATE lines SET destroyed_at = NULL, state = 'unknown', billing = 'maybe', instance_id = ?, note = ?,"
+            " created_at = COALESCE(created_at, ?) WHERE mark = ?"
+        )
+        self._write(sql, [instance_id, note, now, mark], is_kept=True)
+
+    def adopt(self, line: LedgerLine) -> None:
+        """Insert a line for an instance that carries our mark and has no line."""
+        names = ", ".join(_LINE_COLUMNS)
+        sql = f"INSERT OR IGNORE INTO lines ({names}) VALUES ({', '.join('?' * len(_LINE_COLUMNS))})"
+        self._write(sql, [getattr(line, name) for name in _LINE_COLUMNS], is_kept=True)
+
+    def adopt_run(
+        self, run: RunRow, lines: Sequence[LedgerLine], adopted: Sequence[Adopted], *, must_last: bool = True
+    ) -> None:
+        """Insert a run with all its attempts in one transaction: another home's, or one that this ledger had lost.
+
+        Existing lines stay unchanged.
+        """
+        names = _RUN_COLUMNS
+        changed = ("state", "store", "spend_limit_usd", "reason", "exit_code", "ended_at")
+        insert_run = (
+            f"INSERT INTO runs ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) ON CONFLICT (id) DO UPDATE"
+            f" SET {', '.join(f'{name} = excluded.{name}' for name in changed)}"
+        )
+        insert_line = (
+            f"INSERT OR IGNORE INTO lines ({', '.join(_LINE_COLUMNS)}) VALUES ({', '.join('?' * len(_LINE_COLUMNS))})"
+        )
+        insert_mark = "INSERT OR REPLACE INTO adopted (mark, owner, host, home) VALUES (?, ?, ?, ?)"
+        self._execute(
+            (insert_run, [getattr(run, name) for name in names]),
+            *((insert_line, [getattr(line, name) for name in _LINE_COLUMNS]) for line in lines),
+            *((insert_mark, [each.mark, each.owner, each.host, each.home]) for each in adopted),
+            must_last=must_last,
+            is_kept=True,
+        )
+
+    def note_bill(self, mark: str, usd: Decimal, at: float) -> None:
+        """Record the provider's own cost figure. A later one replaces it, also after the receipt."""
+        self._write("INSERT OR REPLACE INTO bills (mark, usd, at) VALUES (?, ?, ?)", [mark, str(usd), at])
+
+    def close_unborn(self, mark: str, at: float) -> None:
+        """Close the line of a launch that died before its create call: no provider was asked, so nothing exists."""
+        columns = {
+            "destroyed_at": at,
+            "state": "gone",
+            "billing": "no",
+            "note": "its launch died before the create call",
+        }
+        self._set("lines", columns, f"mark = ? AND created_at IS NULL AND {_IS_OPEN}", mark)
+
+    def set_run(self, run_id: str, *, only_live: bool = False, unless_stopped: bool = False, **columns: Any) -> None:
+        """Set columns of a run.
+
+        With `only_live`, a run that has ended meanwhile stays unchanged: another client may have destroyed it. With
+        `unless_stopped`, only a stopped run stays unchanged; one that a status check marked as failed does not.
+        """
+        live = ", ".join(f"'{state}'" for state in LIVE_STATES)
+        where = "id = ?" + (f" AND state IN ({live})" if only_live else "")
+        where += " AND state != 'stopped'" if unless_stopped else ""
+        self._set("runs", columns, where, run_id)
+
+    def set_clock(self, before: str, now: str, step_s: float, *, until: float) -> None:
+        """Store a new clock anchor (clock.py) and shift the open lines created before `until` by `step_s`.
+
+        One transaction, and only if `before` is still the anchor: of two processes that notice a step, one shifts the
+        lines.
+        """
+        is_last = "COALESCE((SELECT value FROM meta WHERE key = 'clock'), '') = ?"
+        self._execute(
+            (
+                "UPDATE lines SET created_at = created_at + ?, destroy_asked_at = destroy_asked_at + ?"
+                f" WHERE destroyed_at IS NULL AND created_at <= ? AND {is_last}",
+                [step_s, step_s, until, before],
+            ),
+            (f"INSERT OR REPLACE INTO meta (key, value) SELECT 'clock', ? WHERE {is_last}", [now, before]),
+        )
+
+    # --- reading ---
+
+    def clock(self) -> str:
+        """Return the anchor stored by `set_clock`; "" if there is none."""
+        rows = self._execute(("SELECT value FROM meta WHERE key = 'clock'", []))
+        return str(rows[0]["value"]) if rows else ""
+
+    def runs(self) -> list[RunRow]:
+        """Return all runs, newest first.
+
+        In order of insertion: after a clock was set back, sorting by time would put new runs behind older ones.
+        """
+        return self._runs("")
+
+    def run(self, run_id: str) -> RunRow | None:
+        return next(iter(self._runs("WHERE id = ?", [run_id])), None)
+
+    def run_ids(self) -> set[str]:
+        return {row["id"] for row in self._execute(("SELECT id FROM runs", []))}
+
+    def live_runs(self) -> list[RunRow]:
+        """Return the live runs, newest first."""
+        return self._runs(f"WHERE {_IS_LIVE}")
+
+    def recorded_runs(self, since: float) -> list[RunRow]:
+        """Return the runs that are live or ended after `since`, newest first."""
+        return self._runs(f"WHERE {_IS_LIVE} OR ended_at > ?", [since])
+
+    def unfinished_runs(self, last: int = 0) -> list[RunRow]:
+        """Return every run that is live, has an open line or may resume, plus the `last` newest of all; newest first.
+
+        It includes whatever may be billing, however small `last` is.
+        """
+        newest = f"SELECT rowid FROM runs {_NEWEST_FIRST} LIMIT ?"
+        reasons = " OR ".join(["substr(reason, 1, ?) = ?"] * len(_MAY_GO_ON))
+        params = [value for reason in _MAY_GO_ON for value in (len(reason), reason)]
+        open_ = f"SELECT run_id FROM lines WHERE {_IS_OPEN}"
+        where = f"WHERE {_IS_LIVE} OR id IN ({open_}) OR {reasons} OR rowid IN ({newest})"
+        return self._runs(where, [*params, max(0, last)])
+
+    def _runs(self, where: str, params: Sequence[Any] = ()) -> list[RunRow]:
+        names = _RUN_COLUMNS
+        rows = self._execute((f"SELECT {', '.join(names)} FROM runs {where} {_NEWEST_FIRST}", params))
+        found = [RunRow(**read_run(row, self._world.now())) for row in rows]
+        for run in found:
+            self._note_damage(f"run {run.id or '?'}", run.damaged)
+        return found
+
+    def runs_called(self, word: str) -> list[RunRow]:
+        """Return the runs with this id or name, newest first."""
+        return self._runs("WHERE id = ? OR name = ?", [word, word])
+
+    def called(self, word: str) -> list[RunRow]:
+        """Return the runs with this id or name: live and possibly billing ones first, then the newest first.
+
+        A run with this id comes before runs with this name.
+        """
+        found = self.runs_called(word)
+        billing = self.billing_runs() if len(found) > 1 else set()
+        return sorted(found, key=lambda run: (run.id != word, not run.is_live and run.id not in billing))
+
+    def billing_runs(self) -> set[str]:
+        """Return the ids of runs with an instance that may be billing."""
+        sql = f"SELECT run_id FROM lines WHERE created_at IS NOT NULL AND {_IS_OPEN}"
+        return {row["run_id"] for row in self._execute((sql, []))}
+
+    def find(self, name: str | None) -> RunRow:
+        """Return the run with this id or name (see `called`), or the newest run if `name` is None.
+
+        Raises UsageError if there is none.
+        """
+        runs = self.runs()
+        found = runs if name is None else self.called(name)
+        if found:
+            return found[0]
+        names = list(dict.fromkeys(run.name for run in runs))
+        near = difflib.get_close_matches(name or "", names, n=1)
+        known = f"{', '.join(names[:20])}." + (f" Did you mean {near[0]}?" if near else "")
+        if not runs:
+            fix = f"See what one costs and how to start: homing plan {name or ''}"
+            raise UsageError(what="No runs yet.", fix=fix.rstrip())
+        raise UsageError(what=f"Unknown run: {name!r}.", why=f"Known: {known}", fix="homing runs")
+
+    def lines(self, run_id: str | None = None) -> list[LedgerLine]:
+        """Return all lines, oldest first; with a run id, its attempts in order."""
+        if run_id is not None:
+            return self._lines(f"WHERE run_id = ? {_BY_ATTEMPT}", [run_id])
+        return self._lines(_OLDEST_FIRST)
+
+    def lines_of(self, run_ids: Iterable[str]) -> dict[str, list[LedgerLine]]:
+        """Return each run's attempts in order, in one query; an empty list for a run without any."""
+        found: dict[str, list[LedgerLine]] = {run_id: [] for run_id in run_ids}
+        for line in self._lines(f"WHERE run_id IN ({_GIVEN}) {_BY_ATTEMPT}", [json.dumps(list(found))]):
+            found[line.run_id].append(line)
+        return found
+
+    def open_lines(self) -> list[LedgerLine]:
+        """Return the lines not yet shown gone, oldest first: what may bill, and launches before their create call."""
+        return self._lines(f"WHERE {_IS_OPEN} {_OLDEST_FIRST}")
+
+    def num_lines(self) -> int:
+        """Return how many lines were ever written, for `lines_marked`."""
+        return int(self._execute(("SELECT COALESCE(MAX(rowid), 0) AS number FROM lines", []))[0]["number"])
+
+    def lines_marked(self, marks: Iterable[str], *, of_first: int | None = None) -> dict[str, LedgerLine]:
+        """Return lines by mark, open or closed, without the unknown marks.
+
+        `of_first` restricts the search to the lines that existed when `num_lines` returned that number.
+        """
+        params: list[str | int] = [json.dumps(sorted(set(marks)))]
+        how = f"WHERE mark IN ({_GIVEN})"
+        if of_first is not None:
+            how, params = f"{how} AND rowid <= ?", [*params, of_first]
+        return {line.mark: line for line in self._lines(f"{how} {_OLDEST_FIRST}", params)}
+
+    def lines_of_others(self, prefix: str) -> list[LedgerLine]:
+        """Return the adopted lines: those without this home's mark `prefix`."""
+        return self._lines(f"WHERE substr(mark, 1, ?) != ? {_OLDEST_FIRST}", [len(prefix), prefix])
+
+    def last_lines(self, last: int, run_name: str | None = None) -> list[LedgerLine]:
+        """Return every open line plus the `last` newest of all, oldest first; `run_name` filters by run."""
+        where, params = ("1", []) if run_name is None else ("run_name = ?", [run_name])
+        newest = f"SELECT rowid FROM lines WHERE {where} ORDER BY intent_at DESC, rowid DESC LIMIT ?"
+        shown = f"WHERE {where} AND ({_IS_OPEN} OR rowid IN ({newest})) {_OLDEST_FIRST}"
+        return self._lines(shown, [*params, *params, max(0, last)])
+
+    def providers(self, prefix: str) -> set[str]:
+        """Return the providers of the lines with this prefix in their mark."""
+        sql = "SELECT DISTINCT provider FROM lines WHERE substr(mark, 1, ?) = ?"
+        return {row["provider"] for row in self._execute((sql, [len(prefix), prefix]))}
+
+    def receipts(self, run_name: str | None = None) -> Receipts:
+        """Return the total cost of all closed lines, without reading them one by one."""
+        where, params = ("1", []) if run_name is None else ("run_name = ?", [run_name])
+        where += f" AND (NOT {_IS_OPEN} OR created_at IS NULL)"
+        amounts = self._execute(
+            (f"SELECT spend_usd, COUNT(*) AS number FROM lines WHERE {where} GROUP BY spend_usd", params)
+        )
+        at_most = f"SELECT 1 FROM lines WHERE {where} AND NOT {_IS_OPEN} AND substr(note, 1, ?) = ? LIMIT 1"
+        is_at_most = bool(self._execute((at_most, [*params, len(AT_MOST), AT_MOST])))
+        found: dict[str, int] = {}
+        for row in amounts:  # an unreadable amount counts as zero; `_lines` reports the row
+            usd = usd_in(row["spend_usd"]) or "0"
+            found[usd] = found.get(usd, 0) + row["number"]
+        return Receipts(found, is_at_most)
+
+    def _lines(self, how: str, params: Sequence[Any] = ()) -> list[LedgerLine]:
+        found = [LedgerLine(**read_line(row, self._world.now())) for row in self._execute((f"{_LINES} {how}", params))]
+        for line in found:
+            self._note_damage(f"instance {line.mark or line.instance_id or '?'}", line.damaged)
+        return found
+
+    def damage(self) -> list[str]:
+        """Return one sentence per row found damaged since the last call."""
+        found, self._damage = list(self._damage.values()), {}
+        return found
+
+    def _note_damage(self, owner: str, columns: tuple[str, ...]) -> None:
+        if columns:
+            named = ", ".join(columns)
+            self._damage[owner] = f"The ledger's row of {owner} is damaged ({named}): its cost may not be counted."
+
+    def adopted(self) -> dict[str, Adopted]:
+        rows = self._execute(("SELECT mark, owner, host, home FROM adopted", []))
+        return {str(row["mark"]): Adopted(**{name: str(value) for name, value in row.items()}) for row in rows}
+
+    def bills(self, marks: Iterable[str] | None = None) -> dict[str, Decimal]:
+        """Return the dollars that providers report, by mark; with `marks`, only for those."""
+        where, params = ("", []) if marks is None else (f" WHERE mark IN ({_GIVEN})", [json.dumps(list(marks))])
+        rows = self._execute((f"SELECT mark, usd FROM bills{where}", params))
+        return {str(row["mark"]): Decimal(usd) for row in rows if (usd := usd_in(row["usd"])) is not None}
+
+    def ask_destroy(self, mark: str, now: float) -> None:
+        """Record a destroy request. The earliest time wins, which also covers a clock that was set back."""
+        since = "MIN(COALESCE(destroy_asked_at, ?), ?)"
+        sql = f"UPDATE lines SET destroy_asked_at = {since} WHERE mark = ? AND {_IS_OPEN}"
+        self._execute((sql, [now, now, mark]))
+
+    def destroy_asked_at(self, mark: str) -> float | None:
+        rows = self._execute(("SELECT destroy_asked_at FROM lines WHERE mark = ?", [mark]))
+        return seconds_in(rows[0]["destroy_asked_at"], self._world.now()) if rows else None
+
+    def is_destroy_asked(self, mark: str) -> bool:
+        """Return whether this home requested the destroy, as opposed to the instance or the provider ending it."""
+        return self.destroy_asked_at(mark) is not None
+
+    def account(self, mark: str) -> str | None:
+        """Return the current account of a line: a person may have vouched for another key since the line was read."""
+        rows = self._execute(("SELECT account FROM lines WHERE mark = ?", [mark]))
+        return rows[0]["account"] if rows else None
+
+    def unconfirmed(self) -> list[LedgerLine]:
+        """Return the lines with a destroy request that no provider has shown gone yet."""
+        return self._lines(f"WHERE destroy_asked_at IS NOT NULL AND {_IS_OPEN} ORDER BY intent_at")
+
+    # --- helpers ---
+
+    def _name_taken(self, name: str) -> UsageError:
+        live = next((run for run in self.live_runs() if run.name == name), None)
+        which = live.id if live else name
+        return UsageError(
+            what=f"A run named {name} is already live: {which}.",
+            why="Two runs with the same name would overwrite each other's model.",
+            fix=f"homing watch {which}   or end it: homing stop {which}, homing destroy {which}"
+            "   or use another name: --name OTHER",
+        )
+
+    def _set(self, table: str, columns: dict[str, Any], where: str, key: str, *, must_last: bool = False) -> None:
+        """Write only columns that differ: repeating a status check with the same result does not touch the disk."""
+        assert columns, "nothing to set"
+        sets = ", ".join(f"{name} = ?" for name in columns)
+        statement = (f"UPDATE {table} SET {sets} WHERE {where}", [*columns.values(), key])
+        if self._gathered is not None and not must_last:  # the row itself may be among the pending writes
+            self._gathered.append(statement)
+            return
+        rows = self._execute((f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", [key]))
+        changed = {name for row in rows for name, value in columns.items() if row[name] != value}
+        if changed:
+            self._execute(statement, must_last=must_last, is_kept=not changed <= _NOT_KEPT)
+
+    def _write(self, sql: str, params: Sequence[Any], *, is_kept: bool = False) -> None:
+        if self._gathered is None:
+            self._execute((sql, params), is_kept=is_kept)
+        else:
+            self._gathered.append((sql, params))
+
+    def _execute(
+        self, *statements: tuple[str, Sequence[Any]], must_last: bool = False, is_kept: bool = False
+    ) -> list[dict[str, Any]]:
+        try:
+            return self.file.execute(statements, must_last=must_last, is_kept=is_kept)
+        except OSError as exc:
+            raise IntegrityError(
+                what=f"Cannot use the ledger {self._path}.",
+                why=f"{type(exc).__name__}: {exc}",
+                fix="Check disk space and permissions. These commands work without it:"
+                " homing runs, homing destroy --all",
+            ) from exc
+
+    def _run_on(
+        self, database: Database, statements: Sequence[tuple[str, Sequence[Any]]], is_new: bool
+    ) -> list[dict[str, Any]]:
+        """Run statements on the file or on a copy in memory, creating missing tables.
+
+        `is_new`: the file may be created.
+        """
+        is_copy = isinstance(database, MemoryDatabase)
+        if is_new or not self._is_ready:
+            if is_new and not is_copy:
+                self._world.mkdir(self._path.parent)
+            rows = self._schema(database, is_new)
+            if int(rows[0]["value"]) > SCHEMA_VERSION:
+                raise UsageError(
+                    what=f"{self._path} was written by a newer homing.",
+                    why=f"Its schema version is {rows[0]['value']}; this homing supports {SCHEMA_VERSION}.",
+                    fix=pip_upgrade(),
+                )
+            self._is_ready = not is_copy
+        return database.execute(*statements)
+
+    def _schema(self, database: Database, is_new: bool) -> list[dict[str, Any]]:
+        """Return the schema version. Only read what exists; create what is missing."""
+        try:
+            rows = database.execute((_SCHEMA, ()))
+            if rows and rows[0]["num_tables"] == len(_TABLES):
+                return rows
+        except FileNotFoundError:
+            if not is_new:
+                raise  # removed a moment ago: an empty file in its place would hide the backup
+        except OSError:
+            pass  # no such table; anything worse fails in the write below
+        made = ("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
+        return database.execute(*((sql, ()) for sql in _TABLES), made, (_SCHEMA, ()))

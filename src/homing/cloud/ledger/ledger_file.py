@@ -1,0 +1,236 @@
+"""The ledger's database file: open, back up, restore, and read from a copy in memory where it cannot be written.
+
+    $HOMING_HOME/ledger.sqlite          the ledger
+    $HOMING_HOME/backup/ledger.sqlite   a copy, written after each change of what exists and what it may cost
+
+    missing, or empty        restored from the backup
+    damaged                  renamed, then restored from the backup
+    read-only, disk full     reads continue; findings of a command stay in the memory of its process, and the next
+                             command collects them again. Writes that must be durable (an intent, a receipt) fail.
+
+Every such action is reported once, through `tell`. With neither ledger nor backup the ledger is empty, and lost.py
+searches for the runs that it no longer knows.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from homing.world import Database, DatabaseDamaged, World, reads_only
+
+__all__ = ["LedgerFile"]
+
+_FOLDER = "backup"  # a folder, so that `rm ledger.sqlite*` does not remove it
+_SOUND = ("SELECT * FROM pragma_quick_check(1)", ())
+_TABLE = ("SELECT name FROM sqlite_master LIMIT 1", ())
+
+Statements = Sequence[tuple[str, Sequence[Any]]]
+
+
+class LedgerFile:
+    """The ledger file and its backup.
+
+    `run` executes statements on a database and creates missing tables; it creates the file only if its last argument is
+    true.
+    """
+
+    def __init__(
+        self, path: Path, world: World, run: Callable[[Database, Statements, bool], list[dict[str, Any]]]
+    ) -> None:
+        self.path, self.backup = path, path.parent / _FOLDER / path.name
+        self.tell: Callable[[str], None] = lambda text: None
+        self._world, self._run = world, run
+        self._is_checked = False
+        self._copy: Database | None = None  # used while the file cannot be read or written
+        self.said: list[str] = []  # actions that were needed to read it, one sentence each
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a ledger or its backup exists; the first read restores it from the backup."""
+        return self._world.exists(self.path) or self._world.exists(self.backup)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this process works on a copy in memory."""
+        return self._copy is not None
+
+    def look_again(self) -> None:
+        """Drop the copy: the file may have changed, or may be usable again."""
+        self._copy, self._is_checked = None, False
+
+    def execute(self, statements: Statements, *, must_last: bool, is_kept: bool) -> list[dict[str, Any]]:
+        """Run the statements.
+
+        `must_last`: raise if they cannot be written to the file. `is_kept`: update the backup.
+        """
+        is_read = reads_only(statements)
+        is_new = self._check(is_read)
+        if self._copy is not None and is_read:
+            return self._run(self._copy, statements, True)
+        try:
+            rows = self._run_on_file(statements, is_new)
+        except OSError as exc:
+            if must_last and not is_read:
+                raise
+            return self._run_on_copy(statements, exc)
+        if not is_read:
+            self._copy = None
+            if is_kept:
+                self.back_up()
+        return rows
+
+    # --- the file ---
+
+    def _check(self, is_read: bool) -> bool:
+        """Restore a missing file and check its integrity: once, and again if it was removed since.
+
+        Return True if a new file may be created: there is none, and no usable backup.
+        """
+        is_there, is_new = self._world.exists(self.path), False
+        if not is_there and (self._copy is None or not is_read):
+            is_new = not self._world.exists(self.backup) or self._restore(f"The ledger {self.path} was missing.")
+        elif is_there and not self._is_checked:
+            try:
+                said = [str(value) for row in self._database().execute(_SOUND) for value in row.values()]
+                if said != ["ok"]:
+                    raise DatabaseDamaged(f"{self.path}: {said[0] if said else 'no answer'}")
+                # Its creator died at once, or someone truncated it: used like this, the empty ledger would replace the
+                # backup.
+                if not self._database().execute(_TABLE):
+                    is_new = not self._world.exists(self.backup) or self._restore(
+                        f"The ledger {self.path} was empty.", is_replacing=True
+                    )
+            except DatabaseDamaged as exc:
+                is_new = self._repair(exc)
+            except OSError:
+                pass  # the actual read or write reports the reason
+        self._is_checked = True
+        return is_new
+
+    def _run_on_file(self, statements: Statements, is_new: bool) -> list[dict[str, Any]]:
+        try:
+            return self._run(self._database(), statements, is_new)
+        except DatabaseDamaged as exc:
+            is_new = self._repair(exc)
+            if self._copy is not None:  # the backup could not be restored to disk
+                raise
+        except FileNotFoundError:  # removed since the check, or could not be restored
+            is_new = self._check(is_read=False)
+            if self._copy is not None:
+                raise
+        return self._run(self._database(), statements, is_new)
+
+    def _database(self) -> Database:
+        return self._world.database(self.path)
+
+    # --- a copy in memory ---
+
+    def _run_on_copy(self, statements: Statements, exc: OSError) -> list[dict[str, Any]]:
+        copy = self._copy or self._read_copy(exc)
+        rows = self._run(copy, statements, True)  # a statement that the file refused for another reason fails here too
+        self._copy = copy
+        self._say(
+            f"The ledger {self.path} cannot be {'read directly' if reads_only(statements) else 'written'}: {exc}."
+            " This command works on a copy in memory, and its changes are not saved. Nothing can be launched until"
+            " this is fixed: check disk space and permissions."
+        )
+        return rows
+
+    def _read_copy(self, exc: OSError) -> Database:
+        try:
+            return self._world.memory_database(self._database().image())
+        except FileNotFoundError:  # the home cannot be written, and nothing was ever written there
+            if self._world.exists(self.path.parent) and not self._world.is_dir(self.path.parent):
+                raise exc from None  # no home at all
+            return self._world.memory_database()
+        except OSError:
+            image = self._backup_image()
+            if image is None:
+                raise exc from None
+            self._say(f"The ledger {self.path} cannot be read: {exc}. Its backup {self.backup} is read instead.")
+            return self._world.memory_database(image)
+
+    # --- the backup ---
+
+    def back_up(self) -> None:
+        if self._copy is not None:  # what is not in the file is not backed up
+            return
+        try:
+            self._world.mkdir(self.backup.parent)
+            self._world.write(self.backup, self._database().image(), mode=0o600)
+        except OSError as exc:  # the ledger itself holds the data
+            self._say(f"Could not write the ledger's backup, {self.backup}: {exc}")
+
+    def _backup_image(self) -> bytes | None:
+        """Return the backup's bytes; None if there is no usable backup."""
+        try:
+            image = self._world.read(self.backup)
+            said = self._world.memory_database(image).execute(_SOUND) if image else []
+        except OSError:
+            return None
+        return image if [str(value) for row in said for value in row.values()] == ["ok"] else None
+
+    def _repair(self, exc: DatabaseDamaged) -> bool:
+        """Rename the damaged file and restore the backup.
+
+        Return True if there is none, so that a new ledger is created.
+        """
+        damaged_copy = self.path.with_name(
+            f"{self.path.stem}-damaged-{self._moment(self._world.now())}{self.path.suffix}"
+        )
+        image = self._backup_image()
+        try:
+            if image is None:
+                self._world.rename(self.path, damaged_copy)
+                self._forget_log()
+            else:
+                self._world.copy(self.path, damaged_copy)
+                self._database().restore(image, is_replacing=True)  # atomic: no process finds it missing
+        except OSError as why:
+            self._copy = self._world.memory_database(image or b"")
+            with_what = f"Its backup {self.backup} is read instead" if image else "There is no backup of it"
+            self._say(f"{exc}: the ledger is damaged. {with_what}; nothing could be repaired: {why}")
+            return False
+        said = f"The ledger was damaged ({exc}); it is kept as {damaged_copy}."
+        self._say(f"{said} {self._restored() if image else self._without_backup()}")
+        return image is None
+
+    def _restore(self, said: str, *, is_replacing: bool = False) -> bool:
+        """Restore the backup. Return True if it is unusable, so that a new ledger may be created."""
+        image = self._backup_image()
+        if image is None:
+            self._say(f"{said} Its backup {self.backup} is damaged too. {self._without_backup()}")
+            return True
+        try:
+            self._database().restore(image, is_replacing=is_replacing)
+        except FileExistsError:
+            return False  # another process was first
+        except OSError as exc:
+            self._copy = self._copy or self._world.memory_database(image)
+            self._say(f"{said} Its backup {self.backup} is read instead; it could not be restored: {exc}")
+            return False
+        self._say(f"{said} {self._restored()}")
+        return False
+
+    def _restored(self) -> str:
+        at = self._moment(self._world.modified_at(self.backup))
+        return f"It was restored from its backup of {at}. Compare it with your providers: homing runs"
+
+    def _without_backup(self) -> str:
+        return "There is no backup. `homing runs` finds billing instances by their mark."
+
+    def _forget_log(self) -> None:
+        """Remove the WAL files: SQLite would replay the old file's log into the next one."""
+        for suffix in ("-wal", "-shm"):
+            self._world.remove(self.path.with_name(self.path.name + suffix))
+
+    def _moment(self, at: float) -> str:
+        return f"{datetime.datetime.fromtimestamp(at, tz=datetime.UTC):%Y%m%d-%H%M%S}Z"
+
+    def _say(self, text: str) -> None:
+        if text not in self.said:
+            self.said.append(text)
+            self.tell(text)

@@ -1,0 +1,164 @@
+"""Spend so far, and the worst case.
+
+    ours      rate x time, from the create call until the provider shows it gone
+    theirs    the provider's own figure, if it has one
+    the meter shows the larger, over all attempts of a run
+
+Exact Decimal inside; rounded up only for display, so that no one reads less than they pay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+
+from homing.cloud.ledger.ledger import LedgerLine
+from homing.units import format_usd
+from homing.wire.guard_order import allowed_s, reserve_s
+
+__all__ = [
+    "AT_MOST_WORDS",
+    "MARGIN_S",
+    "MARGIN_WORDS",
+    "Bill",
+    "as_limit",
+    "at_most",
+    "billing_lines",
+    "compare",
+    "cost",
+    "is_charged",
+    "line_spend",
+    "moment",
+    "show_spend",
+    "show_usd",
+    "total_spend",
+    "worst_case",
+]
+
+# Their rate is made up, so that a run can be tried end to end; no one sends a bill.
+FREE_PROVIDERS = frozenset({"local"})
+
+# From the agent's decision to end until billing has ended: the last push, the call, its retries. Also how far our
+# figure may exceed the provider's: from our create call to the start time that the provider records.
+MARGIN_S = 180.0
+MARGIN_WORDS = (
+    "Our figure counts from the create call, so it may exceed the provider's by up to"
+    f" {MARGIN_S:g} s of each instance's rate. It is below only by less"
+    " than the cent a provider rounds to."
+)
+AT_MOST_WORDS = (
+    "At most: neither homing nor its provider knows when it ended, or whether it was created at all. This is the"
+    " most it can have cost, and it counts against its limit; the provider's page shows what was billed."
+)
+_CENT = Decimal("0.01")
+
+
+def is_charged(line: LedgerLine) -> bool:
+    """Return whether anyone charges for it; false for a process on this computer."""
+    return line.provider not in FREE_PROVIDERS
+
+
+def cost(rate_usd_per_hour: Decimal, seconds: float) -> Decimal:
+    return rate_usd_per_hour * Decimal(str(max(0.0, seconds))) / 3600
+
+
+def line_spend(line: LedgerLine, now: float) -> Decimal:
+    """Return the spend of one instance. A closed line is a receipt; an open one keeps running."""
+    written = Decimal(line.spend_usd)
+    if line.destroyed_at is not None or line.created_at is None:
+        return written
+    return max(written, cost(Decimal(line.rate_usd_per_hour), now - line.created_at))
+
+
+@dataclass(frozen=True)
+class Bill:
+    """One instance by both counts. `ours` starts at the create call, so it may be slightly above the provider's."""
+
+    mark: str
+    ours_usd: Decimal
+    theirs_usd: Decimal
+    margin_usd: Decimal
+
+    @property
+    def difference_usd(self) -> Decimal:
+        return self.ours_usd - self.theirs_usd
+
+    @property
+    def is_within_margin(self) -> bool:
+        """Whether ours exceeds theirs by at most the margin, or falls short by less than a cent (providers round)."""
+        return -_CENT < self.difference_usd <= self.margin_usd
+
+
+def compare(line: LedgerLine, bills: Mapping[str, Decimal], now: float) -> Bill | None:
+    """Compare both counts; None if the provider reports none, or nothing was created."""
+    if line.mark not in bills or line.created_at is None:
+        return None
+    rate, until = Decimal(line.rate_usd_per_hour), line.destroyed_at if line.destroyed_at is not None else now
+    return Bill(line.mark, cost(rate, until - line.created_at), bills[line.mark], cost(rate, MARGIN_S))
+
+
+def total_spend(lines: Iterable[LedgerLine], now: float) -> Decimal:
+    return sum((line_spend(line, now) for line in lines), Decimal(0))
+
+
+def moment(
+    share: float,
+    lines: Sequence[LedgerLine],
+    limit_usd: Decimal | None,
+    time_limit_s: float,
+    now: float,
+    storage_usd_per_hour: Decimal = Decimal(0),
+) -> float:
+    """Return when (Unix seconds) the guard with this share of wire/guard_order.py must act; infinite for never.
+
+    Closed lines count at their receipts; each open one accrues at its rate, from the larger of both figures.
+    """
+    running = [line for line in lines if line.destroyed_at is None and line.created_at is not None]
+    rate = sum((Decimal(line.rate_usd_per_hour) for line in running), storage_usd_per_hour)
+    moments = [math.inf]
+    for line in running:
+        others = total_spend((each for each in lines if each is not line), now)
+        allowed = allowed_s(Decimal(line.rate_usd_per_hour), limit_usd, others, time_limit_s)
+        kept_s = reserve_s(share, allowed) if math.isfinite(allowed) else 0.0
+        if limit_usd is not None and rate > 0:
+            left = limit_usd - others - line_spend(line, now)
+            moments.append(now + float(left / rate * 3600) - kept_s)
+        if time_limit_s > 0 and line.created_at is not None:
+            moments.append(line.created_at + time_limit_s - kept_s)
+    return min(moments)
+
+
+def worst_case(
+    rate_usd_per_hour: Decimal, spend_limit_usd: Decimal, time_limit_s: float, spent_before_usd: Decimal = Decimal(0)
+) -> Decimal:
+    """Return the most a launch can cost while one guard is alive: the agent lands inside the nearer limit."""
+    if time_limit_s <= 0:
+        return spend_limit_usd
+    return min(spend_limit_usd, spent_before_usd + cost(rate_usd_per_hour, time_limit_s + MARGIN_S))
+
+
+def show_usd(amount: Decimal) -> str:
+    """Format dollars for display: four decimals below a dollar, always rounded up."""
+    return format_usd(amount)
+
+
+def at_most(*lines: LedgerLine) -> str:
+    """Return the prefix for these lines' dollars: "at most " if they include an upper bound."""
+    return "at most " if any(line.is_at_most for line in lines) else ""
+
+
+def show_spend(amount: Decimal, limit: Decimal | None) -> str:
+    """Format spend and limit, as in `$1.83 of $12.00`."""
+    return show_usd(amount) if limit is None else f"{show_usd(amount)} of {show_usd(limit)}"
+
+
+def as_limit(amount: Decimal) -> str:
+    """Format an amount to be typed as a limit: whole cents, rounded up."""
+    return str(amount.quantize(_CENT, rounding=ROUND_CEILING))
+
+
+def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
+    """The lines that may cost money: a create call was begun, and no provider has shown the instance gone."""
+    return [line for line in lines if line.destroyed_at is None and line.created_at is not None]

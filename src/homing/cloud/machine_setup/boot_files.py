@@ -1,0 +1,255 @@
+"""Everything an instance needs to start, as data: the agent's zip, the inputs in the store by hash, and boot.json.
+
+    build_agent_zip    agent + wire + world -> one file that bare Python 3.8 can start; reproducible bytes
+    prepare_inputs     tokenizer, shards, run.json, run.yaml -> objects/<sha256>; skips what is already there, and
+                       files that the instance fetches from the Hub itself
+    make_boot          all instructions for the agent, without any secret
+
+The instance's work folder then holds agent.zip, boot.json, run/ (the run directory) and data/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+
+import homing
+from homing.cloud.artifacts.hub_weights import is_from_hub, url_of
+from homing.cloud.artifacts.objects import object_key, push_object
+from homing.cloud.launch.inputs import BESIDE_TOKENIZER, DATA_DIR, relocated
+from homing.cloud.run_commands import Words
+from homing.errors import DataError, IntegrityError, StoreError
+from homing.store.base import Store
+from homing.wire import codec, file_names
+from homing.wire.boot_json import Boot, EndBilling, Input
+from homing.wire.run_json import Run, RunInput
+from homing.wire.shard_manifest import DataManifest
+from homing.world import PathLike, World
+
+__all__ = ["AGENT_ZIP", "agent_argv", "build_agent_zip", "make_boot", "prepare_inputs", "sync_argv", "trainer_argv"]
+
+AGENT_ZIP = "agent.zip"
+RUN_DIR = "run"
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold: the same source gives the same bytes
+# Exactly what the agent imports: it must stay readable in one sitting, and a test counts the lines.
+_ZIP_WIRE = ("agent_orders", "boot_clock", "codec", "control_files", "event_lines", "guard_order", "instance_names")
+_ZIP_PARTS = ("instance/agent", *(f"wire/{name}.py" for name in _ZIP_WIRE), "world/machine.py")
+_ZIP_MAIN = "from homing.instance.agent.__main__ import main\n\nraise SystemExit(main())\n"
+
+
+def build_agent_zip(path: PathLike, world: World) -> str:
+    """Write the zip that `python3 -I agent.zip boot.json` starts. Return its sha256."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in _agent_files(world):
+            info = zipfile.ZipInfo(name, date_time=_ZIP_TIME)
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, data)
+    world.write(path, buffer.getvalue())
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+def prepare_inputs(
+    run: Run,
+    data_dir: PathLike,
+    store: Store,
+    world: World,
+    *,
+    run_file_text: str = "",
+    words: Words | None = None,
+) -> list[Input]:
+    """Push what training needs to objects/<sha256>. Return where each file belongs on the instance.
+
+    `run` must have its id. On the instance the data folder is next to the run directory, so run.json says `../data`.
+    """
+    assert run.id, "inputs are prepared for a launched run, which has an id"
+    there = relocated(run)
+    documents = {f"{RUN_DIR}/{file_names.RUN}": codec.dumps(there, indent=1).encode()}
+    if run_file_text:
+        documents[f"{RUN_DIR}/{file_names.RUN_FILE}"] = run_file_text.encode()
+    files = list(_data_files(os.fspath(data_dir), run, store, world, words or Words(run.name)))
+    inputs = [_push_bytes(path, data, store) for path, data in documents.items()]
+    return inputs + _push_files(files, store, world)
+
+
+def make_boot(
+    run: Run,
+    *,
+    mark: str,
+    attempt: int,
+    work_dir: PathLike,
+    inputs: Sequence[Input],
+    python: str,
+    end_billing: EndBilling,
+    started_at: float,
+    rate_usd_per_hour: Decimal,
+    spend_limit_usd: Decimal | None,
+    spent_before_usd: Decimal = Decimal(0),
+    heartbeat_s: float = 5.0,
+    stop_grace_s: float = 120.0,
+    env: Mapping[str, str] | None = None,
+) -> Boot:
+    """Return boot.json for one attempt. `python` is the interpreter on the instance that has homing and torch."""
+    return Boot(
+        run_id=run.id,
+        run_name=run.name,
+        mark=mark,
+        attempt=attempt,
+        work_dir=os.fspath(work_dir),
+        store=run.store,
+        inputs=list(inputs),
+        trainer_argv=trainer_argv(python, work_dir),
+        sync_argv=sync_argv(python, work_dir),
+        agent_argv=agent_argv(python, work_dir),
+        lookout_argv=[python, "-m", "homing.instance.monitor", os.path.join(os.fspath(work_dir), file_names.BOOT)],
+        end_billing=end_billing,
+        started_at=started_at,
+        rate_usd_per_hour=str(rate_usd_per_hour),
+        spent_before_usd=str(spent_before_usd),
+        spend_limit_usd=None if spend_limit_usd is None else str(spend_limit_usd),
+        time_limit_s=run.limits.time_s,
+        idle_limit_s=run.limits.idle_s,
+        unsaved_limit_s=run.limits.unsaved_s,
+        stall_factor=run.limits.stall_factor,
+        heartbeat_s=heartbeat_s,
+        stop_grace_s=stop_grace_s,
+        env=dict(env or {}),
+    )
+
+
+def agent_argv(python: str, work_dir: PathLike) -> list[str]:
+    """Return the instance's first command, which the dead-man also uses to restart a dead agent."""
+    return [
+        python,
+        "-I",
+        os.path.join(os.fspath(work_dir), AGENT_ZIP),
+        os.path.join(os.fspath(work_dir), file_names.BOOT),
+    ]
+
+
+def trainer_argv(python: str, work_dir: PathLike) -> list[str]:
+    return [python, "-m", "homing.lm.train", os.path.join(os.fspath(work_dir), RUN_DIR)]
+
+
+def sync_argv(python: str, work_dir: PathLike) -> list[str]:
+    """Return the sync command; the agent appends --fetch, --watch or --once."""
+    return [python, "-m", "homing.store.sync", "--boot", os.path.join(os.fspath(work_dir), file_names.BOOT)]
+
+
+def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of each file in the zip, sorted, so that folder order does not affect the hash."""
+    package = os.path.dirname(os.path.abspath(homing.__file__))
+    # homing/__init__.py is the public API at home and may import what an instance lacks, so the zip gets a stub. So do
+    # wire and world: their docstrings describe modules that stay at home.
+    yield "__main__.py", _ZIP_MAIN.encode()
+    yield "homing/__init__.py", f'__version__ = "{homing.__version__}"\n'.encode()
+    yield "homing/instance/__init__.py", b""
+    yield "homing/wire/__init__.py", b""
+    yield "homing/world/__init__.py", b""
+    for part in _ZIP_PARTS:
+        source = os.path.join(package, part)
+        found = world.walk(source) if world.is_dir(source) else [""]
+        for name in found:
+            if name == "" or name.endswith(".py"):
+                yield f"homing/{part}/{name}".rstrip("/"), world.read(os.path.join(source, name) if name else source)
+
+
+def _data_files(data_dir: str, run: Run, store: Store, world: World, words: Words) -> list[RunInput]:
+    """Return the files of the instance's data folder: prepared text, tokenizer and the run's other inputs.
+
+    A file that is not at home may be in the store by its hash, like the shards of an adopted run.
+    """
+    own = _own_files(data_dir, run, world, words)
+    files = [RunInput(name, os.path.join(data_dir, name), sha256) for name, sha256 in own]
+    files += [file for file in run.inputs if file.path not in {own.path for own in files}]
+    sent = [file for file in files if not is_from_hub(file)]
+    missing = [file.path for file in sent if not world.exists(file.source) and not _is_stored(file.sha256, store)]
+    if missing:
+        raise DataError(
+            what=f"Prepared files of {run.name} are missing.",
+            why=f"Not in {data_dir}, and not in the store: {', '.join(missing)}",
+            fix=words.to("prep"),
+        )
+    return files
+
+
+def _own_files(data_dir: str, run: Run, world: World, words: Words) -> Iterator[tuple[str, str]]:
+    """Yield name and sha256 of tokenizer and shards, after checking that the run was resolved against exactly these."""
+    for name in BESIDE_TOKENIZER:
+        if world.exists(os.path.join(data_dir, name)):
+            yield name, world.sha256(os.path.join(data_dir, name))
+    if not run.data.manifest_sha256 and run.data.tokenizer_sha256:
+        yield file_names.TOKENIZER, run.data.tokenizer_sha256  # each phase has its own data
+        return
+    manifest_path = os.path.join(data_dir, file_names.MANIFEST)
+    if not world.exists(manifest_path):
+        raise DataError(
+            what=f"{run.name} has no prepared data.",
+            why=f"{manifest_path} does not exist.",
+            fix=words.to("prep"),
+        )
+    text = world.read(manifest_path)
+    digest = hashlib.sha256(text).hexdigest()
+    if run.data.manifest_sha256 and digest != run.data.manifest_sha256:
+        raise DataError(
+            what=f"The data of {run.name} changed after the run was planned.",
+            why=f"{manifest_path} has sha256 {digest}, but the run was planned with {run.data.manifest_sha256}.",
+            fix=f"Plan again: {words.to('plan')}",
+        )
+    try:
+        manifest = codec.loads(DataManifest, text)
+    except codec.WireError as exc:
+        raise DataError(f"{manifest_path} cannot be read.", str(exc), words.to("prep")) from exc
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    yield from [(file_names.MANIFEST, digest), (file_names.TOKENIZER, manifest.tokenizer_sha256)]
+    yield from ((name, sha256) for shard in shards for name, _, sha256 in shard.files())
+
+
+def _push_bytes(path: str, data: bytes, store: Store) -> Input:
+    digest = push_object(store, data)
+    return Input(key=object_key(digest), path=path, num_bytes=len(data), sha256=digest)
+
+
+def _push_files(files: list[RunInput], store: Store, world: World) -> list[Input]:
+    """Push the files that the store lacks, in as few writes as possible: on the Hub each write is a commit."""
+    missing: dict[str, str] = {}
+    for file in files:
+        key = f"{file_names.STORE_OBJECTS}/{file.sha256}"
+        if not is_from_hub(file) and key not in missing and not store.exists(key):
+            _check_hash(file.source, file.sha256, world)
+            missing[key] = file.source
+    pairs = list(missing.items())
+    for start in range(0, len(pairs), store.batch_files):
+        store.put_many(pairs[start : start + store.batch_files])
+    return [_input(file, store, world) for file in files]
+
+
+def _check_hash(source: str, sha256: str, world: World) -> None:
+    """Check a file before pushing it: the key promises its content, and later pushes skip it by name."""
+    digest = world.sha256(source)
+    if digest != sha256:
+        raise IntegrityError(
+            what=f"{source} is not the file that its manifest describes.",
+            why=f"Its sha256 is {digest}, the manifest says {sha256}.",
+            fix="Delete it and prepare again: homing prep RUN",
+        )
+
+
+def _input(file: RunInput, store: Store, world: World) -> Input:
+    if is_from_hub(file):
+        url = url_of(file, world.environment())
+        return Input("", f"{DATA_DIR}/{file.path}", file.num_bytes, file.sha256, url=url)
+    key, is_here = f"{file_names.STORE_OBJECTS}/{file.sha256}", world.exists(file.source)
+    num_bytes = world.size(file.source) if is_here else next(e.num_bytes for e in store.list(key))
+    return Input(key=key, path=f"{DATA_DIR}/{file.path}", num_bytes=num_bytes, sha256=file.sha256)
+
+
+def _is_stored(sha256: str, store: Store) -> bool:
+    try:
+        return store.exists(f"{file_names.STORE_OBJECTS}/{sha256}")
+    except StoreError:
+        return False  # the store cannot be asked, so a file missing here counts as missing

@@ -1,0 +1,350 @@
+"""Measured training speeds, and a model fitted to them that predicts the speed of any GPU.
+
+    measured.json   built from benchmarks/results by benchmarks/make_measured.py; ships with the package. Besides
+                    speeds it holds how well each model family learned, to help choose one
+    measured        a row with the same shape, method and precision on the same GPU
+    modelled        seconds per token = products x FLOPs / peak + passes x bytes / bandwidth, with peak and bandwidth
+                    from the GPU's data sheet and the two factors fitted to all rows
+
+    an rl step      new tokens x (fixed time per layer + factor x weights and caches read / bandwidth + products), both
+                    fitted to measured sampling, plus the training of its rows
+
+Bytes are what a layer keeps per token (see config.memory), as a proxy for everything that its elementwise operations
+read and write. No prediction exceeds the GPU's peak. Knows nothing of offers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+from homing.config.estimate.flops import training_flops, with_rows_of
+from homing.config.estimate.memory import LORA_TARGETS, NF4, RECOMPUTED_OF, layer_bytes
+from homing.config.estimate.params import sizes as sizes_of
+from homing.config.estimate.rollouts import REACH, cache_bytes, num_rows, prompt_tokens, row_tokens, rows_at_a_time
+from homing.gpus import GPUS, Gpu
+from homing.wire import codec
+from homing.wire.run_json import Lora, Model, Phase, Rl, Run, Sizes
+
+__all__ = ["FILE", "LearnedRow", "SamplingRow", "StepRow", "Table", "find_row", "is_packed", "load_table", "rl_eval_s",
+           "rl_step_s", "tokens_per_s"]  # fmt: skip
+
+FILE = "measured.json"
+# Fraction of the peak in a whole step: large isolated matmuls reached 0.80 on an H200, and inside a step they share the
+# GPU. Rows of small models alone say little about matmuls, so they must not promise more than this for large ones.
+MOST_OF_PEAK = 0.70
+_FORWARD = 1 / 3  # of the cost of training a token
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """Training steps, as one benchmark measured them on one GPU."""
+
+    source: str  # the file in benchmarks/results, and which row of it if there are several
+    card: str
+    tokens_per_s: float
+    shape: Model
+    kind: str = "pretrain"  # the phase
+    precision: str = "bf16"
+    lora: Lora | None = None
+    is_nf4: bool = False  # qlora
+    recompute: str = "none"
+    is_packed: bool = False  # several documents per row, masked from each other
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """Sampling new tokens of many rows at once."""
+
+    source: str
+    card: str
+    seconds: float
+    shape: Model
+    rows: int
+    prompt: int  # tokens of the longest
+    num_new: int
+    is_captured: bool
+
+
+@dataclass(frozen=True)
+class LearnedRow:
+    """How well one recipe learned in a given time, averaged over its seeds."""
+
+    source: str
+    card: str
+    recipe: str  # `stock` or `swift` as homing trains them, a modified one, or a peer
+    seconds: float
+    text_tokens: int  # of its training text: another text gives another figure
+    bits_per_byte: float  # held out; mean of its seeds
+    num_seeds: int
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity, so that fits are cached per table
+class Table:
+    steps: tuple[StepRow, ...]
+    sampling: tuple[SamplingRow, ...]
+    learned: tuple[LearnedRow, ...] = ()
+
+    def without(self, source: str) -> Table:
+        """Return the table without rows from this source, to see what the others predict for it."""
+        return Table(
+            tuple(row for row in self.steps if not row.source.startswith(source)),
+            tuple(row for row in self.sampling if not row.source.startswith(source)),
+            tuple(row for row in self.learned if not row.source.startswith(source)),
+        )
+
+    def learned_by(self, one: str, other: str) -> tuple[LearnedRow, LearnedRow] | None:
+        """Return two recipes trained equally long on the same GPU and text, the longest such pair, or None."""
+        found = [
+            (row, match)
+            for row in self.learned
+            for match in self.learned
+            if (row.recipe, match.recipe) == (one, other) and _conditions(row) == _conditions(match)
+        ]
+        return max(found, key=lambda pair: (pair[0].seconds, pair[0].num_seeds), default=None)
+
+    def gains_of_fp8(self) -> list[tuple[StepRow, float]]:
+        """Return the FP8 rows with their speed-up over the same row in bf16, smallest model first."""
+        found = [
+            (row, row.tokens_per_s / match.tokens_per_s)
+            for row in self.steps
+            for match in self.steps
+            if row.precision == "fp8" and _in_bf16(row) == _in_bf16(match) and match.precision == "bf16"
+        ]
+        return sorted(found, key=lambda pair: sizes_of(pair[0].shape).num_matmul_params)
+
+    @property
+    def cards(self) -> list[str]:
+        return sorted({row.card for row in self.steps})
+
+
+@functools.cache
+def load_table() -> Table:
+    document: dict[str, Any] = json.loads(
+        resources.files("homing.cloud.plan").joinpath(FILE).read_text(encoding="utf-8")
+    )
+    assert document["schema"] == "homing.measured/1", FILE
+    return Table(
+        tuple(codec.load(StepRow, row) for row in document["steps"]),
+        tuple(codec.load(SamplingRow, row) for row in document["sampling"]),
+        tuple(codec.load(LearnedRow, row) for row in document["learned"]),
+    )
+
+
+def _conditions(row: LearnedRow) -> tuple[str, float, int]:
+    return row.card, row.seconds, row.text_tokens
+
+
+def _in_bf16(row: StepRow) -> StepRow:
+    """Return the conditions of a row without its speed."""
+    return replace(row, source="", tokens_per_s=0.0, precision="bf16")
+
+
+def find_row(table: Table, card: str, run: Run, phase: Phase) -> StepRow | None:
+    """Return the newest row that matches exactly; never for rl: its time depends on its sample lengths."""
+    precision = "bf16" if run.train.precision == "auto" else run.train.precision
+    adapters, is_nf4 = _adapters(phase.lora), phase.method == "qlora"
+    wanted = (card, _sizes_alone(run.model), precision, adapters, is_nf4, phase.recompute, is_packed(phase))
+    for row in reversed(table.steps):
+        adapters = _adapters(row.lora)
+        found = (row.card, _sizes_alone(row.shape), row.precision, adapters, row.is_nf4, row.recompute, row.is_packed)
+        if phase.rl is None and row.kind != "rl" and found == wanted:  # offload is added on top: see `speed`
+            return row
+    return None
+
+
+def _sizes_alone(model: Model) -> Model:
+    """Return the model without settings that change results but not time."""
+    return replace(model, rope_base=0.0, norm_eps=0.0, rope_scaling=None, max_context=0)
+
+
+def _adapters(lora: Lora | None) -> tuple[int, bool, bool, frozenset[str]] | None:
+    """Return the adapter settings that affect time."""
+    if lora is None:
+        return None
+    targets = frozenset(LORA_TARGETS if "all" in lora.targets else lora.targets)
+    return lora.rank, lora.is_dora, lora.dropout > 0, targets
+
+
+def is_packed(phase: Phase) -> bool:
+    """Return whether its rows hold conversations that are masked from each other."""
+    return phase.kind == "sft" or (phase.data is not None and phase.data.kind == "chat")
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def tokens_per_s(table: Table, gpu: Gpu, run: Run, phase: Phase) -> float:
+    """Return the modelled speed of one GPU. For rl: of the rows that are trained on."""
+    precision = _precision(run, gpu)
+    model, sizes = run.model, run.sizes
+    if phase.rl is not None:
+        model, sizes = with_rows_of(row_tokens(model, phase.rl), model, sizes)
+    work = _work(model, sizes, phase.lora, phase.recompute, precision)
+    return _rate(_fit(table), gpu, work, precision, is_packed=is_packed(phase))
+
+
+@dataclass(frozen=True)
+class _Work:
+    flops: float
+    num_bytes: float
+
+
+@dataclass(frozen=True)
+class _Fit:
+    products: float  # seconds of FLOPs per second that they would take at the peak
+    passes: float  # how often what a layer keeps is read or written
+    packed_s: float  # extra seconds per token with several documents per row; GPU-independent as far as we know
+    fp8: float  # speed-up over bf16
+
+
+def _work(model: Model, sizes: Sizes, lora: Lora | None, recompute: str, precision: str) -> _Work:
+    size = 4 if precision == "fp32" else 2
+    again = 1.0 + _FORWARD * RECOMPUTED_OF[recompute]
+    kept = layer_bytes(model, size, is_fp8=False, lora=lora)
+    return _Work(
+        flops=training_flops(model, sizes, lora, recompute),
+        num_bytes=again * model.num_layers * kept + size * model.vocab_size,
+    )
+
+
+def _rate(fit: _Fit, gpu: Gpu, work: _Work, precision: str, *, is_packed: bool) -> float:
+    peak = gpu.peak_flops("fp32" if precision == "fp32" else "bf16")
+    seconds = fit.products * work.flops / peak + fit.passes * work.num_bytes / (gpu.bandwidth_gb_s * 1e9)
+    seconds /= fit.fp8 if precision == "fp8" else 1.0
+    seconds += fit.packed_s if is_packed else 0.0
+    return min(1.0 / seconds, peak / work.flops)
+
+
+@functools.cache
+def _fit(table: Table) -> _Fit:
+    plain = [row for row in table.steps if row.precision == "bf16" and not row.is_packed]
+    assert plain, f"{FILE} has no row to learn from"
+    terms = []
+    for row in plain:
+        gpu, work = GPUS[row.card], _work_of(row)
+        of_products = row.tokens_per_s * work.flops / gpu.peak_flops("bf16")
+        terms.append((of_products, row.tokens_per_s * work.num_bytes / (gpu.bandwidth_gb_s * 1e9)))
+    products, passes = _two_factors(terms, least=1 / MOST_OF_PEAK)
+    fit = _Fit(products, passes, packed_s=0.0, fp8=1.0)
+    gains = [row.tokens_per_s / _predicted(fit, row) for row in table.steps if row.precision == "fp8"]
+    slower = [_slower_s(fit, row, plain) for row in table.steps if row.is_packed]
+    return _Fit(
+        products, passes, packed_s=max(0.0, statistics.median(slower)) if slower else 0.0,
+        fp8=max(1.0, statistics.median(gains)) if gains else 1.0,
+    )  # fmt: skip
+
+
+def _slower_s(fit: _Fit, packed: StepRow, plain: Sequence[StepRow]) -> float:
+    """Return the extra time per token of packed rows, against a measured row without packing or else a modelled one."""
+    same = [row for row in plain if replace(row, source="", tokens_per_s=0.0, kind="") == replace(
+        packed, source="", tokens_per_s=0.0, kind="", is_packed=False
+    )]  # fmt: skip
+    unpacked = same[-1].tokens_per_s if same else _predicted(fit, packed)
+    return 1 / packed.tokens_per_s - 1 / unpacked
+
+
+def _work_of(row: StepRow) -> _Work:
+    return _work(row.shape, sizes_of(row.shape), row.lora, row.recompute, row.precision)
+
+
+def _predicted(fit: _Fit, row: StepRow) -> float:
+    """Return the prediction in bf16 without packing."""
+    return _rate(fit, GPUS[row.card], _work_of(row), "bf16", is_packed=False)
+
+
+def _two_factors(terms: Sequence[tuple[float, float]], *, least: float) -> tuple[float, float]:
+    """Fit x and y so that u x + v y is nearest to 1 over all terms (least squares), with y >= 0 and x >= `least`."""
+    uu, uv, vv = (sum(a * b for a, b in pairs) for pairs in (
+        [(u, u) for u, _ in terms], terms, [(v, v) for _, v in terms]
+    ))  # fmt: skip
+    u_sum, v_sum = sum(u for u, _ in terms), sum(v for _, v in terms)
+    determinant = uu * vv - uv * uv
+    x = (u_sum * vv - v_sum * uv) / determinant if determinant > 1e-9 * uu * vv else least
+    x = max(least, x)
+    y = (v_sum - x * uv) / vv
+    return (x, y) if y >= 0.0 else (max(least, u_sum / uu), 0.0)
+
+
+def _precision(run: Run, gpu: Gpu) -> str:
+    if run.train.precision == "auto":
+        return "bf16" if gpu.has_bf16 else "fp32"
+    return run.train.precision
+
+
+# -- rl ----------------------------------------------------------------------------------------------------------------
+
+
+def rl_step_s(table: Table, gpu: Gpu, run: Run, phase: Phase, num_gpus: int = 1) -> float:
+    """Return the seconds of sampling, every sample at full length, and of training its rows. GPUs share the rows."""
+    rl = phase.rl
+    assert rl is not None
+    rows = num_rows(rl) / num_gpus
+    trained = rows * row_tokens(run.model, rl) / tokens_per_s(table, gpu, run, phase)
+    # With a KL penalty or several updates per rollout, each row also takes forward passes of the old and reference
+    # weights.
+    looks = (rl.kl > 0 or rl.updates_per_rollout > 1) + (rl.kl > 0) / rl.updates_per_rollout
+    return _sampling_s(table, gpu, run, phase, rl, rows) / rl.updates_per_rollout + trained * (1 + looks * _FORWARD)
+
+
+def rl_eval_s(table: Table, gpu: Gpu, run: Run, phase: Phase) -> float:
+    assert phase.rl is not None
+    return _sampling_s(table, gpu, run, phase, phase.rl, phase.rl.eval_prompts * phase.rl.eval_samples)
+
+
+def _sampling_s(table: Table, gpu: Gpu, run: Run, phase: Phase, rl: Rl, rows: float) -> float:
+    """Return the seconds to sample this many rows, in batches as large as the phase allows."""
+    at_a_time = min(rows, rows_at_a_time(rl))
+    size, prompt = 4 if _precision(run, gpu) == "fp32" else 2, prompt_tokens(run.model, rl)
+    fixed, traffic = _sampling_fit(table, rl.graphs != "off")
+    num_bytes = _read_bytes(run.model, at_a_time, prompt, rl.max_new_tokens, size)
+    if phase.method == "qlora":  # qlora dequantizes each block for its matmul: written, and read once more in four bits
+        blocks = run.sizes.num_matmul_params - run.model.vocab_size * run.model.width
+        num_bytes += blocks * (size + NF4)
+    weights_and_caches = num_bytes / (gpu.bandwidth_gb_s * 1e9)
+    flops = 2.0 * at_a_time * run.sizes.num_matmul_params
+    of_products = _fit(table).products * flops / gpu.peak_flops("fp32" if size == 4 else "bf16")
+    token_s = fixed * run.model.num_layers + traffic * weights_and_caches + of_products
+    return math.ceil(rows / at_a_time) * rl.max_new_tokens * token_s
+
+
+def _read_bytes(model: Model, rows: float, prompt: int, num_new: int, size: int) -> float:
+    """Return the bytes read per new token of each row, mid-sample: all weights, and the caches up to there."""
+    reach = prompt + num_new // 2 + REACH // 2
+    return size * sizes_of(model).num_matmul_params + cache_bytes(model, 1, reach, size) * rows
+
+
+@functools.cache
+def _sampling_fit(table: Table, is_captured: bool) -> tuple[float, float]:
+    """Return the fixed seconds per layer, and the factor on the time to read the bytes at full bandwidth."""
+    captured = [row for row in table.sampling if row.is_captured]
+    assert captured, f"{FILE} has no sampling to learn from"
+    terms = []
+    for row in captured:
+        of_reading = _reading_s(row)
+        left_s = row.seconds / row.num_new - _products_s(table, row)
+        terms.append((of_reading / left_s, row.shape.num_layers / left_s))
+    traffic, fixed = _two_factors(terms, least=1.0)
+    plain = [row for row in table.sampling if not row.is_captured]
+    if is_captured or not plain:
+        return fixed, traffic
+    slow = [
+        (row.seconds / row.num_new - _products_s(table, row) - traffic * _reading_s(row)) / row.shape.num_layers
+        for row in plain
+    ]
+    return max(fixed, statistics.median(slow)), traffic
+
+
+def _reading_s(row: SamplingRow) -> float:
+    return _read_bytes(row.shape, row.rows, row.prompt, row.num_new, 2) / (GPUS[row.card].bandwidth_gb_s * 1e9)
+
+
+def _products_s(table: Table, row: SamplingRow) -> float:
+    flops = 2.0 * row.rows * sizes_of(row.shape).num_matmul_params
+    return _fit(table).products * flops / GPUS[row.card].peak_flops("bf16")

@@ -1,0 +1,365 @@
+"""Estimate how fast a machine trains each phase of a run, and say how we know.
+
+    measured   a run of the same shape on the same device, kept in $HOMING_HOME/speed.json; or a benchmark of that shape
+               on that GPU, from the table that ships with the package (see `measured`)
+    probed     matrix products on this CPU, in a separate process, because torch is loaded there. Other programs only
+               slow a probe down, so there are several at different times, and the best counts
+    modelled   from measurements of other shapes and GPUs, with the peak and bandwidth of this one; corrected by what
+               the same shape reached on other GPUs, and consistent with the data sheets: a GPU that is at least as
+               good in every figure is never rated slower
+    assumed    a typical fraction of what such a machine can do, labelled as such
+    unknown    a GPU that is not in our table: as slow as the slowest that is, so that a person's own machine has an
+               estimate at all; plan leaves out rented ones
+
+Several GPUs are modelled as that many times one, and the text says so. No figure exceeds the device's peak.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from homing.cloud.home import Home
+from homing.cloud.plan import measured_speeds
+from homing.cloud.providers.base import Offer
+from homing.config.estimate.flops import flops_of_step, flops_of_token
+from homing.config.estimate.memory import training_memory
+from homing.gpus import GPUS, Gpu, find_gpu
+from homing.wire.run_json import Model, Phase, Run
+
+__all__ = ["FORWARD_SHARE", "Pace", "Speed", "estimate", "recall", "remember", "shape_key"]
+
+FILE = "speed.json"
+CPU_SHARE = 0.35  # of pure matrix products: what an eager training step of a small decoder reaches
+FLOPS_PER_CORE = 8e9  # fp32, if nothing could be measured: an ordinary core of the last ten years
+PROBE_TIMEOUT_S = 60.0
+MOST_PROBES = 3  # per device, over that many plans; the best is kept
+PROBE_AGAIN_S = 30.0  # any sooner, it would meet the same load as the previous one
+FORWARD_SHARE = 0.5  # an evaluated token costs the forward third of a trained one, in smaller batches
+SAMPLED_SHARE = 4.0  # without a GPU: a token in rl is first sampled, one by one, and then trained on
+HOST_BYTES_PER_S = 20e9  # between host and GPU, each way: PCIe 4 x16
+SOURCES = ("measured", "probed", "modelled", "assumed", "unknown")  # most reliable first
+
+# Prints FLOP/s of fp32 products at a size that stays in cache, as in a small decoder.
+_PROBE = """
+import time, torch
+a, b = torch.randn(512, 512), torch.randn(512, 512)
+best = 0.0
+for pause_s in (0.0, 0.2, 0.4):
+    time.sleep(pause_s)
+    for _ in range(8):
+        start = time.perf_counter()
+        for _ in range(4): a @ b
+        best = max(best, 4 * 2 * 512 ** 3 / (time.perf_counter() - start))
+print(best)
+"""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Training and evaluation speed of one phase. In rl, both include sampling."""
+
+    tokens_per_s: float
+    eval_tokens_per_s: float
+    source: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class _Anchor:
+    """What this very phase reached on some GPU."""
+
+    gpu: Gpu
+    pace: Pace
+    name: str  # of the GPU, and of the run that measured it
+
+
+@dataclass(frozen=True)
+class Speed:
+    tokens_per_s: float  # of the first phase
+    source: str  # one of SOURCES; with several phases, the least reliable
+    text: str  # where the figures come from, for people
+    phases: Mapping[str, Pace] = field(default_factory=dict)  # by kind; a missing phase trains at tokens_per_s
+
+
+def shape_key(model: Model) -> str:
+    return (
+        f"{model.family}-{model.arch}-{model.num_layers}x{model.width}-h{model.num_heads}.{model.num_kv_heads}"
+        f"-f{model.ffn_width}-c{model.context}-v{model.vocab_size}"
+    )
+
+
+def _run_key(run: Run) -> str:
+    """Return the key under which measured speeds are comparable.
+
+    LoRA trains about 1.5x as fast as the same shape in full, so they share no figure. Nor do steps with and without
+    optimizer offload.
+    """
+    methods = sorted({phase.method for phase in run.phases} - {"full"})
+    offloads = sorted({f"offload.{phase.offload}" for phase in run.phases} - {"offload.none"})
+    return "-".join([shape_key(run.model), *methods, *offloads])
+
+
+def estimate(run: Run, offer: Offer, home: Home, *, may_probe: bool = True) -> Speed:
+    """Return the tokens per second of each phase of this run on this offer."""
+    known = _load(home)
+    paces = {phase.kind: _pace(run, phase, offer, home, known, may_probe=may_probe) for phase in run.phases}
+    texts = list(dict.fromkeys(pace.text for pace in paces.values()))
+    parts = texts if len(texts) == 1 else [f"{kind}: {pace.text}" for kind, pace in paces.items()]
+    return Speed(
+        tokens_per_s=paces[run.phases[0].kind].tokens_per_s,
+        source=max((pace.source for pace in paces.values()), key=SOURCES.index),
+        text="; ".join(parts),
+        phases=paces,
+    )
+
+
+def _pace(run: Run, phase: Phase, offer: Offer, home: Home, known: dict[str, Any], *, may_probe: bool) -> Pace:
+    gpu = find_gpu(offer.device) if offer.num_gpus else None
+    for entry in reversed(known["measured"]):
+        if (entry["device"], entry["num_gpus"], entry["shape"]) == (offer.device, offer.num_gpus, _run_key(run)):
+            rate = _rate_of(entry, phase)
+            if rate and _is_possible(run, phase, rate, gpu, offer.num_gpus):
+                return _even_pace(phase, rate, "measured", f"measured on {offer.device} by {entry['run_id']}")
+    if gpu is not None:
+        return _pace_on_card(run, phase, gpu, offer.num_gpus, known)
+    if offer.num_gpus:
+        slowest = min(GPUS.values(), key=lambda gpu: gpu.peak_flops(run.train.precision))
+        pace = _modelled(run, phase, slowest, offer.num_gpus)
+        text = f"unknown GPU: {offer.device}; assumed as slow as {slowest.name}, the slowest known GPU"
+        return replace(pace, source="unknown", text=text)
+    is_here = may_probe and offer.provider == "local" and not offer.num_gpus
+    probed = _probe(offer, home, known) if is_here else None
+    if probed is not None:
+        text = f"probed: {probed / 1e9:.0f} GFLOP/s in local matrix products, {CPU_SHARE:.0%} of it assumed in training"
+        return _pace_on_processor(run, phase, probed, "probed", text)
+    text = f"assumed: {FLOPS_PER_CORE / 1e9:.0f} GFLOP/s per core, {CPU_SHARE:.0%} of it in training"
+    return _pace_on_processor(run, phase, FLOPS_PER_CORE * max(1, offer.num_cores), "assumed", text)
+
+
+def _rate_of(entry: dict[str, Any], phase: Phase) -> float | None:
+    """Return the measured speed of this phase; None if that run had none. Earlier entries have one figure for all."""
+    by_phase = entry.get("phases")
+    if by_phase is not None:
+        return float(by_phase[phase.kind]) if phase.kind in by_phase else None
+    return float(entry["tokens_per_s"]) / (SAMPLED_SHARE if phase.rl else 1.0)
+
+
+def _even_pace(phase: Phase, rate: float, source: str, text: str) -> Pace:
+    return Pace(rate, rate / (1.0 if phase.rl else FORWARD_SHARE), source, text)
+
+
+def _pace_on_processor(run: Run, phase: Phase, flops_per_s: float, source: str, text: str) -> Pace:
+    rate = (
+        flops_per_s
+        * CPU_SHARE
+        / (SAMPLED_SHARE * run.sizes.flops_per_token if phase.rl else flops_of_token(run, phase))
+    )
+    return _even_pace(phase, rate, source, text)
+
+
+def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int, known: dict[str, Any]) -> Pace:
+    """Return the measured speed of such a GPU, else a modelled one, consistent with other GPUs' measurements."""
+    anchors = _anchors(run, phase, num_gpus, known)
+    pace = anchors[gpu.name].pace if gpu.name in anchors else _modelled(run, phase, gpu, num_gpus)
+    others = [anchor for anchor in anchors.values() if anchor.gpu != gpu]
+    rate = pace.tokens_per_s
+    if others and gpu.name not in anchors:
+        # How far the model is off for this shape, judged by the GPUs that have run it.
+        off = statistics.geometric_mean(
+            each.pace.tokens_per_s / _modelled(run, phase, each.gpu, num_gpus).tokens_per_s for each in others
+        )
+        rate = min(rate * off, num_gpus * _peak_rate(run, phase, gpu))
+    rate = _between(rate, gpu, others)
+    if rate == pace.tokens_per_s:
+        return pace
+    seen = f"based on this shape measured on {', '.join(sorted(anchor.name for anchor in others))}"
+    text = _say(run, phase, gpu, num_gpus, rate, seen)
+    if phase.offload != "none":
+        text += "; the optimizer's state is transferred once per step"
+    return Pace(rate, pace.eval_tokens_per_s * rate / pace.tokens_per_s, "modelled", text)
+
+
+def _anchors(run: Run, phase: Phase, num_gpus: int, known: dict[str, Any]) -> dict[str, _Anchor]:
+    """Return the measurements by GPU: the newest run of this home on as many GPUs, else the shipped table's row."""
+    found: dict[str, _Anchor] = {}
+    table = measured_speeds.load_table()
+    for card in table.cards:
+        row = measured_speeds.find_row(table, card, run, phase)
+        if row is not None and _is_possible(run, phase, row.tokens_per_s, GPUS[card], 1):
+            text, source = f"measured on one {card} ({row.source})", "measured"
+            if num_gpus > 1:
+                text, source = f"modelled: {text}, {_scaled(num_gpus)}", "modelled"
+            pace = _with_offload(_even_pace(phase, num_gpus * row.tokens_per_s, source, text), run, phase)
+            found[card] = _Anchor(GPUS[card], pace, card)
+    for entry in known["measured"]:  # newest last
+        gpu, rate = find_gpu(entry["device"]), _rate_of(entry, phase)
+        if gpu is None or (entry["num_gpus"], entry["shape"]) != (num_gpus, _run_key(run)):
+            continue
+        if rate and _is_possible(run, phase, rate, gpu, num_gpus):
+            pace = _even_pace(phase, rate, "measured", f"measured on {gpu.name} by {entry['run_id']}")
+            found[gpu.name] = _Anchor(gpu, pace, f"{gpu.name} by {entry['run_id']}")
+    return found
+
+
+def _between(rate: float, gpu: Gpu, anchors: Sequence[_Anchor]) -> float:
+    """Clamp the rate: at most what an equal or better GPU reached, at least what an equal or lesser one did."""
+    for anchor in anchors:
+        if anchor.gpu.is_at_least(gpu):
+            rate = min(rate, anchor.pace.tokens_per_s)
+    for anchor in anchors:
+        if gpu.is_at_least(anchor.gpu):
+            rate = max(rate, anchor.pace.tokens_per_s)
+    return rate
+
+
+def _modelled(run: Run, phase: Phase, gpu: Gpu, num_gpus: int) -> Pace:
+    """Return the speed predicted from the GPU's data sheet, fitted to the rows of all shapes."""
+    table = measured_speeds.load_table()
+    if phase.rl is None:
+        pace = _even_pace(phase, num_gpus * measured_speeds.tokens_per_s(table, gpu, run, phase), "modelled", "")
+    else:
+        # GPUs share the prompts, but each must read the weights for every new token.
+        step_s = measured_speeds.rl_step_s(table, gpu, run, phase, num_gpus)
+        eval_s = measured_speeds.rl_eval_s(table, gpu, run, phase)
+        eval_tokens = phase.rl.eval_prompts * phase.rl.eval_samples * phase.rl.max_new_tokens
+        pace = Pace(phase.batch_tokens / step_s, eval_tokens / eval_s, "modelled")
+    seen = f"based on measurements on {', '.join(table.cards)}"
+    text = _say(run, phase, gpu, num_gpus, pace.tokens_per_s, seen)
+    return _with_offload(replace(pace, text=text), run, phase)
+
+
+def _say(run: Run, phase: Phase, gpu: Gpu, num_gpus: int, rate: float, seen: str) -> str:
+    if phase.rl is not None:
+        what = f"{phase.batch_tokens / rate:.1f} s per RL step on {num_gpus}x {gpu.name}"
+    else:
+        share = rate * flops_of_token(run, phase) / (num_gpus * gpu.peak_flops(run.train.precision))
+        what = f"{share:.0%} of peak on {num_gpus}x {gpu.name}"
+    return f"modelled: {what}, {seen}" + (f", {_scaled(num_gpus)}" if num_gpus > 1 else "")
+
+
+def _scaled(num_gpus: int) -> str:
+    return f"scaled linearly to {num_gpus} GPUs (not measured)"
+
+
+def _peak_rate(run: Run, phase: Phase, gpu: Gpu) -> float:
+    """Return the tokens per second that one such GPU cannot exceed."""
+    flops = flops_of_step(run, phase)
+    return gpu.peak_flops(run.train.precision) * phase.batch_tokens / flops if flops else math.inf
+
+
+def _with_offload(pace: Pace, run: Run, phase: Phase) -> Pace:
+    """Add the optimizer state's transfer to the GPU and back, once per step: both ways and all GPUs in parallel."""
+    if phase.offload == "none":
+        return pace
+    passing_s = training_memory(run, phase).host / HOST_BYTES_PER_S
+    step_s = phase.batch_tokens / pace.tokens_per_s
+    text = f"{pace.text}; plus {passing_s:.1f} s per step for the optimizer's state, at an assumed"
+    return replace(
+        pace, tokens_per_s=phase.batch_tokens / (step_s + passing_s), source="modelled",
+        text=f"{text} {HOST_BYTES_PER_S / 1e9:.0f} GB/s each way",
+    )  # fmt: skip
+
+
+def _is_possible(run: Run, phase: Phase, rate: float, gpu: Gpu | None, num_gpus: int) -> bool:
+    """Return whether such a GPU can reach this rate; True if nothing is known about it."""
+    if gpu is None:
+        return True
+    return rate <= num_gpus * _peak_rate(run, phase, gpu)
+
+
+def recall(run: Run, offer: Offer, home: Home) -> dict[str, float] | None:
+    """Return the measured trip times of the newest run like this one; None if there is none.
+
+    Same shape, device, number of GPUs, provider and kind of store.
+    """
+    wanted = (offer.device, offer.num_gpus, _run_key(run), offer.provider, run.store.split(":")[0])
+    for entry in reversed(_load(home)["measured"]):
+        where = (entry["device"], entry["num_gpus"], entry["shape"], entry.get("provider"), entry.get("store"))
+        if where == wanted and entry.get("trip"):
+            return dict(entry["trip"])
+    return None
+
+
+def remember(
+    run: Run,
+    offer_device: str,
+    num_gpus: int,
+    tokens_per_s: float | Mapping[str, float],
+    home: Home,
+    *,
+    provider: str = "",
+    trip: dict[str, float] | None = None,
+) -> None:
+    """Record the measured speeds of a run: one entry per run, newest last. Rates above the GPU's peak are dropped.
+
+    A single figure applies to every phase.
+    """
+    gpu = find_gpu(offer_device) if num_gpus else None
+    by_kind = {phase.kind: phase for phase in run.phases}
+    rates = tokens_per_s if isinstance(tokens_per_s, Mapping) else dict.fromkeys(by_kind, tokens_per_s)
+    believed = {
+        kind: round(rate, 1)
+        for kind, rate in rates.items()
+        if kind in by_kind and rate > 0 and _is_possible(run, by_kind[kind], rate, gpu, num_gpus)
+    }
+    if not believed:
+        return
+    known = _load(home)
+    known["measured"] = [entry for entry in known["measured"] if entry["run_id"] != run.id]
+    known["measured"].append(
+        {
+            "device": offer_device,
+            "num_gpus": num_gpus,
+            "shape": _run_key(run),
+            "tokens_per_s": next(iter(believed.values())),
+            "phases": believed,
+            "run_id": run.id,
+            "at": home.world.now(),
+            "provider": provider,
+            "store": run.store.split(":")[0],
+            "trip": trip,
+        }
+    )
+    _save(home, known)
+
+
+def _probe(offer: Offer, home: Home, known: dict[str, Any]) -> float | None:
+    """Return FLOP/s, the best of several probes; None without torch here."""
+    before = known["probes"].get(offer.device, {"best_flops": None, "num_probes": 0, "at": -math.inf})
+    is_soon = 0 <= home.world.now() - before["at"] < PROBE_AGAIN_S
+    if before["best_flops"] is not None and (is_soon or before["num_probes"] >= MOST_PROBES):
+        return float(before["best_flops"])
+    answer = home.world.run([home.world.python(), "-c", _PROBE], timeout_s=PROBE_TIMEOUT_S)
+    try:
+        flops = float(answer.out)
+    except ValueError:
+        return None if before["best_flops"] is None else float(before["best_flops"])
+    best = max(flops, before["best_flops"] or 0.0)
+    known["probes"][offer.device] = {
+        "best_flops": best,
+        "num_probes": before["num_probes"] + 1,
+        "at": home.world.now(),
+    }
+    _save(home, known)
+    return best
+
+
+def _load(home: Home) -> dict[str, Any]:
+    """Return the cache; a new one if it cannot be read."""
+    try:
+        known = json.loads(home.world.read(home.path / FILE))
+        assert isinstance(known["measured"], list), FILE
+        assert all(each["best_flops"] > 0 and each["num_probes"] > 0 for each in known["probes"].values()), FILE
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        return {"schema": "homing.speed/1", "measured": [], "probes": {}}
+    return dict(known)
+
+
+def _save(home: Home, known: dict[str, Any]) -> None:
+    home.world.mkdir(home.path)
+    home.world.write(home.path / FILE, json.dumps(known, indent=1).encode())

@@ -1,0 +1,257 @@
+"""Where the seconds of a run go on one offer: what a limit buys, and the smallest limit that buys anything.
+
+    create | arrive | start | steps, evaluations, saves | finish | push | home | reserve of the guards | limit
+             boot,    load,                               last      last
+             inputs   compile                             save      checkpoint
+
+Each figure is measured (by the newest run on the same device, kept with the speeds), computed from sizes, or assumed,
+and `text` says which. Assumed ones err on the long side: a limit that launch accepts must bring a finished model home.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from homing.cloud.artifacts.hub_weights import hub_files, is_from_hub
+from homing.cloud.contact.heartbeats import Tail, read_document
+from homing.cloud.contact.metric_log import MetricLog
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger.ledger import RunRow
+from homing.cloud.plan.speed import FORWARD_SHARE, Pace, Speed, recall, remember
+from homing.cloud.providers.base import Offer
+from homing.config.estimate.memory import training_memory
+from homing.errors import HomingError
+from homing.store import Store, run_key
+from homing.units import format_bytes, format_duration
+from homing.wire import codec, file_names
+from homing.wire.event_lines import Event, Outcome
+from homing.wire.guard_order import END, LAND, reserve_s
+from homing.wire.run_json import Phase, Run
+
+__all__ = ["Timing", "Trip", "checkpoint_bytes", "measure_trip", "pushing", "remember_speed", "timing_of"]
+
+# Assumed until a run on the same device was measured.
+_START_S = 20.0  # the trainer loads torch and the data
+_COMPILE_S = 100.0  # and, on a GPU, compiles the model
+_HOME_S = 20.0  # processes that verify the push and report the end, and the call that ends billing
+_PUSH_BYTES_PER_S = {"file": 100e6}  # a disk; for network stores, the next line (200 Mbit/s)
+_NETWORK_BYTES_PER_S = 25e6
+_DISK_BYTES_PER_S = 50e6  # a save with fsync and verification
+_BYTES_PER_TOKEN = 4  # of a shard, upper bound
+_BYTES_PER_WEIGHT = 4  # upper bound
+
+_FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # what the trainer reserves for its last evaluation, save and sample
+_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors on speeds and times: same machine on another day; a guess
+_LEAST_STEPS = 20  # to measure the pace of a run and to have something to decay
+_END_S = 3.0  # to start ending the billing before the guards that come after the agent act
+
+
+@dataclass(frozen=True)
+class Trip:
+    """What one run took besides its steps."""
+
+    arrive_s: float  # from the create call to the trainer's start
+    start_s: float  # from there to its first step
+    home_s: float  # from its outcome to the end of billing, without the transfer of checkpoints
+    push_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    arrive_s: float
+    start_s: float
+    tokens_per_s: float  # of the first phase
+    save_s: float
+    push_s: float  # a checkpoint to the store
+    home_s: float
+    doubt: float  # factor by which it may be slower
+    text: str
+    paces: dict[str, Pace] = field(default_factory=dict)  # by kind of phase; a missing one uses tokens_per_s
+    home_doubt: float = 1.0  # safety factor on home_s in reserves; assumed values are long enough already
+
+    @property
+    def home_reserve_s(self) -> float:
+        return self.home_doubt * self.home_s
+
+    def whole_s(self, run: Run) -> float:
+        """Return the planned seconds from create to gone."""
+        work = sum(self._steps_s(phase, phase.num_steps) for phase in run.phases)
+        return self.arrive_s + self.start_s + work + self._finish_s(run) + _way_home_s(self.home_s, self.push_s)
+
+    def parts(self, run: Run) -> list[tuple[str, float]]:
+        """Return the same by phase, with boot and start before and the way home after them."""
+        phases = [(p.kind, self._steps_s(p, p.num_steps) + self._finish_phase_s(p)) for p in run.phases]
+        way_home = ("home", _way_home_s(self.home_s, self.push_s))
+        return [("boot and start", self.arrive_s + self.start_s), *phases, way_home]
+
+    def least_s(self, run: Run) -> float:
+        """Return the shortest limit that still brings a finished model home: warm-up, a few steps, their decay."""
+        work = sum(self._steps_s(phase, _least_steps(phase)) for phase in run.phases) + self.start_s
+        return self._with_reserve(self.doubt * (self.arrive_s + work) + self._finish_s(run))
+
+    def enough_s(self, run: Run) -> float:
+        """Return a limit in which everything fits even in the pessimistic case."""
+        return self._with_reserve(self.doubt * self.whole_s(run))
+
+    def steps_in(self, run: Run, allowed_s: float) -> tuple[int, float]:
+        """Return how many of the planned steps fit into `allowed_s`, and when the last of them is done."""
+        land_s = allowed_s - self._kept_s(allowed_s) - self._finish_s(run)
+        work_s = sum(self._steps_s(phase, phase.num_steps) for phase in run.phases)
+        planned = sum(phase.num_steps for phase in run.phases)
+        part = max(0.0, min(1.0, (land_s - self.arrive_s - self.start_s) / max(work_s, 1e-9)))
+        return int(planned * part), self.arrive_s + self.start_s + part * work_s
+
+    def _steps_s(self, phase: Phase, num_steps: int) -> float:
+        num_evals = num_steps // phase.eval_every if phase.eval_every else 0
+        num_saves = num_steps // phase.save_every if phase.save_every else 0
+        trained = num_steps * self.step_s(phase)
+        return trained + num_evals * self._eval_s(phase) + num_saves * self.save_s
+
+    def step_s(self, phase: Phase) -> float:
+        return phase.batch_tokens / self._pace(phase).tokens_per_s
+
+    def _eval_s(self, phase: Phase) -> float:
+        return phase.eval_tokens / self._pace(phase).eval_tokens_per_s
+
+    def _pace(self, phase: Phase) -> Pace:
+        return self.paces.get(phase.kind) or Pace(self.tokens_per_s, self.tokens_per_s / FORWARD_SHARE)
+
+    def _finish_s(self, run: Run) -> float:
+        return sum(self._finish_phase_s(phase) for phase in run.phases)
+
+    def _finish_phase_s(self, phase: Phase) -> float:
+        """Return the seconds of its last evaluation, save and sample; a sample takes about a step."""
+        seconds = self._eval_s(phase) + self.save_s + self.step_s(phase)
+        return _FINISH_DOUBT * self.doubt * seconds + _FINISH_SPARE_S
+
+    def _kept_s(self, allowed_s: float) -> float:
+        """Return what the guards and the way home reserve of a limit."""
+        end_s = reserve_s(END, allowed_s) + _way_home_s(self.home_reserve_s, self.push_s)
+        return max(reserve_s(LAND, allowed_s), end_s)
+
+    def _with_reserve(self, work_s: float) -> float:
+        """Return the limit that leaves this much for work: the guards' reserve grows with the limit."""
+        allowed = work_s
+        for _ in range(100):
+            kept_s = self._kept_s(allowed)
+            if allowed - kept_s >= work_s and reserve_s(END, allowed) >= _END_S:
+                return allowed
+            allowed = max(allowed + 1.0, work_s + kept_s)
+        raise AssertionError(f"no limit keeps {work_s} s for work")
+
+
+def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
+    scheme = run.store.split(":")[0]
+    known = recall(run, offer, home)
+    is_measured = speed.source == "measured" and known is not None
+    push_bytes_per_s = _PUSH_BYTES_PER_S.get(scheme, _NETWORK_BYTES_PER_S)
+    hub_bytes = sum(file.num_bytes for file in hub_files(run, home.world))
+    pushed_bytes = _input_bytes(run, is_base_sent=not hub_bytes)
+    size = checkpoint_bytes(run)
+    trip = Trip(
+        arrive_s=offer.boot_s + pushed_bytes / push_bytes_per_s + hub_bytes / _NETWORK_BYTES_PER_S,
+        start_s=_START_S + (_COMPILE_S if offer.num_gpus and run.train.compile != "off" else 0.0),
+        home_s=_HOME_S,
+        push_bytes_per_s=push_bytes_per_s,
+    )
+    trip = Trip(**known) if known is not None else trip
+    push_s = size / trip.push_bytes_per_s
+    from_hub = f" with {format_bytes(hub_bytes)} from the Hub" if hub_bytes else ""
+    text = (
+        f"{format_duration(trip.arrive_s)} to boot{from_hub}, {format_duration(trip.start_s)} to the first step,"
+        f" {format_bytes(size)} per checkpoint at {format_bytes(int(trip.push_bytes_per_s))}/s,"
+        f" {format_duration(_way_home_s(trip.home_s, push_s))} to fetch it;"
+        f" {'measured' if known is not None else 'assumed'}"
+    )
+    return Timing(
+        arrive_s=trip.arrive_s,
+        start_s=trip.start_s,
+        tokens_per_s=speed.tokens_per_s,
+        save_s=size / _DISK_BYTES_PER_S,
+        push_s=push_s,
+        home_s=trip.home_s,
+        doubt=_MEASURED_DOUBT if is_measured else _DOUBT,
+        text=text,
+        paces=dict(speed.phases),
+        home_doubt=_MEASURED_DOUBT if known is not None else 1.0,
+    )
+
+
+def _way_home_s(home_s: float, push_s: float) -> float:
+    """Return the seconds to bring it home: a checkpoint may still be uploading when the last one is written."""
+    return home_s + 2 * push_s
+
+
+def pushing(run: Run) -> str:
+    """Describe how much goes to the store before renting, and how long it takes; existing objects are skipped."""
+    per_s = _PUSH_BYTES_PER_S.get(run.store.partition(":")[0], _NETWORK_BYTES_PER_S)
+    num_bytes = _input_bytes(run, is_base_sent=not any(map(is_from_hub, run.inputs)))
+    lasts = format_duration(max(1.0, num_bytes / per_s))
+    return f"at most {format_bytes(num_bytes)} of tokens and weights, about {lasts} at {format_bytes(int(per_s))}/s"
+
+
+def _input_bytes(run: Run, *, is_base_sent: bool) -> int:
+    """Return the bytes sent to the store and on to the instance: tokens and initial weights."""
+    own = [phase.data.num_train_tokens + phase.data.num_val_tokens for phase in run.phases if phase.data]
+    num_tokens = run.data.num_train_tokens + run.data.num_val_tokens + sum(own)
+    num_starts = (run.base is not None and is_base_sent) + sum(bool(p.init_from) for p in run.phases)
+    return num_tokens * _BYTES_PER_TOKEN + num_starts * run.sizes.num_params * _BYTES_PER_WEIGHT
+
+
+def checkpoint_bytes(run: Run) -> int:
+    """Return the size of a checkpoint: trained weights and optimizer state of the largest phase; the rest is small."""
+    return max(training_memory(run, phase).checkpoint for phase in run.phases)
+
+
+def remember_speed(home: Home, run: RunRow, store: Store) -> None:
+    """Keeps the measured speed and times of a run for the next plan; does nothing without the run's files at home."""
+    folder = home.run_dir(run.id)
+    try:
+        resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
+        offer = json.loads(home.world.read(folder / LAUNCH_NOTE))["offer"]
+        metrics = MetricLog(store, run_key(run.id, file_names.METRICS)).fresh()
+        speeds: dict[str, list[float]] = {}
+        for metric in metrics:
+            if metric.tokens_per_s:
+                speeds.setdefault(metric.phase, []).append(metric.tokens_per_s)
+        middle = {phase: sorted(seen)[len(seen) // 2] for phase, seen in speeds.items() if len(seen) >= 3}
+        if middle:
+            trip = _trip_of(home, run, store)
+            remember(resolved, offer["device"], offer["num_gpus"], middle, home, provider=offer["provider"], trip=trip)
+    except (OSError, ValueError, KeyError, TypeError, HomingError):
+        return  # only hints for the plan: they must not fail a verb that has done its work
+
+
+def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
+    """What the last attempt took besides its steps; None if it failed or has not ended."""
+    last, outcome = home.ledger.lines(run.id)[-1], read_document(store, run_key(run.id, file_names.OUTCOME), Outcome)
+    if outcome is None or outcome.state == "failed" or last.created_at is None or last.destroyed_at is None:
+        return None
+    events = Tail(store, run_key(run.id, file_names.EVENTS)).documents(Event)
+    trip = measure_trip(events, outcome, last.created_at, last.destroyed_at)
+    return asdict(trip) if trip is not None else None
+
+
+def measure_trip(events: Sequence[Event], outcome: Outcome, created_at: float, ended_at: float) -> Trip | None:
+    """Compute the trip from what one attempt left in the store; None if something is missing."""
+    own = [event for event in events if event.t >= created_at]
+    first = next((event for event in own if event.kind == "first_step"), None)
+    pushes = [event.data for event in own if event.kind == "checkpoint_pushed" and event.data.get("seconds")]
+    if first is None or not pushes or ended_at <= outcome.t:
+        return None
+    start_s = float(first.data["seconds"])
+    rate = statistics.median(push["num_bytes"] / push["seconds"] for push in pushes)
+    last_push_s = float(pushes[-1]["seconds"])
+    return Trip(
+        arrive_s=round(max(0.0, first.t - start_s - created_at), 2),
+        start_s=round(start_s, 2),
+        home_s=round(max(1.0, ended_at - outcome.t - last_push_s), 2),
+        push_bytes_per_s=round(rate, 1),
+    )
+
+
+def _least_steps(phase: Phase) -> int:
+    return min(phase.num_steps, max(_LEAST_STEPS, 2 * phase.schedule.warmup_steps))

@@ -1,0 +1,264 @@
+"""Starts one EC2 instance: tries the zones of an offer in turn until one has capacity.
+
+zones that cost no more than was offered -> image, subnet, group, role, files -> run_instances, zone by zone
+no capacity       the next zone; none left: NoOffer          quota    refused, with its code and its page
+no clear answer   repeats the same call, which its ClientToken makes safe, then looks for the mark. Never tries another
+                  zone: this one may have started the instance
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from homing.cloud.contact import ssh_keys
+from homing.cloud.machine_setup.startup_script import Fetch, startup_script
+from homing.cloud.providers.aws import machine
+from homing.cloud.providers.aws.api import AwsApi, AwsRefused
+from homing.cloud.providers.aws.offers import SYSTEM_GB, Choice, Market, quota_code, quota_page
+from homing.cloud.providers.aws.storage import Things, make_budget, make_group, make_role, s3_of
+from homing.cloud.providers.base import Request
+from homing.cloud.providers.once import LOOKS, look_for
+from homing.cloud.providers.rest import TRIES, Unsure, Unwelcome
+from homing.config.schema.clouds.aws import AwsCloud
+from homing.errors import CreateFailed, NoOffer, ProviderRefused
+from homing.store import open_store
+from homing.store.s3.store import S3Store
+from homing.wire import codec, file_names
+from homing.world import World
+
+__all__ = ["Creation", "quota_refusal"]
+
+_NO_ROOM = (
+    "InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacityOnHost", "UnfulfillableCapacity",
+    "Unsupported", "SpotMaxPriceTooLow", "InsufficientFreeAddressesInSubnet",
+)  # fmt: skip
+_QUOTA = ("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded")
+_PROFILE_S = 90.0  # a new instance profile is not visible to EC2 at once
+_PROFILE_EVERY_S = 3.0
+_PAUSE_S = 1.0
+_LINK_S = 3600.0  # validity of the presigned URLs from which an instance gets its first files
+_END_ALONE_S = 1800.0  # without our agent an instance ends itself after this time at the latest
+
+
+@dataclass
+class Creation:
+    api: AwsApi
+    market: Market
+    things: Things
+    settings: AwsCloud
+    home: Path
+    owner: str
+    world: World
+    settle_s: float
+    with_mark: Callable[[str, str], list[dict[str, Any]]]  # region, mark -> live instances with it, the oldest first
+
+    def start(self, request: Request, region: str, choice: Choice) -> dict[str, Any]:
+        zones = self._zones(request, region, choice)
+        subnets, network = self.subnets(region)
+        image = self.image(region)
+        usable = [zone for zone in zones if zone in subnets]
+        if not usable:
+            raise self._no_room(
+                request, region, "no zone offers it at this rate now" if not zones else "no subnet there"
+            )
+        group = make_group(self.api, region, network, request.mark, self.settings.ssh_from)
+        profile = self._profile(request)
+        if self.settings.monthly_budget is not None:
+            make_budget(
+                self.api, f"homing-{self.owner}-", str(self.settings.monthly_budget), self.settings.budget_email
+            )
+        data = machine.user_data(self._script(request))
+        root = image["BlockDeviceMappings"][0]
+        problems = []
+        for zone in usable:
+            launch = machine.Launch(
+                image=str(image["ImageId"]),
+                root_device=str(image.get("RootDeviceName") or root["DeviceName"]),
+                root_gb=max(int(root["Ebs"]["VolumeSize"]), request.offer.disk_bytes // 10**9 + SYSTEM_GB),
+                zone=zone,
+                subnet=subnets[zone],
+                group=group,
+                profile=profile,
+                key_name=self.settings.key_name,
+                user_data=data,
+                most_usd_per_hour=self.market.most_usd(request.offer, choice) if request.offer.is_spot else None,
+                is_ssh=bool(self.settings.ssh_from),
+            )
+            try:
+                return self._run(request, region, machine.run_parameters(request, launch))
+            except AwsRefused as exc:
+                if exc.code not in _NO_ROOM and not _is_elsewhere(exc):
+                    raise self._refusal(exc, request, region, choice) from exc
+                problems.append(f"{zone}: {exc.code}, {exc.text}")
+        raise self._no_room(request, region, "\n".join(problems))
+
+    # --- prerequisites ---
+
+    def _zones(self, request: Request, region: str, choice: Choice) -> list[str]:
+        zones = self.market.zones(request.offer, choice)
+        volume = self.things.find_volume(region, request.mark) if self.settings.volume else None
+        if volume is None:
+            return zones
+        # A volume cannot leave its zone; in another zone its content would have to be created again.
+        return [zone for zone in zones if zone == volume["AvailabilityZone"]]
+
+    def subnets(self, region: str) -> tuple[dict[str, str], str]:
+        """Return zone -> subnet within one network, and that network: a security group belongs to a single network."""
+        if self.settings.subnets:
+            rows = self.api.items("ec2", "describe_subnets", "Subnets", region, SubnetIds=list(self.settings.subnets))
+        else:
+            only = [{"Name": "default-for-az", "Values": ["true"]}]
+            rows = self.api.items("ec2", "describe_subnets", "Subnets", region, Filters=only)
+        if not rows:
+            raise Unwelcome(  # nothing was created: the undo of a launch need not wait for an instance
+                what=f"The account has no default VPC in {region}.",
+                why="An instance needs a subnet.",
+                fix="aws ec2 create-default-vpc   or set your own: cloud.aws.subnets",
+            )
+        network = str(rows[0]["VpcId"])
+        return {str(row["AvailabilityZone"]): str(row["SubnetId"]) for row in rows if row["VpcId"] == network}, network
+
+    def image(self, region: str) -> dict[str, Any]:
+        if self.settings.image:
+            found = self.api.items("ec2", "describe_images", "Images", region, ImageIds=[self.settings.image])
+        else:
+            match = {"name": self.settings.image_name, "state": "available", "architecture": "x86_64"}
+            only = [{"Name": key, "Values": [value]} for key, value in match.items()]
+            owners = [self.settings.image_owner]
+            found = self.api.items("ec2", "describe_images", "Images", region, Owners=owners, Filters=only)
+        if not found:
+            raise Unwelcome(
+                what=f"No image found in {region}.",
+                why=f"{self.settings.image_owner} has no image named {self.settings.image_name!r}.",
+                fix="Set cloud.aws.image, or change the pattern: cloud.aws.image_name",
+            )
+        return max(found, key=lambda image: (str(image["CreationDate"]), str(image["ImageId"])))
+
+    def _profile(self, request: Request) -> str:
+        """Create the role and return its instance profile; "" if the store is not AWS S3, where no role applies."""
+        address = s3_of(request.order.boot.store, self.world.environment())
+        if address is None:
+            return ""
+        policy = machine.policy_of(address.bucket, address.prefix)
+        return make_role(self.api, request.mark, self.owner, policy)
+
+    def _script(self, request: Request) -> str:
+        boot = request.order.boot
+        return startup_script(
+            mark=request.mark,
+            end_command="shutdown -h now",
+            end_within_s=min(machine.ends_in_s(boot), _END_ALONE_S),
+            login_key=ssh_keys.login_key(self.home, self.world).public_line,
+            host_key=ssh_keys.host_key(self.home, request.mark, self.world),
+            is_container=False,
+            fetch=() if self.settings.ssh_from else self._fetches(request),
+            prepare=machine.prepare_text(boot, has_volume=bool(self.settings.volume), skew_s=self.api.skew_s),
+        )
+
+    def _fetches(self, request: Request) -> tuple[Fetch, ...]:
+        """Put the instance's first files into the store; return each with its hash and a presigned URL.
+
+        A URL opens only its own key, for an hour. The files are always written again: the keys are predictable, so an
+        existing object may be someone else's. The instance compares each file with the hash in its user data before
+        using it.
+        """
+        store = open_store(request.order.boot.store, self.world)
+        assert isinstance(store, S3Store), store.url
+        boot = codec.dumps(request.order.boot, indent=1).encode()
+        files = {file.path: self.world.read(file.source) for file in request.order.files} | {file_names.BOOT: boot}
+        found = []
+        for path, data in files.items():
+            digest = hashlib.sha256(data).hexdigest()
+            key = f"{file_names.STORE_OBJECTS}/{digest}"
+            store.put_bytes(key, data)
+            found.append(Fetch(store.get_url(key, _LINK_S), path, digest))
+        return tuple(found)
+
+    # --- the call ---
+
+    def _run(self, request: Request, region: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        problem: Exception | None = None
+        for number in range(TRIES):
+            try:
+                return self._run_when_known(region, parameters)
+            except Unsure as exc:
+                problem = exc
+            except AwsRefused as exc:
+                # The token was used before with other parameters: that earlier call may have succeeded.
+                if problem is None and exc.code != "IdempotentParameterMismatch":
+                    raise
+                problem = exc
+                break
+            self.world.sleep(_PAUSE_S * float(2**number))
+        find = partial(self.with_mark, region, request.mark)
+        made = look_for(request.mark, find, "aws", problem, self.settle_s, self.world)
+        if made is not None:
+            return made
+        raise CreateFailed(
+            what=f"aws did not start {request.offer.name}: no clear answer.",
+            why=f"{problem}. Listed instances {LOOKS} times and found none with the mark {request.mark}.",
+            fix=f"Try again: {request.order.words.to('launch')}",
+        )
+
+    def _run_when_known(self, region: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        deadline = self.world.monotonic() + _PROFILE_S
+        while True:
+            try:
+                made: dict[str, Any] = self.api.once("ec2", "run_instances", region, **parameters)["Instances"][0]
+                return made
+            except AwsRefused as exc:
+                is_young = exc.code == "InvalidParameterValue" and "IAM Instance Profile" in exc.text
+                if not is_young or self.world.monotonic() > deadline:
+                    raise
+            except (KeyError, IndexError) as exc:
+                raise Unsure("AWS answered run_instances without an instance") from exc
+            self.world.sleep(_PROFILE_EVERY_S)
+
+    # --- refusals ---
+
+    def _refusal(self, exc: AwsRefused, request: Request, region: str, choice: Choice) -> ProviderRefused:
+        kind = request.offer.name.split("/")[1]
+        if exc.code in _QUOTA:
+            cores = self.market.num_cores(region, kind, choice)
+            return quota_refusal(region, kind, cores, is_spot=request.offer.is_spot, said=f"{exc.code}: {exc.text}")
+        if exc.code == "InvalidKeyPair.NotFound":
+            return AwsRefused(
+                what=f"There is no key pair {self.settings.key_name!r} in {region}.",
+                why=exc.why,
+                fix="Use an existing key pair: cloud.aws.key_name   (aws ec2 describe-key-pairs), or leave it out",
+                code=exc.code,
+                text=exc.text,
+            )
+        return exc
+
+    def _no_room(self, request: Request, region: str, why: str) -> NoOffer:
+        other = "on demand: --no-spot, " if request.offer.is_spot else ""
+        return NoOffer(
+            what=f"aws cannot start {request.offer.name} now.",
+            why=why,
+            fix=f"Choose another offer: {request.order.words.to('plan')}   ({other}another type, or cloud.aws.regions)",
+        )
+
+
+def quota_refusal(region: str, kind: str, num_cores: int, *, is_spot: bool, said: str) -> AwsRefused:
+    code = quota_code(kind, is_spot=is_spot)
+    market = "spot" if is_spot else "on-demand"
+    where = f": {quota_page(region, code)}" if code else " of EC2 in Service Quotas"
+    other = "on demand (separate quota): --no-spot" if is_spot else "spot (separate quota)"
+    return AwsRefused(
+        what=f"The account may not start {kind} in {region}: its quota of {market} vCPUs is too small.",
+        why=f"{kind} needs {num_cores} vCPUs; quota {code or '(unknown)'}. AWS says {said}",
+        fix=f"Request a higher quota from AWS{where}   or rent {other}, or use another region: cloud.aws.regions",
+        code="VcpuLimitExceeded",
+        text=said,
+    )
+
+
+def _is_elsewhere(exc: AwsRefused) -> bool:
+    """Return True if this zone does not offer the type, which EC2 reports as an invalid combination."""
+    return exc.code == "InvalidParameterCombination" and "vailability Zone" in exc.text

@@ -1,0 +1,138 @@
+"""Faults of the fake cloud: random, from a seed, or at exactly the n-th request.
+
+    any request   lost_before lost_after    the connection is cut, before or after the request took effect
+                  error_before error_after  a 5xx, likewise
+                  busy                      429 with Retry-After, no effect
+    create        no_capacity dearer        refused with a message; started at a higher rate than offered
+                  boot_slow boot_never boot_dies
+                  preempt notice_preempt    it is taken away, without or with a notice
+                  hang                      its programs freeze, it keeps billing
+                  leaves_volume             its disk remains and bills after the instance is gone
+    list          list_late                 the state of some seconds ago
+    describe      odd_state                 an undocumented state
+    destroy       destroy_lies              204, shown as gone, and back after a while; billed all along
+                  destroy_stubborn          202, and works only at the n-th try
+
+Pure and deterministic: the same seed and the same requests give the same result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from homing.errors import UsageError
+
+__all__ = ["REQUEST_WAYS", "ROUTES", "WAYS", "Dice", "Faults", "Strike"]
+
+REQUEST_WAYS = ("lost_before", "lost_after", "error_before", "error_after", "busy")
+_CREATE_WAYS = (
+    "no_capacity",
+    "dearer",
+    "boot_slow",
+    "boot_never",
+    "boot_dies",
+    "preempt",
+    "notice_preempt",
+    "hang",
+    "leaves_volume",
+)
+_OWN_WAYS: dict[str, tuple[str, ...]] = {
+    "create": _CREATE_WAYS,
+    "list": ("list_late",),
+    "describe": ("odd_state",),
+    "destroy": ("destroy_lies", "destroy_stubborn"),
+}
+WAYS = (*REQUEST_WAYS, *(way for ways in _OWN_WAYS.values() for way in ways))
+ROUTES = ("account", "offers", "create", "list", "describe", "destroy", "guard", "log", "notice", "volumes", "keys")
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One fault at one place: the n-th request of a route (of all requests if none is named) fails in this way."""
+
+    way: str
+    nth: int = 1
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Which faults may occur, and their parameters. By default: none."""
+
+    rates: Mapping[str, float] = field(default_factory=dict)  # way or route.way -> probability
+    strikes: tuple[Strike, ...] = ()
+    retry_after_s: float = 2.0
+    list_lag_s: float = 1.0  # maximum age of a stale list
+    slow_boot_s: float = 30.0
+    dearer_by: float = 1.5
+    take_after_s: tuple[float, float] = (5.0, 60.0)  # after create: when it is preempted or hangs
+    notice_s: float = 10.0
+    lie_s: float = 1.0  # how long a destroy that lied appears to have worked
+    stubborn_tries: int = 3
+    clock_skew_s: float = 0.0  # of the provider's clock relative to the true one
+
+    def __post_init__(self) -> None:
+        named = [(strike.of, strike.way) for strike in self.strikes]
+        named += [_split(name) for name in self.rates]
+        for route, way in named:
+            fitting = REQUEST_WAYS + _OWN_WAYS.get(route, () if route else WAYS)
+            if way not in fitting or (route and route not in ROUTES):
+                raise UsageError(
+                    what=f"The fake cloud has no failure {way!r}" + (f" at {route}." if route else "."),
+                    why=f"Ways: {', '.join(WAYS)}. Routes: {', '.join(ROUTES)}.",
+                    fix="homing rehearse --list-faults",
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "rates": dict(self.rates)}
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> Faults:
+        known = {item.name for item in dataclasses.fields(cls)}
+        for name in body:
+            if name not in known:
+                raise UsageError(
+                    f"The fake cloud has no fault setting {name!r}.", f"Known: {', '.join(sorted(known))}."
+                )
+        values = dict(body)
+        values["strikes"] = tuple(Strike(**strike) for strike in body.get("strikes", ()))
+        values["take_after_s"] = tuple(body.get("take_after_s", cls.take_after_s))
+        return cls(**values)
+
+
+class Dice:
+    """Decides for each request which faults occur. Its state can be saved, so that a restart continues the sequence."""
+
+    def __init__(self, faults: Faults, rng: Random) -> None:
+        self.faults, self.rng = faults, rng
+        self.counts: dict[str, int] = {}
+        self._chances = {route: _chances(faults, route) for route in ROUTES}
+
+    def throw(self, route: str) -> tuple[str, ...]:
+        """Return the faults of this request; at most one of them concerns the request itself."""
+        for name in ("", route):
+            self.counts[name] = self.counts.get(name, 0) + 1
+        ways = [s.way for s in self.faults.strikes if s.of in ("", route) and self.counts[s.of] == s.nth]
+        # Always draw the same number of times: whether one fault occurs must not shift all that come after it.
+        ways += [way for way, chance in self._chances[route] if self.rng.random() < chance]
+        about_request = [way for way in ways if way in REQUEST_WAYS][:1]
+        own = [way for way in ways if way in _OWN_WAYS.get(route, ())]
+        return (*about_request, *own)
+
+
+def _split(name: str) -> tuple[str, str]:
+    route, dot, way = name.rpartition(".")
+    return (route, way) if dot else ("", name)
+
+
+def _chances(faults: Faults, route: str) -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for name in sorted(faults.rates):
+        of, way = _split(name)
+        if of in ("", route) and way in REQUEST_WAYS + _OWN_WAYS.get(route, ()):
+            found.append((way, faults.rates[name]))
+    return found

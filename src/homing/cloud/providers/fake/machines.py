@@ -1,0 +1,112 @@
+"""The fake cloud's machines on this computer: a folder and a process tree each.
+
+    $HOMING_HOME/fake/machines/<instance id>/   work/ (files from its create call)  boot.log
+
+A rented machine has its own disk, and its programs get paths on it. Here all share one disk, so the folder replaces the
+root of that disk in the machine's arguments and boot.json. Each call may be repeated, even by a server that was killed
+and restarted: a machine's processes are found by a variable in their environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import signal
+import threading
+from pathlib import Path, PurePosixPath
+
+from homing.cloud.providers.base import wait_until
+from homing.cloud.providers.fake.provider import ROOT_DIR
+from homing.cloud.providers.process_tree import MACHINE_ENV, ProcessTree, inherited
+from homing.errors import HomingError
+from homing.wire import file_names
+from homing.world import World
+
+__all__ = ["HostMachines", "machine_prefix"]
+
+_LOG_BYTES = 4000
+_END_S = 60.0
+
+
+class HostMachines:
+    def __init__(self, root: Path, world: World) -> None:
+        self._root, self._world = root, world
+        self._to_end: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._end_them, daemon=True).start()
+
+    def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None:
+        folder = self._root / instance_id
+        if self._world.exists(folder / "started") or self._tree(instance_id).processes():
+            return  # started by an earlier server, which was killed before it could record that
+        self._world.mkdir(folder / "work")
+        try:
+            self._bring(folder, files)
+            own = {**inherited(self._world), **env, MACHINE_ENV: self._tree(instance_id).value}
+            here = [word.replace(ROOT_DIR, str(folder)) for word in argv]
+            self._world.spawn(here, env=own, cwd=folder / "work", log=folder / "boot.log")
+        except (OSError, ValueError, IndexError) as exc:
+            # The first command cannot start: the machine bills, and its log says why.
+            self._world.append(folder / "boot.log", f"{type(exc).__name__}: {exc}\n".encode())
+        self._world.write(folder / "started", b"")
+
+    def end(self, instance_id: str) -> None:
+        self._to_end.put(instance_id)
+
+    def is_running(self, instance_id: str) -> bool:
+        return bool(self._tree(instance_id).processes())
+
+    def notice(self, instance_id: str, seconds: float) -> None:
+        """Do nothing: as on EC2, the machine polls for notices at the URL in its boot.json."""
+
+    def freeze(self, instance_id: str) -> None:
+        tree = self._tree(instance_id)
+        tree.send(signal.SIGSTOP)
+        tree.send(signal.SIGSTOP)  # again, for processes that were starting during the first scan
+
+    def log(self, instance_id: str) -> str:
+        path = self._root / instance_id / "boot.log"
+        if not self._world.exists(path):
+            return ""
+        start = max(0, self._world.size(path) - _LOG_BYTES)
+        return self._world.read(path, start, _LOG_BYTES).decode("utf-8", "replace")
+
+    def wait_until_ended(self) -> bool:
+        """Wait; return False if something could not be ended in time, in which case a restarted server keeps trying."""
+        return wait_until(lambda: not self._to_end.unfinished_tasks, timeout_s=_END_S, every_s=0.05, world=self._world)
+
+    def _bring(self, folder: Path, files: dict[str, bytes]) -> None:
+        for name, data in files.items():
+            target = folder / "work" / _inside(name)
+            self._world.mkdir(target.parent)
+            # Only boot.json is text with paths; an archive must arrive unchanged.
+            content = data.replace(ROOT_DIR.encode(), str(folder).encode()) if name == file_names.BOOT else data
+            self._world.write(target, content)
+
+    def _tree(self, instance_id: str) -> ProcessTree:
+        return ProcessTree(MACHINE_ENV, machine_prefix(self._root) + instance_id, self._world)
+
+    def _end_them(self) -> None:
+        """End machines in a separate thread.
+
+        Killing a process tree takes a while, and the cloud has other requests to answer.
+        """
+        while True:
+            instance_id = self._to_end.get()
+            try:
+                self._tree(instance_id).end()
+            except HomingError:
+                self._to_end.put(instance_id)
+            finally:
+                self._to_end.task_done()
+
+
+def machine_prefix(root: Path) -> str:
+    """Return the start of the variable's value for machines in `root`: servers use the same instance numbers."""
+    return f"fake/{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]}/"
+
+
+def _inside(name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"{name!r} is outside the instance's work folder")
+    return path

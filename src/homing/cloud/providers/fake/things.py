@@ -1,0 +1,136 @@
+"""Data of the fake cloud: offers, settings, things that bill, and the interface of its machines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Protocol
+
+__all__ = [
+    "VOLUME_USD_PER_GB_HOUR",
+    "BillLine",
+    "FakeOffer",
+    "Machines",
+    "Settings",
+    "Thing",
+    "state_of",
+    "total_rate",
+]
+
+VOLUME_USD_PER_GB_HOUR = Decimal("0.0001")
+
+
+class Machines(Protocol):
+    """What runs the cloud's machines. Every call may be repeated; none may wait for a machine."""
+
+    def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None: ...
+
+    def end(self, instance_id: str) -> None: ...  # immediate and final; an unknown id is success
+
+    def is_running(self, instance_id: str) -> bool: ...
+
+    def notice(self, instance_id: str, seconds: float) -> None: ...  # it will be taken away; clouds send SIGTERM
+
+    def freeze(self, instance_id: str) -> None: ...
+
+    def log(self, instance_id: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class FakeOffer:
+    name: str
+    device: str
+    num_gpus: int
+    num_cores: int
+    memory_bytes: int
+    rate_usd_per_hour: str
+    disk_gb: int = 20
+    is_spot: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Properties of the cloud; unlike faults they are documented and can be relied on."""
+
+    has_guard: bool = True  # its own guard: ends an instance at a spend or a date
+    settle_s: float = 2.0  # how stale its list may be
+    boot_s: float = 0.5  # from create to the first command
+    destroy_s: float = 0.0  # from the delete call until it is gone; bills until then
+    retention_s: float = 86400.0  # how long ended instances are still described
+    deduplicates: bool = False  # by name; most real clouds do not
+
+
+@dataclass(frozen=True)
+class BillLine:
+    id: str
+    mark: str
+    since: float
+    until: float | None  # None: still billing
+    usd: Decimal
+    kind: str = "instance"
+
+
+@dataclass
+class Thing:
+    """An instance or a volume: anything that is billed."""
+
+    id: str
+    mark: str
+    rate_usd_per_hour: str
+    created_at: float
+    kind: str = "instance"
+    ended_at: float | None = None
+    ended_by: str = ""
+    offer: str = ""
+    # What it runs, until it has started.
+    files: dict[str, str] = field(default_factory=dict)  # base64
+    argv: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    # Scheduled changes; infinity: never.
+    boots_at: float = math.inf
+    dies_at: float = math.inf
+    notices_at: float = math.inf
+    taken_at: float = math.inf
+    hangs_at: float = math.inf
+    leaves_at: float = math.inf  # a delete call was accepted and takes effect then
+    guard_usd: str | None = None
+    guard_end_by: float | None = None
+    is_started: bool = False
+    is_dead: bool = False
+    is_hung: bool = False
+    is_noticed: bool = False
+    hidden_until: float = -math.inf  # a destroy that lied appears to have worked until then
+    tries_left: int = 0  # destroy calls still needed, if it is stubborn
+    leaves_volume: bool = False
+
+    def spend(self, now: float) -> Decimal:
+        until = now if self.ended_at is None else min(now, self.ended_at)
+        return Decimal(self.rate_usd_per_hour) * Decimal(str(max(0.0, until - self.created_at))) / 3600
+
+    def guarded_until(self) -> float:
+        """Return when the cloud's own guard ends it."""
+        ends = [self.guard_end_by if self.guard_end_by is not None else math.inf]
+        if self.guard_usd is not None:
+            ends.append(self.created_at + float(Decimal(self.guard_usd) / Decimal(self.rate_usd_per_hour)) * 3600)
+        return min(ends)
+
+
+def state_of(thing: Thing, at: float) -> str:
+    if (thing.ended_at is not None and thing.ended_at <= at) or at < thing.hidden_until:
+        return "deleted"
+    if thing.leaves_at < math.inf or thing.tries_left:
+        return "deleting"
+    if thing.is_dead:
+        return "failed"
+    if thing.is_noticed:
+        return "preempting"
+    if thing.is_started:
+        return "ready"
+    # A cloud acknowledges the call at once; the machine itself comes later.
+    return "requested" if at <= thing.created_at else "booting"
+
+
+def total_rate(offer: FakeOffer) -> Decimal:
+    """Return the rate of machine and disk together."""
+    return Decimal(offer.rate_usd_per_hour) + offer.disk_gb * VOLUME_USD_PER_GB_HOUR

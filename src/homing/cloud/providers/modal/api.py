@@ -1,0 +1,194 @@
+"""Calls to Modal's SDK, each with a deadline, and the mapping of its errors to ours.
+
+    ask      reads, and calls that may be repeated: retried while Modal is silent or busy, then ProviderSilent
+    create   once; Unsure if it may have taken effect, so that the adapter checks before it retries
+
+Knows nothing of what is rented or why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, TypeVar
+
+from homing.cloud.figures import Figures
+from homing.cloud.providers.rest import Unsure, Unwelcome
+from homing.errors import ProviderSilent
+from homing.store.modal.client import TIMEOUT_S, Door, Shut, failures, kind_of, open_door, text_of
+from homing.world import World
+
+__all__ = ["APP", "ModalApi"]
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+APP = "homing"  # contains all our sandboxes, of every home
+_TRIES = 3  # in addition to the SDK's own retries within a second
+_BUILD_S = 2400.0  # an image with torch, the first time
+_LOG_LINES = 200
+_RELOAD_S = 55
+_NO_ANSWER: Any = object()
+Sandboxes = list[Any]  # named outside the class, in which `list` is a method
+
+
+class ModalApi:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    @cached_property
+    def door(self) -> Door:
+        try:
+            return open_door(self._world)
+        except Shut as exc:
+            raise self._silent("No answer.", str(exc)) from exc
+
+    @cached_property
+    def workspace(self) -> str:
+        """Return the workspace's name, including the environment if one is set.
+
+        Another environment lists nothing of ours.
+        """
+
+        async def look() -> str:
+            found = self.door.sdk.Workspace.from_context(client=self.door.client)
+            await found.hydrate.aio()
+            return str(found.name or "")
+
+        name = self.ask("Workspace", look)
+        if not name:
+            raise self._silent("Modal did not report the token's workspace.", "The workspace name is empty.")
+        return f"{name}/{self.door.environment}" if self.door.environment else name
+
+    # --- app, volume, image and rates ---
+
+    def app(self, *, may_create: bool) -> Any | None:
+        """Return our app; None if it was never created, so that there is nothing in it."""
+        names = {"create_if_missing": may_create, "client": self.door.client}
+        return self.ask("App.lookup", lambda: self.door.sdk.App.lookup.aio(APP, **names), absent=None)
+
+    def volume(self, name: str) -> Any:
+        return self.door.sdk.Volume.from_name(name, version=2, client=self.door.client)
+
+    def build(self, image: Any, app: Any) -> None:
+        self.ask("Image.build", lambda: image.build.aio(app), timeout_s=_BUILD_S)
+
+    def rates(self) -> dict[str, Decimal]:
+        """Return Modal's own rates in dollars per hour; empty if this account or client cannot query them."""
+
+        async def look() -> dict[str, Any]:
+            return dict(await self.door.sdk.Workspace.from_context(client=self.door.client).billing.rates.aio())
+
+        try:
+            reported, read = self.ask("billing.rates", look), Figures("modal")
+        except Unwelcome as exc:
+            if exc.status == 401:
+                raise
+            return {}
+        rates = {name: read.rate(name, value) for name, value in reported.items()}
+        for problem in read.problems:
+            log.warning("%s Using the table of published rates.", problem)
+        return {name: rate for name, rate in rates.items() if rate}
+
+    # --- sandboxes ---
+
+    def create(self, argv: list[str], timeout_s: float, **wanted: Any) -> Any:
+        """Create a sandbox and return it once scheduled; raises Unsure or Unwelcome.
+
+        After `timeout_s` in the queue the SDK withdraws it.
+        """
+        door = self.door
+        try:
+            return door.call(lambda: door.sdk.Sandbox.create.aio(*argv, client=door.client, **wanted), timeout_s)
+        except failures() as exc:
+            if kind_of(exc) == "silent":
+                raise Unsure(f"{type(exc).__name__}: {text_of(exc)}") from exc
+            raise self._refusal(exc, "Sandbox.create") from exc
+
+    def by_name(self, name: str) -> Any | None:
+        names = {"client": self.door.client}
+        return self.ask(
+            "Sandbox.from_name", lambda: self.door.sdk.Sandbox.from_name.aio(APP, name, **names), absent=None
+        )
+
+    def by_id(self, sandbox_id: str) -> Any | None:
+        names = {"client": self.door.client}
+        return self.ask("Sandbox.from_id", lambda: self.door.sdk.Sandbox.from_id.aio(sandbox_id, **names), absent=None)
+
+    def list(self, app: Any, tags: dict[str, str]) -> Sandboxes:
+        """Return the running sandboxes. One that ends meanwhile is simply not included."""
+
+        async def look() -> Sandboxes:
+            found = self.door.sdk.Sandbox.list.aio(app_id=app.app_id, tags=tags, client=self.door.client)
+            return [sandbox async for sandbox in found]
+
+        return self.ask("Sandbox.list", look)
+
+    def tags(self, sandbox: Any) -> dict[str, str]:
+        return dict(self.ask("Sandbox.get_tags", sandbox.get_tags.aio, absent={}))
+
+    def terminate(self, sandbox: Any) -> None:
+        self.ask("Sandbox.terminate", sandbox.terminate.aio, absent=None)
+
+    def log(self, sandbox: Any) -> str:
+        async def read() -> str:
+            return "".join([entry.message async for entry in sandbox.logs.tail.aio(_LOG_LINES)])
+
+        try:
+            return self.ask("Sandbox.logs", read, absent="")
+        except (Unwelcome, ProviderSilent) as exc:
+            return f"(could not read Modal's log: {exc.why})"  # read in addition to an error that is reported anyway
+
+    def reload(self, sandbox: Any) -> str:
+        """Reload the mounts; return why that failed, or ""."""
+        try:
+            self.door.call(lambda: sandbox.reload_volumes.aio(timeout=_RELOAD_S), _RELOAD_S + 5)
+        except failures() as exc:
+            return text_of(exc)
+        return ""
+
+    def let_go(self, sandbox: Any) -> None:
+        """Close the direct connection that the SDK opened to the sandbox."""
+        with contextlib.suppress(*failures()):
+            self.door.call(sandbox.detach.aio)
+
+    # --- calls ---
+
+    def ask(
+        self, what: str, make: Callable[[], Awaitable[T]], *, timeout_s: float = TIMEOUT_S, absent: T = _NO_ANSWER
+    ) -> T:
+        """Run a call with retries; `absent` is returned if Modal itself says that there is none."""
+        door = self.door
+        for number in range(1, _TRIES + 1):
+            try:
+                return door.call(make, timeout_s)
+            except failures() as exc:
+                kind = kind_of(exc)
+                if kind == "absent" and absent is not _NO_ANSWER:
+                    return absent
+                if kind not in ("busy", "silent"):
+                    raise self._refusal(exc, what) from exc
+                problem = text_of(exc)
+            if number < _TRIES:
+                self._world.sleep(0.5 * 2**number)
+        raise self._silent(f"{what} failed {_TRIES} times.", problem)
+
+    def _silent(self, what: str, problem: str) -> ProviderSilent:
+        return ProviderSilent(
+            what=f"modal is not responding: {what}",
+            why=problem,
+            doubt="The current state is unknown; instances may still be billing.",
+            fix="Try again in a minute: homing runs   Modal's own page: https://modal.com/apps",
+        )
+
+    def _refusal(self, exc: BaseException, what: str) -> Unwelcome:
+        name = type(exc).__name__
+        if name in ("AuthError", "PermissionDeniedError"):
+            fix = "modal setup   or a new token from https://modal.com/settings/tokens"
+            return Unwelcome(
+                "modal rejected the token.", f"{text_of(exc)} ({self.door.who})", fix, status=401, text=name
+            )
+        fix = "See Modal's message above; its web console may show more: https://modal.com/apps"
+        return Unwelcome(f"modal refused {what}.", text_of(exc), fix, status=400, text=name)

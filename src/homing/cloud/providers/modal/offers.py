@@ -1,0 +1,137 @@
+"""Modal's offers: a table of its GPUs, at the rates that Modal reports or, failing that, at dated ones.
+
+    GPUs x 1, 2, 4, 8  ->  GPU + reserved cores + reserved memory  ->  one rate per hour
+
+Modal bills the larger of what is reserved and what is used, so usage is capped at the reservation: then the rate is the
+maximum. There is no list of free GPUs: a sandbox without a free GPU waits in a queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from homing.cloud.providers.base import Needs, Offer, lack
+from homing.cloud.providers.fixed_prices import find_price
+from homing.gpus import GPUS
+
+__all__ = ["CPU_ONLY", "Size", "gpu_string", "make_offers", "rate_key"]
+
+CPU_ONLY = "cpu"
+_CPU_ONLY_FACTOR = 2  # a machine without a GPU gets twice as much as one GPU would: the CPU does all the work
+LIFETIME_S = 86400.0  # no sandbox lives longer
+_BOOT_S = 90.0  # a container with a large image; includes the agent's bootstrap and first push
+_COUNTS = (1, 2, 4, 8)
+# Sandboxes pay about three times the price of functions for cores and memory: modal.com/pricing, 2026-06-27.
+_CORE_USD_PER_HOUR = Decimal("0.1419")
+_GIB_USD_PER_HOUR = Decimal("0.0242")
+_REST_SOURCE = "copied from modal.com/pricing on 2026-06-27"
+
+
+@dataclass(frozen=True)
+class Card:
+    name: str  # Modal's name
+    device: str  # our name
+    most: int  # in one machine
+    asked_as: str = ""  # if the plain name may yield another GPU
+
+
+_CARDS = (
+    Card("T4", "T4", 8),
+    Card("L4", "L4", 8),
+    Card("A10", "A10", 4),
+    Card("A10G", "A10G", 4),
+    Card("L40S", "L40S", 8),
+    Card("A100-40GB", "A100-40GB", 8),
+    Card("A100-80GB", "A100", 8),
+    Card("RTX-PRO-6000", "RTXPRO6000", 8),
+    Card("H100", "H100", 8, "H100!"),  # otherwise Modal may give an H200, which is not the GPU that was planned for
+    Card("H200", "H200", 8),
+    Card("B200", "B200", 8),
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Cores and memory per GPU, or of a machine without one."""
+
+    cores: float
+    memory_bytes: int
+
+    def of(self, num_gpus: int) -> tuple[float, int]:
+        """Return cores and MiB of the whole machine, as the create call takes them."""
+        factor = num_gpus or _CPU_ONLY_FACTOR
+        return self.cores * factor, self.memory_bytes * factor // 2**20
+
+
+def make_offers(needs: Needs, size: Size, rates: Mapping[str, Decimal]) -> list[Offer]:
+    """Return the offers that meet the needs, the lowest rate first.
+
+    `rates` has Modal's own rates; empty if it gave none.
+    """
+    found = [_offer(card, count, size, rates) for card in _CARDS for count in _COUNTS if count <= card.most]
+    found.append(_cpu_offer(size))
+    fitting = [offer for offer in found if not lack(offer, needs)]
+    return sorted(fitting, key=lambda offer: (offer.rate_usd_per_hour, offer.name))
+
+
+def gpu_string(offer: Offer) -> str | None:
+    """Return the GPU string for the create call; None for a machine without a GPU."""
+    if not offer.num_gpus:
+        return None
+    card = next(card for card in _CARDS if card.name == offer.name.partition(":")[0])
+    return f"{card.asked_as or card.name}:{offer.num_gpus}"
+
+
+def rate_key(name: str) -> str:
+    """Return the key of a GPU in Modal's list of rates: gpu_hour_cost_a100_80gb."""
+    plain = "A10" if name == "A10G" else name
+    return "gpu_hour_cost_" + plain.lower().replace("-", "_")
+
+
+def _offer(card: Card, count: int, size: Size, rates: Mapping[str, Decimal]) -> Offer:
+    rate, price = rates.get(rate_key(card.name)), find_price("modal", card.name)
+    as_of, source = None, f"of Modal; cores and memory {_REST_SOURCE}"
+    if rate is None:
+        assert price is not None, f"{card.name} has no listed rate"
+        rate, as_of, source = price.usd_per_hour, price.as_of, price.text
+    cores, _ = size.of(count)
+    return Offer(
+        provider="modal",
+        name=card.name if count == 1 else f"{card.name}:{count}",
+        device=card.device,
+        num_gpus=count,
+        num_cores=max(1, int(cores)),
+        memory_bytes=GPUS[card.device].memory_gib * 2**30,
+        rate_usd_per_hour=rate * count + _rest_usd(count, size),
+        boot_s=_BOOT_S,
+        as_of=as_of,
+        rate_source=source,
+        lifetime_s=LIFETIME_S,
+    )
+
+
+def _cpu_offer(size: Size) -> Offer:
+    cores, mib = size.of(0)
+    price = find_price("modal", "T4")
+    assert price is not None, "the dated table has Modal's rows"
+    return Offer(
+        provider="modal",
+        name=CPU_ONLY,
+        device="CPU",
+        num_gpus=0,
+        num_cores=max(1, int(cores)),
+        memory_bytes=mib * 2**20,
+        rate_usd_per_hour=_rest_usd(0, size),
+        boot_s=_BOOT_S,
+        as_of=price.as_of,
+        rate_source=_REST_SOURCE,
+        lifetime_s=LIFETIME_S,
+    )
+
+
+def _rest_usd(num_gpus: int, size: Size) -> Decimal:
+    cores, mib = size.of(num_gpus)
+    usd = Decimal(str(cores)) * _CORE_USD_PER_HOUR + Decimal(mib) / 1024 * _GIB_USD_PER_HOUR
+    return usd.quantize(Decimal("0.0001"))

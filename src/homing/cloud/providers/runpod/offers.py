@@ -1,0 +1,134 @@
+"""Offers from RunPod's live catalogue: GPU, number of GPUs, location, availability and rate.
+
+    GET /catalog/gpus?include=AVAILABILITY&product=POD&count=N&cloud=...&minCudaVersion=...   once per cloud and count
+
+An offer's name holds all that create needs to request it again. Availability is a hint, not a reservation.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlencode
+
+from homing.cloud.figures import Figures
+from homing.cloud.providers.base import Offer
+from homing.cloud.providers.rest import Api
+from homing.gpus import Gpu, find_gpu
+
+__all__ = ["ANYWHERE", "COUNTS", "Choice", "Wanted", "dollars", "find", "storage_rate"]
+
+log = logging.getLogger(__name__)
+COUNTS = (1, 2, 4, 8)  # queried if any number will do
+ANYWHERE = "any"  # as a region: RunPod places the pod
+# Storage is not in the catalogue: dollars per GB and month from RunPod's price page of 2026-08.
+_DISK_USD_PER_GB_MONTH = Decimal("0.10")
+_HOURS_PER_MONTH = Decimal(730)
+_ROUND = Decimal("0.0001")  # RunPod sends 32-bit floats: 3.29 arrives as 3.2899999618530273
+_BOOT_S = 240.0  # pull the image, create the environment, fetch the inputs
+_MOST_GB = 10**6
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The query for the catalogue."""
+
+    counts: tuple[int, ...]
+    clouds: tuple[str, ...]  # secure, community
+    disk_gb: int  # of the container, included in the rate
+    free_bytes: int  # part of it that is free for a run
+    min_cuda: str  # minimum CUDA version of the host's driver
+    data_centers: tuple[str, ...] = ()  # allowed data centers; (): any
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The parts of an offer's name."""
+
+    gpu_id: str
+    count: int
+    cloud: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.gpu_id} x{self.count} {self.cloud}"
+
+    @classmethod
+    def of(cls, name: str) -> Choice:
+        found = re.fullmatch(r"(.+) x(\d+) (secure|community)", name)
+        assert found is not None, f"{name!r} is not a runpod offer"
+        return cls(found[1], int(found[2]), found[3])
+
+
+def find(api: Api, wanted: Wanted) -> list[Offer]:
+    return [
+        offer
+        for cloud in wanted.clouds
+        for count in wanted.counts
+        for body in api.items(_query(wanted, cloud, count), "gpus")
+        for offer in _offers(body, wanted, cloud, count)
+    ]
+
+
+def dollars(amount: Decimal) -> Decimal:
+    return amount.quantize(_ROUND)
+
+
+def storage_rate(num_gb: int) -> Decimal:
+    """Return dollars per hour for that much container disk, which the API's rate does not include."""
+    return (num_gb * _DISK_USD_PER_GB_MONTH / _HOURS_PER_MONTH).quantize(_ROUND)
+
+
+def _query(wanted: Wanted, cloud: str, count: int) -> str:
+    asked = {"include": "AVAILABILITY", "product": "POD", "count": count, "cloud": cloud.upper()}
+    return "/catalog/gpus?" + urlencode({**asked, "minCudaVersion": wanted.min_cuda})
+
+
+def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Iterator[Offer]:
+    """Yield one offer for any location, or one for each data center that the run file allows and that has stock.
+
+    Skips GPUs that are not available now or could not run our torch.
+    """
+    read, stock = Figures("runpod"), str(body.get("availability", "NONE"))
+    rate, most = read.rate("price", body["price"][cloud]), read.whole("maxCount", body["maxCount"][cloud])
+    memory_gb = read.whole("memory", body["memory"], _MOST_GB)
+    if read.problems:
+        log.warning("Skipping offer %s: %s", body.get("id"), " ".join(read.problems))
+    if rate is None or most is None or memory_gb is None:
+        return
+    card, rate = _card(str(body["id"]), memory_gb), dollars(rate)
+    if not body[cloud] or stock == "NONE" or rate <= 0 or count > most:
+        return
+    if body["manufacturer"] != "NVIDIA":
+        return
+    levels = {str(place["id"]): str(place["availability"]) for place in body.get("dataCenters") or ()}
+    places = {name: level for name, level in levels.items() if level != "NONE"}
+    if wanted.data_centers:
+        places = {name: level for name, level in places.items() if name in wanted.data_centers}
+    for region, level in places.items() if wanted.data_centers else [(ANYWHERE, stock)]:
+        yield Offer(
+            provider="runpod",
+            name=Choice(str(body["id"]), count, cloud).name,
+            device=card.name if card else str(body["name"]),
+            num_gpus=count,
+            num_cores=0,  # unknown until it runs
+            memory_bytes=min(memory_gb, card.memory_gib if card else _MOST_GB) * 2**30,
+            rate_usd_per_hour=rate * count + storage_rate(wanted.disk_gb),
+            disk_bytes=wanted.free_bytes,
+            region=region,
+            boot_s=_BOOT_S,
+            cloud=cloud,
+            stock=level.lower() + (f" in {len(places)} data centers" if region == ANYWHERE and places else ""),
+        )
+
+
+def _card(name: str, memory_gb: int) -> Gpu | None:
+    """Return our GPU of that name if its memory agrees: one name may contain another (A40 and A4000)."""
+    card = find_gpu(name)
+    if card is None or abs(card.memory_gib - memory_gb) > 0.1 * card.memory_gib:
+        return None
+    return card

@@ -1,0 +1,112 @@
+"""RunPod's network volumes: disks in one data center that outlive pods and bill until deleted.
+
+ours       homing-<owner6>-NAME: created on demand, listed, and deleted at the user's request; never with a pod
+others     by id or name: mounted, and never changed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from homing.cloud.figures import read_figure
+from homing.cloud.providers.base import Resource
+from homing.cloud.providers.rest import Api, Unsure
+from homing.cloud.providers.runpod.refusals import CONSOLE
+from homing.errors import CreateFailed, UsageError
+from homing.units import format_bytes, format_usd
+
+__all__ = ["Volume", "check_volume", "find_volume", "list_volumes", "make_volume", "monthly_usd", "resource"]
+
+# RunPod's price page of 2026-08, dollars per GB and month: up to 1 TB, and above.
+_USD_PER_GB_MONTH = (Decimal("0.07"), Decimal("0.05"))
+# The API reports no price for a high-performance volume: assume twice the standard price. None of ours is one.
+_HIGH_PERFORMANCE = 2
+_FIRST_GB = 1000
+_HOURS_PER_MONTH = Decimal(730)
+_LOOKS = 3
+_MOST_GB = 10**7
+
+
+@dataclass(frozen=True)
+class Volume:
+    id: str
+    name: str
+    num_gb: int
+    data_center: str
+    kind: str
+
+
+def list_volumes(api: Api) -> list[Volume]:
+    return [_volume(body) for body in api.items("/network-volumes", "networkVolumes")]
+
+
+def find_volume(volumes: list[Volume], wanted: str, prefix: str) -> Volume | None:
+    """Find a volume by id, by full name, or by its name in the run file; raises UsageError if two match."""
+    found = [each for each in volumes if wanted in (each.id, each.name) or each.name == f"{prefix}{wanted}"]
+    if len(found) > 1:
+        ids = ", ".join(f"{each.id} in {each.data_center}" for each in found)
+        raise UsageError(
+            what=f"More than one network volume is named {wanted!r}.",
+            why=f"On runpod: {ids}.",
+            fix="cloud.runpod.volume: ID",
+        )
+    return found[0] if found else None
+
+
+def make_volume(api: Api, name: str, num_gb: int, data_center: str, settle_s: float) -> Volume:
+    """Create exactly one volume: the API does not deduplicate by name, so after a lost answer the list is checked."""
+    # The type is given, because a data center's default may be the more expensive one.
+    body = {"name": name, "size": num_gb, "dataCenter": data_center, "type": "STANDARD"}
+    try:
+        return _volume(api.post("/network-volumes", body))
+    except Unsure as exc:
+        for look in range(_LOOKS):
+            if look:
+                api.world.sleep(settle_s / (_LOOKS - 1))
+            made = next((each for each in list_volumes(api) if each.name == name), None)
+            if made is not None:
+                return made
+        raise CreateFailed(
+            what=f"runpod may have created the network volume {name}.",
+            why=f"{exc}. It is not listed.",
+            fix="homing reconcile   shows it once the provider lists it; then launch again",
+        ) from exc
+
+
+def resource(volume: Volume) -> Resource:
+    month = monthly_usd(volume.num_gb, volume.kind)
+    text = f"{volume.num_gb} GB in {volume.data_center}, {format_usd(month)} a month until it is deleted"
+    if not volume.num_gb:
+        text = f"in {volume.data_center}; runpod reports no valid size, so its price is unknown"
+    rate = month / _HOURS_PER_MONTH
+    return Resource("volume", volume.id, volume.name, "runpod", rate, detail=text, is_kept=True)
+
+
+def monthly_usd(num_gb: int, kind: str = "STANDARD") -> Decimal:
+    first, more = _USD_PER_GB_MONTH
+    usd = min(num_gb, _FIRST_GB) * first + max(0, num_gb - _FIRST_GB) * more
+    return usd * (_HIGH_PERFORMANCE if kind == "HIGH_PERFORMANCE" else 1)
+
+
+def check_volume(volume: Volume, settings: dict[str, Any]) -> None:
+    places = settings["data_centers"]
+    if places and volume.data_center not in places:
+        raise UsageError(
+            what=f"The network volume {volume.name} is in {volume.data_center}.",
+            why=f"cloud.runpod.data_centers allows {', '.join(places)}, and a pod must be where its volume is.",
+            fix=f"cloud.runpod.data_centers: [{volume.data_center}]",
+        )
+    if volume.num_gb * 10**9 < settings["volume_size"]:
+        raise UsageError(
+            what=f"The network volume {volume.name} has {volume.num_gb} GB.",
+            why=f"cloud.runpod.volume_size is {format_bytes(settings['volume_size'])}; homing does not resize volumes.",
+            fix=f"Resize it at {CONSOLE}/user/storage, or lower cloud.runpod.volume_size",
+        )
+
+
+def _volume(body: dict[str, Any]) -> Volume:
+    # A volume with an implausible size is listed all the same, so that it can be deleted.
+    size = read_figure(body["size"], _MOST_GB)
+    return Volume(str(body["id"]), str(body["name"]), int(size or 0), str(body["dataCenter"]), str(body["type"]))

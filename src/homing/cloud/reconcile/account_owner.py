@@ -1,0 +1,199 @@
+"""Check which account rented an instance: in another account it is invisible to this key, but may still bill.
+
+    check_account   before an instance is taken for gone: raises OtherAccount, or the provider's error
+    note_account    an instance that a key shows is in the account of that key
+    check_own       a guard resumes a run in the account where it began, or not at all
+    vouch           a person's assurance that this key belongs to the account that rented it
+
+An account is what its provider calls it: a number, a workspace, a user; if its API does not tell, a hash of the key.
+None in the ledger means unknown: then the current key is assumed to be the right one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from homing.cloud.accounts import ACCOUNTS
+from homing.cloud.ask_providers import ask_all
+from homing.cloud.home import Home
+from homing.cloud.ledger.ledger import LedgerLine
+from homing.cloud.providers.base import KEY_ACCOUNT, Provider, names_of
+from homing.errors import HomingError, OtherAccount, ProviderSilent
+
+__all__ = ["accounts_unseen", "check_account", "check_own", "is_elsewhere", "note_account", "say", "use_again", "vouch"]
+
+_ASK_AGAIN_S = 600.0
+
+
+def check_account(home: Home, provider: Provider, line: LedgerLine) -> None:
+    rented = _rented(home, line)
+    if rented is None:
+        return
+    here = names_of(provider)
+    if rented in here:
+        return
+    if line.instance_id is not None and provider.describe(line.instance_id).state != "gone":
+        if not _is_unreported(rented, here[0]):
+            with contextlib.suppress(HomingError):  # this key shows it, so its account is known
+                home.ledger.update(line.mark, account=here[0])
+        return
+    _check_known(provider.name, rented, here[0], f"homing destroy {line.run_id or line.mark}")
+    raise OtherAccount(
+        what=f"{line.mark} may be billing: the current key is not from the account that rented it.",
+        why=_why(provider.name, rented, here[0]),
+        fix=_fix(provider, line),
+    )
+
+
+def is_elsewhere(home: Home, line: LedgerLine) -> bool:
+    """Return whether it is known to be in another account.
+
+    A provider that cannot be asked does not count as another.
+    """
+    try:
+        check_account(home, home.provider_of(line), line)
+    except OtherAccount:
+        return True
+    except (HomingError, OSError):
+        return False
+    return False
+
+
+def note_account(
+    home: Home, provider: Provider, lines: Sequence[LedgerLine], *, patience_s: float | None = None
+) -> None:
+    """Record the account of lines that this key shows, where it may be new: unknown, or known only by a key's hash.
+
+    These instances are visible and alive, so nothing depends on this today, and a guard has more urgent work. One
+    request for all of them, with a deadline; a provider that did not answer is not asked again for a while.
+    """
+    unsure = [line for line in lines if line.account is None or line.account.startswith(KEY_ACCOUNT)]
+    now, since = home.world.monotonic(), home.unanswered_at.get(provider.name)
+    if not unsure or (since is not None and now - since < _ASK_AGAIN_S):
+        return
+    account = ask_all({provider.name: provider.account}, home.world, patience_s)[provider.name]
+    if not isinstance(account, str):
+        home.unanswered_at[provider.name] = now
+        return
+    with home.ledger.at_once():
+        for line in unsure:
+            if account != line.account:
+                home.ledger.update(line.mark, account=account)
+
+
+def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> None:
+    """Raise OtherAccount if this key is another account's: no person is there to agree that it pays for the run."""
+    before = [line for line in lines if line.provider == provider_name and line.account is not None]
+    if not before:
+        return
+    rented, here = str(before[-1].account), names_of(home.provider(provider_name))
+    if rented not in here:
+        name = before[-1].run_id
+        _check_known(provider_name, rented, here[0], f"homing launch {name} --resume")
+        raise OtherAccount(
+            what=f"The current {provider_name} key is not from the account that {name} started in.",
+            why=_why(provider_name, rented, here[0]),
+            fix=f"{use_again(provider_name)}, or resume in this account: homing launch {name} --resume",
+        )
+
+
+def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
+    """Return one sentence per provider with accounts in the ledger that the current keys do not cover.
+
+    Resources kept there on request keep billing, and no list shows them. A changed key alone does not mean another
+    account.
+    """
+    rented: dict[str, set[str]] = {}
+    for line in lines:
+        if line.account is not None and not line.account.startswith(KEY_ACCOUNT) and home.is_ours(line.mark):
+            rented.setdefault(line.provider, set()).add(line.account)
+    notes = []
+    for name, here in ask_all({name: home.provider(name).account for name in rented}, home.world).items():
+        is_known = isinstance(here, str) and not here.startswith(KEY_ACCOUNT)
+        others = sorted(rented[name] - {here}) if is_known else []
+        if others:
+            notes.append(f"{name}: the current key is from {here} and cannot show what is kept in {', '.join(others)}.")
+    return notes
+
+
+def vouch(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
+    """Set the account of these lines to this key's, on a person's assurance. Return the changes as sentences.
+
+    If the provider or the ledger fails, the line stays unchanged and a warning says so; the destroy is tried all the
+    same.
+    """
+    notes = []
+    for line in lines:
+        try:
+            here = home.provider_of(line).account()
+            home.ledger.update(line.mark, account=here)
+        except (HomingError, OSError) as exc:
+            why = (str(exc) or type(exc).__name__).splitlines()[0]
+            notes.append(f"warning: Could not record that {line.mark} is in the same account: {why}")
+            continue
+        if line.account is not None and line.account != here:
+            notes.append(
+                f"{line.mark} was rented by {line.account}; as you confirmed, your {line.provider} key is too."
+            )
+    return notes
+
+
+def say(exc: HomingError) -> str:
+    """Return what, why and fix in one line."""
+    return " ".join(part for part in (exc.what, exc.why, exc.fix) if part)
+
+
+def _check_known(provider_name: str, rented: str, here: str, command: str) -> None:
+    if not _is_unreported(rented, here):
+        return
+    by_hand = f"{command} --same-account" if "destroy" in command else command
+    raise ProviderSilent(
+        what=f"{provider_name} currently does not report which account this key is from.",
+        why=f"The account that rented it is {rented}.",
+        doubt="Instances that this key cannot see may keep billing.",
+        fix=f"Try again in a minute: homing runs   or, if this key may not query its account: {by_hand}",
+    )
+
+
+def _is_unreported(rented: str, here: str) -> bool:
+    """Return whether the provider named the account earlier but now yields only a hash of the key.
+
+    That does not mean that it is another account.
+    """
+    return here.startswith(KEY_ACCOUNT) and not rented.startswith(KEY_ACCOUNT)
+
+
+def _rented(home: Home, line: LedgerLine) -> str | None:
+    """Return the line's current account, or as read earlier if the ledger cannot be read (full disk)."""
+    with contextlib.suppress(HomingError):
+        return home.ledger.account(line.mark) or line.account
+    return line.account
+
+
+def _why(provider_name: str, rented: str, here: str) -> str:
+    text = f"It was rented with {_words(rented)}; the current one is {_words(here)}, which sees only its own account."
+    if rented.startswith(KEY_ACCOUNT) or here.startswith(KEY_ACCOUNT):
+        text += f" {provider_name} does not report whether both are from the same account."
+    return text
+
+
+def _words(account: str) -> str:
+    is_key = account.startswith(KEY_ACCOUNT)
+    return f"the key {account.removeprefix(KEY_ACCOUNT)}" if is_key else f"a key from {account}"
+
+
+def _fix(provider: Provider, line: LedgerLine) -> str:
+    destroy, look = f"homing destroy {line.run_id or line.mark}", f"   or see {provider.page}" if provider.page else ""
+    return (
+        f"{use_again(provider.name)}, then: {destroy}{look}"
+        f"   or, if the current key is from the same account: {destroy} --same-account"
+    )
+
+
+def use_again(provider_name: str) -> str:
+    account = ACCOUNTS.get(provider_name)
+    if account is None:
+        return "Use the key of that account again"
+    profile = " or its profile" if account.login else ""
+    return f"Use the key of that account again ({', '.join(account.keys)}{profile})"

@@ -1,0 +1,257 @@
+"""Adopt a run of another home: take over its lease, attempts, spend and run documents.
+
+    stored_runs -> propose (what it is, costs and runs) -> adopt: lease, then ledger, documents, record, refresh
+
+The lease comes first: from then on the other home writes nothing more. If killed afterwards, the same command continues
+where it left off. The spend of an open attempt is recomputed, because a record is only as current as its last write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import shlex
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+from homing.cloud.contact.heartbeats import read_document
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger import lease as leases
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.ledger import ADOPTED, RESTORED, Adopted, LedgerLine, RunRow
+from homing.cloud.ledger.mark import owner_in
+from homing.cloud.ledger.run_record import write_record
+from homing.cloud.reconcile.receipt import counted
+from homing.cloud.reconcile.reconcile import refresh
+from homing.errors import IntegrityError, UsageError
+from homing.store import NotInStore, Store, run_key
+from homing.wire import codec, file_names
+from homing.wire.control_files import Heartbeat
+from homing.wire.run_json import Run
+from homing.wire.shard_manifest import DataManifest
+from homing.wire.stored_record import Attempt, Lease, RunRecord
+
+__all__ = ["Proposal", "adopt", "lines_of", "propose", "stored_runs"]
+
+_DATA = "data"  # in the run's folder at home: what a resume needs to know of the shards, which stay in the store
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What adopting would take over; nothing has changed yet."""
+
+    record: RunRecord
+    lease: Lease | None  # the current one
+    lines: list[LedgerLine]  # its attempts as ledger lines
+    spend_usd: Decimal
+    is_ours: bool  # this home owns it and has it in its ledger
+
+    @property
+    def live(self) -> list[LedgerLine]:
+        return [line for line in self.lines if line.destroyed_at is None]
+
+    @property
+    def owner(self) -> str:
+        return self.lease.owner if self.lease is not None else self.record.owner
+
+    @property
+    def host(self) -> str:
+        return (self.lease.host if self.lease is not None else self.record.host) or self.owner
+
+
+def stored_runs(store: Store) -> list[RunRecord]:
+    """Return the records of all runs in the store, newest first."""
+    found = []
+    for entry in store.list(file_names.STORE_RUNS + "/"):
+        parts = entry.key.split("/")
+        if len(parts) == 3 and parts[2] == file_names.RECORD:
+            record = read_document(store, entry.key, RunRecord)
+            found += [record] if record is not None else []
+    return sorted(found, key=lambda record: (record.created_at, record.run_id), reverse=True)
+
+
+def propose(store: Store, wanted: str, home: Home) -> Proposal:
+    """Return the proposal for a run id or name. A name means its run with an open attempt, else the newest."""
+    records = stored_runs(store)
+    found = [each for each in records if wanted in (each.run_id, each.run_name)]
+    # Stable sort: the newest stays first. The writers' clocks only order the runs that have ended.
+    found.sort(key=lambda each: (each.run_id != wanted, all(one.ended_at is not None for one in each.attempts)))
+    record = next(iter(found), None)
+    if record is None:
+        known = [name for each in records for name in (each.run_id, each.run_name)]
+        near = difflib.get_close_matches(wanted, known, n=1)
+        raise UsageError(
+            what=f"There is no run {wanted!r} in {store.url}.",
+            why=f"Did you mean {near[0]}?" if near else f"It has records of {len(records)} runs.",
+            fix=f"homing adopt {shlex.quote(store.url)}   lists them",
+        )
+    return _proposal(record, leases.newest(store, record.run_id), home)
+
+
+def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[str]]:
+    """Adopt the run. Return its ledger row, and one sentence per thing that could not be asked or copied."""
+    run_id = proposal.record.run_id
+    if proposal.is_ours:
+        return _settled(home, run_id, [])
+    if proposal.lease is None or proposal.lease.owner != home.owner:
+        after = proposal.lease.number if proposal.lease is not None else 0
+        who = {"owner": home.owner, "host": home.world.host(), "mark": _mark_to_keep(proposal)}
+        leases.take(store, run_id, **who, after=after, world=home.world)
+    # Read again under our lease: the previous owner may have written it while the person was being asked.
+    record = read_document(store, run_key(run_id, file_names.RECORD), RunRecord) or proposal.record
+    lines = [_restored(home, line) for line in _by_our_clock(lines_of(record), _last_word(store, run_id), home)]
+    home.ledger.adopt_run(_row(record, store), lines, _foreign(record, home))
+    problems = _fetch_documents(store, record, home)
+    write_record(home, run_id, store)
+    return _settled(home, run_id, problems)
+
+
+def _settled(home: Home, run_id: str, problems: list[str]) -> tuple[RunRow, list[str]]:
+    """Return the run after a refresh from the providers and the store, as far as they can be asked from here."""
+    problems = problems + refresh(home)
+    row = home.ledger.run(run_id)
+    assert row is not None, run_id
+    return row, problems
+
+
+def _proposal(record: RunRecord, lease: Lease | None, home: Home) -> Proposal:
+    known = home.ledger.run(record.run_id)
+    is_ours = lease is not None and lease.owner == home.owner and known is not None and known.state != ADOPTED
+    lines = home.ledger.lines(record.run_id) if is_ours else lines_of(record)
+    return Proposal(record, lease, lines, meter.total_spend(lines, home.world.now()), is_ours)
+
+
+def _mark_to_keep(proposal: Proposal) -> str:
+    """Return the mark of the instance that may keep writing: the lease's, unless the record says that it ended."""
+    open_marks = [line.mark for line in proposal.live]
+    known = [line.mark for line in proposal.lines]
+    held = proposal.lease.mark if proposal.lease is not None else ""
+    if held in open_marks or held not in known:
+        return held or (open_marks[-1] if open_marks else "")
+    return open_marks[-1] if open_marks else ""
+
+
+def _restored(home: Home, line: LedgerLine) -> LedgerLine:
+    """Flag an open line that this home's own ledger had lost: what it had seen of the instance is lost too."""
+    is_lost = line.destroyed_at is None and home.is_ours(line.mark)
+    return dataclasses.replace(line, note=RESTORED + line.note) if is_lost else line
+
+
+def lines_of(record: RunRecord) -> list[LedgerLine]:
+    return [_line(record, attempt) for attempt in record.attempts]
+
+
+def _line(record: RunRecord, attempt: Attempt) -> LedgerLine:
+    """Convert an attempt to a line. An open attempt counts as created: its home may have died just after that call."""
+    is_over = attempt.ended_at is not None
+    return LedgerLine(
+        mark=attempt.mark,
+        run_id=record.run_id,
+        run_name=record.run_name,
+        attempt=attempt.number,
+        provider=attempt.provider,
+        offer=attempt.offer,
+        rate_usd_per_hour=attempt.rate_usd_per_hour,
+        limit_usd=attempt.limit_usd,
+        intent_at=attempt.requested_at,
+        instance_id=attempt.instance_id,
+        created_at=attempt.requested_at,
+        destroyed_at=attempt.ended_at,
+        state="gone" if is_over else attempt.state,
+        billing="no" if is_over else "maybe",
+        spend_usd=attempt.spend_usd,
+        note=attempt.note,
+        account=attempt.account,
+    )
+
+
+def _last_word(store: Store, run_id: str) -> Heartbeat | None:
+    """Return the last heartbeat. A damaged one counts as none and must not block adopting what bills."""
+    try:
+        return read_document(store, run_key(run_id, file_names.HEARTBEAT), Heartbeat)
+    except IntegrityError:
+        return None
+
+
+def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -> list[LedgerLine]:
+    """Move the start of open attempts back where their agent has counted more time than our clock shows.
+
+    Another home's clock timed the create calls. If ours is behind, the age, and with it limit and receipt, would be too
+    small.
+    """
+    now, found = home.world.now(), []
+    for line in lines:
+        last = beat if beat is not None and beat.mark == line.mark and line.destroyed_at is None else None
+        usd, rate = counted(line, last, lines, now), Decimal(line.rate_usd_per_hour)
+        if usd > 0 and rate > 0 and line.created_at is not None:
+            line = dataclasses.replace(line, created_at=min(line.created_at, now - float(usd / rate * 3600)))
+        found.append(line)
+    return found
+
+
+def _foreign(record: RunRecord, home: Home) -> list[Adopted]:
+    """Return the marks of other homes that this one may touch from now on: exactly those in the record."""
+    found = [Adopted(each.mark, owner_in(each.mark), each.host, each.home) for each in record.attempts]
+    return [each for each in found if each.owner and each.owner != home.owner]
+
+
+def _row(record: RunRecord, store: Store) -> RunRow:
+    return RunRow(
+        id=record.run_id,
+        name=record.run_name,
+        state=record.state,
+        created_at=record.created_at,
+        store=store.url,  # as addressed from here
+        run_file_sha256=record.run_file_sha256,
+        spend_limit_usd=record.spend_limit_usd,
+        reason=record.reason,
+        exit_code=record.exit_code,
+        ended_at=record.ended_at,
+    )
+
+
+def _fetch_documents(store: Store, record: RunRecord, home: Home) -> list[str]:
+    """Copy run.json, run.yaml and what a resume needs to know of the data; the shards themselves stay in the store."""
+    run_id, folder = record.run_id, home.run_dir(record.run_id)
+    home.world.mkdir(folder)
+    run = read_document(store, run_key(run_id, file_names.RUN), Run)
+    if run is None:
+        return [f"{run_id} has no {file_names.RUN} in its store: you can watch and end it here, but not resume it."]
+    limits = dataclasses.replace(run.limits, spend_usd=record.spend_limit_usd, time_s=record.time_limit_s)
+    data = dataclasses.replace(run.data, dir=_data_dir(home, folder))
+    here = dataclasses.replace(run, store=store.url, data=data, limits=limits)
+    home.world.write(folder / file_names.RUN, codec.dumps(here, indent=1).encode())
+    try:
+        for name in (file_names.RUN_FILE, LAUNCH_NOTE):
+            home.world.write(folder / name, store.read(run_key(run_id, name)))
+        return _bring_data(store, run, home) if data.dir == str(folder / _DATA) else []
+    except NotInStore as exc:
+        return [f"You can watch and end {run_id} here, but not resume it: {exc.what}"]
+
+
+def _data_dir(home: Home, folder: Path) -> str:
+    """Return the prepared data's folder if this home launched the run itself, else one in the run's folder."""
+    try:
+        known = codec.loads(Run, home.world.read(folder / file_names.RUN)).data.dir
+    except (OSError, codec.WireError):
+        return str(folder / _DATA)
+    return known if home.world.exists(Path(known) / file_names.MANIFEST) else str(folder / _DATA)
+
+
+def _bring_data(store: Store, run: Run, home: Home) -> list[str]:
+    folder = home.run_dir(run.id) / _DATA
+    home.world.mkdir(folder)
+    if not run.data.manifest_sha256:  # each phase has its own data, which run.json names by hash
+        digest = run.data.tokenizer_sha256
+        store.get(f"{file_names.STORE_OBJECTS}/{digest}", str(folder / file_names.TOKENIZER), digest)
+        return []
+    text = store.read(f"{file_names.STORE_OBJECTS}/{run.data.manifest_sha256}")
+    if hashlib.sha256(text).hexdigest() != run.data.manifest_sha256:
+        return [f"The data manifest of {run.id} is damaged in the store: you cannot resume it here."]
+    manifest = codec.loads(DataManifest, text)
+    home.world.write(folder / file_names.MANIFEST, text)
+    digest = manifest.tokenizer_sha256
+    store.get(f"{file_names.STORE_OBJECTS}/{digest}", str(folder / file_names.TOKENIZER), digest)
+    return []

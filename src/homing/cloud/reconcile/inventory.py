@@ -1,0 +1,212 @@
+"""Compare everything at every provider that carries our mark with the ledger: the report of `homing reconcile`.
+
+    instances   known | reopened (was closed, still there) | forgotten (no run knows it) | waiting (not shown yet)
+                absent (closed now, with its receipt) | unborn (a launch that died before its create call)
+    resources   in use (its instance lives) | kept (on request, with its rate) | left over (belongs to nothing alive)
+
+A survey changes only the ledger. It never lists what is not ours, and reports providers that cannot be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+
+from homing.cloud.ask_providers import ask_all
+from homing.cloud.contact import action_log
+from homing.cloud.home import Home
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.ledger import LedgerLine
+from homing.cloud.ledger.mark import make_mark, owner_in, owner_prefix
+from homing.cloud.providers.base import Provider, Resource
+from homing.cloud.providers.registry import HERE_ONLY
+from homing.cloud.reconcile.account_owner import accounts_unseen
+from homing.cloud.reconcile.reconcile import providers_in_use, refresh, unasked
+from homing.errors import HomingError, UsageError
+
+__all__ = ["Finding", "Survey", "billing_things", "keep", "kept_key", "survey"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    kind: str  # as above: known, reopened, forgotten, waiting, absent, unborn, in use, kept, left over
+    thing: str  # instance | volume | key | group
+    provider: str
+    id: str
+    mark: str
+    run_id: str
+    age_s: float
+    rate_usd_per_hour: Decimal
+    spend_usd: Decimal
+    text: str = ""
+    line: LedgerLine | None = None
+    resource: Resource | None = None
+
+    @property
+    def needs_answer(self) -> bool:
+        return self.kind in ("forgotten", "left over")
+
+    @property
+    def may_bill(self) -> bool:
+        return self.thing == "instance" or self.rate_usd_per_hour > 0
+
+
+@dataclass(frozen=True)
+class Survey:
+    findings: list[Finding]
+    problems: list[str]  # providers that could not be asked, one sentence each
+    is_blind: bool  # something may bill at a provider that could not be asked
+
+    @property
+    def to_answer(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.needs_answer]
+
+
+def survey(home: Home) -> Survey:
+    before = {line.mark: line for line in home.ledger.lines()}
+    problems = refresh(home)
+    lines = home.ledger.lines()
+    findings = [_instance(home, line, before.get(line.mark)) for line in lines]
+    shown = [finding for finding in findings if finding is not None]
+    live = {line.mark for line in lines if line.destroyed_at is None}
+    is_blind = bool(problems) and any(line.destroyed_at is None and line.state == "unknown" for line in lines)
+    is_blind |= bool(_silent(home, problems))
+    for name, answer in _list_resources(home, lines, problems).items():
+        if isinstance(answer, list):
+            shown += [_resource(home, each, each.mark in live, before) for each in answer]
+        elif not isinstance(answer, UsageError):  # not set up here; refresh would have reported a line of it
+            problems.append(_not_asked(name, answer))
+            is_blind = True  # even if the ledger knows nothing there: finding that is the purpose of this command
+    return Survey(shown, problems + accounts_unseen(home, lines), is_blind)
+
+
+def billing_things(home: Home, known_problems: list[str]) -> tuple[list[Resource], list[str]]:
+    """Return what costs money besides instances, at every provider, and a sentence per provider that failed."""
+    found: list[Resource] = []
+    problems: list[str] = []
+    for name, answer in _list_resources(home, _of_others(home), known_problems).items():
+        if isinstance(answer, list):
+            found += [each for each in answer if each.rate_usd_per_hour > 0]
+        elif not isinstance(answer, UsageError):
+            problems.append(_not_asked(name, answer))
+    return found, problems
+
+
+def keep(home: Home, finding: Finding) -> str:
+    """Keep a forgotten instance: assign it to the run that its mark matches, else name it after its mark.
+
+    Return a sentence that says until when it bills. The person's decision binds the guard: it does not end the instance
+    as a leftover of a run that has ended or resumed elsewhere. The limit of that run still counts its dollars.
+    """
+    assert finding.line is not None, finding
+    mark = finding.mark
+    for run in home.ledger.runs():
+        if mark == make_mark(home.owner, run.id, finding.line.attempt):
+            action_log.note(home, run.id, kept_key(mark), "kept", "Kept, as chosen in reconcile.")
+            home.ledger.update(mark, run_id=run.id, run_name=run.name, limit_usd=run.spend_limit_usd)
+            limit = "no spend limit" if run.spend_limit_usd is None else meter.show_usd(Decimal(run.spend_limit_usd))
+            return f"it keeps billing until the limit of {run.id}, {limit}, or until: homing destroy {run.id}"
+    home.ledger.update(mark, run_name=mark.removeprefix(owner_prefix(home.owner)).rpartition("-")[0])
+    return "it has no known run or limit, so only you can end it: homing destroy --all"
+
+
+def kept_key(mark: str) -> str:
+    """Return the action log key that records that a person keeps this instance."""
+    return f"kept-{mark}"
+
+
+def _instance(home: Home, line: LedgerLine, before: LedgerLine | None) -> Finding | None:
+    """Return the finding for a line; None for a receipt that was closed before."""
+    if line.destroyed_at is not None:
+        if before is not None and before.destroyed_at is not None:
+            return None
+        kind, text = ("unborn" if line.created_at is None else "absent"), line.note
+    elif line.created_at is None:
+        kind, text = "waiting", "its launch is in progress"
+    elif before is not None and before.destroyed_at is not None:
+        kind, text = "reopened", line.note
+    elif not line.run_id and line.run_name == "?":
+        kind, text = "forgotten", line.note
+    elif line.instance_id is None or line.state == "unknown":
+        kind, text = "waiting", line.note or "not yet listed by its provider"
+    else:
+        kind, text = "known", line.note
+    now = home.world.now()
+    began = line.created_at if line.created_at is not None else line.intent_at
+    return Finding(
+        kind,
+        "instance",
+        line.provider,
+        line.instance_id or line.mark,
+        line.mark,
+        line.run_id,
+        max(0.0, now - began),
+        Decimal(line.rate_usd_per_hour),
+        meter.line_spend(line, now),
+        text,
+        line,
+    )
+
+
+def _list_resources(
+    home: Home, lines: list[LedgerLine], problems: list[str]
+) -> dict[str, list[Resource] | HomingError | OSError]:
+    """List the resources of all providers except those that did not answer a moment ago, according to `problems`."""
+    silent = _silent(home, problems)
+    questions = {
+        name: lambda open_=open_: open_().list_resources()
+        for name, open_ in _askable(home, lines)
+        if name not in silent
+    }
+    return ask_all(questions, home.world)
+
+
+def _silent(home: Home, problems: list[str]) -> set[str]:
+    """Return the remote providers that just failed to answer; asking again would not help.
+
+    Local ones are asked again.
+    """
+    far = [name for name in providers_in_use(home) if name not in HERE_ONLY]
+    return {name for name in far if any(each.startswith(unasked(name)) for each in problems)}
+
+
+def _not_asked(name: str, exc: HomingError | OSError) -> str:
+    return f"Could not list volumes, keys and groups on {name}: {str(exc).splitlines()[0]}"
+
+
+def _askable(home: Home, lines: list[LedgerLine]) -> list[tuple[str, Callable[[], Provider]]]:
+    """Return our own view of each provider, plus one per owner of adopted instances."""
+    found: dict[str, Callable[[], Provider]] = {}
+    for name in providers_in_use(home):
+        found[name] = partial(home.provider, name)
+    for line in lines:
+        if not home.is_ours(line.mark):
+            prefix = owner_prefix(owner_in(line.mark))
+            found[f"{line.provider} ({prefix}...)"] = partial(home.provider_of, line)
+    return list(found.items())
+
+
+def _resource(home: Home, resource: Resource, is_live: bool, lines: dict[str, LedgerLine]) -> Finding:
+    now = home.world.now()
+    age_s = max(0.0, now - resource.created_at) if resource.created_at is not None else 0.0
+    line = lines.get(resource.mark)
+    return Finding(
+        "in use" if is_live else "kept" if resource.is_kept else "left over",
+        resource.kind,
+        resource.provider,
+        resource.id,
+        resource.mark,
+        line.run_id if line is not None else "",
+        age_s,
+        resource.rate_usd_per_hour,
+        meter.cost(resource.rate_usd_per_hour, age_s),
+        resource.detail,
+        resource=resource,
+    )
+
+
+def _of_others(home: Home) -> list[LedgerLine]:
+    """Return the lines of adopted instances: their providers are opened through them, ours by name."""
+    return home.ledger.lines_of_others(owner_prefix(home.owner))

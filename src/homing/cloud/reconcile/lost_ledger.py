@@ -1,0 +1,167 @@
+"""Recover what a home has lost but needs to recognize its instances.
+
+owner lost    recovered from the marks in the ledger; the next use writes it again
+ledger lost   restored from its backup (ledger_file.py). For what no backup knows, the mark of an instance and the
+              documents of its run at home identify run and limit, and `refresh` records them again;
+              the rest comes back from the store with `homing adopt`
+both lost     instances carry an unknown mark: only the runs' own records in their stores identify it
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger.ledger import AT_MOST, LedgerLine, RunRow
+from homing.cloud.ledger.mark import make_mark
+from homing.cloud.providers.base import Instance
+from homing.units import counted
+from homing.wire import codec, file_names
+from homing.wire.run_json import Run
+
+__all__ = [
+    "LostRun",
+    "is_called",
+    "lost_owner",
+    "read_lost",
+    "remembered",
+    "unknown_ids",
+    "unknown_runs",
+    "what_is_lost",
+]
+
+_SHOWN = 5
+_RUN_ID = r"-\d{8}-\d{6}-[0-9a-f]{4}"  # follows the name, see mark.new_run_id
+
+
+@dataclass(frozen=True)
+class LostRun:
+    """A run launched from here that the ledger does not know, as far as its folder at home describes it."""
+
+    id: str
+    name: str
+    store: str
+    provider: str = ""  # "": unknown
+    offer: str = "?"
+    attempt: int = 1
+    spent_before_usd: Decimal = Decimal(0)
+    spend_limit_usd: str | None = None
+    run_file_sha256: str = ""
+
+    @property
+    def adopt(self) -> str:
+        return f"homing adopt {shlex.quote(self.store or 'STORE')} {self.id}"
+
+
+def what_is_lost(home: Home) -> list[str]:
+    """Return one sentence per loss. Call it before anything else: the first use of a lost owner repairs it."""
+    owner, runs = lost_owner(home), unknown_runs(home)
+    said = [f"{home.owner_path} was lost; the marks in the ledger show that it is {owner}."] if owner else []
+    if not runs:
+        return said
+    adopt = "   ".join(f"homing adopt {shlex.quote(store)} {run_id}" for run_id, store in list(runs.items())[:_SHOWN])
+    text = f"The ledger has no record of {counted(len(runs), 'run')} launched from this computer."
+    if not home.has_owner and not owner:
+        text += f" {home.owner_path} is missing too, so rented instances may be billing under an unknown mark."
+    return [*said, f"{text} To restore from the store: {adopt}"]
+
+
+def lost_owner(home: Home) -> str:
+    """Return a lost owner from the ledger's marks; "" if nothing is lost or the ledger does not know."""
+    return "" if home.has_owner else home.owner_in_ledger()
+
+
+def unknown_runs(home: Home) -> dict[str, str]:
+    """Return the runs launched from here that the ledger does not know, newest first, with their store."""
+    return {run_id: read_lost(home, run_id).store or "STORE" for run_id in unknown_ids(home)}
+
+
+def remembered(home: Home, instance: Instance) -> tuple[RunRow, list[LedgerLine]] | None:
+    """Return the run and lines of an instance without a line, from the run's documents at home; None if there are none.
+
+    Includes its limit, so that the guard enforces it. The cost of earlier attempts becomes a separate line.
+    """
+    number = instance.mark.rpartition("-")[2]
+    attempt = int(number) if number.isdigit() and int(number) >= 1 else 1
+    found = [each for each in unknown_ids(home) if make_mark(home.owner, each, attempt) == instance.mark]
+    if not found:
+        return None
+    lost, now = read_lost(home, found[0]), home.world.now()
+    began_at = min(instance.created_at or now, now)
+    line = LedgerLine(
+        mark=instance.mark,
+        run_id=lost.id,
+        run_name=lost.name,
+        attempt=attempt,
+        provider=instance.provider,
+        offer=lost.offer,
+        rate_usd_per_hour=str(instance.rate_usd_per_hour),
+        limit_usd=lost.spend_limit_usd,
+        intent_at=began_at,
+        instance_id=instance.id,
+        created_at=began_at,
+        note="missing from the ledger; recognized by its mark",
+    )
+    run = RunRow(lost.id, lost.name, "running", began_at, lost.store, lost.run_file_sha256, lost.spend_limit_usd)
+    if attempt == 1 or not lost.spent_before_usd:
+        return run, [line]
+    before = LedgerLine(
+        mark=make_mark(home.owner, lost.id, attempt - 1),
+        run_id=lost.id,
+        run_name=lost.name,
+        attempt=attempt - 1,
+        provider=instance.provider,
+        offer=lost.offer,
+        rate_usd_per_hour="0",
+        limit_usd=lost.spend_limit_usd,
+        intent_at=began_at,
+        created_at=began_at,
+        destroyed_at=began_at,
+        state="gone",
+        billing="no",
+        spend_usd=str(lost.spent_before_usd),
+        note=f"{AT_MOST}all earlier attempts, as counted by the last launch",
+    )
+    return run, [before, line]
+
+
+def is_called(run_id: str, word: str) -> bool:
+    """Return whether `word` means this run, by id or name; "" means every run."""
+    return word in ("", run_id) or re.fullmatch(re.escape(word) + _RUN_ID, run_id) is not None
+
+
+def unknown_ids(home: Home) -> list[str]:
+    """Return their ids, newest first. Only launched runs count: `homing train` leaves folders without a launch note."""
+    folder = home.path / "runs"
+    ids = home.world.listdir(folder) if home.world.is_dir(folder) else []
+    known = home.ledger.run_ids() if ids else set()
+    unknown = [each for each in sorted(ids, reverse=True) if each not in known]
+    return [each for each in unknown if home.world.exists(folder / each / LAUNCH_NOTE)]
+
+
+def read_lost(home: Home, run_id: str) -> LostRun:
+    """Return as much as can be read: a damaged document hides no run."""
+    folder = home.run_dir(run_id)
+    name = re.sub(_RUN_ID + "$", "", run_id)
+    lost = LostRun(run_id, name, "")
+    try:
+        run = codec.loads(Run, home.world.read(folder / file_names.RUN))
+        lost = LostRun(
+            run_id, run.name, run.store, spend_limit_usd=run.limits.spend_usd, run_file_sha256=run.run_file_sha256
+        )
+    except (OSError, codec.WireError):
+        pass
+    try:
+        note: dict[str, Any] = json.loads(home.world.read(folder / LAUNCH_NOTE))
+        offer = note.get("offer", {})
+        source = {"provider": str(offer.get("provider", "")), "offer": str(offer.get("name", "?"))}
+        spent = Decimal(str(note.get("spent_before_usd", "0")))
+        counts = {"attempt": max(1, int(note.get("attempt", 1))), "spent_before_usd": max(Decimal(0), spent)}
+    except (OSError, ValueError, TypeError, AttributeError, InvalidOperation):
+        return lost
+    return LostRun(**{**vars(lost), **source, **counts})

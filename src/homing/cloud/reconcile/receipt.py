@@ -1,0 +1,320 @@
+"""Receipts: what an instance has cost, recorded once nothing of it is left. Never less than the provider bills.
+
+    end time   the provider's; else from the agent's final heartbeat; else when it was seen gone
+    cost       the largest of rate x time, the provider's figure, the agent's count and the ledger's figure
+
+If no one knows when it ended, or whether it existed, the receipt is the most it can have cost, and its note says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from decimal import Decimal
+
+from homing.cloud.ask_providers import ask_store
+from homing.cloud.contact.heartbeats import read_document
+from homing.cloud.figures import MOST_USD, MOST_USD_PER_HOUR, read_figure
+from homing.cloud.home import Home
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.ledger import AT_MOST, REFUSED, RESTORED, LedgerLine
+from homing.cloud.providers.base import Doubling, Instance, Remembering, can_end_itself
+from homing.cloud.reconcile.account_owner import is_elsewhere
+from homing.errors import HomingError
+from homing.store import run_key
+from homing.wire import file_names
+from homing.wire.codec import WireError
+from homing.wire.control_files import Heartbeat
+
+__all__ = [
+    "at_its_rate",
+    "at_their_most",
+    "counted",
+    "last_beat",
+    "left_at_most",
+    "most_usd",
+    "note_bill",
+    "receipt",
+    "seen_spend",
+    "their_spend",
+]
+
+_TIMES_OURS, _LEAST_TERM_S, _SMALL_USD = 20, 7 * 86400.0, Decimal(20)
+_MONTH_S = 30 * 86400.0
+
+
+def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) -> None:
+    """Close the line of an instance that is gone or was never seen."""
+    provider = None
+    if instance is None and line.created_at is not None and not _is_refused(home, line):
+        provider = home.provider_of(line)
+        instance = provider.remember(line.mark) if isinstance(provider, Remembering) else None
+    if instance is None and (provider is None or isinstance(provider, Remembering)):
+        # Never requested, or refused, or unknown to a provider that remembers every instance: it never existed.
+        home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(line.spend_usd), note=note)
+        return
+    _close(home, line, instance, note)
+
+
+def _is_refused(home: Home, line: LedgerLine) -> bool:
+    """Return whether the provider refused the create call and no heartbeat contradicts it.
+
+    A create that was refused after a lost answer may have run.
+    """
+    if line.state != REFUSED:
+        return False
+    with contextlib.suppress(HomingError, WireError, OSError):
+        return last_beat(home, line) is None
+    return True
+
+
+def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -> None:
+    line = _as_written(home, line)
+    now, rate = _latest(home, line), Decimal(line.rate_usd_per_hour)
+    if instance is not None:
+        rate = max(rate, _rate_of(instance))  # a provider may start an instance at a higher rate than offered
+    ended_at, agent_usd = instance.ended_at if instance is not None else None, Decimal(0)
+    if ended_at is None:
+        beat = None
+        with contextlib.suppress(HomingError, WireError, OSError):  # store unreadable: then it counts until now
+            beat = last_beat(home, line)
+        agent_usd = counted(line, beat, home.ledger.lines(line.run_id), now)
+        ended_at = _goodbye(home, line, beat, agent_usd, now)
+    until = ended_at if ended_at is not None else now
+    count = _most_machines(home, line, instance) if ended_at is None else 1
+    ours = count * max(meter.cost(rate, until - at) for at in _beginnings(home, line, instance))
+    if agent_usd > ours:  # the clock at home was set back; it also billed from its last heartbeat to its end
+        ours = agent_usd + meter.cost(rate, meter.MARGIN_S)
+    written = Decimal(line.spend_usd)
+    seen = written if ended_at is not None else seen_spend(home, line)
+    reported = their_spend(home, line, instance)[0] if instance is not None else None
+    note_bill(home, line.mark, reported)
+    billed = reported or Decimal(0)
+    spend = max(ours, seen, billed)
+    if ended_at is None:
+        known = max(written, agent_usd, billed)  # proven lifetime, in dollars
+        most = count * most_usd(home, line)
+        if line.note.startswith(RESTORED):
+            most = min(most, Decimal(line.limit_usd or most))  # its guards held that limit, as far as anyone knows
+            if line.intent_at > now and most.is_finite():
+                spend = most  # this clock was set back since, and nothing else shows how long ago it began
+        spend = max(known, min(spend, most))
+        if spend - known > meter.cost(rate, meter.MARGIN_S):
+            note = AT_MOST + note
+    home.ledger.close(line.mark, at=min(until, home.world.now()), spend_usd=spend, note=note)
+
+
+def _most_machines(home: Home, line: LedgerLine, instance: Instance | None) -> int:
+    """Return how many instances may exist under the mark if none was seen: as many as the launch may have requested."""
+    provider = home.provider_of(line)
+    return provider.num_creates if instance is None and isinstance(provider, Doubling) else 1
+
+
+def _latest(home: Home, line: LedgerLine) -> float:
+    """Return the current time by the clock of the home that timed the create call.
+
+    Two computers are assumed to agree within the margin. The agent's own count needs neither clock.
+    """
+    is_own = home.is_ours(line.mark)
+    return home.world.now() + (0.0 if is_own else meter.MARGIN_S)
+
+
+def _beginnings(home: Home, line: LedgerLine, instance: Instance | None) -> list[float]:
+    assert line.created_at is not None, line
+    began = [line.created_at]
+    their_start = instance.created_at if instance is not None and instance.ended_at is not None else None
+    # By the clock that also gives its end: ours may be ahead by more than the whole lifetime. A difference of more than
+    # a month cannot be the start of this instance.
+    if their_start is not None and line.created_at - their_start <= _MONTH_S:
+        began.append(their_start)
+    asked_at = home.ledger.destroy_asked_at(line.mark) if instance is None else None
+    if asked_at is not None:
+        # A destroy request comes after the create call. If its time is earlier, the clock was set back meanwhile.
+        began.append(asked_at)
+    return began
+
+
+def most_usd(home: Home, line: LedgerLine) -> Decimal:
+    """Return the most that the provider's own guard, set in the create call itself, lets it cost.
+
+    Infinite without a guard that acts in every case: then the instance is gone, but no one can say what ended it, or
+    when.
+    """
+    run, limit, provider = home.ledger.run(line.run_id), line.limit_usd, home.provider_of(line)
+    if run is None or limit is None or not provider.guard or "native_deadline" in provider.cannot:
+        return Decimal("Infinity")
+    largest, lines = Decimal(limit), home.ledger.lines(run.id)
+    if not any(each.attempt > line.attempt for each in lines):
+        # The largest limit it ever had: the limit may have changed during its life. The limit of a later attempt never
+        # applied to it.
+        largest = max(largest, Decimal(run.spend_limit_usd or limit))
+    earlier = [each for each in lines if each.attempt < line.attempt]
+    # An attempt closed after that launch counted less then than it does now.
+    closed = [each for each in earlier if each.destroyed_at is not None and each.destroyed_at <= line.intent_at]
+    return largest - sum((Decimal(each.spend_usd) for each in closed), Decimal(0))
+
+
+def at_their_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
+    """Return the lines with each open instance in another account, where no one here sees it end, at its maximum cost.
+
+    A constant, so that a launch, its agent and the guard at home compute the same total. If nothing bounds it, or its
+    provider cannot be asked, the line stays open at its rate.
+    """
+    return [_at_its_most(home, line) if _is_open(line) and is_elsewhere(home, line) else line for line in lines]
+
+
+def left_at_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
+    """Like `at_their_most`, for a live run: only attempts left open when the last one was launched.
+
+    They count as that launch counted them. The last attempt itself counts by its rate, whatever key is set here: the
+    limit applies to it.
+    """
+    return [
+        _at_its_most(home, line)
+        if _is_open(line) and line.attempt < lines[-1].attempt and _is_apart(home, line, lines[-1])
+        else line
+        for line in lines
+    ]
+
+
+def _is_open(line: LedgerLine) -> bool:
+    return line.destroyed_at is None and line.created_at is not None
+
+
+def _is_apart(home: Home, line: LedgerLine, last: LedgerLine) -> bool:
+    """Return whether the line is in another account than the last attempt.
+
+    The ledger decides where it can: a provider that does not answer would make two machines count where the launch
+    counted one.
+    """
+    is_known = line.provider == last.provider and line.account is not None and last.account is not None
+    if is_known and line.account != last.account and line.billing != "yes":
+        return True
+    return is_elsewhere(home, line)
+
+
+def _at_its_most(home: Home, line: LedgerLine) -> LedgerLine:
+    try:
+        most = most_usd(home, line)
+    except (HomingError, OSError):
+        return line
+    if not most.is_finite():
+        return line
+    usd = max(most, Decimal(line.spend_usd))
+    return dataclasses.replace(line, destroyed_at=home.world.now(), spend_usd=str(usd), note=AT_MOST + line.note)
+
+
+def at_its_rate(home: Home, line: LedgerLine, instance: Instance) -> LedgerLine:
+    """Raise the line's rate to the rate that the provider shows, if higher, and record it.
+
+    Not every provider still reports the rate once the machine is gone.
+    """
+    if _rate_of(instance) <= Decimal(line.rate_usd_per_hour):
+        return line
+    rate = str(instance.rate_usd_per_hour)
+    home.ledger.update(line.mark, rate_usd_per_hour=rate)
+    return dataclasses.replace(line, rate_usd_per_hour=rate)
+
+
+def _as_written(home: Home, line: LedgerLine) -> LedgerLine:
+    """Return the line with the ledger's current spend and rate, if higher: another process may have updated them."""
+    now = next((each for each in home.ledger.lines(line.run_id) if each.mark == line.mark), line)
+    spend = str(max(Decimal(line.spend_usd), Decimal(now.spend_usd)))
+    rate = str(max(Decimal(line.rate_usd_per_hour), Decimal(now.rate_usd_per_hour)))
+    return dataclasses.replace(line, spend_usd=spend, rate_usd_per_hour=rate)
+
+
+def last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:
+    """Return the last heartbeat of this attempt; None if it never sent one. Raises if the store cannot be read."""
+    run = home.ledger.run(line.run_id)
+    if run is None or line.created_at is None:
+        return None
+    name, key = f"The store of {run.id}", run_key(run.id, file_names.HEARTBEAT)
+    beat = ask_store(run.store, lambda: read_document(home.store_of(run), key, Heartbeat), name, home.world)
+    return beat if beat is not None and beat.mark == line.mark else None
+
+
+def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine], now: float) -> Decimal:
+    """Return this attempt's dollars by its agent's own count, which a clock set back at home cannot change."""
+    try:
+        reported = Decimal(beat.spend_usd if beat is not None else 0)
+    except ArithmeticError:  # damaged: must not abort a status check
+        reported = Decimal(0)
+    if not reported.is_finite():
+        return Decimal(0)
+    before = [each for each in lines if each.attempt < line.attempt]
+    return max(Decimal(0), reported - sum((_counted_before(each, line, now) for each in before), Decimal(0)))
+
+
+def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decimal:
+    """Return what the agent of `line` counts for an earlier attempt, or more.
+
+    An attempt left open in another account was handed to the agent at the most it can cost.
+    """
+    spend = meter.line_spend(earlier, now)
+    was_open = earlier.destroyed_at is None or earlier.destroyed_at > line.intent_at
+    if was_open and earlier.account != line.account and earlier.limit_usd is not None:
+        return max(spend, Decimal(earlier.limit_usd))
+    return spend
+
+
+def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: Decimal, now: float) -> float | None:
+    """Return by when an instance that reported its own end had stopped billing; None if it did not report one.
+
+    Not every provider tells when an instance ended, or remembers it for long, and a laptop may be closed for days.
+    """
+    if beat is None or beat.state != "ended" or not can_end_itself(home.provider_of(line)):
+        return None
+    if line.note.startswith(RESTORED):
+        # Destroying itself may take several tries, and with the ledger the time it was last listed is lost.
+        return None
+    assert line.created_at is not None, line
+    rate = Decimal(line.rate_usd_per_hour)
+    # The larger of its clock and its dollars, which include the age that home reported to it.
+    lived_s = max(0.0, beat.t - beat.started_at, float(counted_usd / rate * 3600) if rate > 0 else 0.0)
+    return min(now, line.created_at + lived_s + meter.MARGIN_S)
+
+
+def seen_spend(home: Home, line: LedgerLine) -> Decimal:
+    """Return the ledger's figure, but never less than this process has itself seen accrue.
+
+    A clock set back must not reduce the spend: a process that looks repeatedly, like the guard, counts by a stopwatch
+    and records that. A single look records nothing: its clock may be the wrong one.
+    """
+    spend, at = meter.line_spend(line, home.world.now()), home.world.monotonic()
+    before = home.seen_spend.get(line.mark)
+    if before is not None:
+        spend = max(spend, before[0] + meter.cost(Decimal(line.rate_usd_per_hour), at - before[1]))
+    home.seen_spend[line.mark] = (spend, at)
+    return Decimal(line.spend_usd) if before is None else spend
+
+
+def their_spend(home: Home, line: LedgerLine, instance: Instance) -> tuple[Decimal | None, list[str]]:
+    """Return the provider's cost figure (None if missing or implausible), and the problems with it.
+
+    A figure far above rate x time is not a bill, and once recorded it would stay in the ledger for good. It may exceed
+    ours because of a minimum term, a price increase or a clock set back.
+    """
+    usd, problems = read_figure(instance.spend_usd, MOST_USD), list(instance.problems)
+    if usd is None:
+        return None, problems
+    rate, now = max(Decimal(line.rate_usd_per_hour), _rate_of(instance)), home.world.now()
+    began = [at for at in (line.created_at, instance.created_at) if at is not None]
+    ours = meter.cost(rate, now - min(began, default=now))
+    most = _TIMES_OURS * ours + meter.cost(rate, _LEAST_TERM_S) + _SMALL_USD
+    if rate > 0 and usd > most:
+        shown, count = meter.show_usd(usd), meter.show_usd(ours)
+        problems.append(f"It reports {shown} so far, but its rate implies about {count}: its figure is not counted.")
+        return None, problems
+    return usd, problems
+
+
+def _rate_of(instance: Instance) -> Decimal:
+    """Return the rate, validated again: a recorded rate stays."""
+    return read_figure(instance.rate_usd_per_hour, MOST_USD_PER_HOUR) or Decimal(0)
+
+
+def note_bill(home: Home, mark: str, usd: Decimal | None) -> None:
+    if usd is not None:
+        home.ledger.note_bill(mark, usd, home.world.now())

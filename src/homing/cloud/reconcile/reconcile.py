@@ -1,0 +1,507 @@
+"""Bring the ledger up to date with what the providers and the store report; those are authoritative.
+
+    list_owned of all providers  ->  open lines get state and spend; an instance that ended by itself gets its receipt
+                                     an instance without a line, or with a closed one, gets an open line
+    heartbeat, outcome           ->  the run's state; the lease: whether another home has adopted it
+    changes                      ->  the run's record in its store
+
+A provider or store that cannot be asked is reported and changes nothing: unknown, never gone. The same holds for an
+instance in another account, which this key cannot see (whose.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import partial
+
+from homing.cloud.ask_providers import ask_all, cause, patience_s
+from homing.cloud.contact.heartbeats import Signs, read_signs
+from homing.cloud.home import Home
+from homing.cloud.ledger.clock_steps import follow_clock
+from homing.cloud.ledger.lease import describe, newest, other_owner
+from homing.cloud.ledger.ledger import ADOPTED, CUT_SHORT, LOST, PREEMPTED, REFUSED, SILENT, LedgerLine, RunRow
+from homing.cloud.ledger.mark import duplicate_mark, owner_prefix, shown_mark
+from homing.cloud.ledger.run_record import is_recorded, write_record
+from homing.cloud.providers.base import Instance, Provider, Resource
+from homing.cloud.providers.registry import NEAR, configured
+from homing.cloud.reconcile.account_owner import check_account, note_account, say
+from homing.cloud.reconcile.lost_ledger import remembered
+from homing.cloud.reconcile.receipt import at_its_rate, last_beat, note_bill, receipt, seen_spend, their_spend
+from homing.errors import HomingError, IntegrityError, LimitReached, OtherAccount, ProviderSilent, UsageError
+from homing.wire.codec import WireError
+from homing.wire.control_files import Heartbeat
+from homing.wire.stored_record import Lease
+
+__all__ = [
+    "CREATE_GRACE_S",
+    "LOOKS",
+    "add_duplicate",
+    "end_resources",
+    "is_absent",
+    "note_duplicate",
+    "providers_in_use",
+    "refresh",
+    "unasked",
+    "unread",
+]
+
+LOOKS = 3  # provider lists lag: gone means absent from this many lists over the provider's settle time
+_RECORD_S = 86400.0  # how long after its end a run's record is still updated
+CREATE_GRACE_S = 900.0  # how long a create call without an answer may still take effect
+
+
+@dataclass(frozen=True)
+class _View:
+    """One provider as one owner sees it, with the open ledger lines to compare."""
+
+    name: str
+    open_: Callable[[], Provider]
+    lines: list[LedgerLine]
+    title: str  # unique
+    is_used: bool  # the ledger has a line for it, open or closed
+    num_lines: int  # lines in the ledger when these were read
+
+    def look(self) -> list[Instance]:
+        return sorted(self.open_().list_owned(), key=lambda instance: instance.created_at or 0.0)
+
+
+def refresh(
+    home: Home, *, by: float = math.inf, silent: set[str] | None = None, reached: set[str] | None = None
+) -> list[str]:
+    """Bring the ledger up to date. Return one sentence per provider or store that could not be asked.
+
+    `by` is when a limit needs the caller; no answer is awaited much longer. `silent` receives the marks of instances at
+    providers that did not answer, `reached` the names of the providers that listed our instances.
+    """
+    home.ledger.file.look_again()
+    follow_clock(home)
+    _close_unborn(home)
+    views, problems = _views(home), list[str]()
+    for view, listed in zip(views, _list_owned(home, views, by), strict=True):
+        if reached is not None and isinstance(listed, list):
+            reached.add(view.name)
+        if silent is not None and isinstance(listed, ProviderSilent):
+            silent |= {line.mark for line in view.lines}
+        problems += _refresh_lines(home, view, listed, by)
+    problems += _refresh_runs(home, home.ledger.live_runs(), by)
+    return problems + _write_records(home, problems, by) + home.ledger.damage()
+
+
+def unread(run: RunRow) -> str:
+    """Return the prefix of the problem sentence for a store that could not be read."""
+    return f"Could not read the store of {run.id}:"
+
+
+def unasked(name: str) -> str:
+    """Return the prefix of the problem sentence for a provider that could not be asked."""
+    return f"Could not query {name}, so its instances may be billing:"
+
+
+def is_absent(provider: Provider, home: Home, mark: str, instance_id: str | None) -> bool:
+    """Return whether the provider shows nothing under this mark, in several consecutive checks."""
+    for look in range(LOOKS):
+        if look and provider.settle_s:
+            home.world.sleep(provider.settle_s / (LOOKS - 1))
+        if any(instance.mark == mark for instance in provider.list_owned()):
+            return False
+        if instance_id is not None and provider.describe(instance_id).state != "gone":
+            return False
+    return True
+
+
+def end_resources(provider: Provider, mark: str) -> str:
+    """Destroy the volumes, keys and groups under the mark. Return "" if none is left, otherwise what is."""
+    for resource in _resources(provider, mark):
+        provider.destroy_resource(resource)
+    left = _resources(provider, mark)
+    return f"{provider.name} still shows its {left[0].kind} {left[0].id}." if left else ""
+
+
+def _resources(provider: Provider, mark: str) -> list[Resource]:
+    return [resource for resource in provider.list_resources() if resource.mark == mark]
+
+
+def providers_in_use(home: Home) -> list[str]:
+    """Return the providers in the ledger under our own mark, plus those configured on this machine."""
+    return sorted(home.ledger.providers(owner_prefix(home.owner)) | set(configured(home.path, home.world)))
+
+
+def _adopted_groups(home: Home) -> list[list[LedgerLine]]:
+    """Return the lines of adopted instances, grouped by the provider and home that must be asked about them."""
+    lines = home.ledger.lines_of_others(owner_prefix(home.owner))
+    adopted = home.ledger.adopted() if lines else {}
+    groups: dict[tuple[str, str, str, str], list[LedgerLine]] = {}
+    for line in lines:
+        its = adopted.get(shown_mark(line.mark))
+        if its is not None:
+            groups.setdefault((line.provider, its.owner, its.host, its.home), []).append(line)
+    return list(groups.values())
+
+
+def _close_unborn(home: Home) -> None:
+    """Close lines of launches that died before their create call: nothing exists, and nothing will."""
+    for line in home.ledger.open_lines():
+        if line.created_at is not None:
+            continue
+        if not home.world.is_locked(home.launch_lock(line.mark)):
+            home.ledger.close_unborn(line.mark, home.world.now())
+            with contextlib.suppress(OSError):  # a stale lock does no harm
+                home.world.remove(home.launch_lock(line.mark))
+
+
+def _views(home: Home) -> list[_View]:
+    # Thousands of lines may be closed: `_refresh_lines` reads only the few that a provider still shows.
+    num_lines, used = home.ledger.num_lines(), home.ledger.providers(owner_prefix(home.owner))
+    lines = [line for line in home.ledger.open_lines() if home.is_ours(line.mark)]
+    own = {name: [line for line in lines if line.provider == name] for name in providers_in_use(home)}
+    found = [_View(name, partial(home.provider, name), of, name, name in used, num_lines) for name, of in own.items()]
+    for group in _adopted_groups(home):
+        first, open_ = group[0], [line for line in group if line.destroyed_at is None]
+        title = f"{first.provider} of {first.mark}"
+        found.append(_View(first.provider, partial(home.provider_of, first), open_, title, True, num_lines))
+    return found
+
+
+def _list_owned(home: Home, views: list[_View], by: float) -> list[list[Instance] | HomingError | OSError]:
+    """List our instances for every view.
+
+    Remote providers run in parallel with a deadline, so that none blocks the guard.
+
+    Local ones answer at once or not at all and are asked one after another, which keeps the order deterministic.
+    """
+    far = {view.title: view.look for view in views if view.name not in NEAR}
+    answers = ask_all(far, home.world, patience_s(home.world, by))
+    for view in views:
+        if view.title not in answers:
+            try:
+                answers[view.title] = view.look()
+            except (HomingError, OSError) as exc:
+                answers[view.title] = exc
+    return [answers[view.title] for view in views]
+
+
+def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError | OSError, by: float) -> list[str]:
+    name, lines = view.name, {line.mark: line for line in view.lines}
+    if not isinstance(listed, list):
+        if isinstance(listed, UsageError) and not view.is_used:
+            return []  # never used here and not set up
+        for line in lines.values():
+            if line.created_at is not None and line.state != REFUSED:
+                home.ledger.update(line.mark, state="unknown", billing="maybe")
+        return [f"{unasked(name)} {_first_line(listed)}"]
+    problems: list[str] = []
+    shown = {mark for each in listed for mark in (each.mark, duplicate_mark(each.mark, each.id))}
+    known = home.ledger.lines_marked(shown, of_first=view.num_lines) if shown else {}
+    # As they were before the provider was asked: a line that another client has closed since is not reopened.
+    lines = {**{mark: line for mark, line in known.items() if line.provider == name}, **lines}
+    others = {mark: line.provider for mark, line in known.items() if line.provider != name}
+    owned = _by_line(listed, lines)
+    with home.ledger.at_once():
+        problems += _note_all_owned(home, name, owned, lines, others)
+    for line in lines.values():
+        if line.destroyed_at is None and line.created_at is not None and line.mark not in owned:
+            try:
+                problems += _note_absent(home, view.open_(), line)
+            except (HomingError, OSError) as exc:
+                problems.append(f"Could not check {line.mark} on {name}: {_first_line(exc)}")
+    if ours := [lines[mark] for mark in owned if mark in lines]:
+        note_account(home, view.open_(), ours, patience_s=patience_s(home.world, by))
+    return problems
+
+
+def _note_all_owned(
+    home: Home, name: str, owned: dict[str, Instance], lines: dict[str, LedgerLine], others: dict[str, str]
+) -> list[str]:
+    problems: list[str] = []
+    for mark, instance in owned.items():
+        first = owned.get(shown_mark(mark))
+        if first is not None and first is not instance:
+            problems.append(
+                f"{name} lists {first.id} and {instance.id} under the same mark {first.mark}: both are billing."
+            )
+        if shown_mark(mark) in others:
+            # An id of one provider in another provider's line would make the instance of that line unknown.
+            where = others[shown_mark(mark)]
+            problems.append(f"{name} lists {instance.id} under the mark {mark}, which is on {where}.")
+            continue
+        if shown_mark(mark) != mark:
+            problems += note_duplicate(home, lines.get(shown_mark(mark)), instance)
+            continue
+        problems += _note_owned(home, lines.get(mark), instance)
+    return problems
+
+
+def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, Instance]:
+    """Map ledger marks to instances, giving each duplicate a separate line.
+
+    Of two instances under one mark, the one in the ledger (else the older) has the mark's line. The other, from a
+    create call that seemed lost and took effect late, gets its own line, also after the first is gone.
+    """
+    found: dict[str, Instance] = {}
+    for instance in listed:
+        known, first, mark = lines.get(instance.mark), found.get(instance.mark), instance.mark
+        is_another = known is not None and known.instance_id not in (None, instance.id)
+        if duplicate_mark(mark, instance.id) in lines or (first is None and is_another):
+            found[duplicate_mark(mark, instance.id)] = instance
+        elif first is None or first.id == instance.id:  # a list may show one twice
+            found[mark] = instance
+        elif known is not None and known.instance_id == instance.id:
+            found[mark], found[duplicate_mark(mark, first.id)] = instance, first
+        else:
+            found[duplicate_mark(mark, instance.id)] = instance
+    return found
+
+
+def note_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
+    """Record a duplicate instance under a line's mark, billed from the create call on.
+
+    Return problems with its figures.
+    """
+    twin = at_its_rate(home, add_duplicate(home, line, instance), instance)
+    return _note_owned(home, twin, replace(instance, mark=twin.mark))
+
+
+def add_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> LedgerLine:
+    """Return the duplicate's line, created at the original's rate if there is none yet. Spend is not updated."""
+    mark, now = duplicate_mark(instance.mark, instance.id), home.world.now()
+    twin = home.ledger.lines_marked([mark]).get(mark)
+    if twin is None:
+        original = line or _forgotten(instance, now)
+        twin = replace(
+            original,
+            mark=mark,
+            instance_id=instance.id,
+            created_at=original.created_at or now,
+            destroyed_at=None,
+            spend_usd="0",
+        )
+        home.ledger.adopt(twin)
+    return twin
+
+
+def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
+    """Record what the provider shows. Return problems with its figures; bad figures are not recorded."""
+    if line is None:
+        _note_unknown(home, instance)
+    elif line.destroyed_at is not None:
+        note = "was closed, but the provider still lists it"
+        home.ledger.reopen(line.mark, instance_id=instance.id, note=note, now=home.world.now())
+    if line is not None and line.damaged:
+        # Repair columns that the provider knows: from here on its cost can be counted again.
+        line = at_its_rate(home, line, instance)
+        home.ledger.update(line.mark, created_at=line.created_at, offer=line.offer, account=line.account)
+    known = line or _forgotten(instance, home.world.now())
+    billed, problems = their_spend(home, known, instance)
+    note_bill(home, instance.mark, billed)
+    home.ledger.update(
+        instance.mark,
+        instance_id=instance.id,
+        state=instance.state,
+        billing=instance.billing,
+        spend_usd=str(max(seen_spend(home, line) if line else Decimal(0), billed or Decimal(0))),
+        note=instance.detail,
+    )
+    return [f"{instance.provider} {instance.id}: {problem}" for problem in problems]
+
+
+def _note_unknown(home: Home, instance: Instance) -> None:
+    """Record an unknown instance: under its run with its limit if the run's documents are here, else without a run."""
+    found = remembered(home, instance)
+    if found is None:
+        home.ledger.adopt(_forgotten(instance, home.world.now()))
+        return
+    run, lines = found
+    home.ledger.adopt_run(run, lines, [], must_last=False)
+
+
+def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
+    """Write the receipt once nothing is left of the instance. Return what is left, as sentences."""
+    assert line.created_at is not None, line
+    if line.instance_id is None and home.world.now() - line.created_at < CREATE_GRACE_S:
+        return []  # its create call may be in progress in another process
+    if home.world.is_locked(home.launch_lock(line.mark)):
+        return []  # its launch waits for it and destroys it on timeout; a new instance may appear late
+    try:
+        check_account(home, provider, line)
+    except OtherAccount as exc:
+        home.ledger.update(line.mark, state="unknown", billing="maybe", note=exc.what)
+        return [say(exc)]
+    if not is_absent(provider, home, line.mark, line.instance_id):
+        return []
+    # Resources created for this one attempt are useless now, and a volume keeps billing.
+    left = end_resources(provider, line.mark)
+    if left:
+        home.ledger.update(line.mark, note=left)
+        return [f"{line.mark} has ended, but {left}"]
+    if line.instance_id is None:
+        # Perhaps it lived and ended unseen: while its store cannot be read, nothing is known.
+        beat = last_beat(home, line)
+        receipt(home, line, None, "never seen at the provider" if beat is None else "seen only through its heartbeats")
+    else:
+        instance = provider.describe(line.instance_id)
+        receipt(home, line, instance, instance.detail or "ended on its own")
+        return [f"{line.provider} {line.instance_id}: {text}" for text in their_spend(home, line, instance)[1]]
+    return []
+
+
+def _forgotten(instance: Instance, now: float) -> LedgerLine:
+    """Return a line for an instance that the ledger does not know.
+
+    The mark ends in the attempt number. The run id in it may be shortened, so it is not used as one.
+    """
+    number = instance.mark.rsplit("-", 1)[-1]
+    return LedgerLine(
+        mark=instance.mark,
+        run_id="",
+        run_name="?",
+        attempt=int(number) if number.isdigit() else 1,
+        provider=instance.provider,
+        offer="?",
+        rate_usd_per_hour=str(instance.rate_usd_per_hour),
+        limit_usd=None,
+        intent_at=instance.created_at or now,
+        instance_id=instance.id,
+        created_at=instance.created_at or now,
+        note="found at the provider; not in the ledger",
+    )
+
+
+def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
+    """Update the runs from their stores. Remote stores are read in parallel with a deadline, like the providers.
+
+    Retries at one store would keep the guard from every limit. The parallel part only reads: an answer that arrives
+    after the deadline must not change anything.
+    """
+    lines = home.ledger.lines_of(run.id for run in runs)
+    reads = {run.id: partial(_read_run, home, run, lines[run.id]) for run in runs}
+    far = {run.id: reads[run.id] for run in runs if not run.store.startswith("file:")}
+    answers, problems = ask_all(far, home.world, patience_s(home.world, by)), list[str]()
+    for run in runs:
+        found = answers[run.id] if run.id in answers else reads[run.id]()
+        if isinstance(found, ProviderSilent):
+            found = f"{unread(run)} {_first_line(found)}"
+        elif isinstance(found, Exception):
+            raise found
+        if isinstance(found, str):
+            problems.append(found)
+        else:
+            _note_run(home, run, lines[run.id], found)
+    return problems
+
+
+def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | Signs | str | None:
+    """Return another owner's lease, the run's own reports, or why they cannot be read; None if there are none."""
+    if all(line.created_at is None for line in lines):  # nothing was written yet, and there may be no store
+        return None
+    other = other_owner(home, run)
+    if other is not None:
+        return other
+    last = lines[-1]
+    try:
+        return read_signs(home.store_of(run), run.id, last)
+    except (HomingError, WireError, OSError) as exc:
+        is_over = last.destroyed_at is not None and last.instance_id is None
+        return None if is_over else f"{unread(run)} {cause(exc)}"
+
+
+def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | Signs | None) -> None:
+    last, now = lines[-1] if lines else None, home.world.now()
+    if last is not None and last.destroyed_at is None and isinstance(found, Signs) and _is_as_noted(run, found):
+        return
+    if [line.mark for line in home.ledger.lines(run.id)] != [line.mark for line in lines]:
+        return  # another attempt began while the store was read; it has its own reports
+    if isinstance(found, Lease):
+        home.ledger.set_run(run.id, only_live=True, state=ADOPTED, reason=f"adopted {describe(found)}")
+    elif found is not None and found.outcome is not None and not found.is_saved:
+        _note_unsaved(home, run, last, found)
+    elif found is not None and found.outcome is not None:
+        outcome = found.outcome
+        # The exit code of `homing watch`: a requested stop is no failure, and a limit has its own code.
+        code = LimitReached.exit_code if found.is_limit else int(outcome.state == "failed")
+        ended_at = min(outcome.t or now, now)  # its clock may be ahead, and the guard counts from here
+        # An instance that home destroys gets the same signal as one that is preempted.
+        is_cut = outcome.is_preempted or found.is_unasked
+        is_taken = is_cut and last is not None and not home.ledger.is_destroy_asked(last.mark)
+        reason = f"{PREEMPTED}{outcome.reason}" if is_taken else outcome.reason
+        home.ledger.set_run(
+            run.id, only_live=True, state=outcome.state, reason=reason, exit_code=code, ended_at=ended_at
+        )
+    elif last is not None and last.destroyed_at is not None:
+        reason = SILENT if last.instance_id else CUT_SHORT
+        home.ledger.set_run(
+            run.id, only_live=True, state="failed", reason=reason, exit_code=1, ended_at=last.destroyed_at
+        )
+    elif found is not None and found.heartbeat is not None:
+        home.ledger.set_run(run.id, only_live=True, state=_reported_state(found.heartbeat))
+
+
+def _is_as_noted(run: RunRow, found: Signs) -> bool:
+    """Return whether the run is working as the ledger says (the usual case), so that nothing needs to be written."""
+    return found.outcome is None and found.heartbeat is not None and _reported_state(found.heartbeat) == run.state
+
+
+def _reported_state(beat: Heartbeat) -> str:
+    return "landing" if beat.end_step is not None else "running"
+
+
+def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: Signs) -> None:
+    """Mark a run as lost if its final model was never verified in the store and its machine has given up or is gone.
+
+    All steps are trained. While the machine still pushes, the run is not done; later the work since the newest
+    checkpoint is lost.
+    """
+    is_gone = last is not None and last.destroyed_at is not None
+    has_given_up = found.heartbeat is not None and found.heartbeat.state in ("kept", "ending", "ended")
+    if not is_gone and not has_given_up:
+        return
+    now, why = home.world.now(), "its final model was never verified in the store"
+    home.ledger.set_run(run.id, only_live=True, state="failed", reason=f"{LOST}{why}", exit_code=1, ended_at=now)
+
+
+def _write_records(home: Home, problems: list[str], by: float) -> list[str]:
+    """Update the records of live and recently ended runs; older ones are written, or their store is gone.
+
+    The lease is read first, from remote stores in parallel with a deadline: a store that hangs is not written to.
+    """
+    failed, now = [], home.world.now()
+    worth = home.ledger.recorded_runs(since=now - _RECORD_S)
+    lines = home.ledger.lines_of(run.id for run in worth)
+    late = [run for run in worth if _is_late(home, run, lines[run.id], problems)]
+    far = {run.id: partial(_lease_of, home, run) for run in late if not run.store.startswith("file:")}
+    answers = ask_all(far, home.world, patience_s(home.world, by)) if far else {}
+    for run in late:
+        try:
+            lease = answers.get(run.id)
+            if isinstance(lease, (HomingError, OSError)):
+                raise lease
+            write_record(home, run.id, home.store_of(run), lease)
+        except (HomingError, WireError, OSError) as exc:
+            if not any(run.id in problem for problem in problems):  # the unreadable store was already reported
+                failed.append(f"Could not update the record of {run.id} in its store: {_first_line(exc)}")
+    return failed
+
+
+def _is_late(home: Home, run: RunRow, own: list[LedgerLine], problems: list[str]) -> bool:
+    """Return whether the record in the store is behind the ledger and the store was readable a moment ago."""
+    if run.state in (ADOPTED, "launching") or any(problem.startswith(unread(run)) for problem in problems):
+        return False
+    try:
+        return not is_recorded(home, run, own)
+    except OSError:
+        return True
+
+
+def _lease_of(home: Home, run: RunRow) -> Lease | None:
+    """Return the newest lease. Raises IntegrityError if unreadable, which must not block other runs' records."""
+    try:
+        return newest(home.store_of(run), run.id)
+    except WireError as exc:
+        raise IntegrityError(str(exc)) from exc
+
+
+def _first_line(exc: Exception) -> str:
+    return (str(exc) or type(exc).__name__).splitlines()[0]

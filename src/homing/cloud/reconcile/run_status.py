@@ -1,0 +1,249 @@
+"""Status of one run: its state, instances, spend and last reports. The basis of `homing status`, `watch` and `runs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+from homing.cloud.ask_providers import ask_store, cause
+from homing.cloud.contact import silence
+from homing.cloud.contact.heartbeats import Signs, phases_of, read_signs
+from homing.cloud.contact.metric_log import MetricLog
+from homing.cloud.home import Home
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.errors import HomingError, UsageError
+from homing.store import Store, pace_of, run_key
+from homing.units import format_count
+from homing.wire import codec, file_names
+from homing.wire.codec import WireError
+from homing.wire.control_files import Heartbeat
+from homing.wire.event_lines import Metric
+from homing.wire.run_json import Run
+
+__all__ = [
+    "BY_REWARD",
+    "STALE_S",
+    "Status",
+    "check_interval",
+    "dump_line",
+    "figures_of",
+    "how_far",
+    "look",
+    "newest_beat",
+    "newest_figures",
+    "newest_in",
+    "newest_pushed",
+    "reached",
+    "say_figures",
+]
+
+STALE_S = 60.0  # a heartbeat older than this is reported as stale, unless the store's write pace explains it
+BY_REWARD = "rl"  # the phase where the loss is meaningless
+_PASS = "val_pass_at_"
+
+
+@dataclass(frozen=True)
+class Status:
+    run: RunRow
+    lines: list[LedgerLine]
+    signs: Signs | None  # None: the store could not be read
+    spend_usd: Decimal
+    heartbeat_age_s: float | None
+    problem: str = ""
+    at: float = 0.0  # when this status was taken
+    phases: tuple[str, ...] = ()  # of the run, in order; empty if its run.json is not at home
+    steps: Mapping[str, int] = field(default_factory=dict)  # planned steps by phase
+
+    @property
+    def limit_usd(self) -> Decimal | None:
+        return None if self.run.spend_limit_usd is None else Decimal(self.run.spend_limit_usd)
+
+    @property
+    def is_billing(self) -> bool:
+        return bool(meter.billing_lines(self.lines))
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the ledger says live but the heartbeat is older than the store's write pace explains."""
+        late_s = STALE_S + 2 * pace_of(self.run.store)
+        return self.run.is_live and self.heartbeat_age_s is not None and self.heartbeat_age_s > late_s
+
+    def to_dict(self) -> dict[str, Any]:
+        heartbeat = self.signs.heartbeat if self.signs else None
+        outcome = self.signs.outcome if self.signs else None
+        return {
+            "run": self.run.id,
+            "name": self.run.name,
+            "state": self.run.state,
+            "reason": self.run.reason,
+            "exit_code": self.run.exit_code,
+            "created_at": self.run.created_at,
+            "ended_at": self.run.ended_at,
+            "store": self.run.store,
+            "spend_usd": str(self.spend_usd),
+            "is_at_most": any(line.is_at_most for line in self.lines),  # spend_usd includes an upper bound
+            "spend_limit_usd": self.run.spend_limit_usd,
+            "is_billing": self.is_billing,
+            "fetched_step": self.run.fetched_step,
+            "heartbeat": codec.dump(heartbeat) if heartbeat else None,
+            "heartbeat_age_s": self.heartbeat_age_s,
+            "outcome": codec.dump(outcome) if outcome else None,
+            "instances": [dump_line(line) for line in self.lines],
+            "problem": self.problem,
+            "phases": list(self.phases),
+        }
+
+
+def check_interval(every_s: float, flag: str = "--every") -> float:
+    """Return the interval if it is valid, else raise UsageError. `flag` is the option it came from."""
+    if not 1 <= every_s <= 86400:
+        raise UsageError(
+            what=f"{flag}: invalid interval: {every_s:g} s.",
+            why="Use 1 second to 1 day.",
+            fix=f"{flag} 30",
+        )
+    return every_s
+
+
+def look(home: Home, run: RunRow, lines: list[LedgerLine] | None = None) -> Status:
+    """Read the ledger and the store. An unreadable store is reported in `problem`, not as an empty answer.
+
+    `lines` are the run's attempts, if the caller has just read them.
+    """
+    lines = home.ledger.lines(run.id) if lines is None else lines
+    now = home.world.now()
+    signs, problem = None, ""
+    try:
+        last, name = lines[-1] if lines else None, f"The store of {run.id}"
+        signs = ask_store(run.store, lambda: read_signs(home.store_of(run), run.id, last), name, home.world)
+    except (HomingError, WireError, OSError) as exc:
+        if any(line.created_at is not None for line in lines):
+            problem = f"Could not read the store: {cause(exc)}"
+    beat = signs.heartbeat if signs else None
+    age_s = silence.age_s(home, run.id, beat) if beat else None
+    steps = _steps(home, run)
+    return Status(run, lines, signs, meter.total_spend(lines, now), age_s, problem, now, tuple(steps), steps)
+
+
+def _steps(home: Home, run: RunRow) -> dict[str, int]:
+    try:
+        record = codec.loads(Run, home.world.read(home.run_dir(run.id) / file_names.RUN))
+    except (OSError, ValueError):
+        return {}
+    return {phase.kind: phase.num_steps for phase in record.phases}
+
+
+def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:
+    """Return the heartbeat updated with the newest metric, which may be up to one heartbeat newer."""
+    beat = status.signs.heartbeat if status.signs else None
+    if beat is None or metric is None:
+        return beat
+    # Steps of different phases cannot be compared; their times can.
+    is_older = metric.step < beat.step if beat.phase in ("", metric.phase) else metric.t < beat.t
+    if is_older:
+        return beat
+    return replace(
+        beat,
+        phase=metric.phase,
+        step=metric.step,
+        num_steps=metric.num_steps,
+        end_step=metric.end_step,
+        step_s=metric.step_s if metric.step_s is not None else beat.step_s,
+        loss=metric.loss,
+        tokens_per_s=metric.tokens_per_s or beat.tokens_per_s,
+        mfu=metric.mfu if metric.mfu is not None else beat.mfu,
+        eta_s=beat.eta_s if metric.eta_s is None and metric.phase == beat.phase else metric.eta_s,
+        plan_s=metric.plan_s,
+    )
+
+
+def newest_pushed(home: Home, run: RunRow) -> str:
+    """Return the newest complete checkpoint in the store, as in `pretrain step 1,200`, or "".
+
+    Raises if it cannot be read.
+    """
+    store = home.store_of(run)
+    return newest_in(store, run.id, lambda: phases_of(store, run))
+
+
+def newest_in(store: Store, run_id: str, phases: Callable[[], list[str]]) -> str:
+    prefix = run_key(run_id, file_names.CHECKPOINTS) + "/"
+    parts = [entry.key[len(prefix) :].split("/") for entry in store.list(prefix)]
+    # The manifest is pushed last: if it is in the store, the checkpoint is complete.
+    whole = [
+        (part[0], file_names.parse_step(part[1])) for part in parts if len(part) == 3 and part[2] == file_names.MANIFEST
+    ]
+    order = {phase: number for number, phase in enumerate(phases() if whole else [])}
+    found = [(order.get(phase, -1), step, phase) for phase, step in whole if step is not None]
+    return f"{max(found)[2]} step {max(found)[1]:,}" if found else ""
+
+
+def dump_line(line: LedgerLine) -> dict[str, Any]:
+    return {**codec.dump(line), "is_at_most": line.is_at_most}
+
+
+def figures_of(home: Home, run: RunRow, beat: Heartbeat | None) -> dict[str, float]:
+    """Return metrics that only this phase has, such as the reward in rl, which no heartbeat carries.
+
+    Raises if the store cannot be read.
+    """
+    if beat is None or beat.phase != BY_REWARD:
+        return {}
+    metrics = MetricLog(home.store_of(run), run_key(run.id, file_names.METRICS), is_curve=False).fresh()
+    return newest_figures(metric for metric in metrics if metric.phase == beat.phase)
+
+
+def newest_figures(metrics: Iterable[Metric]) -> dict[str, float]:
+    """Merge the metrics in order; values of the last evaluation stay until the next one."""
+    figures: dict[str, float] = {}
+    for metric in metrics:
+        figures |= metric.more
+    return figures
+
+
+def say_figures(figures: Mapping[str, float]) -> list[str]:
+    """Format known figures: `reward 0.250`, and of the last evaluation `held-out pass@1 0.100, pass@4 0.300`."""
+    said = [f"reward {figures['reward']:.3f}"] if "reward" in figures else []
+    passed = sorted((int(name[len(_PASS) :]), share) for name, share in figures.items() if name.startswith(_PASS))
+    return said + ([f"held-out {', '.join(f'pass@{k} {share:.3f}' for k, share in passed)}"] if passed else [])
+
+
+def how_far(seen: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[str, float] | None = None) -> list[str]:
+    """Return the parts of the line that the trainer knows, rented or not; only known values."""
+    parts = []
+    if len(phases) > 1 and seen.phase in phases:
+        parts.append(f"{seen.phase} {phases.index(seen.phase) + 1}/{len(phases)}")
+    if seen.num_steps:
+        landing = "" if seen.end_step is None else f", landing at {seen.end_step:,}"
+        at = f"step {seen.step:,}/{seen.num_steps:,}" if seen.step else f"before the first of {seen.num_steps:,} steps"
+        parts.append(at + landing)
+    if seen.phase == BY_REWARD:
+        parts += say_figures(figures or {})
+    elif seen.loss is not None:
+        parts.append(f"loss {seen.loss:.3f}")
+    if seen.tokens_per_s is not None:
+        parts.append(f"{format_count(seen.tokens_per_s)} tok/s")
+    if seen.mfu is not None:
+        parts.append(f"mfu {seen.mfu:.0%}")
+    return parts
+
+
+def reached(status: Status, beat: Heartbeat) -> Heartbeat:
+    """Return the heartbeat moved forward to where the ended trainer says it got.
+
+    A heartbeat learns steps and phases from metrics lines alone; those come every few steps, and the first may be
+    missing.
+    """
+    outcome = status.signs.outcome if status.signs else None
+    if outcome is None:
+        return beat
+    if outcome.phase == beat.phase:
+        return replace(beat, step=max(beat.step, outcome.step))
+    order = list(status.steps)
+    if outcome.phase not in order or (beat.phase in order and order.index(beat.phase) > order.index(outcome.phase)):
+        return beat
+    blank = replace(beat, loss=None, tokens_per_s=None, mfu=None, end_step=None)
+    return replace(blank, phase=outcome.phase, step=outcome.step, num_steps=status.steps[outcome.phase])

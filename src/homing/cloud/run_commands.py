@@ -1,0 +1,24 @@
+"""Commands for error messages: they name the run as the person typed it, so that they work when pasted.
+
+The name inside a run file may differ from the file's, and a file outside ./runs is found only by its path. Only the
+command line knows what was typed; it passes that with the order, and errors are built from it here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Words"]
+
+
+@dataclass(frozen=True)
+class Words:
+    name: str  # the run's own
+    typed: str = ""  # run file and overrides as typed on the command line; "": its name works too
+    is_resume: bool = False
+
+    def to(self, verb: str) -> str:
+        """Return `homing VERB RUN`. A resumed run is launched by its own name, without overrides."""
+        if verb == "launch" and self.is_resume:
+            return f"homing launch {self.name} --resume"
+        return f"homing {verb} {self.typed or self.name}"

@@ -1,0 +1,143 @@
+"""Launch on the chosen offer, or on the next one in the plan if that is gone or its machine never comes up.
+
+    launch -> started
+           -> sold out, or the machine never came up -> the next offer that may be taken without asking, or that a
+                                                        person agrees to
+
+Nothing is left of a failed launch, so the same run continues as its next attempt, and its limit covers all of them. An
+agent that starts and then gives up is no reason to try the next offer: it would give up there too. Between two offers
+no instance of the run is alive, so a lock shows that the launch continues: a stop, a destroy or a new limit from
+another terminal applies then too. The question may stay open for long, so the run is checked again after each answer:
+if it was ended, it stays so; if its limit changed, the question is asked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+
+from homing.cloud.guard import relaunch
+from homing.cloud.home import Home
+from homing.cloud.launch.launch import Draft, Launched, draft, hold_lock, launch
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.ledger import UNDONE, RunRow
+from homing.cloud.plan.offers import is_dear
+from homing.cloud.plan.plan import OfferPlan
+from homing.cloud.providers.base import Offer
+from homing.errors import EndedElsewhere, NeverCame, NoOffer, UsageError
+from homing.units import format_duration
+from homing.wire.run_json import Limits
+
+__all__ = ["MAY_COST", "is_within_plan", "launch_any", "name_of"]
+
+MAY_COST = Decimal("1.5")  # a replacement may cost this many times as much to finish as the agreed offer
+_TRIES = 5
+
+
+def is_within_plan(row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool:
+    """Return whether it may replace the agreed offer without asking again; limits.rate is consent in advance."""
+    if limit_usd_per_hour is not None:
+        return row.offer.rate_usd_per_hour <= limit_usd_per_hour
+    return row.cost_usd <= agreed.cost_usd * MAY_COST and not is_dear(row.offer, None)
+
+
+def launch_any(
+    first: Draft,
+    others: Sequence[OfferPlan],
+    home: Home,
+    *,
+    tell: Callable[[str], None],
+    agree: Callable[[OfferPlan, Draft], bool],
+) -> tuple[Draft, Launched]:
+    """Launch on `first`, which is already agreed to, or else on one of `others`, in order.
+
+    `agree` is called for each of the others. Raises the last NoOffer or NeverCame if none is left or a person declines.
+    """
+    ready, rest = first, [row for row in others if row.offer != first.order.offer][: _TRIES - 1]
+    last: RunRow | None = None
+    with _resuming(first, home):
+        while True:
+            try:
+                return ready, launch(ready, home, tell=tell, last=last)
+            except (NoOffer, NeverCame) as exc:
+                how = "is gone" if isinstance(exc, NoOffer) else "never came up and is destroyed"
+                tell(f"{name_of(ready.order.offer)} {how}: {' '.join(exc.why.split()) or exc.what}")
+                found = _next(first, rest, home, tell, agree)
+                if found is None:
+                    raise
+                ready, last = found
+
+
+@contextlib.contextmanager
+def _resuming(first: Draft, home: Home) -> Iterator[None]:
+    """Hold a lock that tells `homing stop` and `homing destroy` that a run between two offers has not ended."""
+    hold_lock(first.run.id, first.run.id, first.run.name, home)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # released when this process exits at the latest
+            home.world.remove(home.launch_lock(first.run.id))
+
+
+def _as_undone(first: Draft, home: Home) -> RunRow:
+    """Return the run as the failed launch left it. Raises EndedElsewhere if a person has ended it meanwhile."""
+    run = home.ledger.run(first.run.id)
+    if run is None or not run.reason.startswith(UNDONE):
+        said = ("gone", "") if run is None else (run.state, run.reason)
+        raise EndedElsewhere(f"{first.run.id} was not launched on the next offer: it is now {said[0]}.", said[1])
+    return run
+
+
+def _next(
+    first: Draft,
+    rest: list[OfferPlan],
+    home: Home,
+    tell: Callable[[str], None],
+    agree: Callable[[OfferPlan, Draft], bool],
+) -> tuple[Draft, RunRow] | None:
+    """Take offers from `rest` until one can be launched. Return its draft and the run row it is based on.
+
+    None if nothing is left or a person declined.
+    """
+    last = _as_undone(first, home)
+    while rest:
+        row = rest.pop(0)
+        agreed: Draft | None = None
+        while True:
+            try:
+                ready = _instead(first, last, row, home)
+            except UsageError as exc:  # too expensive for the rest of the limit, or it cannot reach the store
+                tell(f"{name_of(row.offer)}: {exc.what}")
+                break
+            if agreed is not None:
+                if _limits(ready) == _limits(agreed):
+                    return ready, last
+                time = f", time {format_duration(ready.run.limits.time_s)}" if ready.run.limits.time_s else ""
+                tell(f"Its limits have changed: {meter.show_usd(ready.spend_limit_usd)}{time}")
+            rate = meter.show_usd(row.offer.rate_usd_per_hour)
+            tell(f"Next: {name_of(row.offer)} at {rate}/h, {meter.show_usd(row.cost_usd)} to finish")
+            if not agree(row, ready):
+                return None
+            agreed, last = ready, _as_undone(first, home)
+    return None
+
+
+def _instead(first: Draft, last: RunRow, row: OfferPlan, home: Home) -> Draft:
+    """Return the same order on another offer, as a draft with the current limits (see `homing limit`)."""
+    documents = relaunch.load_documents(home, last).run
+    run = dataclasses.replace(first.order.run, id=first.run.id, limits=documents.limits, origin=documents.origin)
+    limit = None if last.spend_limit_usd is None else Decimal(last.spend_limit_usd)
+    order = dataclasses.replace(
+        first.order, run=run, offer=row.offer, timing=row.timing, resume=True, spend_limit_usd=limit
+    )
+    return draft(order, home)
+
+
+def _limits(ready: Draft) -> tuple[Decimal, Limits]:
+    return ready.spend_limit_usd, ready.order.run.limits
+
+
+def name_of(offer: Offer) -> str:
+    return " ".join(part for part in (offer.provider, offer.cloud, offer.name, offer.region) if part)

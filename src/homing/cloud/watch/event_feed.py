@@ -1,0 +1,194 @@
+"""New events, validations and samples of a run directory since the last poll, in the order they happened.
+
+    events.jsonl, metrics.jsonl, samples/ --News.reports--> Report(event | sample | alert)
+
+A rented run's directory is in the store, that of a run trained on this computer is in the home. Knows no clock and no
+provider; of money it knows only the ledger's lines.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from homing.cloud.contact.heartbeats import Tail
+from homing.cloud.contact.metric_log import MetricLog
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.ledger import LedgerLine
+from homing.cloud.reconcile.run_status import BY_REWARD, newest_figures, say_figures
+from homing.store import Store, run_key
+from homing.wire import codec, file_names
+from homing.wire.event_lines import Event, Metric
+
+__all__ = ["News", "Report"]
+
+_ALERTS = ("alert", "limit_warning", "preempted", "end_billing_failed")  # events that need attention
+_EVALUATING = "evaluating"  # progress of an evaluation, repeated
+_FIRST_EVENTS = 20  # of the past, when a watch begins
+_FIRST_SAMPLES = 5
+_FIRST_VALIDATIONS = 5
+
+
+@dataclass(frozen=True)
+class Report:
+    kind: str  # head | line | event | sample | alert | problem | end
+    text: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class News:
+    def __init__(self, store: Store, run_id: str, *, is_curve: bool = False) -> None:
+        """`is_curve`: `fresh` gets the metrics for a curve of the whole run, not only for its current state."""
+        self._store, self._run_id = store, run_id
+        self._events = Tail(store, run_key(run_id, file_names.EVENTS))
+        self._metrics = MetricLog(store, run_key(run_id, file_names.METRICS), is_curve=is_curve)
+        self.fresh: list[Metric] = []  # the metrics of the last call
+        self._samples: set[str] = set()
+        self._reported: set[tuple[float, str, str, str]] = set()  # events by identity
+        self._times: dict[str, float] = {}  # of samples, by path
+        self._is_first = True
+        self.metric: Metric | None = None  # the newest with a loss
+        self.first: dict[str, Metric] = {}  # by phase, the first with a meaningful loss
+        self.measured: dict[str, Metric] = {}  # by phase, the last evaluation
+        self.figures: dict[str, dict[str, float]] = {}  # by phase, metrics that only it has
+
+    def copy(self) -> News:
+        """Return a copy to read with: if reading fails half-way or is late, the original is unchanged."""
+        made = copy.copy(self)
+        made._events, made._metrics = copy.copy(self._events), copy.copy(self._metrics)
+        made._samples, made._reported, made._times = set(self._samples), set(self._reported), dict(self._times)
+        made.first, made.measured = dict(self.first), dict(self.measured)
+        made.figures = {phase: dict(own) for phase, own in self.figures.items()}
+        return made
+
+    def reports(self, lines: Sequence[LedgerLine] = (), now: float = 0.0) -> Iterator[Report]:
+        """Yield reports since the last call, in the order they happened.
+
+        `lines` are the attempts of a rented run; `now` is until when the last of them has accrued costs.
+        """
+        # A watch of a resumed run reports each earlier attempt in one line.
+        since = lines[-1].intent_at if self._is_first and len(lines) > 1 else -math.inf
+        found = [*self._new_metrics(since), *self._new_events(lines, since, now)]
+        yield from (report for _, report in sorted([*found, *self._new_samples(since)], key=lambda pair: pair[0]))
+
+    def learned(self) -> str:
+        """Summarize the newest phase, as in `loss 6.419 at step 10, 4.520 at step 150, held-out 4.608`, or ""."""
+        last = self.metric
+        first = self.first.get(last.phase) if last is not None else None
+        if first is None or last is None or first.step == last.step:
+            return ""
+        measured = self.measured.get(last.phase)
+        held_out = f", held-out {measured.val_loss:.3f}" if measured is not None else ""
+        return f"loss {first.loss:.3f} at step {first.step:,}, {last.loss:.3f} at step {last.step:,}{held_out}"
+
+    def _new_events(self, lines: Sequence[LedgerLine], since: float, now: float) -> Iterator[tuple[float, Report]]:
+        events = self._events.documents(Event)
+        if since > -math.inf:
+            yield from self._past(events, lines, now)
+            events = [event for event in events if event.t >= since]
+        if self._is_first:  # of the past, only the last ones, without file transfers
+            events = [event for event in events if event.source != "sync"][-_FIRST_EVENTS:]
+        self._is_first = False
+        for place, event in enumerate(events):
+            mark = _mark(event)
+            if mark in self._reported:  # a new attempt starts the file with the events it found
+                continue
+            self._reported.add(mark)
+            if event.kind == "sampled":
+                self._times[str(event.data.get("path"))] = event.t
+                continue  # the sample itself is shown
+            if event.kind == "evaluated":
+                continue  # its result is shown
+            if event.kind == _EVALUATING and self._is_passed(event, events[place + 1 :]):
+                continue
+            where = f"step {event.step:,} | " if event.step is not None else ""
+            kind = "alert" if event.kind in _ALERTS else "event"
+            said = f"{_late(event, lines)}{where}{event.source}: {event.text}{_dollars(event, lines)}"
+            yield event.t, Report(kind, said, codec.dump(event))
+
+    def _past(self, events: list[Event], lines: Sequence[LedgerLine], now: float) -> Iterator[tuple[float, Report]]:
+        since = -math.inf
+        for line, following in itertools.pairwise([line for line in lines if not line.is_duplicate]):
+            own = [event for event in events if since <= event.t < following.intent_at]
+            since = following.intent_at
+            self._reported |= {_mark(event) for event in own}
+            self._times |= {str(event.data.get("path")): event.t for event in own if event.kind == "sampled"}
+            steps = [event.step for event in own if event.step is not None]
+            spend = meter.line_spend(line, now)
+            reached = f"up to step {steps[-1]:,}" if steps else "before its first step"
+            data = {"attempt": line.attempt, "step": steps[-1] if steps else 0, "spend_usd": str(spend)}
+            said = f"attempt {line.attempt} ended: {reached}, {meter.at_most(line)}{meter.show_usd(spend)}"
+            yield line.intent_at, Report("event", said, data)
+
+    def _is_passed(self, event: Event, later: Sequence[Event]) -> bool:
+        """Return whether the same evaluation has progressed or ended since: only the newest count is worth showing."""
+        last = self.measured.get(event.phase)
+        is_over = last is not None and last.step >= (event.step or 0)
+        return is_over or any(each.kind == _EVALUATING for each in later)
+
+    def _new_samples(self, since: float) -> Iterator[tuple[float, Report]]:
+        prefix = run_key(self._run_id, file_names.SAMPLES) + "/"
+        entries = self._store.list(prefix)
+        if not self._samples:  # of the past, only the last ones; a long run has hundreds
+            self._samples.update(entry.key for entry in entries[:-_FIRST_SAMPLES])
+        if since > -math.inf:
+            self._samples.update(entry.key for entry in entries if self._sampled_at(entry.key[len(prefix) :]) < since)
+        for entry in entries:
+            if entry.key not in self._samples:
+                text = self._store.read(entry.key).decode("utf-8", "replace")
+                self._samples.add(entry.key)
+                name = entry.key[len(prefix) :]
+                yield self._sampled_at(name), Report("sample", text.strip(), {"name": name, "text": text})
+
+    def _sampled_at(self, name: str) -> float:
+        return self._times.get(f"{file_names.SAMPLES}/{name}", math.inf)
+
+    def _new_metrics(self, since: float) -> Iterator[tuple[float, Report]]:
+        found = self.fresh = self._metrics.fresh()
+        for metric in found:
+            own = self.figures.setdefault(metric.phase, {})
+            own |= newest_figures([metric])
+            if metric.loss is not None:
+                self.metric = metric
+                if metric.phase != BY_REWARD:
+                    self.first.setdefault(metric.phase, metric)
+        measured = [metric for metric in found if metric.val_loss is not None]
+        self.measured |= {metric.phase: metric for metric in measured}
+        fresh = [metric for metric in measured if metric.t >= since]
+        for metric in fresh[-_FIRST_VALIDATIONS:] if self._is_first else fresh:
+            yield metric.t, Report("event", _validation(metric), codec.dump(metric))
+
+
+def _mark(event: Event) -> tuple[float, str, str, str]:
+    return (event.t, event.source, event.kind, event.text)
+
+
+def _late(event: Event, lines: Sequence[LedgerLine]) -> str:
+    """Return a prefix for an event of an earlier attempt that arrives while the next one is running; "" otherwise."""
+    if len(lines) < 2 or event.source == "home" or event.t >= lines[-1].intent_at:
+        return ""
+    of = [line.attempt for line in lines if line.intent_at <= event.t]
+    return f"from attempt {of[-1] if of else lines[0].attempt}: "
+
+
+def _dollars(event: Event, lines: Sequence[LedgerLine]) -> str:
+    """Return what finishing the plan would have cost: the trainer itself knows only seconds."""
+    needs_s = event.data.get("needs_s")
+    if event.source != "trainer" or not isinstance(needs_s, float) or not lines:
+        return ""
+    dollars = meter.show_usd(meter.cost(Decimal(lines[-1].rate_usd_per_hour), needs_s))
+    return f" Finishing the full plan would cost about {dollars} more."
+
+
+def _validation(metric: Metric) -> str:
+    at = f"validation at step {metric.step:,}: "
+    held_out = {name: value for name, value in metric.more.items() if name.startswith("val_")}
+    if "val_reward" in held_out:  # then the loss is only pass_reward minus the reward
+        return at + ", ".join([f"reward {held_out['val_reward']:.3f}", *say_figures(held_out)])
+    bits = metric.val_bits_per_byte
+    return f"{at}loss {metric.val_loss:.3f}" + (f", {bits:.3f} bits per byte" if bits is not None else "")

@@ -1,0 +1,123 @@
+"""Progress of a run: how far it is, how long it still trains, and what it will have cost when billing ends.
+
+current phase                           the trainer's own estimate, from its heartbeat
+later phases, and bringing it home      the plan, for the current machine
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.ledger import RunRow
+from homing.cloud.plan.speed import estimate
+from homing.cloud.plan.timing import timing_of
+from homing.cloud.providers.base import Offer
+from homing.cloud.reconcile.run_status import Status, how_far, reached
+from homing.units import format_duration
+from homing.wire import codec, file_names
+from homing.wire.control_files import Heartbeat
+from homing.wire.run_json import Run
+
+__all__ = ["Ahead", "Planned", "ahead", "planned", "planned_usd", "progress_line", "to_finish", "trip_usd"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    rate_usd_per_hour: Decimal
+    parts: list[tuple[str, float]]  # seconds: boot and start, each phase by name, bringing the results home
+
+
+@dataclass(frozen=True)
+class Ahead:
+    eta_s: float  # until training ends: of all phases, or of the current one if later ones are unknown
+    is_whole: bool = True
+    end_usd: Decimal | None = None  # total spend when billing ends; None if unknown
+
+
+def planned(home: Home, run: RunRow) -> Planned | None:
+    """Return the current plan for the machine of the newest attempt; None if the run's documents are not at home."""
+    folder = home.run_dir(run.id)
+    try:
+        resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
+        note = json.loads(home.world.read(folder / LAUNCH_NOTE))["offer"]
+        offer = Offer(**{**note, "rate_usd_per_hour": Decimal(note["rate_usd_per_hour"])})
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
+        return None
+    timing = timing_of(resolved, offer, estimate(resolved, offer, home, may_probe=False), home)
+    return Planned(offer.rate_usd_per_hour, timing.parts(resolved))
+
+
+def planned_usd(home: Home, run: RunRow, phases: Sequence[str]) -> Decimal | None:
+    """Planned cost of these phases on the run's machine; None if the run's files are not at home."""
+    return _planned(home, run, lambda parts: [seconds for name, seconds in parts if name in phases])
+
+
+def trip_usd(home: Home, run: RunRow) -> Decimal | None:
+    """Planned cost of one attempt besides its phases: to boot, to start, and to push the result and end."""
+    return _planned(home, run, lambda parts: [parts[0][1], parts[-1][1]])
+
+
+def _planned(home: Home, run: RunRow, choose: Callable[[list[tuple[str, float]]], list[float]]) -> Decimal | None:
+    plan = planned(home, run)
+    return None if plan is None else meter.cost(plan.rate_usd_per_hour, sum(choose(plan.parts)))
+
+
+def ahead(status: Status, beat: Heartbeat | None, plan: Planned | None) -> Ahead | None:
+    """Return the prediction; None if nothing is training or nothing has been measured yet."""
+    if beat is None or beat.eta_s is None or beat.state != "training" or not status.run.is_live:
+        return None
+    later = status.phases[status.phases.index(beat.phase) + 1 :] if beat.phase in status.phases else ()
+    if plan is None or not status.lines:
+        return Ahead(beat.eta_s, is_whole=not later)
+    seconds = dict(plan.parts[1:-1])
+    eta_s = beat.eta_s + sum(seconds[phase] for phase in later)
+    # At the current machine's rate: a spot machine's may differ from the plan's.
+    rate = Decimal(status.lines[-1].rate_usd_per_hour)
+    return Ahead(eta_s, end_usd=status.spend_usd + meter.cost(rate, eta_s + plan.parts[-1][1]))
+
+
+def to_finish(status: Status) -> Decimal | None:
+    """Cost of the rest of the phase, by the trainer's own estimate; None if that is unknown."""
+    beat = status.signs.heartbeat if status.signs else None
+    if beat is None or not status.lines:
+        return None
+    # Up to the planned end: a landing stops before it.
+    seconds = beat.eta_s if beat.end_step is None else beat.plan_s
+    return None if seconds is None else meter.cost(Decimal(status.lines[-1].rate_usd_per_hour), seconds)
+
+
+def progress_line(
+    status: Status,
+    beat: Heartbeat | None,
+    figures: Mapping[str, float] | None = None,
+    plan: Planned | None = None,
+) -> str:
+    """One line, always in this order: phase, step, loss (in rl the reward), speed, cost, time left. Never without cost.
+    With `plan`, time left and final cost cover all phases. If the run is not training, its state replaces the time."""
+    beat = None if beat is None else reached(status, beat)
+    parts = [] if beat is None else how_far(beat, status.phases, figures)
+    if beat is not None and "gpu" in beat.use and status.run.is_live:
+        parts.append(f"GPU {beat.use['gpu']:.0%}, GPU memory {beat.use.get('gpu_memory', 0.0):.0%}")
+    found = ahead(status, beat, plan)
+    spent = meter.at_most(*status.lines) + meter.show_spend(status.spend_usd, status.limit_usd)
+    parts.append(spent + _at_the_end(status, found))
+    if found is not None:
+        parts.append(f"eta {format_duration(found.eta_s)}" + ("" if found.is_whole else " for this phase"))
+    elif beat is not None and beat.state != "training" and status.run.is_live:
+        parts.append(beat.state)
+    elif beat is not None and not beat.num_steps and status.run.is_live:
+        parts.append("training, no metrics yet")
+    return " | ".join(parts)
+
+
+def _at_the_end(status: Status, found: Ahead | None) -> str:
+    """The predicted final cost. It may exceed the limit until the trainer notices and lands inside it."""
+    if found is None or found.end_usd is None:
+        return ""
+    is_over = status.limit_usd is not None and found.end_usd > status.limit_usd
+    return f", about {meter.show_usd(found.end_usd)} " + ("to finish, over the limit" if is_over else "at the end")

@@ -1,0 +1,151 @@
+"""Derive numbers from a model shape: parameters by part, FLOPs, steps, epochs. Pure functions, no torch.
+
+The trainer counts its own parameters and refuses to start if they differ from these, so a formula that drifts from the
+decoder fails at the first step instead of on the bill.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from homing.wire.run_json import Model, Sizes
+
+__all__ = [
+    "BYTES_PER_TOKEN_RANGE",
+    "DATA_CONSTRAINED_EPOCHS",
+    "Part",
+    "bytes_per_token",
+    "eval_steps",
+    "num_epochs",
+    "parameter_table",
+    "round_up",
+    "save_steps",
+    "scaling_params",
+    "sizes",
+    "steps_for",
+]
+
+# Beyond about this many passes over the same text, each further pass teaches little (Muennighoff et al., 2023).
+DATA_CONSTRAINED_EPOCHS = 4.0
+# A phase of a few minutes does not need an evaluation at each step or a checkpoint at every second one; every
+# checkpoint also generates a sample.
+LEAST_EVAL_STEPS = 10
+# Bytes per token at 256 vocabulary entries and at each doubling: between English novels, Shakespeare, Goethe in German
+# and Python code, each with a tokenizer trained on that text (counts: tests/config/estimate/test_params.py). Beyond
+# 32k entries little is gained.
+_BYTES_PER_TOKEN = (1.0, 2.1, 2.7, 3.25, 3.75, 4.15, 4.45, 4.6)
+# factors for text that compresses well, ordinary text, and text that compresses badly
+BYTES_PER_TOKEN_RANGE = (1.2, 1.0, 0.8)
+SHORT_PHASE_STEPS = 500
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    num_params: int  # total over all layers
+    is_matmul: bool  # used in a matrix multiplication for every token
+    note: str = ""
+
+
+def parameter_table(model: Model) -> list[Part]:
+    """List every parameter once, in the decoder's order. A tied head has its own row with 0 parameters."""
+    d, layers = model.width, model.num_layers
+    queries, keys = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    if model.family == "swift":
+        return _swift_table(model, queries, keys)
+    parts = [
+        Part("embedding", model.vocab_size * d, False, f"{model.vocab_size:,} x {d:,}"),
+        Part("attention q", layers * d * queries, True, f"{layers} x {d:,} x {queries:,}"),
+        Part("attention k, v", layers * 2 * d * keys, True, f"{layers} x 2 x {d:,} x {keys:,}"),
+        Part("attention out", layers * queries * d, True, f"{layers} x {queries:,} x {d:,}"),
+        Part("feed-forward", layers * 3 * d * model.ffn_width, True, f"{layers} x 3 x {d:,} x {model.ffn_width:,}"),
+        Part("norms", (2 * layers + 1) * d, False, f"({layers} x 2 + 1) x {d:,}"),
+    ]
+    if model.arch == "qwen2":
+        parts.append(Part("attention bias", layers * (queries + 2 * keys), False, "on q, k, v"))
+    if model.arch == "qwen3":
+        parts.append(Part("attention norms", layers * 2 * model.head_size, False, "on q, k"))
+    if model.is_tied:
+        parts.append(Part("head", 0, True, "tied: the embedding's matrix"))
+    else:
+        parts.append(Part("head", model.vocab_size * d, True, f"{d:,} x {model.vocab_size:,}"))
+    return parts
+
+
+# As in the trainer's model, which compares its own count with this one.
+_VALUE_GATE, _SMEAR_GATE = 12, 24
+
+
+def _swift_table(model: Model, queries: int, keys: int) -> list[Part]:
+    d, layers, vocab = model.width, model.num_layers, model.vocab_size
+    with_values = (layers + 1) // 2
+    gates = with_values * model.num_kv_heads * _VALUE_GATE + _SMEAR_GATE
+    return [
+        Part("embedding", vocab * d, False, f"{vocab:,} x {d:,}"),
+        Part("value embeddings", with_values * vocab * keys, False, f"{with_values} x {vocab:,} x {keys:,}"),
+        Part("attention q", layers * d * queries, True, f"{layers} x {d:,} x {queries:,}"),
+        Part("attention k, v", layers * 2 * d * keys, True, f"{layers} x 2 x {d:,} x {keys:,}"),
+        Part("attention out", layers * queries * d, True, f"{layers} x {queries:,} x {d:,}"),
+        Part("feed-forward", layers * 2 * d * model.ffn_width, True, f"{layers} x 2 x {d:,} x {model.ffn_width:,}"),
+        Part("gates and scales", gates + 2 * layers + 2, False),
+        Part("head", vocab * d, True, f"{d:,} x {vocab:,}"),
+    ]
+
+
+def sizes(model: Model) -> Sizes:
+    """Count parameters and FLOPs.
+
+    6 FLOPs per matrix parameter and token; attention adds 12 L d T, where d is the width of all query heads.
+    """
+    matmul = scaling_params(model)
+    attention = 12 * model.num_layers * model.num_heads * model.head_size * model.context
+    return Sizes(
+        num_params=sum(part.num_params for part in parameter_table(model)),
+        num_matmul_params=matmul,
+        flops_per_token=float(6 * matmul + attention),
+    )
+
+
+def scaling_params(model: Model) -> int:
+    """Return the parameters of the block matrices and the head, which take part in every token and in scaling rules."""
+    blocks = sum(part.num_params for part in parameter_table(model) if part.is_matmul and part.name != "head")
+    return blocks + model.vocab_size * model.width
+
+
+def steps_for(num_tokens: float, batch_tokens: int) -> int:
+    """Return the number of whole steps; the incomplete last batch is not trained on."""
+    return max(1, math.floor(num_tokens / batch_tokens))
+
+
+def eval_steps(num_steps: int) -> int:
+    """Return the default number of steps between evaluations: a twentieth of the phase, at least LEAST_EVAL_STEPS."""
+    return max(LEAST_EVAL_STEPS, num_steps // 20)
+
+
+def save_steps(num_steps: int) -> int:
+    """Return the default number of steps between checkpoints: a tenth of the phase, or a fifth of a short one.
+
+    It is a multiple of the evaluation interval, so that every checkpoint falls on an evaluation that happens anyway.
+    """
+    evals = eval_steps(num_steps)
+    if num_steps >= SHORT_PHASE_STEPS:
+        return 2 * evals
+    return evals * max(2, math.ceil(num_steps / 5 / evals))
+
+
+def num_epochs(num_steps: int, batch_tokens: int, num_train_tokens: int) -> float | None:
+    """Return how many times the text is read; None if the amount of text is unknown."""
+    return num_steps * batch_tokens / num_train_tokens if num_train_tokens else None
+
+
+def bytes_per_token(vocab_size: int) -> float:
+    """Return the typical bytes per token of a byte-level BPE of this size, interpolated on a log scale."""
+    doublings = max(0.0, math.log2(max(vocab_size, 256)) - 8.0)
+    below = min(int(doublings), len(_BYTES_PER_TOKEN) - 1)
+    above = min(below + 1, len(_BYTES_PER_TOKEN) - 1)
+    return _BYTES_PER_TOKEN[below] + (doublings - below) * (_BYTES_PER_TOKEN[above] - _BYTES_PER_TOKEN[below])
+
+
+def round_up(number: float, step: int) -> int:
+    return max(step, step * math.ceil(number / step - 1e-9))

@@ -1,0 +1,464 @@
+"""Resolve one phase to final numbers: steps, batch, learning rates, schedule, and when to evaluate, save and sample.
+
+tokens | epochs | steps  ->  batch_tokens  ->  num_steps  ->  rates and schedule  ->  evaluation and checkpoints
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homing.config.estimate.params import DATA_CONSTRAINED_EPOCHS, eval_steps, num_epochs, save_steps, steps_for
+from homing.config.parse.overrides import LENGTHS
+from homing.config.parse.source import KeyPath
+from homing.config.paths import shown, typed_name
+from homing.config.resolve import depth_dial
+from homing.config.resolve.origins import Trace
+from homing.config.resolve.phase_methods import resolve_lora, resolve_rl
+from homing.config.weights.adapter_base import find_adapter_base
+from homing.config.weights.init_from_hub import init_folder
+from homing.config.weights.open_weights import INDEX, Source
+from homing.errors import DataError, HomingError
+from homing.hf_config import model_of
+from homing.same_tokenizer import gives_same_ids
+from homing.units import format_count
+from homing.wire import file_names
+from homing.wire.run_json import Model, Optimizer, Phase, PhaseData, Rl, Schedule
+
+__all__ = ["Corpus", "resolve_phase"]
+
+_EVALS = "a twentieth, at least 10 steps"
+_SAVES = "a tenth, of a short phase a fifth"
+_MOST_EVAL_TOKENS = 500_000
+_WARMUP_SHARE = 0.02
+_MOST_WARMUP_STEPS = 1000
+_DECAY_FRACTION = 0.5
+_EPOCHS = {"mid": 1.0, "sft": 3.0}  # default length of such a phase
+_LEAST_EPOCHS = 0.5  # of conversations; with fewer epochs most of them are never seen
+_HABITS = ("beta1", "eps", "momentum", "momentum_start", "variance_beta", "cautious", "clip", "weight_decay")
+_FLOORS = {"wsd": 0.05, "cosine": 0.1, "constant": 1.0}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Amount of training data: counted by prep, estimated from the size of the text, or unknown (0)."""
+
+    num_train_tokens: int
+    num_val_tokens: int
+    source: str  # such as data/goethe/manifest.json
+    # conversations only: without the repeats and padding of packing, which the two fields above include
+    num_chat_tokens: int = 0
+
+    @property
+    def amount(self) -> str:
+        """Describe the amount with the figure that `homing prep` reports."""
+        rows = f"{format_count(self.num_train_tokens)} tokens"
+        if not self.num_chat_tokens:
+            return rows
+        return f"{format_count(self.num_chat_tokens)} tokens of conversations ({rows} in rows, repeats and padding too)"
+
+
+def resolve_phase(
+    trace: Trace,
+    number: int,
+    model: Model,
+    corpus: Corpus,
+    *,
+    data: PhaseData | None,
+    source: Source | None,
+    start: str = "",
+    tokenizer: Path | None = None,
+    turns: Path | None = None,
+    before: Sequence[PhaseData] = (),
+) -> Phase:
+    """Resolve phase `number` of the run file.
+
+    - corpus: the phase's own data.
+    - source: open weights that the run starts from; they need low learning rates.
+    - start: checkpoint folder to start from if the run file names none.
+    - tokenizer: tokenizer file, if it exists. turns: chat turns of the open weights, if prepared.
+    - before: data of the earlier phases.
+    """
+    at: KeyPath = ("phases", number)
+    wire = f"phases.{number}"
+    _refuse_what_has_no_effect(trace, at)
+    lora, rl = resolve_lora(trace, number), resolve_rl(trace, number, model.context, tokenizer, turns)
+    num_steps, batch_tokens = _length(trace, at, wire, model, corpus, rl)
+    micro_batch = trace.plain(f"{wire}.micro_batch", (*at, "micro_batch"))
+    if rl is None:
+        _check_batch(trace, at, batch_tokens, micro_batch, model.context)
+        _warn_about_data(trace, number, num_steps, batch_tokens, corpus)
+    when = _When(trace, at, wire)
+    init_from, init_base = _init_from(trace, at, wire, model, start, source, tokenizer)
+    whole = trace.file
+    return Phase(
+        kind=trace.plain(f"{wire}.kind", (*at, "kind")),
+        method=trace.plain(f"{wire}.method", (*at, "method")),
+        num_steps=num_steps,
+        batch_tokens=batch_tokens,
+        micro_batch=micro_batch,
+        optimizer=_optimizer(trace, at, wire, model, batch_tokens, num_steps, has_base=source is not None),
+        schedule=_schedule(trace, at, wire, num_steps),
+        eval_every=int(
+            when("eval_every", "eval", "every", eval_steps(num_steps), f"derived from {wire}.num_steps: {_EVALS}")
+        ),
+        eval_tokens=_tokens_of_rl(trace, at, wire, rl)
+        if rl
+        else int(when("eval_tokens", "eval", "tokens", *_eval_tokens(model, corpus))),
+        save_every=int(
+            when("save_every", "checkpoint", "every", save_steps(num_steps), f"derived from {wire}.num_steps: {_SAVES}")
+        ),
+        save_every_s=float(when("save_every_s", "checkpoint", "every_time", whole.checkpoint.every_time)),
+        sample_every=int(when("sample_every", "sample", "every", whole.sample.every)),
+        keep_last=int(when("keep_last", "checkpoint", "keep_last", whole.checkpoint.keep_last)),
+        init_from=init_from,
+        init_base=init_base,
+        data=data,
+        lora=lora,
+        rl=rl,
+        recompute=trace.plain(f"{wire}.recompute", (*at, "recompute")),
+        offload=trace.plain(f"{wire}.offload", (*at, "offload")),
+        sample_prompts=_prompts(trace, at, wire, data if rl is None else next(reversed(before), None)),
+    )
+
+
+def _prompts(trace: Trace, at: KeyPath, wire: str, data: PhaseData | None) -> list[str]:
+    """Return the sample prompts of the phase.
+
+    A model that learns to answer is asked the first question in its data; the opening of a book is not a question.
+    `data`: the phase's data; in rl, that of the phase before.
+    """
+    asked, why = (
+        ([data.question], "derived: the first question in its data")
+        if data and data.question
+        else ([], "sample.prompts")
+    )
+    return list(trace.take(f"{wire}.sample_prompts", (*at, "sample", "prompts"), asked, why))
+
+
+def _refuse_what_has_no_effect(trace: Trace, at: KeyPath) -> None:
+    phase = trace.value(at)
+    for name in ("momentum", "momentum_start", "variance_beta", "cautious"):
+        if phase.optimizer == "adamw" and trace.is_given((*at, name)):
+            trace.wrong((*at, name), "does not apply to optimizer: adamw.", "Delete it, or change beta1.")
+    if trace.file.model.family != "swift" and trace.is_given((*at, "lr_scalar")):
+        trace.wrong((*at, "lr_scalar"), "does not apply to family: stock.", "Delete it, or use model.family: swift.")
+    if phase.offload != "none" and phase.method != "full":
+        trace.wrong(
+            (*at, "offload"), f"does not help with method: {phase.method}: adapters have little state.",
+            "Delete it, or use recompute: all or method: qlora.",
+        )  # fmt: skip
+    if phase.offload != "none" and trace.file.train.device in ("cpu", "mps"):
+        trace.wrong(
+            (*at, "offload"), f"has no effect with train.device: {trace.file.train.device}: it is for CUDA GPUs.",
+            "Delete it.",
+        )  # fmt: skip
+    if phase.schedule != "wsd" and trace.is_given((*at, "decay_fraction")):
+        trace.wrong((*at, "decay_fraction"), f"does not apply to schedule: {phase.schedule}.", "Delete it, or use wsd.")
+    if phase.schedule == "constant" and trace.is_given((*at, "floor")):
+        trace.wrong((*at, "floor"), "does not apply to schedule: constant.", "Delete it, or use wsd or cosine.")
+
+
+def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus, rl: Rl | None) -> tuple[int, int]:
+    """Return steps and batch.
+
+    Exactly one of tokens, epochs and steps sets the length; model.depth replaces a missing one.
+    """
+    phase = trace.value(at)
+    if rl is not None:
+        return _length_of_rl(trace, at, wire, rl)
+    given = [name for name in LENGTHS if trace.is_given((*at, name))]
+    has_dial = trace.is_given(("model", "depth")) and phase.kind == "pretrain"
+    usual = _EPOCHS.get(phase.kind, 0.0)
+    if len(given) > 1:
+        lines = ", ".join(f"{name} ({trace.source.origin((*at, name))})" for name in given)
+        trace.wrong((*at, given[1]), f"more than one length is given: {lines}.", "Keep one of tokens, epochs, steps.")
+    length_keys: list[KeyPath] = [("model", "depth"), *((*at, name) for name in LENGTHS)]
+    if not given and not has_dial and not usual and trace.is_sound(*length_keys):
+        trace.wrong(at, "has no length.", "Set one of tokens, epochs, steps, or set model.depth.")
+    length = given[0] if given else "epochs" if usual else "dial"
+    why = f"derived from {wire}.{length} and {wire}.batch_tokens" if given else "derived from model.depth"
+    if usual and not given:
+        why = f"default of {phase.kind}: {usual:g} epochs"
+    batch_path = (*at, "batch_tokens")
+    if length == "steps":
+        best = depth_dial.batch_for_steps(phase.steps, model.context, model.vocab_size)
+        if phase.kind == "sft":
+            best = max(best, depth_dial.SFT_ROWS * model.context)
+        batch_why = f"derived from {wire}.steps"
+        most = depth_dial.batch_within(best, phase.steps, corpus.num_train_tokens, model.context)
+        if most < best and not trace.is_given(batch_path):
+            _say_smaller_batch(trace, wire, phase.steps, most, best, corpus)
+            best, batch_why = most, f"{batch_why} and {corpus.source}: at most {DATA_CONSTRAINED_EPOCHS:.0f} passes"
+        batch = trace.take(f"{wire}.batch_tokens", batch_path, best, batch_why)
+        return trace.take(f"{wire}.num_steps", (*at, "steps"), phase.steps), batch
+    if length == "tokens":
+        num_tokens = float(phase.tokens)
+    elif length == "epochs":
+        num_tokens = (phase.epochs or usual) * corpus.num_train_tokens
+        why = f"{why} and {corpus.source}"
+    else:
+        num_tokens = float(depth_dial.tokens_for(model))
+    best = depth_dial.batch_for_tokens(max(1.0, num_tokens), model.context, model.vocab_size)
+    batch = trace.take(f"{wire}.batch_tokens", batch_path, best, f"derived from {length if given else 'model.depth'}")
+    trace.note(f"{wire}.num_steps", why)
+    # Epochs over an unknown number of tokens have no step count yet: return 0, and a warning says to run prep.
+    return (steps_for(num_tokens, batch) if num_tokens else 0), batch
+
+
+def _say_smaller_batch(trace: Trace, wire: str, num_steps: int, batch: int, best: int, corpus: Corpus) -> None:
+    passes = num_epochs(num_steps, batch, corpus.num_train_tokens) or 0.0
+    would = num_epochs(num_steps, best, corpus.num_train_tokens) or 0.0
+    trace.warn(
+        f"{wire} uses {batch:,} tokens per step: the usual {best:,} would read the {corpus.amount} {would:.1f} times in"
+        f" {num_steps:,} steps, this reads it {passes:.1f} times. Set {wire}.batch_tokens to change it."
+    )
+
+
+def _length_of_rl(trace: Trace, at: KeyPath, wire: str, rl: Rl) -> tuple[int, int]:
+    """Return steps and batch of rl: only steps set the length, and the batch is all samples of a step."""
+    for name in ("tokens", "epochs", "batch_tokens"):
+        if trace.is_given((*at, name)):
+            trace.wrong((*at, name), "has no effect in rl.", "Set steps, rl.prompts_per_step, rl.samples_per_prompt.")
+    if not trace.is_given((*at, "steps")) and trace.is_sound((*at, "steps")):
+        trace.wrong(at, "has no length.", "Set steps, such as steps: 200.")
+    trace.note(f"{wire}.batch_tokens", f"derived from {wire}.rl")
+    batch = rl.prompts_per_step * rl.samples_per_prompt * rl.max_new_tokens
+    return trace.take(f"{wire}.num_steps", (*at, "steps"), 0), batch
+
+
+def _check_batch(trace: Trace, at: KeyPath, batch_tokens: int, micro_batch: int, context: int) -> None:
+    batch_path, micro_path = (*at, "batch_tokens"), (*at, "micro_batch")
+    if not trace.is_sound(batch_path, ("model", "context")):
+        return
+    if batch_tokens % context:
+        below = batch_tokens - batch_tokens % context
+        near = " or ".join(f"{n:,}" for n in (below, below + context) if n)
+        trace.wrong(batch_path, f"{batch_tokens:,} is not a multiple of the context {context:,}.", f"Nearest: {near}.")
+        return
+    rows = batch_tokens // context
+    if micro_batch and rows % micro_batch and trace.is_sound(micro_path):
+        near = ", ".join(str(n) for n in _divisors_near(rows, micro_batch))
+        trace.wrong(
+            micro_path,
+            f"{micro_batch} rows of {context:,} tokens do not divide a batch of {batch_tokens:,} tokens ({rows} rows).",
+            f"Nearest: {near}.",
+        )
+
+
+def _divisors_near(number: int, near: int) -> list[int]:
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    divisors = sorted({*small, *(number // n for n in small)})
+    return [n for n in divisors if n < near][-1:] + [n for n in divisors if n > near][:1]
+
+
+def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: int, corpus: Corpus) -> None:
+    if not corpus.num_train_tokens:
+        if not num_steps:
+            trace.warn(f"phases.{number}: run `homing prep` to learn how many steps the epochs take.")
+        return
+    epochs = num_epochs(num_steps, batch_tokens, corpus.num_train_tokens)
+    amount = f"{corpus.amount} ({corpus.source})"
+    # 10% above the limit is accepted: people round 7,751 steps up to 8,000.
+    if epochs is not None and epochs > DATA_CONSTRAINED_EPOCHS * 1.1:
+        trace.warn(
+            f"phases.{number} reads {amount} {epochs:.1f} times; past about {DATA_CONSTRAINED_EPOCHS:.0f} passes"
+            " the same text teaches little. Use more text or fewer tokens."
+        )
+    is_sft = trace.value(("phases", number)).kind == "sft"
+    if is_sft and epochs is not None and epochs < _LEAST_EPOCHS and not _is_by_profile(trace, ("phases", number)):
+        whole = steps_for(_EPOCHS["sft"] * corpus.num_train_tokens, batch_tokens)
+        trace.warn(
+            f"phases.{number} trains on {100 * epochs:.2g}% of its conversations: {num_steps:,} steps of"
+            f" {batch_tokens:,} tokens, of {amount}. phases.{number}.epochs: {_EPOCHS['sft']:.0f} would take"
+            f" {whole:,} steps."
+        )
+    if batch_tokens > corpus.num_train_tokens:
+        trace.warn(f"phases.{number}.batch_tokens is larger than all of the text: {batch_tokens:,} against {amount}.")
+
+
+def _is_by_profile(trace: Trace, at: KeyPath) -> bool:
+    """Return whether --smoke set the length, which is meant to be short."""
+    setting = trace.source.setting((*at, "steps"))
+    return setting is not None and not setting.startswith("--set")
+
+
+def _optimizer(
+    trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens: int, num_steps: int, *, has_base: bool
+) -> Optimizer:
+    phase = trace.value(at)
+    is_loaded = has_base or phase.method != "full"
+    kind = trace.plain(f"{wire}.optimizer.kind", (*at, "optimizer"))
+    if is_loaded and not trace.is_given((*at, "optimizer")):
+        kind = "adamw"
+        trace.note(f"{wire}.optimizer.kind", "default for adapters and loaded weights")
+    if phase.method != "full" and kind == "muon":
+        trace.wrong((*at, "optimizer"), "adapters are trained with adamw.", "Delete it, or use optimizer: adamw.")
+    by_kind = depth_dial.PHASE_RATE[phase.kind]
+    is_swift, is_pretrain = model.family == "swift", phase.kind == "pretrain"
+    both_why = f"derived from model.width and {wire}.batch_tokens"
+    if kind == "muon":
+        of_depth = "" if is_swift else "model.num_layers, "
+        of_family = {"lr": f"derived from {of_depth}{wire}.batch_tokens and {wire}.num_steps",
+                     "lr_embedding": both_why, "lr_head": "derived from model.width"}  # fmt: skip
+        rates = {
+            name: (rate, of_family.get(name, f"default of {model.family}") if is_pretrain else both_why)
+            for name, rate in depth_dial.muon_rates(model, phase.kind, batch_tokens, num_steps).items()
+        }
+    else:
+        usual = depth_dial.adamw_rate(model.width, batch_tokens) * by_kind
+        if is_loaded:
+            usual = depth_dial.LOADED_LR["full" if phase.method == "full" else "lora"] * (
+                by_kind if phase.kind == "rl" else 1
+            )
+        lr = trace.value((*at, "lr")) or usual
+        rates = {"lr": (lr, both_why)}
+        others = ("lr_embedding", "lr_head", "lr_norm", *(["lr_scalar"] if is_swift else []))
+        rates |= {name: (lr, f"derived from {wire}.lr") for name in others}
+    taken: dict[str, Any] = {
+        name: trace.take(f"{wire}.optimizer.{name}", (*at, name), float(f"{value:.4g}"), why)
+        for name, (value, why) in rates.items()
+    }
+    plain = {name: trace.plain(f"{wire}.optimizer.{name}", (*at, name)) for name in ("beta2", "states")}
+    if plain["states"] != "fp32" and kind == "muon":
+        trace.wrong((*at, "states"), "applies to AdamW's moments.", "Use optimizer: adamw, or delete it.")
+    return Optimizer(kind=kind, **taken, **plain, **_habits(trace, at, wire, kind, is_loaded=is_loaded))
+
+
+def _habits(trace: Trace, at: KeyPath, wire: str, optimizer: str, *, is_loaded: bool) -> dict[str, Any]:
+    """Return betas, momentum, clipping and weight decay from the run file, else defaults for optimizer and phase."""
+    kind: str = trace.value(at).kind
+    own = depth_dial.MUON_BESIDE if optimizer == "muon" else {}
+    own = own | depth_dial.MUON_PRETRAIN if optimizer == "muon" and kind == "pretrain" else own
+    usual = {
+        name: (own.get(name, trace.value((*at, name))), "default of muon" if name in own else "default")
+        for name in _HABITS
+    }
+    if is_loaded or kind in ("sft", "rl"):
+        # Weight decay pulls towards zero, which would damage trained weights.
+        usual["weight_decay"] = (0.0, f"default of {kind}")
+    wires = {name: "is_cautious" if name == "cautious" else name for name in usual}
+    return {
+        wires[name]: trace.take(f"{wire}.optimizer.{wires[name]}", (*at, name), value, why)
+        for name, (value, why) in usual.items()
+    }
+
+
+def _schedule(trace: Trace, at: KeyPath, wire: str, num_steps: int) -> Schedule:
+    kind = trace.plain(f"{wire}.schedule.kind", (*at, "schedule"))
+    default_warmup = min(_MOST_WARMUP_STEPS, max(1, round(_WARMUP_SHARE * num_steps)))
+    why = f"derived from {wire}.num_steps"
+    warmup = trace.take(f"{wire}.schedule.warmup_steps", (*at, "warmup_steps"), default_warmup, why)
+    if trace.is_given((*at, "warmup_steps")) and num_steps and warmup >= num_steps:
+        trace.wrong(
+            (*at, "warmup_steps"),
+            f"{warmup:,} is all of the {num_steps:,} steps.",
+            f"Allowed: less than {num_steps:,}.",
+        )
+    floor = trace.take(f"{wire}.schedule.floor", (*at, "floor"), _FLOORS[kind])
+    decay_steps = {"cosine": max(0, num_steps - warmup), "constant": 0}.get(kind)
+    if decay_steps is None:
+        fraction = trace.take(f"{wire}.schedule.decay_steps", (*at, "decay_fraction"), _DECAY_FRACTION, why)
+        decay_steps = round(fraction * num_steps)
+    else:
+        trace.note(f"{wire}.schedule.decay_steps", why)
+    return Schedule(kind=kind, warmup_steps=warmup, decay_steps=decay_steps, floor=floor)
+
+
+class _When:
+    """Looks up eval, checkpoint and sample intervals: the phase's value, else the run's, else a derived default."""
+
+    def __init__(self, trace: Trace, at: KeyPath, wire: str) -> None:
+        self.trace, self.at, self.wire = trace, at, wire
+
+    def __call__(self, name: str, section: str, key: str, otherwise: float, why: str = "default") -> float:
+        own = (*self.at, section, key)
+        path = own if self.trace.is_given(own) else (section, key)
+        return self.trace.take(f"{self.wire}.{name}", path, otherwise, why)
+
+
+def _tokens_of_rl(trace: Trace, at: KeyPath, wire: str, rl: Rl) -> int:
+    if trace.is_given((*at, "eval", "tokens")):
+        trace.wrong((*at, "eval", "tokens"), "has no effect in rl.", "Set rl.eval_prompts and rl.eval_samples.")
+    trace.note(f"{wire}.eval_tokens", f"derived from {wire}.rl")
+    return rl.eval_prompts * rl.eval_samples * rl.max_new_tokens
+
+
+def _eval_tokens(model: Model, corpus: Corpus) -> tuple[int, str]:
+    there = min(_MOST_EVAL_TOKENS, corpus.num_val_tokens or _MOST_EVAL_TOKENS)
+    why = "derived: all held-out tokens" if corpus.num_val_tokens == there else "default"
+    return max(there, model.context), why
+
+
+def _init_from(
+    trace: Trace, at: KeyPath, wire: str, model: Model, start: str, source: Source | None, tokenizer: Path | None
+) -> tuple[str, str]:
+    """Return the checkpoint folder and, if it holds an adapter, the folder of the base weights it was trained on."""
+    path = (*at, "init_from")
+    typed = str(trace.take(f"{wire}.init_from", path, start, "found at home" if start else "default"))
+    if not typed:
+        return "", ""
+    try:
+        folder = init_folder(typed).absolute()
+    except HomingError as exc:
+        trace.wrong(path, f"{exc.what} {exc.why}", exc.fix)
+        return "", ""
+    missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    if not any((folder / name).is_file() for name in (file_names.WEIGHTS, INDEX, file_names.ADAPTER)):
+        missing.append(file_names.WEIGHTS)
+    if missing:
+        trace.wrong(path, f"{typed} has no {' and no '.join(missing)}.", "Use the folder of a checkpoint.")
+        return str(folder), ""
+    try:
+        loaded = model_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, DataError) as exc:
+        trace.wrong(path, f"{folder / 'config.json'} cannot be used: {exc}", "Use the folder of a checkpoint.")
+        return str(folder), ""
+    # Positions and their scaling have no weights, so a shorter or longer context may follow.
+    differing = [
+        f"{field.name} {getattr(loaded, field.name)} there, {getattr(model, field.name)} here"
+        for field in dataclasses.fields(Model)
+        if field.name not in ("context", "max_context", "rope_base", "rope_scaling", "norm_eps")
+        and getattr(loaded, field.name) != getattr(model, field.name)
+    ]
+    if differing:
+        keys = "model section" + (" and tokenizer.vocab_size" if loaded.vocab_size != model.vocab_size else "")
+        trace.wrong(path, f"{typed} is a different model: {'; '.join(differing)}.", f"Change the {keys} to match it.")
+    elif tokenizer is not None:
+        _check_tokenizer(trace, path, folder, tokenizer, is_open=source is not None)
+    if not (folder / file_names.ADAPTER).is_file():
+        return str(folder), ""
+    trace.note(f"{wire}.init_base", f"derived from {wire}.init_from")
+    try:
+        return str(folder), str(find_adapter_base(folder, source))
+    except DataError as exc:
+        trace.wrong(path, f"{exc.what} {exc.why}", exc.fix)
+        return str(folder), ""
+
+
+def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path, *, is_open: bool) -> None:
+    """Check that the weights to start from use the same token ids as the data.
+
+    With another tokenizer the same text is noise to the model, and no later check would notice. `tokenizer`: that of
+    the data, or of the open weights, which the data must use.
+    """
+    loaded_tokenizer = folder / file_names.TOKENIZER
+    where, mine, start = shown(loaded_tokenizer), shown(tokenizer), shown(folder)
+    if not loaded_tokenizer.is_file():
+        trace.warn(f"{start} has no {file_names.TOKENIZER}: cannot check that its weights use the token ids of {mine}.")
+        return
+    if gives_same_ids(loaded_tokenizer, tokenizer):
+        return
+    again = f"homing prep {typed_name(Path(trace.source.file))} --tokenizer {shlex.quote(where)}"
+    trace.wrong(
+        path,
+        f"{where} and {mine} give different ids: weights and data use different tokenizers.",
+        f"Use weights trained from {getattr(trace.file.model, 'from')}."
+        if is_open
+        else f"Prepare the data with the weights' tokenizer: {again}   or retrain the earlier phase with the new one.",
+    )

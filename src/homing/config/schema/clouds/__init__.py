@@ -1,0 +1,1 @@
+"""Provider-specific sections of the run file, one per cloud: `cloud.NAME`."""

@@ -1,0 +1,183 @@
+"""Checks of the providers and the Hub: is there a key, does it work, is it sufficient, is anything on offer.
+
+all providers in parallel, each with a deadline:  key -> list_owned -> its own checks() -> balance -> offers
+"""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from functools import partial
+from typing import Any, cast
+
+from homing.cloud.accounts import ACCOUNTS, Account
+from homing.cloud.plan.plan import needs_of
+from homing.cloud.providers.base import Configurable, Provider
+from homing.cloud.providers.registry import PROVIDERS, configured, open_provider
+from homing.doctor.balance import Prepaid, check_balance
+from homing.doctor.check import Check, Checked, fault, ok, skipped, warning
+from homing.doctor.subject import Examined
+from homing.errors import HomingError, MissingExtra, UsageError
+from homing.hub_token import token_in
+from homing.wire.run_json import Run
+from homing.world import HttpRequest, NetworkError
+
+__all__ = ["check_hub", "check_providers"]
+
+ANSWER_S = 45.0
+_NOBODY = "000000"  # a dummy owner: checking a home must not create its owner
+
+
+def check_providers(examined: Examined) -> list[Check]:
+    found = list[Check]()
+    names = [name for name in examined.providers if name in PROVIDERS]
+    for name in examined.providers:
+        if name not in PROVIDERS:
+            text = f"Unknown provider: {name!r}."
+            found.append(fault(f"{name}.known", text, f"Known: {', '.join(sorted(PROVIDERS))}"))
+    for name, answer in zip(names, _ask_all(names, examined), strict=True):
+        if isinstance(answer, TimeoutError):
+            found.append(_silent(name, f"No answer within {ANSWER_S:g} s."))
+        elif isinstance(answer, Exception):
+            raise answer
+        else:
+            found += answer
+    unset = [name for name in ACCOUNTS if name in PROVIDERS and name not in names]
+    return [*found, *(_unset(ACCOUNTS[name], is_needed=False) for name in unset)]
+
+
+def _ask_all(names: list[str], examined: Examined) -> list[Any]:
+    """Check all providers in parallel, and tell the person which ones are still pending."""
+    waiting = list(names)
+
+    def tell() -> None:
+        if waiting:
+            examined.tell(f"{', '.join(waiting)}; at most {ANSWER_S:g} s")
+
+    def ask(name: str) -> list[Check]:
+        try:
+            return _check_provider(name, examined)
+        finally:
+            if name in waiting:  # otherwise it answered after the deadline
+                waiting.remove(name)
+                tell()
+
+    tell()
+    answers = examined.home.world.together([partial(ask, name) for name in names], ANSWER_S)
+    waiting.clear()
+    return answers
+
+
+def check_hub(examined: Examined) -> list[Check]:
+    """Check that a Hub token, if set, is accepted and may write."""
+    account, world = ACCOUNTS["hub"], examined.home.world
+    token, source = token_in(world.environment())
+    is_needed = examined.run is not None and examined.run.store.startswith("hf:")
+    if not token:
+        text = f"HF_TOKEN is not set; `{account.login}` may have saved one."
+        return [skipped("hub.token", text, f"{account.login}   or export HF_TOKEN=...", account.key_page)]
+    url = (world.environment().get(account.url_env) or account.url).rstrip("/") + "/api/whoami-v2"
+    try:
+        reply = world.http(HttpRequest("GET", url, {"authorization": f"Bearer {token}"}, timeout_s=20.0))
+    except NetworkError as exc:
+        make = fault if is_needed else warning
+        return [make("hub.token", f"Cannot reach the Hub: {exc}", "Try again in a minute.", account.usage_page)]
+    return [_judge_token(source, reply.status, reply.body, account, is_needed=is_needed)]
+
+
+def _judge_token(source: str, status: int, body: bytes, account: Account, *, is_needed: bool) -> Check:
+    fix = f"Create a token with write access, then: export {source}=..."
+    if status != 200:
+        return fault("hub.token", f"The Hub rejects {source} with {status}.", fix, account.key_page)
+    try:
+        token = json.loads(body)["auth"]["accessToken"]
+        role = str(token["role"])
+    except (ValueError, KeyError, TypeError):
+        return warning("hub.token", f"The Hub does not report what {source} may do.", fix, account.key_page)
+    if role == "read":
+        make = fault if is_needed else warning
+        return make("hub.token", f"{source} has read-only access.", fix, account.key_page)
+    return ok("hub.token", f"{source} is valid; its role is {role}.")
+
+
+def _check_provider(name: str, examined: Examined) -> list[Check]:
+    home, account = examined.home, ACCOUNTS.get(name)
+    try:
+        is_set = account is None or account.is_set(home.world.environment(), home.world)
+        if account is not None and not is_set and name not in configured(home.path, home.world):
+            return [_unset(account, is_needed=examined.is_needed)]
+        provider = _open(name, examined)
+        if examined.run is not None:
+            _configure(provider, name, examined.run)
+        provider.list_owned()
+    except MissingExtra as exc:
+        return [fault(f"{name}.client", f"{exc.what} {exc.why}", exc.fix)]
+    except UsageError as exc:
+        # It needs more than an account (a host, a running server); a fault only if it was named.
+        make = fault if examined.is_needed else skipped
+        return [make(f"{name}.key", " ".join(f"{exc.what} {exc.why}".split()), exc.fix)]
+    except (HomingError, OSError) as exc:
+        return [_refused(name, exc)]
+    found = [ok(f"{name}.key", "The key works and can list instances.")]
+    if isinstance(provider, Checked):
+        found += _ask_itself(provider, name)
+    if isinstance(provider, Prepaid):
+        limit = examined.run.limits.spend_usd if examined.run is not None else None
+        found.append(check_balance(provider, None if limit is None else Decimal(limit)))
+    return [*found, *_check_offers(provider, name, examined)]
+
+
+def _ask_itself(provider: Checked, name: str) -> list[Check]:
+    """Return the provider's own checks. It answered a moment ago but may not now."""
+    try:
+        return provider.checks()
+    except (HomingError, OSError) as exc:
+        return [_refused(name, exc, "checks")]
+
+
+def _check_offers(provider: Provider, name: str, examined: Examined) -> list[Check]:
+    if examined.run is None:
+        return []
+    try:
+        offers = provider.offers(needs_of(examined.run))
+    except (HomingError, OSError) as exc:
+        return [_refused(name, exc, "offers")]
+    if offers:
+        return [ok(f"{name}.offers", f"{len(offers)} offers fit {examined.run.name}.")]
+    fix = f"homing offers --provider {name} --all-configs   then cloud.gpu, limits.rate or a smaller model"
+    make = fault if examined.providers == [name] else warning
+    return [make(f"{name}.offers", f"No current offer fits {examined.run.name}.", fix, provider.page)]
+
+
+def _open(name: str, examined: Examined) -> Provider:
+    home = examined.home
+    if home.world.exists(home.path / "owner"):
+        return home.provider(name)
+    return open_provider(name, home=home.path, owner=_NOBODY, world=home.world)
+
+
+def _configure(provider: Provider, name: str, run: Run) -> None:
+    settings: Any = run.cloud.ssh if name == "ssh" else run.cloud.settings.get(name)
+    if settings is not None:
+        cast(Configurable, provider).configure(settings)
+
+
+def _unset(account: Account, *, is_needed: bool) -> Check:
+    text = f"{account.title} is not set up: {' and '.join(account.keys)} not set."
+    login = f"   or {account.login}" if account.login else ""
+    fix = f"export {account.keys[0]}=...{login}, then: homing setup {account.name}"
+    return (fault if is_needed else skipped)(f"{account.name}.key", text, fix, account.key_page)
+
+
+def _refused(name: str, exc: HomingError | OSError, question: str = "key") -> Check:
+    account = ACCOUNTS.get(name)
+    text = " ".join((f"{exc.what} {exc.why}" if isinstance(exc, HomingError) else str(exc)).split())
+    fix = exc.fix if isinstance(exc, HomingError) else ""
+    page = account.key_page if account else ""
+    return fault(f"{name}.{question}", text, fix or "Try again in a minute.", page)
+
+
+def _silent(name: str, text: str) -> Check:
+    account = ACCOUNTS.get(name)
+    fix = "Check that it is up and that no proxy or firewall blocks it."
+    return fault(f"{name}.key", text, fix, account.usage_page if account else "")

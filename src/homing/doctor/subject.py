@@ -1,0 +1,82 @@
+"""What `homing doctor` examines: the home, the folder it was called in, and the named run and providers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from homing.cloud.home import Home
+from homing.cloud.providers.registry import PROVIDERS, configured
+from homing.errors import HomingError
+from homing.wire.run_json import Run
+
+__all__ = ["Examined"]
+
+_FACTS_S = 60.0
+# Runs in a separate process: reports what another interpreter would find, with nothing of ours loaded.
+_FACTS = """
+import json, re, sys
+from importlib import metadata
+try: wanted = metadata.requires("homing") or []
+except metadata.PackageNotFoundError: wanted = []
+found = []
+for line in wanted:
+    rule, _, marker = line.partition(";")
+    name, bounds = re.match(r"([A-Za-z0-9._-]+)(?:\\[[^]]*\\])?(.*)", rule.strip()).groups()
+    extra = re.search(r"extra == ['\\"](\\w+)", marker)
+    try: version = metadata.version(name)
+    except metadata.PackageNotFoundError: version = ""
+    found.append({"name": name, "bounds": bounds.strip(), "extra": extra[1] if extra else "", "version": version})
+print(json.dumps({"python": list(sys.version_info[:3]), "packages": found}))
+"""
+
+
+@dataclass
+class Examined:
+    home: Home
+    folder: Path  # where .env and ./runs are
+    run: Run | None = None
+    run_text: str = ""  # of the run file, as written
+    typed: str = ""  # how a command must name this run: its file may have another name than the run
+    run_error: HomingError | None = None  # why the run file could not be read
+    is_prepared: bool = True
+    named: tuple[str, ...] = ()  # providers named on the command line
+    tell: Callable[[str], None] = lambda text: None  # reports the current check to the person waiting
+
+    @cached_property
+    def providers(self) -> list[str]:
+        """The named providers, else those of the run, else all that are configured here."""
+        if self.named:
+            return list(self.named)
+        if self.run is not None:
+            return list(self.run.cloud.providers)
+        return configured(self.home.path, self.home.world)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the providers are required: they were named on the command line or in a run file."""
+        return bool(self.named) or self.run is not None
+
+    @cached_property
+    def extras(self) -> set[str]:
+        """The extras that the named run and providers need. Every run needs "lm" at home to prepare its data."""
+        wanted = {extra for name in self.providers if self.is_needed and (extra := PROVIDERS.get(name, ("", None))[1])}
+        if self.run is not None:
+            by_store = {"s3": {"aws"}, "hf": {"hub"}, "modal": {"modal"}}
+            wanted |= {"lm"} | by_store.get(self.run.store.partition(":")[0], set())
+        return wanted
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Python and package versions; {} if the interpreter did not answer."""
+        world = self.home.world
+        done = world.run([world.python(), "-c", _FACTS], timeout_s=_FACTS_S)
+        try:
+            facts = json.loads(done.out)
+        except ValueError:
+            return {}
+        return facts if isinstance(facts, dict) else {}

@@ -1,0 +1,80 @@
+"""Entry point of the agent: `python3 -I agent.zip [--dead-man] boot.json`. Standard library only, Python 3.8.
+
+The dead-man process is started before anything that can fail. The agent and the dead-man each hold a lock file, and
+each checks the other's lock to see whether it is alive."""
+
+import logging
+import signal
+import sys
+from typing import List, Optional, Sequence
+
+from homing.instance.agent import dead_man
+from homing.instance.agent.folder import Folder
+from homing.instance.agent.supervise import Agent
+from homing.wire import instance_names as names
+from homing.wire.agent_orders import Orders
+from homing.wire.codec import WireError, loads
+from homing.world.machine import Machine
+
+FORMAT = "%(asctime)s %(message)s"
+
+
+def main(argv: Optional[Sequence[str]] = None, simulated: Optional[Machine] = None) -> int:
+    argv, world = argv or sys.argv, simulated or Machine()
+    path = argv[-1]
+    try:
+        boot = loads(Orders, world.read(path))
+        if "--dead-man" in argv:
+            return watch_over(Folder(boot, world, dead_man.SOURCE))
+        agent = prepare(Folder(boot, world))
+    except (OSError, WireError) as exc:
+        print(f"The agent cannot start: {path}: {exc}\nusage: python3 -I agent.zip boot.json", file=sys.stderr)
+        return 2
+    if agent is None:
+        print("Another agent is already running; this one exits.", file=sys.stderr)
+        return 0
+    if simulated is None:
+        # Also log errors to stderr, where the provider collects them: until the store can be reached, they are visible
+        # only there.
+        handlers: List[logging.Handler] = [logging.FileHandler(agent.folder.log_path("agent")), logging.StreamHandler()]
+        handlers[1].setLevel(logging.ERROR)
+        logging.basicConfig(handlers=handlers, level=logging.INFO, format=FORMAT)
+        logging.setLogRecordFactory(agent.folder.record)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        world.on_signal(number, lambda got: agent.preempt(f"The instance received {signal.Signals(got).name}."))
+    world.on_signal(signal.SIGHUP, None)  # the SSH session that started the agent may close
+    return agent.run()
+
+
+def watch_over(folder: Folder) -> int:
+    logging.basicConfig(level=logging.INFO, format=FORMAT)
+    folder.world.on_signal(signal.SIGHUP, None)
+    if take(folder, names.DEAD_MAN_LOCK):
+        dead_man.DeadMan(folder).run()
+    return 0
+
+
+def prepare(folder: Folder) -> Optional[Agent]:
+    """Start the dead-man, then return the agent, or None if another agent already runs here.
+
+    Two agents would kill each other's child processes."""
+    try:
+        dead_man.start(folder)
+    except OSError as exc:  # the agent retries, and its heartbeat reports that the dead-man is missing
+        print(f"The dead-man could not be started: {exc}", file=sys.stderr)
+    return Agent(folder) if take(folder, names.AGENT_LOCK) else None
+
+
+def take(folder: Folder, lock: str) -> bool:
+    """Return True if the lock was acquired.
+
+    Tries several times, because the other process acquires the lock for a moment each time it checks it."""
+    for _ in range(5):
+        if folder.world.lock(folder.path(lock)):
+            return True
+        folder.world.sleep(0.2)
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

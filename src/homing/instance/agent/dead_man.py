@@ -1,0 +1,110 @@
+"""The dead-man: a second guard on the instance, as a process that does not depend on the agent.
+
+    before the limit       restarts a dead agent a few times, with pauses in between
+    restarts do not help   pushes what there is, then ends billing after a grace period
+    the limit is near      ends billing, later than the agent would and earlier than the guard at home would
+
+It ends billing in the same way as the agent and never stops trying: as long as this process runs, the instance exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import List
+
+from homing.instance.agent.end import end_billing, pause_s
+from homing.instance.agent.folder import Folder
+from homing.instance.agent.limits import Limits
+from homing.wire import instance_names as names
+from homing.wire.event_lines import Outcome
+from homing.wire.guard_order import DEAD_MAN
+
+log = logging.getLogger(__name__)
+SOURCE = "dead-man"  # `source` field of its events, and the name of its log
+PAUSES_S = (2.0, 15.0, 60.0)  # before each restart of the agent; after the last one the run has failed
+FORGET_S = 3600.0  # an agent that lived this long resets the restart count
+GRACE_S = 60.0
+QUICK_TRIES = 20  # failed attempts before the pauses start to grow: the limit is seconds away
+AGAIN_S = 20.0  # after an accepted request to end billing: if this process still runs, the instance was not destroyed
+LAST_PUSH_S = 600.0
+
+
+def start(folder: Folder) -> None:
+    """Start the dead-man as a separate process; one that is not needed finds its lock taken and exits."""
+    *command, boot_path = folder.boot.agent_argv
+    folder.world.mkdir(folder.run_path(names.LOGS))
+    folder.start([*command, "--dead-man", boot_path], SOURCE)
+
+
+class DeadMan:
+    def __init__(self, folder: Folder) -> None:
+        self.folder, self.boot, self.world = folder, folder.boot, folder.world
+        self.limits = Limits(folder)
+        self.tick_s = min(1.0, self.boot.heartbeat_s)
+        self._alone_since = -1.0  # monotonic time since which no agent has been alive; negative while one is
+        # Number of restarts and boot-clock time of the last one: on disk for a later dead-man, in memory in case the
+        # disk is full.
+        self._restarts = [*self._read_numbers(names.RESTARTS), 0.0, 0.0][:2]
+
+    def run(self) -> None:
+        failed = 0  # consecutive failures; a request that was accepted without effect must not slow down the retries
+        while True:
+            try:
+                why = self.why_end()
+                if why:
+                    self.folder.event("dead_man_ends", why)
+                    is_refused = end_billing(self.folder, failed + 1, lambda: self.world.sleep(0.1))
+                    failed = failed + 1 if is_refused else 0
+                    self.world.sleep(pause_s(max(0, failed - QUICK_TRIES), self.tick_s) if failed else 0.0)
+            except Exception:  # a disk error must not take down the last guard on this instance
+                log.exception("a dead-man check failed; continuing")
+            self.world.sleep(self.tick_s)
+
+    def why_end(self) -> str:
+        """Return the reason to end billing now, or "". Restarts a dead agent along the way."""
+        self.limits.follow()
+        # Check the limit first: an end request that was accepted without effect must not return early below.
+        if self.limits.left_s(DEAD_MAN) <= 0:
+            return f"The {self.limits.nearest()[1]} is near and this instance is still running."
+        ended_at = self._read_numbers(names.BILLING_ENDED)[:1]
+        if ended_at:
+            is_over = abs(self.world.boottime() - ended_at[0]) >= AGAIN_S
+            return "The request to end billing was accepted, but this instance is still running." if is_over else ""
+        if self.world.is_locked(self.folder.path(names.AGENT_LOCK)):
+            self._alone_since = -1.0
+            return ""
+        if self._alone_since < 0:
+            self._alone_since = self.world.monotonic()
+        return self._revive(self.world.monotonic() - self._alone_since)
+
+    def _revive(self, alone_s: float) -> str:
+        count = int(self._restarts[0]) if self.world.boottime() - self._restarts[1] <= FORGET_S else 0
+        if count < len(PAUSES_S):
+            if alone_s >= PAUSES_S[count]:
+                self._restarts, self._alone_since = [count + 1, self.world.boottime()], -1.0
+                with contextlib.suppress(OSError):
+                    self.world.write(self.folder.path(names.RESTARTS), " ".join(map(str, self._restarts)).encode())
+                self.folder.event("agent_restarted", f"The agent died. Restart {count + 1} of {len(PAUSES_S)}.")
+                self.folder.start(self.boot.agent_argv, SOURCE)
+            return ""
+        if alone_s < max(GRACE_S, self.boot.keep_on_failure_s):
+            return ""
+        self._push_failure()
+        return f"The agent died {count + 1} times; the run has failed."
+
+    def _push_failure(self) -> None:
+        """Push the failure reason and everything trained so far before billing ends, as the agent would have done."""
+        if self.folder.read(names.OUTCOME, Outcome) is None:
+            reason = "The agent on the instance died repeatedly."
+            self.folder.write(names.OUTCOME, Outcome("failed", reason, 1, t=self.world.now()))
+        hidden = self.boot.end_billing.header_env.values()
+        env = {name: value for name, value in self.world.environment().items() if name not in hidden}
+        spare_s = min(LAST_PUSH_S, self.limits.left_s(DEAD_MAN))
+        self.world.run([*self.boot.sync_argv, "--once"], max(1.0, spare_s), {**env, **self.boot.env})
+
+    def _read_numbers(self, name: str) -> List[float]:
+        try:
+            return [float(word) for word in self.world.read(self.folder.path(name)).split()]
+        except (OSError, ValueError):
+            return []

@@ -1,0 +1,286 @@
+"""Prepares the conversations of one phase: order -> doctor -> train or val -> shards -> manifest, last.
+
+Safe to repeat and to kill at any point: shards without a manifest are not data, and an existing result with the same
+files, settings, tokenizer and template is reused. The doctor's findings are stored next to it, in report.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from homing import __version__
+from homing.errors import DataError
+from homing.lm.data.chat.chat_settings import ChatInputs, ChatOrder, copies_of, find_inputs, open_renderer, settings_of
+from homing.lm.data.chat.check_chats import Doctor, Kept
+from homing.lm.data.chat.render import Renderer
+from homing.lm.data.chat.write_chat_shards import ConversationWriter
+from homing.lm.data.prep.prep_settings import file_sha256
+from homing.lm.data.prep.work_folder import Work, open_work, sync_folder, write_whole
+from homing.lm.data.shards.pack_chats import PackedConversations, mixture_of, open_conversations
+from homing.lm.data.shards.write_shards import dtype_for
+from homing.wire.codec import WireError, dumps, loads
+from homing.wire.file_names import MANIFEST
+from homing.wire.shard_manifest import DataManifest, SourceFile, Split
+
+__all__ = ["MOST", "REPORT", "Prepared", "prepare_chat"]
+
+REPORT = "report.json"
+MOST = 0.9  # share of the conversations that should fit whole
+_MOST_FAULTS = 0.5  # of a file's lines: above this, the file is probably not what the user thinks
+_MAX_FINDINGS = 200  # findings kept in the report; all are counted
+
+
+@dataclass(frozen=True)
+class Prepared:
+    manifest: DataManifest
+    report: dict[str, Any]  # counts, files, findings
+    is_reused: bool
+
+
+def prepare_chat(order: ChatOrder, tell: Callable[[int, int], None] = lambda done, total: None) -> Prepared:
+    """Write shards and manifest to `order.dir`; `tell(bytes read, total)` reports progress."""
+    renderer = open_renderer(order.tokenizer)
+    inputs = find_inputs(order)
+    settings = settings_of(order, renderer)
+    with open_work(order.dir) as work:
+        done = None if order.is_forced else _find_finished(order.dir, settings, inputs)
+        if done is not None:
+            return done
+        work.begin({}, is_forced=True)
+        try:
+            return _make(order, inputs, settings, renderer, work, tell)
+        finally:
+            work.discard()
+
+
+def _make(
+    order: ChatOrder,
+    inputs: ChatInputs,
+    settings: dict[str, Any],
+    renderer: Renderer,
+    work: Work,
+    tell: Callable[[int, int], None],
+) -> Prepared:
+    doctor = Doctor(renderer, order.context)
+    held_out = set() if order.validation else _held_out(inputs, order.val_fraction)
+    dtype = dtype_for(renderer.tokens.vocab_size)
+    writers = {
+        split: ConversationWriter(work.folder, split, dtype=dtype, shard_tokens=order.shard_tokens)
+        for split in ("train", "val")
+    }
+    try:
+        sources = _write_all(order, inputs, doctor, held_out, writers, tell)
+        splits = {name: writer.finish() for name, writer in writers.items()}
+    finally:
+        for writer in writers.values():
+            writer.abandon()
+    _check(doctor, inputs, splits["train"])
+    manifest = _manifest(inputs, doctor, renderer, dtype, splits, {"order": settings, "sources": sources})
+    manifest.settings["targets"] = {name: writer.num_targets for name, writer in writers.items()}
+    manifest.settings.update(_rows(work.folder, manifest, order.context))
+    report = _report(doctor, manifest)
+    _publish(work, manifest, inputs, report)
+    return Prepared(manifest, report, is_reused=False)
+
+
+def _held_out(inputs: ChatInputs, fraction: float) -> set[bytes]:
+    """Return the digests of the conversations to hold out: exactly the requested share, those with the smallest hashes.
+
+    The hash ignores case and white space, so that a conversation and its near copy are in the same split.
+    """
+    digests: set[bytes] = set()
+    if fraction:
+        doctor = Doctor()
+        for files in inputs.chat:
+            for file in files:
+                digests.update(kept.conversation.loose_digest() for kept in doctor.examine(file, "train"))
+    count = max(1, round(fraction * len(digests))) if fraction and len(digests) > 1 else 0
+    return set(sorted(digests)[:count])
+
+
+def _write_all(
+    order: ChatOrder,
+    inputs: ChatInputs,
+    doctor: Doctor,
+    held_out: set[bytes],
+    writers: dict[str, ConversationWriter],
+    tell: Callable[[int, int], None],
+) -> list[dict[str, Any]]:
+    """Write all conversations; return the statistics of each source, in shard order. Validation files come first."""
+    done = 0
+
+    def examine(file: Any, side: str) -> Iterator[Kept]:
+        nonlocal done
+        doctor.tell = lambda num_bytes: tell(done + num_bytes, inputs.num_bytes)
+        yield from doctor.examine(file, side)
+        done += file.num_bytes
+
+    for file in inputs.validation:
+        for kept in examine(file, "val"):
+            _append(writers["val"], kept)
+    sources: list[dict[str, Any]] = []
+    num_given = writers["val"].num_conversations  # from validation files, counted towards the first source below
+    for source, files in zip(order.chat, inputs.chat, strict=True):
+        before = {name: writer.num_conversations for name, writer in writers.items()}
+        question = ""
+        for file in files:
+            for kept in examine(file, "train"):
+                is_val = bool(held_out) and kept.conversation.loose_digest() in held_out
+                _append(writers["val" if is_val else "train"], kept)
+                question = question or _question(kept)
+        num = {name: writer.num_conversations - before[name] for name, writer in writers.items()}
+        num["val"] += num_given
+        num_given = 0
+        made = {"path": source.path, "weight": source.weight, "repeat": source.repeat, "num": num, "question": question}
+        sources.append(made)
+    copies = copies_of(order.chat, [source["num"]["train"] for source in sources])
+    return [{**source, "copies": copy} for source, copy in zip(sources, copies, strict=True)]
+
+
+def _question(kept: Kept) -> str:
+    """Return the first user message, used as a prompt for samples during training."""
+    turns = (str(turn["content"]) for turn in kept.conversation.messages if turn["role"] == "user")
+    return next((turn for turn in turns if turn.strip()), "")
+
+
+def _append(writer: ConversationWriter, kept: Kept) -> None:
+    num_text_bytes = sum(len(str(message["content"]).encode()) for message in kept.conversation.messages)
+    for example in kept.examples:
+        writer.append(example, num_text_bytes)
+        num_text_bytes = 0
+
+
+def _check(doctor: Doctor, inputs: ChatInputs, train: Split) -> None:
+    # Check validation files too: their faults are just as telling.
+    for file in doctor.files:
+        if file.num_lines and file.num_faults > _MOST_FAULTS * file.num_lines:
+            first = next(f for f in doctor.findings if f.path == file.path and f.is_fault)
+            raise DataError(
+                what=f"{file.path}: {file.num_faults:,} of {file.num_lines:,} lines are invalid.",
+                why=f"The first: {first}",
+                fix=f"List them all: homing data check {shlex.quote(file.path)}",
+            )
+    if not train.num_documents:
+        why = ", ".join(f"{count:,} {kind}" for kind, count in doctor.counts.most_common(5))
+        raise DataError(
+            what="No conversations left to train on.",
+            why=f"Found: {why or 'nothing'}.",
+            fix=f"See why, line by line: homing data check {shlex.quote(inputs.sources[-1].path)}",
+        )
+    for source in inputs.sources:
+        stat = os.stat(source.path)
+        if (stat.st_size, stat.st_mtime_ns) != (source.num_bytes, source.mtime_ns):
+            raise DataError(
+                what=f"{source.path} changed while homing was reading it.",
+                why="Its size or modification time is different from the start.",
+                fix="Run the same command again once the file no longer changes.",
+            )
+
+
+def _manifest(
+    inputs: ChatInputs,
+    doctor: Doctor,
+    renderer: Renderer,
+    dtype: str,
+    splits: dict[str, Split],
+    settings: dict[str, Any],
+) -> DataManifest:
+    hashes = {(file.path, file.side): file.sha256 for file in doctor.files}
+    sides = ["val"] * len(inputs.validation) + ["train"] * sum(map(len, inputs.chat))
+    source = [
+        SourceFile(file.path, file.num_bytes, hashes[file.path, side])
+        for file, side in zip(inputs.sources, sides, strict=True)
+    ]
+    lines = "".join(f"{side} {file.num_bytes} {file.sha256}\n" for side, file in zip(sides, source, strict=True))
+    by_id = sorted(renderer.tokens.markers, key=renderer.tokens.markers.__getitem__)
+    return DataManifest(
+        dtype=dtype,
+        vocab_size=renderer.tokens.vocab_size,
+        tokenizer_sha256=settings["order"]["tokenizer_sha256"],
+        specials=by_id,
+        splits=splits,
+        source=source,
+        source_sha256=hashlib.sha256(lines.encode()).hexdigest(),
+        settings=settings,
+        code_version=__version__,
+        template_sha256=renderer.template.sha256,
+    )
+
+
+def _rows(folder: Path, manifest: DataManifest, context: int) -> dict[str, Any]:
+    """Return the number of rows in an epoch and the share of padding, by packing it once."""
+    split = open_conversations(folder, manifest, "train")
+    packed = PackedConversations(split, mixture_of(manifest, "train"), context=context, seed=0)
+    num_rows = packed.num_rows()
+    num_used = sum(int(split.lengths[i]) - 1 for row in range(num_rows) for i in packed.conversations_in(row))
+    return {"rows_per_epoch": num_rows, "context": context, "padding": round(1 - num_used / (num_rows * context), 6)}
+
+
+def _report(doctor: Doctor, manifest: DataManifest) -> dict[str, Any]:
+    return {
+        "files": [asdict(file) for file in doctor.files],
+        "counts": dict(doctor.counts),
+        "findings": [asdict(finding) for finding in doctor.told()[:_MAX_FINDINGS]],
+        "num_faults": doctor.num_faults,
+        "fit": _fit(doctor, manifest.settings["context"]),
+        "rows_per_epoch": manifest.settings["rows_per_epoch"],
+        "padding": manifest.settings["padding"],
+    }
+
+
+def _fit(doctor: Doctor, context: int) -> dict[str, Any]:
+    """Return how many conversations exceed the context, and the context in which MOST of them fit whole."""
+    needed = sorted(length for lengths in doctor.lengths.values() for length in lengths)
+    return {
+        "num_conversations": len(needed),
+        "num_too_long": sum(length > context for length in needed),
+        "context": context,
+        "context_for_most": needed[math.ceil(MOST * len(needed)) - 1] if needed else 0,
+    }
+
+
+def _publish(work: Work, manifest: DataManifest, inputs: ChatInputs, report: dict[str, Any]) -> None:
+    """Publish: the old manifest is removed first, the new one written last; in between there is no data here."""
+    target = work.target
+    (target / MANIFEST).unlink(missing_ok=True)
+    sync_folder(target)
+    names = [name for split in manifest.splits.values() for shard in split.shards for name, _, _ in shard.files()]
+    for path in target.glob("*-*"):
+        if path.suffix in (".bin", ".idx", ".mask") and path.name not in names:
+            path.unlink()
+    for name in names:
+        os.replace(work.folder / name, target / name)
+    sync_folder(target)
+    write_whole(target / REPORT, json.dumps({**report, "stamps": inputs.stamps}, indent=1).encode())
+    write_whole(target / MANIFEST, dumps(manifest, indent=2).encode() + b"\n")
+
+
+def _find_finished(target: Path, settings: dict[str, Any], inputs: ChatInputs) -> Prepared | None:
+    try:
+        manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
+        report = json.loads((target / REPORT).read_bytes())
+        stamps = report.pop("stamps")
+        report["fit"]["context_for_most"]  # a report from before this field existed is made anew
+    except (OSError, WireError, ValueError, KeyError, TypeError):
+        return None
+    if manifest.settings.get("order") != json.loads(json.dumps(settings)):
+        return None
+    for split in manifest.splits.values():
+        for name, num_bytes, _ in (file for shard in split.shards for file in shard.files()):
+            if not (target / name).is_file() or (target / name).stat().st_size != num_bytes:
+                return None
+    if stamps != json.loads(json.dumps(inputs.stamps)):
+        # The modification times differ: compare the content.
+        if [(s.path, s.num_bytes) for s in inputs.sources] != [(s.path, s.num_bytes) for s in manifest.source]:
+            return None
+        if any(file_sha256(source.path) != source.sha256 for source in manifest.source):
+            return None
+    return Prepared(manifest, report, is_reused=True)

@@ -1,0 +1,277 @@
+"""Renders a conversation to ids and a loss mask with the model's own chat template.
+
+    text with its markers broken -> template -> text -> markers, and stretches between them -> ids
+                                             -> where the assistant speaks                  -> mask
+
+Breaking markers: a character that occurs nowhere else is inserted into every marker spelled in someone's message, and
+removed after the template has run. So only markers that the template itself wrote are read as markers, while the
+stretches between them are still encoded whole, as every inference engine does: the ids are those of
+`apply_chat_template`.
+
+Mask: the assistant's text and the marker that ends the turn. A template with `{% generation %}` marks it itself.
+Otherwise each answer is found by rendering up to it: the prefix with `add_generation_prompt` is the question, what
+follows is the answer, and both must be a prefix of the whole. If a template rewrites earlier turns (Qwen3 drops old
+reasoning), there is no such whole: then each answer becomes a separate example, rendered as at inference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homing.errors import DataError
+from homing.lm.data.chat.messages import Conversation, Fault
+from homing.lm.data.chat.template import ChatTemplate
+from homing.lm.data.chat.turn_tokens import ChatTokens
+
+__all__ = ["Example", "Renderer"]
+
+# Unicode noncharacters, reserved for use inside programs. If one occurs in a text after all, another is used.
+_SPARE = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Example:
+    ids: NDArray[np.uint32]
+    mask: NDArray[np.bool_]  # True: target of the loss
+    turn_ends: list[int]  # token position after each learned answer
+
+    def up_to_answer(self) -> Example:
+        """Return the example without what follows the last answer, which is never learned."""
+        return self.cut(self.turn_ends[-1])
+
+    def cut(self, end: int) -> Example:
+        return Example(self.ids[:end], self.mask[:end], [stop for stop in self.turn_ends if stop <= end])
+
+
+@dataclass(frozen=True)
+class _Text:
+    """The template's output, with broken markers, and the spans of it that are learned."""
+
+    text: str
+    spans: list[Span]
+    breaker: str
+
+
+class Renderer:
+    def __init__(self, template: ChatTemplate, tokens: ChatTokens) -> None:
+        self.template, self.tokens = template, tokens
+
+    def render_all(self, conversations: Sequence[Conversation]) -> list[list[Example] | Fault]:
+        """Return the examples of each conversation, usually one; or the Fault that says why it cannot be rendered."""
+        texts: list[list[_Text] | Fault] = []
+        for conversation in conversations:
+            try:
+                texts.append(self._texts(conversation))
+            except Fault as fault:
+                texts.append(fault)
+        examples = iter(self._encode([text for row in texts if isinstance(row, list) for text in row]))
+        return [row if isinstance(row, Fault) else [next(examples) for _ in row] for row in texts]
+
+    def render(self, conversation: Conversation) -> list[Example]:
+        (row,) = self.render_all([conversation])
+        if isinstance(row, Fault):
+            raise row
+        return row
+
+    def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Return the ids of everything so far and the beginning of the assistant's turn."""
+        marks = _spare_characters(Conversation(messages))
+        text = self.template.render(_broken(messages, marks[0], self.tokens), None, add_generation_prompt=True)
+        (example,) = self._encode([_Text(text, [], marks[0])])
+        return [int(i) for i in example.ids]
+
+    def end_id(self) -> int | None:
+        """Return the id of the marker that ends the assistant's turn, or None if the template has none."""
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+        last = int(self.render(Conversation(messages))[-1].up_to_answer().ids[-1])
+        return last if last in self.tokens.markers.values() else None
+
+    def _texts(self, conversation: Conversation) -> list[_Text]:
+        breaker, *marks = _spare_characters(conversation)
+        messages = _broken(conversation.messages, breaker, self.tokens)
+        tools = _broken_values(conversation.tools, breaker, self.tokens, keeps_own=False)
+        learned = [number for number in conversation.answers if number not in conversation.unlearned]
+        if self.template.has_generation:
+            text = self.template.render(messages, tools, marks=(marks[0], marks[1]))
+            return [self._by_marks(text, (marks[0], marks[1]), breaker, conversation, learned)]
+        whole = self.template.render(messages, tools)
+        spans = []
+        for number in learned:
+            asked = self.template.render(messages[:number], tools, add_generation_prompt=True)
+            answered = self.template.render(messages[: number + 1], tools)
+            _check_answer(asked, answered)
+            if not whole.startswith(answered):
+                return [self._alone(messages, tools, number, breaker) for number in learned]
+            spans.append(self._to_turn_end(whole, (len(asked), len(answered))))
+        return [_Text(whole, spans, breaker)]
+
+    def _alone(self, messages: list[Any], tools: Any, number: int, breaker: str) -> _Text:
+        """Return one answer with its context, as the model reads it when generating this answer."""
+        asked = self.template.render(messages[:number], tools, add_generation_prompt=True)
+        answered = self.template.render(messages[: number + 1], tools)
+        _check_answer(asked, answered)
+        return _Text(answered, [self._to_turn_end(answered, (len(asked), len(answered)))], breaker)
+
+    def _by_marks(
+        self, text: str, marks: tuple[str, str], breaker: str, conversation: Conversation, learned: list[int]
+    ) -> _Text:
+        clean, spans = _take_out(text, marks)
+        if len(spans) != len(conversation.answers):
+            raise Fault(
+                "template",
+                f"the chat template marks {len(spans)} spans as assistant text; the conversation has"
+                f" {len(conversation.answers)} answers",
+            )
+        kept = [span for number, span in zip(conversation.answers, spans, strict=True) if number in learned]
+        return _Text(clean, [self._to_turn_end(clean, span) for span in kept], breaker)
+
+    def _to_turn_end(self, text: str, span: Span) -> Span:
+        """Return the span up to the marker that ends the turn, without the line break that templates put after it."""
+        start, end = span
+        answer, specials = text[start:end], self.tokens.specials
+        inside = [last for first, last in self.tokens.markers_in(answer) if answer[first:last] in specials]
+        if inside and not answer[inside[-1] :].strip():
+            return start, start + inside[-1]
+        for first, last in self.tokens.markers_in(text[end : end + 100])[:1]:
+            if first == 0 and text[end : end + last] in specials:
+                return start, end + last
+        return span
+
+    def _encode(self, texts: list[_Text]) -> Iterator[Example]:
+        """Encode all stretches of all texts in one call, which is fastest."""
+        pieces: list[str] = []
+        plans: list[list[tuple[int, int | None]]] = []  # per text: where a piece begins, and its id if a marker
+        for text in texts:
+            plan: list[tuple[int, int | None]] = []
+            at = clean_at = 0
+            # End a piece at the header if the answer begins with white space: at inference the header is encoded before
+            # the answer is known. Otherwise the two line breaks would become one token, which would belong to the
+            # header and not be learned.
+            borders = [(start, start) for start, _ in text.spans if text.text[start : start + 1].isspace()]
+            markers = [*self.tokens.markers_in(text.text), (len(text.text), len(text.text))]
+            for first, last in sorted([*markers, *borders]):
+                stretch = text.text[at:first].replace(text.breaker, "")
+                if stretch:
+                    pieces.append(stretch)
+                    plan.append((clean_at, None))
+                clean_at += len(stretch)
+                if last > first:
+                    plan.append((clean_at, self.tokens.markers[text.text[first:last]]))
+                clean_at, at = clean_at + last - first, last
+            plans.append(plan)
+        encoded = iter(self.tokens.encode(pieces))
+        for text, plan in zip(texts, plans, strict=True):
+            ids: list[int] = []
+            starts: list[int] = []
+            for begin, marker in plan:
+                piece_ids, piece_starts = ([marker], [0]) if marker is not None else next(encoded)
+                ids += piece_ids
+                starts += [begin + start for start in piece_starts]
+            yield _example(ids, starts, [_without(text, span) for span in text.spans])
+
+
+def _example(ids: list[int], starts: list[int], spans: list[Span]) -> Example:
+    """Build the example.
+
+    A token that begins in the question belongs to the question, even if it extends into the answer.
+    """
+    places = np.array(starts, dtype=np.int64)
+    mask, ends = np.zeros(len(ids), dtype=bool), []
+    for start, end in spans:
+        first, last = np.searchsorted(places, [start, end], side="left")
+        mask[first:last] = True
+        ends.append(int(last))
+    return Example(np.array(ids, dtype=np.uint32), mask, ends)
+
+
+def _without(text: _Text, span: Span) -> Span:
+    """Return the span after removing the breaking characters."""
+    start, end = span
+    before = text.text.count(text.breaker, 0, start)
+    return start - before, end - before - text.text.count(text.breaker, start, end)
+
+
+def _check_answer(asked: str, answered: str) -> None:
+    if not answered.startswith(asked) or len(answered) == len(asked):
+        raise Fault(
+            "template",
+            "the generation prompt of the chat template differs from how it writes answers, so none can be found",
+        )
+
+
+def _take_out(text: str, marks: tuple[str, str]) -> tuple[str, list[Span]]:
+    before, after = marks
+    clean, spans = "", []
+    for number, part in enumerate(text.split(before)):
+        inside, _, rest = part.partition(after) if number else ("", "", part)
+        if number:
+            spans.append((len(clean), len(clean) + len(inside)))
+        clean += inside + rest
+    return clean, spans
+
+
+def _spare_characters(conversation: Conversation) -> list[str]:
+    """Return three characters that do not occur in it: one to break markers, two to delimit generated text."""
+    words = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False)
+    spare = [character for character in _SPARE if character not in words]
+    if len(spare) < 3:
+        raise Fault("control-character", "its text contains noncharacters (U+FDD0 and up)")
+    return spare[:3]
+
+
+def _broken(messages: list[dict[str, Any]], breaker: str, tokens: ChatTokens) -> list[dict[str, Any]]:
+    """Break markers in messages.
+
+    The assistant's own <think> and the like are kept, but never a marker that ends a turn.
+    """
+    return [
+        {
+            name: value
+            if name in ("role", "type")
+            else _broken_values(value, breaker, tokens, keeps_own=message["role"] == "assistant")
+            for name, value in message.items()
+        }
+        for message in messages
+    ]
+
+
+def _broken_values(value: Any, breaker: str, tokens: ChatTokens, *, keeps_own: bool) -> Any:
+    if isinstance(value, str):
+        return _break(value, breaker, tokens, keeps_own)
+    if isinstance(value, list):
+        return [_broken_values(item, breaker, tokens, keeps_own=keeps_own) for item in value]
+    if isinstance(value, dict):
+        return {
+            _break(name, breaker, tokens, keeps_own): _broken_values(item, breaker, tokens, keeps_own=keeps_own)
+            for name, item in value.items()
+        }
+    return value
+
+
+def _break(text: str, breaker: str, tokens: ChatTokens, keeps_own: bool) -> str:
+    parts, at = [], 0
+    for first, last in tokens.markers_in(text):
+        marker = text[first:last]
+        # Some vocabularies have runs of spaces among their added tokens: those are ordinary text.
+        if marker not in tokens.specials and (keeps_own or marker.isspace()):
+            continue
+        parts += [text[at : first + 1], breaker]
+        at = first + 1
+    return "".join([*parts, text[at:]])
+
+
+def need_template(template: ChatTemplate | None, where: str) -> ChatTemplate:
+    if template is None:
+        raise DataError(
+            what=f"No chat template in {where}.",
+            why="Neither chat_template.jinja nor tokenizer_config.json defines one.",
+            fix="Use `specials: standard` for a new tokenizer, or copy the template from the model's chat version.",
+        )
+    return template

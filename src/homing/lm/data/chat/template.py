@@ -1,0 +1,290 @@
+"""The chat template: Jinja, rendered in a sandbox exactly as `transformers` renders it.
+
+    chat_template.jinja, else tokenizer_config.json's chat_template  ->  ChatTemplate(...).render(messages) -> text
+
+A third-party template sees only plain data, inside an immutable sandbox, in a process with limited time and memory
+(`template_process`). homing's own template is rendered in this process. `{% generation %}` blocks are enclosed in two
+marks that the caller chooses, so that they can be found in the text, even inside macros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from homing.errors import DataError
+from homing.lm.child_process import exchange
+from homing.lm.data.chat.messages import Fault, Message
+from homing.lm.tokenizer.specials import CHAT_TEMPLATE as OUR_TEMPLATE
+from homing.units import format_bytes
+from homing.wire.file_names import CHAT_TEMPLATE as TEMPLATE
+from homing.wire.template_file import Unreadable, template_beside
+
+__all__ = ["TEMPLATE", "ChatTemplate", "Rendering", "find_template"]
+
+_RENDER_S = 10.0  # for one conversation; usually it takes a millisecond
+_START_S = 60.0  # importing and compiling, on a busy machine
+_MEMORY_BYTES = 1 << 30  # of address space
+_MOST_SOURCE = 1 << 20  # characters
+_MOST_TEXT_BYTES = 512 << 20  # of JSON
+_MOST_EXCEEDED = 3  # conversations that may exceed these limits before the template is rejected
+
+_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class ChatTemplate:
+    def __init__(
+        self, source: str, names: dict[str, str], *, path: str = "", now: datetime.datetime | None = None
+    ) -> None:
+        """Check the template. Raises DataError if it is not valid Jinja.
+
+        `names`: the special tokens that a template may use: bos_token, eos_token, ... `now`: the time it sees; default:
+        the current time.
+        """
+        self.source, self.names, self.path = source, names, path
+        self.has_generation = _GENERATION.search(source) is not None
+        self._now = now or datetime.datetime.now()
+        self._lock = threading.Lock()  # a server renders from several threads
+        self._child: subprocess.Popen[bytes] | None = None
+        self._num_exceeded = 0
+        self._own: Rendering | None = None
+        try:
+            if len(source) > _MOST_SOURCE:
+                raise TemplateSyntaxError(f"it has {len(source):,} characters; the maximum is {_MOST_SOURCE:,}", 1)
+            if source == OUR_TEMPLATE:  # it cannot run away
+                self._own = Rendering(source, names, self._now)
+            else:
+                _environment(self._now).parse(source)  # without constant folding, which may never end
+        except (TemplateSyntaxError, RecursionError) as exc:
+            line, why = (exc.lineno, exc.message) if isinstance(exc, TemplateSyntaxError) else (1, "nested too deeply")
+            raise DataError(
+                what=f"The chat template{f' in {path}' if path else ''} is not valid Jinja.",
+                why=f"Line {line}: {why}",
+                fix=f"Use the original {TEMPLATE} of the model.",
+            ) from exc
+
+    @property
+    def sha256(self) -> str:
+        """Hash of everything that determines the output."""
+        return hashlib.sha256(json.dumps([self.source, self.names], sort_keys=True).encode()).hexdigest()
+
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        marks: tuple[str, str] = ("", ""),
+    ) -> str:
+        """Render messages to text. `marks` enclose `{% generation %}` blocks. Raises Fault if the template refuses."""
+        with self._lock:
+            if self._own is not None:
+                return self._own.render(messages, tools, add_generation_prompt=add_generation_prompt, marks=marks)
+            asked = {
+                "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt, "marks": marks,
+            }  # fmt: skip
+            said = self._ask(asked)
+        if "fault" in said:
+            raise Fault("template", said["fault"])
+        return str(said["text"])
+
+    def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Ask the rendering process, starting it if necessary and killing it if it exceeds its limits."""
+        why = f"it uses more than {format_bytes(_MEMORY_BYTES)} of memory"
+        try:
+            if self._child is None:
+                self._child = _start(self)
+                begin = {"source": self.source, "names": self.names, "now": self._now.isoformat()}
+                said = _said(self._child, begin)
+                if "ready" not in said:
+                    raise EOFError
+            said = _said(self._child, asked)
+            if "text" in said or "fault" in said:
+                return said
+        except TimeoutError:
+            why = f"it takes longer than {_RENDER_S:g} s"
+        except (EOFError, OSError):
+            pass
+        if self._child is not None:
+            _end(self._child)
+            self._child = None
+        self._num_exceeded += 1
+        if self._num_exceeded < _MOST_EXCEEDED:
+            raise Fault("template", f"the chat template exceeds its limits on it: {why}")
+        raise DataError(
+            what=f"Cannot use the chat template{f' in {self.path}' if self.path else ''}.",
+            why=f"It exceeded its limits {self._num_exceeded} times; the last time {why}.",
+            fix=f"Use the original {TEMPLATE} of the model.",
+        )
+
+
+def _start(template: ChatTemplate) -> subprocess.Popen[bytes]:
+    """Start the rendering process, without our environment, which may contain keys."""
+    env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    argv = [sys.executable, "-m", "homing.lm.data.chat.template_process", str(_MEMORY_BYTES)]
+    child = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, start_new_session=True
+    )
+    assert child.stdin is not None
+    os.set_blocking(child.stdin.fileno(), False)
+    weakref.finalize(template, _end, child)
+    return child
+
+
+def _said(child: subprocess.Popen[bytes], asked: dict[str, Any]) -> dict[str, Any]:
+    line = json.dumps(asked).encode() + b"\n"
+    timeout_s = _RENDER_S if "source" not in asked else _START_S
+    answer = exchange(child, line, timeout_s=timeout_s, most_bytes=_MOST_TEXT_BYTES)
+    return dict(json.loads(answer)) if answer else {}
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    child.wait()
+
+
+class Rendering:
+    """A compiled template. The caller is responsible for limits on time and memory."""
+
+    def __init__(self, source: str, names: dict[str, str], now: datetime.datetime) -> None:
+        self._names = names
+        environment = _environment(now)
+        generation = environment.extensions[_Generation.identifier]
+        assert isinstance(generation, _Generation), "it is there by that name"
+        self._generation = generation
+        self._template = environment.from_string(source)
+
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+        marks: tuple[str, str],
+    ) -> str:
+        self._generation.marks = marks
+        try:
+            return self._template.render(
+                messages=[_with_reasoning(message) for message in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._names,
+            )
+        except TemplateError as exc:
+            raise Fault("template", f"the chat template rejects it: {exc.message or type(exc).__name__}") from exc
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as exc:
+            # A bug in the template, such as adding a number to text; possibly only this conversation triggers it.
+            raise Fault("template", f"the chat template fails on it: {type(exc).__name__}: {exc}") from exc
+
+
+def find_template(folder: Path, *, now: datetime.datetime | None = None) -> ChatTemplate | None:
+    """Return the folder's chat template, or None if it has none."""
+    try:
+        found = template_beside(folder)
+    except Unreadable as exc:
+        raise DataError(f"{exc.path} cannot be read.", str(exc), "Use the original file of the model.") from exc
+    names = {name: text for name in _NAMES if (text := _token(found.config.get(name)))}
+    return ChatTemplate(found.source, names, path=str(found.path), now=now) if found.source else None
+
+
+def _token(value: Any) -> str:
+    return str(value.get("content", "")) if isinstance(value, dict) else value if isinstance(value, str) else ""
+
+
+def _with_reasoning(message: Message) -> Message:
+    """Add the reasoning under its second name: templates use either."""
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {"thinking": reasoning, **message}
+
+
+class _Generation(Extension):
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self.marks = ("", "")
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Any) -> str:
+        before, after = self.marks
+        return f"{before}{caller()}{after}"
+
+
+class _SafeDict:
+    """`dict(...)` for templates, without exposing the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _SafeNamespace(Namespace):
+    """`namespace(...)` for templates, without names that begin with an underscore, which are Python's internals."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, rest = args[0], args[1:]
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace may not hold {name!r}")
+
+
+def _raise_exception(message: str) -> str:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Dump JSON for templates. jinja2's own filter escapes for HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment(now: datetime.datetime) -> ImmutableSandboxedEnvironment:
+    """Create the sandbox. `now` is fixed, so that all conversations of one prep have the same date."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = now.strftime
+    environment.globals["dict"] = _SafeDict()
+    environment.globals["namespace"] = _SafeNamespace
+    return environment

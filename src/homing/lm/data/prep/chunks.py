@@ -1,0 +1,162 @@
+"""Splits sources into chunks (`Chunk`) of a few MB, the unit of work of both passes.
+
+If only a part of the text is to be taken, each file contributes its beginning, in proportion to its size. So the part
+is spread over all files, is the same on every pass, and the rest is not read.
+
+A second thread reads, unpacks, splits and hashes the next chunk while this one is counted or encoded: unpacking,
+hashing and both Rust libraries release the GIL, so the two really run in parallel.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from homing.lm.data.prep.prep_settings import Inputs
+from homing.lm.data.text.documents import Cuts, documents_of
+from homing.lm.data.text.read_bytes import Reading
+from homing.text_sources import Source
+
+__all__ = ["Chunk", "Position", "ahead", "read_chunks"]
+
+T = TypeVar("T")
+_MB = 1_000_000
+
+
+@dataclass(frozen=True)
+class Position:
+    """A resume position: all earlier sources and the first `document` documents of source number `source` are done."""
+
+    source: int = 0
+    document: int = 0
+
+
+BEGINNING = Position()
+
+
+@dataclass
+class Chunk:
+    is_validation: bool
+    documents: list[bytes] = field(default_factory=list)
+    num_text_bytes: int = 0
+    after: Position = BEGINNING
+    read_bytes: int = 0  # of `Inputs.num_bytes`, when this chunk was complete
+
+
+class _Pace:
+    """Takes documents as long as the share taken does not exceed the share of the files read so far."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._share = inputs.take_bytes / inputs.num_file_bytes if inputs.is_part else math.inf
+        self._allowed = 0.0
+        self.taken_bytes = 0
+
+    def begin_anew(self) -> None:
+        """Reset at the first validation file, so that an excess of text does not reduce the validation."""
+        self._allowed = float(self.taken_bytes)
+
+    def open(self, source: Source) -> None:
+        self._allowed += self._share * source.num_bytes
+
+    @property
+    def has_room(self) -> bool:
+        return self.taken_bytes < self._allowed
+
+    def take(self, documents: Iterator[bytes]) -> Iterator[bytes]:
+        while self.has_room and (document := next(documents, None)) is not None:
+            self.taken_bytes += len(document)
+            yield document
+
+
+def _chunk_bytes() -> int:
+    """Return the chunk size: small chunks are fast and save memory; many cores need a little more to share."""
+    return min(max(2, os.cpu_count() or 1), 16) * _MB
+
+
+def read_chunks(
+    inputs: Inputs, cuts: Cuts, *, start: Position = BEGINNING, sha256s: list[str] | None = None
+) -> Iterator[Chunk]:
+    """Yield every document from `start` on, in order, in chunks.
+
+    With `sha256s`, each source's hash is appended when it ends: "" if it was not read completely.
+    """
+    size, pace, read_before = _chunk_bytes(), _Pace(inputs), 0
+    chunk = Chunk(is_validation=start.source >= len(inputs.text))
+    for number, source in enumerate(inputs.sources):
+        is_before, sha256 = number < start.source, ""
+        if chunk.is_validation != (number >= len(inputs.text)) and not is_before:
+            yield chunk
+            chunk = Chunk(is_validation=True)
+        if number == len(inputs.text):
+            pace.begin_anew()
+        pace.open(source)
+        # Reread an earlier source only if its size in text determines how much to take from later ones.
+        if pace.has_room and (inputs.is_part or not is_before):
+            with Reading(source, is_hashed=sha256s is not None) as reading:
+                for count, document in enumerate(pace.take(documents_of(reading, cuts)), start=1):
+                    if is_before or (number == start.source and count <= start.document):
+                        continue
+                    chunk.documents.append(document)
+                    chunk.num_text_bytes += len(document)
+                    if chunk.num_text_bytes >= size:
+                        chunk.after = Position(number, count)
+                        here = read_before + min(reading.num_bytes_read, source.num_bytes)
+                        chunk.read_bytes = min(pace.taken_bytes, inputs.num_bytes) if inputs.is_part else here
+                        yield chunk
+                        chunk = Chunk(chunk.is_validation)
+                if sha256s is not None and pace.has_room:
+                    sha256 = reading.sha256()
+        if sha256s is not None:
+            sha256s.append(sha256)
+        read_before += source.num_bytes
+        chunk.after = Position(number + 1, 0)
+        chunk.read_bytes = min(pace.taken_bytes, inputs.num_bytes) if inputs.is_part else read_before
+    yield chunk
+
+
+@contextmanager
+def ahead(items: Iterator[T], depth: int = 4) -> Iterator[Iterator[T]]:
+    """Yield from `items` in a thread that reads up to `depth` ahead.
+
+    Its exception is raised here; leaving ends the thread.
+    """
+    line: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)  # an item, a failure, or the end
+    is_over = threading.Event()
+
+    def put(next_: tuple[T] | BaseException | None) -> None:
+        while not is_over.is_set():
+            try:
+                line.put(next_, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for item in items:
+                put((item,))
+                if is_over.is_set():
+                    return
+            put(None)
+        except BaseException as exc:  # raised again in the consumer
+            put(exc)
+
+    def take() -> Iterator[T]:
+        while (next_ := line.get()) is not None:
+            if isinstance(next_, BaseException):
+                raise next_
+            yield next_[0]
+
+    thread = threading.Thread(target=work, name="read-ahead", daemon=True)
+    thread.start()
+    try:
+        yield take()
+    finally:
+        is_over.set()
+        thread.join()

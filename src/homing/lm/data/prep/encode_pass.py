@@ -1,0 +1,193 @@
+"""Pass two of prep: documents to ids to shards, with regular resume points (marks) for a killed prep.
+
+A mark holds a position in the documents and the state of both writers, recorded together after their data is on disk,
+and the rule that splits train from val; with another rule it is useless. Shards depend on the documents alone, so a
+resumed prep writes exactly the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from homing.lm.data.prep.chunks import Chunk, Position, ahead
+from homing.lm.data.prep.work_folder import Work
+from homing.lm.data.shards.write_shards import ShardWriter
+from homing.lm.data.text.split import SplitRule, document_hash
+from homing.lm.tokenizer.encode import Encoder
+from homing.lm.tokenizer.encode_external import TheirEncoder
+from homing.lm.tokenizer.trim_heap import release_free_memory
+from homing.wire.shard_manifest import Split
+
+__all__ = ["MARK_BYTES", "SLOW_MARK_BYTES", "AnyEncoder", "encode_all", "last_mark", "position_of"]
+
+AnyEncoder = Encoder | TheirEncoder
+
+# Text between two marks: at most a few seconds of work are lost, and syncing stays a small part of the time.
+MARK_BYTES, SLOW_MARK_BYTES = 256_000_000, 16_000_000
+# Amount of the user's text on which the encoder is verified at each start; `tokenizers` is slow, so not much.
+_PROOF_BYTES = 32_000
+# Up to this many runs of documents of the same split are written separately; with more, gathering each split first is
+# faster.
+_MAX_RUNS = 64
+# Chunks being encoded, two at a time, or waiting to be written.
+_NUM_UNDER_WAY = 3
+# Text between two times that free heap memory is returned; the first comes soon, after loading.
+_RELEASE_BYTES, _FIRST_RELEASE_BYTES = 32_000_000, 8_000_000
+
+
+def last_mark(work: Work, rule: SplitRule) -> dict[str, Any]:
+    """Return the last mark, or {} if there is none with this rule."""
+    mark: dict[str, Any] = work.state.get("mark") or {}
+    return mark if mark.get("rule") == asdict(rule) else {}
+
+
+def position_of(mark: dict[str, Any]) -> Position:
+    return Position(**mark["position"]) if mark else Position()
+
+
+def encode_all(
+    work: Work,
+    chunks: Iterator[Chunk],
+    rule: SplitRule,
+    encoder: Callable[[], AnyEncoder],
+    writers: Callable[[str, Any], ShardWriter],
+    *,
+    is_slow: bool,
+    mark: dict[str, Any],
+    tell: Callable[[int, int], None],
+    meanwhile: Callable[[], None],
+) -> dict[str, Split]:
+    """Encode all chunks into shards; return the finished splits.
+
+    `chunks` and `writers(split, state)` continue from `mark`; `tell(bytes read, tokens)` reports progress after each
+    chunk. `encoder()` is called only after reading has begun, so that it may still be loading until then. `meanwhile`
+    runs in parallel once encoding is under way.
+    """
+    train, val = writers("train", mark.get("train")), writers("val", mark.get("val"))
+    proof, background = None, None
+    marking = _Every(SLOW_MARK_BYTES if is_slow else MARK_BYTES)
+    releasing = _Every(_RELEASE_BYTES, first=_FIRST_RELEASE_BYTES)
+    try:
+        with (
+            ahead(_with_sides(chunks, rule)) as sided,
+            ThreadPoolExecutor(1, "write-shards") as shard_writer,
+            ThreadPoolExecutor(1, "beside-encoding") as executor,
+        ):
+            # One chunk is written while others are encoded, never more than one: this keeps order and bounds memory.
+            writing = shard_writer.submit(lambda: None)
+            for chunk, is_val, (ids, starts) in _encoded(sided, encoder):
+                if chunk.documents:
+                    # Not before the first chunk: the comparison begins with an import, which blocks all other threads.
+                    proof = proof or encoder().prove(list(_few(chunk.documents)))
+                    proof.check()
+                    writing.result()
+                    writing = shard_writer.submit(_write, chunk, is_val, ids, starts, train, val)
+                background = background or executor.submit(meanwhile)
+                tell(chunk.read_bytes, train.num_tokens + val.num_tokens)
+                if releasing.is_due(chunk.num_text_bytes):
+                    shard_writer.submit(release_free_memory)
+                if marking.is_due(chunk.num_text_bytes):
+                    writing.result()
+                    if proof is not None:  # a resumed prep verifies only what comes after this point
+                        proof.check(is_last=True)
+                    position = {"source": chunk.after.source, "document": chunk.after.document}
+                    states = {"train": train.mark(), "val": val.mark()}
+                    work.save(mark={"rule": asdict(rule), "position": position, **states})
+            writing.result()
+            if background is not None:
+                background.result()
+        if proof is not None:
+            proof.check(is_last=True)
+        return {"train": train.finish(), "val": val.finish()}
+    finally:
+        train.abandon()
+        val.abandon()
+
+
+class _Every:
+    """Becomes due once per `num_bytes` of text; the first time possibly sooner."""
+
+    def __init__(self, num_bytes: int, *, first: int | None = None) -> None:
+        self._every, self._since = num_bytes, num_bytes - first if first is not None else 0
+
+    def is_due(self, num_bytes: int) -> bool:
+        self._since += num_bytes
+        if self._since < self._every:
+            return False
+        self._since = 0
+        return True
+
+
+def _with_sides(chunks: Iterator[Chunk], rule: SplitRule) -> Iterator[tuple[Chunk, npt.NDArray[np.bool_]]]:
+    """Yield chunks with a val flag per document, after splitting documents if the rule says so.
+
+    Runs in the reader thread.
+    """
+    for chunk in chunks:
+        if chunk.is_validation or not rule.threshold:
+            yield chunk, np.full(len(chunk.documents), chunk.is_validation)
+        elif not rule.passage_bytes:  # nearly always, with millions of documents: avoid an object for each
+            sides = [document_hash(document) < rule.threshold for document in chunk.documents]
+            yield chunk, np.array(sides, dtype=bool)
+        else:
+            parts = [part for document in chunk.documents for part in rule.parts_of(document)]
+            sides = [is_val for _, is_val in parts]
+            yield replace(chunk, documents=[document for document, _ in parts]), np.array(sides, dtype=bool)
+
+
+def _encoded(
+    sided: Iterator[tuple[Chunk, npt.NDArray[np.bool_]]], encoder: Callable[[], AnyEncoder]
+) -> Iterator[tuple[Chunk, npt.NDArray[np.bool_], tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]]:
+    """Yield encoded chunks in order.
+
+    The next ones are always in progress, so that no core waits for a slow document.
+    """
+    with ThreadPoolExecutor(2, "encode") as pool:
+        line: deque[Any] = deque()
+        for chunk, is_val in sided:
+            line.append((chunk, is_val, pool.submit(encoder().encode, chunk.documents)))
+            if len(line) == _NUM_UNDER_WAY:
+                first, is_val, encoding = line.popleft()
+                yield first, is_val, encoding.result()
+        for chunk, is_val, encoding in line:
+            yield chunk, is_val, encoding.result()
+
+
+def _few(documents: list[bytes]) -> Iterator[bytes]:
+    left = _PROOF_BYTES
+    for document in documents:
+        if left <= 0:
+            return
+        # Verified on the beginning of a document; drop a character that is cut in half, as it would not be valid UTF-8.
+        yield document[:left].decode(errors="ignore").encode()
+        left -= len(document)
+
+
+def _write(
+    chunk: Chunk,
+    is_val: npt.NDArray[np.bool_],
+    ids: npt.NDArray[np.uint32],
+    starts: npt.NDArray[np.int64],
+    train: ShardWriter,
+    val: ShardWriter,
+) -> None:
+    sizes = np.fromiter(map(len, chunk.documents), dtype=np.int64, count=len(chunk.documents))
+    turns = np.flatnonzero(np.diff(is_val)) + 1
+    if len(turns) < _MAX_RUNS:
+        for first, last in pairwise([0, *turns.tolist(), len(is_val)]):
+            run = starts[first : last + 1]
+            writer = val if is_val[first] else train
+            writer.append(ids[run[0] : run[-1]], run - run[0], int(sizes[first:last].sum()))
+        return
+    for writer, is_here in ((train, ~is_val), (val, is_val)):
+        lengths = np.diff(starts)
+        here = np.concatenate([[0], np.cumsum(lengths[is_here])])
+        writer.append(ids[np.repeat(is_here, lengths)], here, int(sizes[is_here].sum()))

@@ -1,0 +1,223 @@
+"""The request to prep, checked before anything is touched, and the progress that prep reports."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from homing.errors import DataError
+from homing.lm.tokenizer.specials import specials_named
+from homing.lm.tokenizer.splits import pattern_named
+from homing.lm.tokenizer.train_bpe import MAX_SAMPLE_BYTES, MIN_VOCAB
+from homing.lm.tokenizer.write_files import METADATA_FILES, Facts, read_facts
+from homing.text_sources import Source, find_sources
+from homing.wire.file_names import TOKENIZER
+from homing.wire.template_file import Unreadable, refuse_link_outside
+
+__all__ = [
+    "Inputs",
+    "PrepOrder",
+    "Progress",
+    "check_order",
+    "existing_tokenizer",
+    "file_sha256",
+    "find_inputs",
+    "settings_of",
+]
+
+MIN_VAL_FRACTION = 0.0001
+
+
+@dataclass(frozen=True)
+class PrepOrder:
+    text: list[str]  # paths, globs, folders
+    dir: Path
+    validation: list[str] = field(default_factory=list)
+    val_fraction: float = 0.01  # chosen by hash of the document; ignored if `validation` names files
+    text_field: str = "text"
+    vocab_size: int = 32768
+    is_vocab_firm: bool = True  # set by the user; otherwise a smaller vocabulary is accepted if the text yields no more
+    split: str = "gpt4"
+    specials: str = "standard"
+    tokenizer: str = ""  # an existing tokenizer.json to use
+    sample_bytes: int = 100_000_000
+    shard_tokens: int = 100_000_000
+    take_bytes: int = 0  # amount of text to take, proportionally from every file; 0: all
+    is_forced: bool = False  # redo finished work
+    # Store addresses that `text` and `validation` were fetched from, so that a change in the run file is detected.
+    named: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Progress:
+    stage: str  # scan or train, merge, scanned, encode, publish; or reused, resumed
+    done_bytes: int = 0
+    total_bytes: int = 0
+    num_tokens: int = 0
+    elapsed_s: float = 0.0  # in this stage, in this process
+    eta_s: float | None = None  # of this stage
+    is_tokenizer_given: bool = False  # whether its size and sample are fixed already
+    warning: str = ""
+    note: str = ""  # for information; nothing to fix
+
+
+@dataclass(frozen=True)
+class Inputs:
+    text: list[Source]
+    validation: list[Source]
+    warnings: list[str]
+    take_bytes: int = 0
+
+    @property
+    def sources(self) -> list[Source]:
+        return [*self.text, *self.validation]
+
+    @property
+    def num_file_bytes(self) -> int:
+        return sum(source.num_bytes for source in self.sources)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the files hold more text than is to be taken."""
+        return 0 < self.take_bytes < self.num_file_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes to read, as far as is known in advance."""
+        return self.take_bytes if self.is_part else self.num_file_bytes
+
+    @property
+    def stamps(self) -> list[list[object]]:
+        return [source.stamp for source in self.sources]
+
+
+def check_order(order: PrepOrder) -> Facts:
+    """Return the facts of the resulting tokenizer. Raises DataError if the request cannot work."""
+    pattern_named(order.split)
+    if not 0 <= order.val_fraction <= 0.5 or 0 < order.val_fraction < MIN_VAL_FRACTION:
+        raise DataError(
+            what=f"Invalid validation fraction: {order.val_fraction}",
+            why=f"It must be 0, or from {MIN_VAL_FRACTION} to 0.5.",
+            fix="Use 0.01, or less for a large dataset.",
+        )
+    if not 1 <= order.sample_bytes <= MAX_SAMPLE_BYTES:
+        raise DataError(
+            what=f"Invalid tokenizer sample size: {order.sample_bytes:,} bytes",
+            why=f"Word counts are 32-bit, so the maximum is {MAX_SAMPLE_BYTES:,} bytes.",
+            fix="Use 100MB; it is enough for a vocabulary of 32,768.",
+        )
+    if order.shard_tokens < 1:
+        raise DataError(
+            "A shard must hold at least one token.", why=f"shard_tokens is {order.shard_tokens}.", fix="100M"
+        )
+    return _check_existing(order) if order.tokenizer else _check_new(order)
+
+
+def _check_new(order: PrepOrder) -> Facts:
+    specials = specials_named(order.specials)
+    smallest = MIN_VOCAB + len(specials)
+    if order.vocab_size < smallest:
+        raise DataError(
+            what=f"A vocabulary of {order.vocab_size:,} is too small.",
+            why=f"256 bytes and {len(specials)} special token{'s' * (len(specials) > 1)} already need {smallest}.",
+            fix="Use --vocab-size 8192 for a few MB of text, 32768 for 1 GB.",
+        )
+    if order.vocab_size > 1 << 20:
+        raise DataError(
+            f"A vocabulary of {order.vocab_size:,} is too large.",
+            why="The maximum is 1,048,576.",
+            fix="--vocab-size 32768",
+        )
+    return Facts(order.vocab_size, specials, order.split, order.vocab_size - smallest)
+
+
+def existing_tokenizer(order: PrepOrder) -> Path:
+    """Return the tokenizer.json that the order names, directly or by its folder."""
+    path = Path(order.tokenizer)
+    return path / TOKENIZER if path.is_dir() else path
+
+
+def _check_existing(order: PrepOrder) -> Facts:
+    path = existing_tokenizer(order)
+    if not path.exists():
+        raise DataError(
+            what=f"No tokenizer at {path}.",
+            why="With --use-existing-tokenizer, homing does not train a new one.",
+            fix="Set --tokenizer PATH, or remove --use-existing-tokenizer to train one.",
+        )
+    facts = read_facts(path)
+    is_smaller = facts.vocab_size < order.vocab_size and not order.is_vocab_firm
+    if facts.vocab_size != order.vocab_size and not is_smaller:
+        raise DataError(
+            what=f"{path} has a vocabulary of {facts.vocab_size:,}, but {order.vocab_size:,} was requested.",
+            why="Model and tokenizer must agree, and homing does not train a new one here.",
+            fix=f"Use --vocab-size {facts.vocab_size}, or remove --use-existing-tokenizer to train one.",
+        )
+    return facts
+
+
+def find_inputs(order: PrepOrder) -> Inputs:
+    if not order.text:
+        raise DataError("No text files given.", why="prep needs at least one file.", fix="--text 'books/*.txt'")
+    text = find_sources(order.text, key="text")
+    validation = find_sources(order.validation, key="validation")
+    held_out = {os.path.realpath(source.path) for source in validation.sources}
+    kept = [source for source in text.sources if os.path.realpath(source.path) not in held_out]
+    warnings = text.warnings + validation.warnings
+    if len(kept) < len(text.sources):
+        count = len(text.sources) - len(kept)
+        warnings.append(
+            f"{count} of the text files {'is' if count == 1 else 'are'} also listed for validation"
+            " and left out of training."
+        )
+    if not kept:
+        raise DataError(
+            what="Every text file is also a validation file.",
+            why="Nothing is left to train on.",
+            fix="Remove --validation; homing then holds out documents by hash.",
+        )
+    return Inputs(kept, validation.sources, warnings, order.take_bytes)
+
+
+def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any]:
+    """Return everything except the text that determines the result; stored in the manifest."""
+    settings = {
+        "text": list(order.text),
+        "num_text_files": len(inputs.text),  # the first ones in the source list; the others are validation
+        "validation": list(order.validation),
+        "val_fraction": 0.0 if order.validation else float(order.val_fraction),
+        "text_field": order.text_field,
+        "vocab_size": facts.vocab_size,
+        "split": facts.split,
+        "specials": facts.specials,
+        "num_merges": facts.num_merges,
+        # "": trained on this text
+        "tokenizer_sha256": file_sha256(existing_tokenizer(order)) if order.tokenizer else "",
+        "sample_bytes": 0 if order.tokenizer else order.sample_bytes,
+        "shard_tokens": order.shard_tokens,
+    }
+    if order.named:
+        settings["named"] = order.named
+    if inputs.is_part:
+        settings["take_bytes"] = order.take_bytes
+    if facts.why_slow:  # a third-party tokenizer, with its accompanying files
+        _refuse_links(existing_tokenizer(order).parent)
+        metadata_paths = [existing_tokenizer(order).parent / name for name in METADATA_FILES]
+        settings["papers"] = {path.name: file_sha256(path) for path in metadata_paths if path.is_file()}
+    return settings
+
+
+def _refuse_links(folder: Path) -> None:
+    try:
+        for name in METADATA_FILES:
+            refuse_link_outside(folder / name)
+    except Unreadable as exc:
+        raise DataError(f"Cannot use {exc.path}.", str(exc), "Replace it with the file itself.") from exc
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

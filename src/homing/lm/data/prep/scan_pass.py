@@ -1,0 +1,209 @@
+"""Pass one of prep: reads, hashes and checks all text that is taken, so that no invalid text becomes data.
+
+It counts documents and bytes and determines the split between train and val. On the way it yields an even sample of the
+text, for training the tokenizer.
+
+The sample keeps pace with the reading: a document is added while the sample is no further along than the reading. So it
+is spread over the whole input, deterministic, and needs neither the unpacked size nor a second pass.
+
+If no tokenizer has to be trained, the chunks can be encoded as they come, provided that the split is known in advance:
+it is if there are many documents, which the first chunk indicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from homing.errors import DataError
+from homing.lm.data.prep.chunks import Chunk, ahead, read_chunks
+from homing.lm.data.prep.prep_settings import Inputs, PrepOrder
+from homing.lm.data.text.documents import Cuts, unmarked_bytes_for
+from homing.lm.data.text.split import HASH_SPACE, Passages, SmallCorpus, SplitRule, choose
+from homing.text_sources import PACKINGS
+from homing.units import counted, format_bytes
+
+__all__ = ["Scan", "Scanner", "marker_note", "part_note", "passage_note", "rule_by_passages", "scan_warnings"]
+
+
+_MOST_NAMED = 20  # of the files that were split into documents
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The result of pass one, kept in the state file, so that a killed prep need not repeat it."""
+
+    sha256s: list[str]  # of the files; "" for one that was not read completely
+    num_documents: int
+    num_text_bytes: int
+    num_val_documents: int  # in validation files; 0 with a split by hash
+    threshold: int  # documents with a smaller hash go to val
+    unmarked_bytes: int
+    num_plain_files: int
+    num_marked_files: int
+    files_cut: list[str]
+    windows_files: list[str] = field(default_factory=list)
+    passage_bytes: int = 0  # see SplitRule
+    is_by_tokens: bool = False  # whether the rule was chosen by counting tokens, because the share by bytes was off
+
+    @property
+    def rule(self) -> SplitRule:
+        return SplitRule(self.threshold, self.passage_bytes)
+
+    def with_rule(self, rule: SplitRule, *, is_by_tokens: bool = False) -> Scan:
+        return replace(self, threshold=rule.threshold, passage_bytes=rule.passage_bytes, is_by_tokens=is_by_tokens)
+
+
+class Scanner:
+    def __init__(self, order: PrepOrder, inputs: Inputs, tell: Callable[[int], None]) -> None:
+        self._order, self._inputs, self._tell = order, inputs, tell
+        self._cuts = Cuts(unmarked_bytes_for(inputs.num_bytes), order.text_field)
+        self._fraction = 0.0 if inputs.validation else order.val_fraction
+        self._small = SmallCorpus(self._fraction)
+        # The rule if there are many documents; `result` decides.
+        self.likely_rule = SplitRule(int(self._fraction * HASH_SPACE))
+        self._sha256s: list[str] = []
+        self._num_documents = self._num_val_documents = self._num_text_bytes = 0
+
+    def sample(self) -> Iterator[bytes]:
+        """Read all text and yield the sample's documents. Exhaust this before calling `result`."""
+        total, sampled = self._inputs.num_bytes, 0
+        with ahead(self.chunks()) as chunks:
+            for chunk in chunks:
+                allowed = self._order.sample_bytes * chunk.read_bytes / total
+                for document in chunk.documents if not chunk.is_validation else []:
+                    if sampled <= allowed:
+                        sampled += len(document)
+                        yield document
+                self._tell(chunk.read_bytes)
+
+    def is_likely_small(self, first: Chunk) -> bool:
+        """Return whether the documents seem too few for the default threshold, judging by the first chunk."""
+        share = first.read_bytes / self._inputs.num_bytes
+        return self._small.is_small and len(first.documents) <= self._small.max_documents * share
+
+    def check_not_blank(self) -> None:
+        if self._num_documents == self._num_val_documents:
+            raise DataError(
+                what="The text files contain no text.",
+                why="Every document is blank.",
+                fix="Choose files with text: --text 'books/*.txt'",
+            )
+
+    def result(self) -> Scan:
+        self.check_not_blank()
+        found = Scan(
+            sha256s=self._sha256s,
+            num_documents=self._num_documents,
+            num_text_bytes=self._num_text_bytes,
+            num_val_documents=self._num_val_documents,
+            threshold=self.likely_rule.threshold,
+            unmarked_bytes=self._cuts.unmarked_bytes,
+            num_plain_files=self._cuts.num_plain_files,
+            num_marked_files=self._cuts.num_marked_files,
+            files_cut=self._cuts.files_cut[:_MOST_NAMED],
+            windows_files=self._cuts.windows_files[:_MOST_NAMED],
+        )
+        return found.with_rule(self._rule(found))
+
+    def _rule(self, scan: Scan) -> SplitRule:
+        if not self._small.is_small:
+            return self.likely_rule
+        choice = choose(self._fraction, self._small.hashes, self._small.sizes)
+        if choice.threshold and choice.is_near(self._fraction):
+            return SplitRule(choice.threshold)
+        # The documents are few and long: read the text once more, to see where they can be split.
+        return rule_by_passages(self._order, self._inputs, scan, lambda documents: [len(one) for one in documents])
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield all text in chunks and collect statistics. Runs in the reader thread, in parallel with their use."""
+        for chunk in read_chunks(self._inputs, self._cuts, sha256s=self._sha256s):
+            self._num_documents += len(chunk.documents)
+            self._num_text_bytes += chunk.num_text_bytes
+            self._num_val_documents += len(chunk.documents) if chunk.is_validation else 0
+            if self._small.is_small:
+                for document in chunk.documents:
+                    self._small.add(document)
+            yield chunk
+
+
+def rule_by_passages(
+    order: PrepOrder, inputs: Inputs, scan: Scan, weigh: Callable[[list[bytes]], list[int]]
+) -> SplitRule:
+    """Return the rule that holds out the right share of what `weigh` counts (bytes or tokens). Reads all text.
+
+    Returns the scan's own rule if there are too many documents for this.
+    """
+    if not Passages.can_hold(scan.num_documents):
+        return scan.rule
+    passages = Passages(order.val_fraction, scan.num_text_bytes)
+    cuts = Cuts(scan.unmarked_bytes, order.text_field, is_checked=False)
+    with ahead(read_chunks(inputs, cuts)) as chunks:
+        for chunk in chunks:
+            for document, weight in zip(chunk.documents, weigh(chunk.documents), strict=True):
+                passages.add(document, weight)
+    return passages.best_rule()
+
+
+def marker_note(scan: Scan) -> str:
+    """Return a note about what counts as a document if no text has the <|endoftext|> marker; "" if some has it."""
+    if not scan.num_plain_files or scan.num_marked_files:
+        return ""
+    if not scan.files_cut:
+        return "The text has no <|endoftext|> marker, so each file is one document."
+    num_cut = len(scan.files_cut)
+    many = f"{num_cut} or more large files were" if num_cut == _MOST_NAMED else (
+        f"{counted(num_cut, 'large file')} {'was' if num_cut == 1 else 'were'}"
+    )  # fmt: skip
+    others = "; each of the other files is one document" if scan.num_plain_files > num_cut else ""
+    return (
+        f"The text has no <|endoftext|> marker: {many} split at paragraph breaks into documents of about"
+        f" {scan.unmarked_bytes // 1024} KiB{others}."
+    )
+
+
+def part_note(scan: Scan, inputs: Inputs) -> str:
+    return (
+        f"Using {format_bytes(scan.num_text_bytes)} of the text, in proportion from each file, out of"
+        f" {format_bytes(inputs.num_file_bytes)}; set data.take: 0 to use all of it."
+    )
+
+
+def passage_note(scan: Scan) -> str:
+    if not scan.passage_bytes:
+        return ""
+    return (
+        f"The documents are long, so homing held out passages of about {format_bytes(scan.passage_bytes)}, split at"
+        " paragraph breaks."
+    )
+
+
+def scan_warnings(scan: Scan, order: PrepOrder, *, has_validation: bool) -> list[str]:
+    warnings = []
+    # With `specials: one` this marker, and no other, separates documents (as in cs336).
+    if order.specials == "one" and (missing := marker_note(scan)):
+        warnings.append(missing)
+    if order.val_fraction and not has_validation and not scan.threshold:
+        warnings.append(
+            "No text is held out for validation: there is too little text to split."
+            " Add text, or set data.validation to a file."
+        )
+    if has_validation and not scan.num_val_documents:
+        warnings.append("The validation files contain no text.")
+    if scan.windows_files:
+        warnings.append(_windows_warning(scan.windows_files))
+    return warnings
+
+
+def _windows_warning(files: list[str]) -> str:
+    """Return a warning about CRLF line ends.
+
+    Text is never changed silently, so a model would learn to write both kinds of line ends.
+    """
+    others = len(files) - 1
+    more = f" and of {counted(others, 'other file')}{' or more' if len(files) == _MOST_NAMED else ''}" if others else ""
+    meant = "decompressed copies" if any(file.lower().endswith(tuple(PACKINGS)) for file in files) else "them"
+    return (
+        f"Lines of {files[0]}{more} end in \\r\\n (Windows), and the model would learn that."
+        f" Convert {meant}: sed -i 's/\\r$//' FILES"
+    )

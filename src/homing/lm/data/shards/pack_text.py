@@ -1,0 +1,116 @@
+"""Packs documents into rows of an endless token stream with random access.
+
+    epoch 0                         epoch 1
+    doc 7 | doc 2 | doc 9 | ...     doc 4 | doc 7 | doc 1 | ...      permuted anew by (seed, epoch)
+    ├─ row 0 ─┼─ row 1 ─┼─ row 2 ─┼─ row 3 ─┼─ ...                   row r: inputs  [rT, rT+T)
+      ├─ row 0 ─┼─ row 1 ─┼─ ...                                            targets [rT+1, rT+T+1)
+
+Rows tile the stream: nothing is cropped, padded or lost, not even between epochs. A batch is a range of consecutive
+rows, so it is one contiguous range of the stream, whatever the micro-batch, and the state of the data is one integer:
+the rows consumed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homing.errors import DataError
+from homing.lm.data.shards.read_shards import TokenSplit
+
+__all__ = ["PackedStream", "check_ids", "permutation"]
+
+# A read touches one epoch, or two at the boundary.
+_EPOCHS_KEPT = 2
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    order: NDArray[np.int64]  # documents, in their order in the epoch
+    starts: NDArray[np.int64]  # where each of them begins in the epoch, then the total length
+
+
+class PackedStream:
+    """Reads tokens [start, start + count) of the endless stream, in time that does not depend on `start`."""
+
+    def __init__(self, split: TokenSplit, *, seed: int) -> None:
+        assert split.num_tokens > 0, "an empty split has no stream"
+        self.split = split
+        self.seed = seed
+        self.epoch_tokens = split.num_tokens
+        self._lengths = np.diff(split.document_starts)
+        self._epochs: dict[int, _Epoch] = {}
+
+    def read(self, start: int, count: int) -> NDArray[np.int32]:
+        out = np.empty(count, dtype=np.int32)
+        self.read_into(start, out)
+        return out
+
+    def read_into(self, start: int, out: NDArray[np.int32]) -> None:
+        filled = 0
+        while filled < len(out):
+            number, offset = divmod(start + filled, self.epoch_tokens)
+            count = min(len(out) - filled, self.epoch_tokens - offset)
+            self._read_epoch(self._epoch(number), offset, out[filled : filled + count])
+            filled += count
+
+    def rows(self, first_row: int, num_rows: int, context: int) -> NDArray[np.int32]:
+        """Return inputs and targets of consecutive rows as one array: T tokens per row, and the one after the last."""
+        return self.read(first_row * context, num_rows * context + 1)
+
+    def _read_epoch(self, epoch: _Epoch, start: int, out: NDArray[np.int32]) -> None:
+        first = int(np.searchsorted(epoch.starts, start, side="right")) - 1
+        last = int(np.searchsorted(epoch.starts, start + len(out), side="left"))
+        documents = epoch.order[first:last]
+        # From here on positions are global token offsets in the split; the first and last document may be cut.
+        begins = self.split.document_starts[documents]
+        ends = begins + self._lengths[documents]
+        begins[0] += start - epoch.starts[first]
+        ends[-1] -= epoch.starts[last] - (start + len(out))
+        # Exclude both outer boundaries, so that an empty document at the very end still maps to the last shard.
+        numbers = np.searchsorted(self.split.shard_starts[1:-1], begins, side="right")
+        bases = self.split.shard_starts[numbers]
+        shards, filled = self.split.shards, 0
+        for number, begin, end in zip(
+            numbers.tolist(), (begins - bases).tolist(), (ends - bases).tolist(), strict=True
+        ):
+            out[filled : filled + end - begin] = shards[number][begin:end]
+            filled += end - begin
+
+    def _epoch(self, number: int) -> _Epoch:
+        if number not in self._epochs:
+            order = permutation(self.split.num_documents, self.seed, number)
+            starts = np.zeros(len(order) + 1, dtype=np.int64)
+            np.cumsum(self._lengths[order], out=starts[1:])
+            self._epochs[number] = _Epoch(order, starts)
+            if len(self._epochs) > _EPOCHS_KEPT:
+                del self._epochs[next(iter(self._epochs))]
+        return self._epochs[number]
+
+
+def check_ids(ids: NDArray[np.int32], vocab_size: int, split: str) -> None:
+    """Raise DataError for ids past the vocabulary.
+
+    File sizes do not reveal a damaged or mismatched shard, and the GPU's error for such an id names neither shard nor
+    id.
+    """
+    largest = int(ids.view(np.uint32).max())
+    if largest >= vocab_size:
+        raise DataError(
+            what=f"The {split} shards contain token id {largest:,}; the vocabulary ends at {vocab_size - 1:,}.",
+            why="They are damaged, or were made with another tokenizer; `homing verify RUN --hash` finds the file.",
+            fix="Prepare them again: homing prep RUN --force",
+        )
+
+
+def permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return a permutation that is a pure function of its arguments, with every version of numpy.
+
+    numpy guarantees the raw output of a bit generator, but not that of `Generator.permutation`; sorting raw 64-bit keys
+    makes the order independent of it. The sort is stable, so even equal keys have a defined order.
+    """
+    key = np.array([seed % 2**64, epoch], dtype=np.uint64)
+    keys = np.asarray(np.random.Philox(key=key).random_raw(count), dtype=np.uint64)
+    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)

@@ -1,0 +1,16 @@
+"""Raw text to documents. File discovery is in `homing.text_sources`.
+
+    read       a source, packed or plain      -> blocks of bytes
+    parquet    a source that is a table       -> the text of its rows
+    documents  blocks, JSON lines, rows       -> documents of bounded size
+    split      a document's hash              -> train or val
+
+Nothing here holds more than a few blocks at a time, whatever the size of a file. A document is UTF-8 bytes: the
+tokenizer works on bytes, and decoding would cost more than reading.
+"""
+
+from homing.lm.data.text.documents import Cuts, documents_of
+from homing.lm.data.text.split import SplitRule, document_hash
+from homing.text_sources import Source, find_sources
+
+__all__ = ["Cuts", "Source", "SplitRule", "document_hash", "documents_of", "find_sources"]

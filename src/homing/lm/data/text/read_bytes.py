@@ -1,0 +1,228 @@
+"""Reads a source (plain, gzip, xz or zstd) as a stream of blocks of equal size.
+
+    open_blocks(source) -> blocks of BLOCK_BYTES, the last one shorter; the same on every pass
+
+`Reading` keeps track of the position in the file on disk (for progress and an even sample) and, on request, of the
+file's sha256. A damaged archive is for the user to fix, so it is reported as a DataError.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import shlex
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from homing.errors import DataError
+from homing.lm.data.text.size_limits import check_unpacked
+from homing.text_sources import Source
+
+__all__ = ["BLOCK_BYTES", "Reading", "open_blocks"]
+
+BLOCK_BYTES = 1 << 20
+# Read this much of a compressed file at a time: it holds several blocks of text, and an even sample needs an accurate
+# position.
+_PACKED_BYTES = 1 << 16
+_BYTE_ORDER_MARKS = (
+    (b"\xff\xfe\x00\x00", "utf-32"),
+    (b"\x00\x00\xfe\xff", "utf-32"),
+    (b"\xff\xfe", "utf-16"),
+    (b"\xfe\xff", "utf-16"),
+)
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPABLE = 0x184D2A50  # and the 15 numbers after it
+_ZSTD_BLOCK_BYTES = 128 << 10  # largest amount of text in one block
+_ZSTD_BLOCKS = 4096  # per call: a block may be empty
+
+
+class Reading(io.RawIOBase):
+    """The file on disk; counts and, on request, hashes the bytes that the decompressor reads."""
+
+    def __init__(self, source: Source, *, is_hashed: bool = False) -> None:
+        self.source = source
+        self.num_bytes_read = 0  # for Parquet, set by the reader of its rows
+        # Kept here: when it is garbage-collected, it closes the file it reads from.
+        self.unpacked: io.BufferedIOBase | None = None
+        self._hash = hashlib.sha256() if is_hashed else None
+        self._file: io.FileIO = open(source.path, "rb", buffering=0)  # noqa: SIM115, closed by close
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer) or 0
+        self.num_bytes_read += count
+        if self._hash is not None:
+            self._hash.update(memoryview(buffer)[:count])
+        return count
+
+    def sha256(self) -> str:
+        """Return the sha256 of the whole file, including padding that a decompressor left unread."""
+        assert self._hash is not None, "this reading was not asked to hash"
+        while self.read(BLOCK_BYTES):
+            pass
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def open_blocks(reading: Reading) -> Iterator[bytes]:
+    source, num_bytes = reading.source, 0
+    unpacked = reading.unpacked = _unpack(reading)
+    try:
+        while block := unpacked.read(BLOCK_BYTES):
+            if not num_bytes and (encoding := _other_encoding(block)):
+                raise _not_utf8(source, encoding)
+            num_bytes += len(block)
+            if source.packing:
+                check_unpacked(source.path, source.num_bytes, num_bytes)
+            yield block
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as exc:
+        raise _damaged(reading.source, exc) from exc
+    except OSError as exc:
+        raise DataError(
+            f"{reading.source.path} cannot be read to the end.", why=exc.strerror or str(exc), fix="Check the disk."
+        ) from exc
+    except Exception as exc:
+        # zstandard's own error; the class exists only if the package is installed.
+        if type(exc).__name__ != "ZstdError":
+            raise
+        raise _damaged(reading.source, exc) from exc
+
+
+def _unpack(reading: Reading) -> io.BufferedIOBase:
+    packing = reading.source.packing
+    if packing == "gzip":
+        return gzip.GzipFile(fileobj=io.BufferedReader(reading, _PACKED_BYTES))
+    if packing == "xz":
+        return lzma.LZMAFile(io.BufferedReader(reading, _PACKED_BYTES))
+    if packing == "zstd":
+        return io.BufferedReader(_Zstd(reading), BLOCK_BYTES)
+    return io.BufferedReader(reading, BLOCK_BYTES)
+
+
+class _Zstd(io.RawIOBase):
+    """Decompresses zstd frame by frame, a few blocks at a time.
+
+    The package's stream reader accepts a truncated file as complete, and its frame object unpacks all its input at
+    once: 16 KB can hold 512 MB. So this class finds the block boundaries itself, from a 3-byte header each.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        from zstandard import ZstdDecompressor
+
+        self._file = io.BufferedReader(reading, _PACKED_BYTES)
+        self._new_frame = ZstdDecompressor().decompressobj
+        self._frame: Any = None  # None between two frames
+        self._has_checksum = False
+        self._text = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text and self._unpack_some():
+            pass
+        count = min(len(buffer), len(self._text))
+        buffer[:count] = self._text[:count]
+        self._text = self._text[count:]
+        return count
+
+    def _unpack_some(self) -> bool:
+        if self._frame is None:
+            header = self._next_frame()
+            if not header:
+                return False
+            self._frame = self._new_frame()
+            self._text = memoryview(self._frame.decompress(header))
+            return True
+        packed, is_last = self._blocks()
+        self._text = memoryview(self._frame.decompress(packed))
+        if is_last:
+            if not self._frame.eof:
+                raise EOFError("The file ends inside a frame.")
+            self._frame = None
+        return True
+
+    def _next_frame(self) -> bytes:
+        """Return the header of the next frame, b"" at the end of the file."""
+        while magic := self._file.read(4):
+            if len(magic) == 4 and _ZSTD_SKIPPABLE <= int.from_bytes(magic, "little") <= _ZSTD_SKIPPABLE + 15:
+                self._skip(int.from_bytes(self._exactly(4), "little"))
+                continue
+            if magic != _ZSTD_MAGIC:
+                return magic  # the package rejects it with its own message
+            flags = self._exactly(1)[0]
+            is_single, self._has_checksum = bool(flags & 0x20), bool(flags & 0x04)
+            sizes = ((1 if is_single else 0), 2, 4, 8)
+            length = (0 if is_single else 1) + (0, 1, 2, 4)[flags & 3] + sizes[flags >> 6]
+            return magic + bytes([flags]) + self._exactly(length)
+        return b""
+
+    def _blocks(self) -> tuple[bytes, bool]:
+        """Return blocks with at most about BLOCK_BYTES of text, and whether the last one of the frame is among them."""
+        parts, num_bytes, is_last = list[bytes](), 0, False
+        while num_bytes < BLOCK_BYTES and len(parts) < _ZSTD_BLOCKS and not is_last:
+            header = self._exactly(3)
+            value = int.from_bytes(header, "little")
+            is_last, kind, size = bool(value & 1), value >> 1 & 3, value >> 3
+            parts.append(header + self._exactly(1 if kind == 1 else size))
+            # A compressed block does not declare its unpacked size.
+            num_bytes += _ZSTD_BLOCK_BYTES if kind == 2 else size
+        if is_last and self._has_checksum:
+            parts.append(self._exactly(4))
+        return b"".join(parts), is_last
+
+    def _exactly(self, count: int) -> bytes:
+        data = self._file.read(count)
+        if len(data) < count:
+            raise EOFError("The file ends inside a frame.")
+        return data
+
+    def _skip(self, count: int) -> None:
+        while count:
+            count -= len(self._exactly(min(count, _PACKED_BYTES)))
+
+
+def _other_encoding(beginning: bytes) -> str:
+    """Detect UTF-16 or UTF-32 by a byte-order mark or by every other byte being NUL; return "" if neither."""
+    for mark, name in _BYTE_ORDER_MARKS:
+        if beginning.startswith(mark):
+            return name
+    first, second = beginning[:16:2], beginning[1:16:2]
+    if len(beginning) < 8:
+        return ""
+    if not any(second) and all(first):
+        return "utf-16le"
+    return "utf-16be" if not any(first) and all(second) else ""
+
+
+def _not_utf8(source: Source, encoding: str) -> DataError:
+    name = os.path.basename(source.path)
+    target = (
+        source.path + ".utf8" if source.form == "plain" else os.path.join(os.path.dirname(source.path), f"utf8-{name}")
+    )
+    path = shlex.quote(source.path)
+    command = f"iconv -f {encoding} -t utf-8 {path} > {shlex.quote(target)}"
+    return DataError(
+        what=f"{source.path} is {encoding.upper()} text, not UTF-8.",
+        why="Every other byte is 0, or it starts with the byte-order mark of that encoding.",
+        fix=f"{command}, and remove {path} from the list."
+        if not source.packing
+        else f"Decompress it, then convert it with iconv -f {encoding} -t utf-8.",
+    )
+
+
+def _damaged(source: Source, exc: Exception) -> DataError:
+    return DataError(
+        what=f"{source.path} is not a complete {source.packing} file.",
+        why=str(exc) or type(exc).__name__,
+        fix="Download the file again; its extension must match its compression.",
+    )

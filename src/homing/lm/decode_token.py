@@ -1,0 +1,103 @@
+"""One decoding step, a new token for every row: ids -> logits -> result, eagerly or as a captured CUDA graph.
+
+A step of a small model is a few hundred short kernels, and launching them takes longer than running them; a graph is
+launched at once. It needs the same buffers each time, so all inputs are kept here and written in place. There is one
+graph per `reach`, of which there are few. Captured or not, a step runs the same kernels on the same shapes and gives
+the same numbers.
+
+Knows nothing of its callers: `generate` uses the logits, `rl.decode` picks a token for each row.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from homing.lm.cuda_graphs import Graphs
+from homing.lm.model import Decoder
+from homing.lm.model.row_cache import RowCache
+
+__all__ = ["REACH", "Steps", "room_for"]
+
+REACH = 128  # attention reads positions in multiples of this
+Made = TypeVar("Made")
+
+
+def room_for(num_places: int) -> int:
+    """Return the cache capacity for this many positions.
+
+    Rounded up, so that `reach` depends on a row's position alone.
+    """
+    return -(-num_places // REACH) * REACH
+
+
+class Steps(Generic[Made]):
+    """Runs decoding steps.
+
+    `make(logits_BV)` computes what a step returns: buffers that the next step may overwrite. `tell(problem)` is called
+    if capturing fails; then steps are slower, but never wrong.
+    """
+
+    def __init__(
+        self, model: Decoder, cache: RowCache, make: Callable[[Tensor], Made], *, is_captured: bool,
+        tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._model, self.cache, self._make = model, cache, make
+        self.is_captured, self._tell = is_captured, tell
+        self._ids_B = torch.zeros(len(cache.places_B), dtype=torch.int64, device=model.device)
+        self._captures = Graphs(model.device)
+        self._graphs: dict[int, tuple[Callable[[], None], Made]] = {}
+
+    def step(self, ids_B: Tensor, places_B: Tensor, *, furthest: int, is_worth: bool = True) -> Made:
+        """Read `ids_B` at `places_B`, none past `furthest`.
+
+        `is_worth`: whether to capture a graph if there is none yet.
+        """
+        self._ids_B.copy_(ids_B, non_blocking=True)
+        self.cache.places_B.copy_(places_B, non_blocking=True)
+        reach = min(self.cache.capacity, room_for(furthest + 1))
+        if self.is_captured and is_worth and reach not in self._graphs:
+            self._capture(reach)
+        if reach in self._graphs:
+            replay, made = self._graphs[reach]
+            replay()
+            return made
+        self.cache.reach = reach
+        return self._compute()
+
+    def close(self) -> None:
+        """Free the graphs' memory, which nothing else can use."""
+        if self._graphs:
+            self._graphs.clear()
+            self._captures.forget()
+
+    def _compute(self) -> Made:
+        self.cache.look()
+        positions_B1 = self.cache.places_B.unsqueeze(1)
+        return self._make(self._model(self._ids_B.unsqueeze(1), cache=self.cache, positions=positions_B1)[:, 0])
+
+    def _capture(self, reach: int) -> None:
+        self.cache.reach = reach
+        kept, problem = self.cache.embedded_B1D, ""
+        made: list[Made] = []  # of the last call, which is the captured one
+
+        def compute() -> None:
+            made[:] = [self._compute()]
+
+        try:
+            self._graphs[reach] = (self._captures.capture(compute), made[0])
+        except RuntimeError as error:
+            problem = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        self.cache.embedded_B1D = kept  # reading the same token at the same position again changes nothing else
+        # Outside the `except`, so that the exception no longer holds the memory of the failed step.
+        if problem:
+            self.is_captured = False
+            made.clear()
+            self._graphs.clear()
+            self._captures.forget()
+            self._tell(problem)

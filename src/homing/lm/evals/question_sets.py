@@ -1,0 +1,229 @@
+"""Evaluates generated answers to questions with known answers: GSM8K, arithmetic, spelling, or the user's own.
+
+    question -> the model's own chat template -> n samples -> right or wrong (graded as in `lm/rl`) -> pass@1, pass@k
+
+With one sample per question it is the likeliest text (temperature 0), and accuracy is exact. With more, pass@k is the
+unbiased estimate of the chance that one of k is right: 1 - C(n - right, k) / C(n, k), averaged over questions. A
+question that does not fit the context counts as wrong, and is reported.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from homing.errors import DataError, UsageError
+from homing.lm.data.chat.render import Renderer
+from homing.lm.data.chat.template import find_template
+from homing.lm.data.chat.turn_tokens import ChatTokens
+from homing.lm.evals.eval_result import Measured, Score, joint_sha256, share
+from homing.lm.evals.task_file import Open, TaskFile
+from homing.lm.model import Decoder
+from homing.lm.rl.calculator import Calculator
+from homing.lm.rl.check_answer import is_right_number, is_right_text
+from homing.lm.rl.named_random import draws, source
+from homing.lm.rl.prompter import chatml
+from homing.lm.rl.questions import is_held_out
+from homing.lm.rl.rl_metrics import pass_at_k
+from homing.lm.rl.rollout import Sample, Sampler
+from homing.lm.rl.tasks import JUDGES, MAKERS
+from homing.lm.tokenizer import Tokenizer
+from homing.lm.tokenizer.specials import IM_END
+
+__all__ = ["Asking", "made_up", "measure_answers"]
+
+NEW_TOKENS = 256  # of an answer, by default and if the context has room
+
+_log = logging.getLogger(__name__)
+_ROWS_AT_A_TIME = {"cuda": 256}
+_ROWS_ELSEWHERE = 16
+_LEAST_OF = 8  # reserve at least one part in this many of the context for the answer, if all questions are to fit
+_TRIES = 100  # per generated question; one in ten is held out
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How answers are sampled."""
+
+    pass_at: tuple[int, ...] = ()  # k; pass@1 is always reported
+    num_samples: int = 0  # per question; 0: the largest k
+    temperature: float | None = None  # None: 0 for one sample, else 0.8
+    max_new_tokens: int | None = None  # None: NEW_TOKENS, or what the context has room for
+    seed: int = 0
+
+    @property
+    def samples(self) -> int:
+        return self.num_samples or max(self.pass_at, default=1)
+
+    @property
+    def heat(self) -> float:
+        return self.temperature if self.temperature is not None else 0.0 if self.samples == 1 else 0.8
+
+    def check(self) -> None:
+        if (largest := max(self.pass_at, default=1)) > self.samples:
+            raise UsageError(
+                what=f"pass@{largest} cannot be computed from {self.samples} samples.",
+                why=f"It needs at least {largest} samples of each question.",
+                fix=f"--samples {largest}",
+            )
+        if self.samples > 1 and self.heat == 0:
+            raise UsageError(
+                what="Several samples at temperature 0 would all be the same.",
+                why=f"--temperature is 0, and --samples is {self.samples}.",
+                fix="Use --temperature 0.8, or remove --pass-at and --samples.",
+            )
+
+
+def made_up(kind: str, difficulty: int, count: int) -> TaskFile:
+    """Return generated questions of `arithmetic` or `spelling` that no rl phase trains on; always the same ones."""
+    questions: dict[str, str] = {}
+    for number in range(count * _TRIES):
+        text, answer = MAKERS[kind](source("eval", kind, difficulty, number), difficulty)
+        if is_held_out(text):
+            questions.setdefault(text, answer)
+        if len(questions) == count:
+            break
+    items = [Open(number, text, answer, False) for number, (text, answer) in enumerate(questions.items(), 1)]
+    sha256 = joint_sha256(f"{text}\t{answer}" for text, answer in questions.items())
+    return TaskFile(f"{kind}:{difficulty}", kind, list(items), sha256)
+
+
+def measure_answers(
+    model: Decoder, tokenizer: Tokenizer, task: TaskFile, folder: Path, asking: Asking,
+    *, tell: Callable[[str], None] = lambda done: None,
+) -> Measured:  # fmt: skip
+    """Evaluate a task. `folder` holds the model and its chat template."""
+    asking.check()
+    items = [item for item in task.items if isinstance(item, Open)]
+    prompt = _prompter(folder, tokenizer)
+    prompts = [prompt.ids(item.question) for item in items]
+    new_tokens, notes = _new_tokens(asking, task, model.shape.context, max(map(len, prompts)))
+    room = model.shape.context - new_tokens
+    if room < 1:
+        raise UsageError(
+            what=f"{new_tokens:,} new tokens leave no room for a question.",
+            why=f"The model's context is {model.shape.context:,} tokens.",
+            fix=f"Remove --new-tokens, or use --new-tokens {max(1, model.shape.context // 2)}",
+        )
+    asked = [number for number, ids in enumerate(prompts) if len(ids) <= room]
+    if not asked:
+        raise DataError(
+            what=f"No question of {task.name} fits the context.",
+            why=f"The shortest has {min(map(len, prompts)):,} tokens, but --new-tokens leaves only {room:,}.",
+            fix="Lower --new-tokens, or use a model with a longer context.",
+        )
+    right = np.zeros(len(items), dtype=np.int64)
+    num_cut = 0
+    # As in rl: the calculator is for word problems; a plain sum would only be typed into it.
+    may_call = [items[number].is_number for number in asked]
+    asked_ids = [prompts[number] for number in asked]
+    drawn = _draw(model, tokenizer, prompt.stop_ids, asked_ids, may_call, asking, new_tokens, tell)
+    for number, samples in zip(asked, drawn, strict=True):
+        texts = [_text(tokenizer, sample, prompt.stop_ids) for sample in samples]
+        right[number] = sum(_is_right(task.form, text, items[number]) for text in texts)
+        num_cut += sum(not sample.is_ended for sample in samples)
+    notes += _notes(num_too_long := len(items) - len(asked), num_cut)
+    counts = {"questions": len(items), "samples": asking.samples * len(items)}
+    counts |= {"too_long": num_too_long, "cut_off": num_cut}
+    settings = {"samples": asking.samples, "temperature": asking.heat, "new_tokens": new_tokens, "seed": asking.seed}
+    scores, asked_by = _scores(asking, right), {"asked_by": prompt.name}
+    return Measured(task.name, "answers", scores, counts, task.sha256, {**settings, **asked_by}, notes)
+
+
+def _new_tokens(asking: Asking, task: TaskFile, context: int, longest: int) -> tuple[int, list[str]]:
+    """Return the answer length, and notes about it.
+
+    As requested, else that of the task's rl phase, else what fits next to the questions.
+    """
+    if asked := asking.max_new_tokens or task.answer_tokens:
+        return asked, []
+    fitting = context - longest
+    if fitting < context // _LEAST_OF:  # one long question must not cut off the answers to all others
+        fitting = max(1, context // 2)
+    if fitting >= NEW_TOKENS:
+        return NEW_TOKENS, []
+    return fitting, [f"Answers are limited to {fitting} tokens by the context of {context:,}."]
+
+
+def _notes(num_too_long: int, num_cut: int) -> list[str]:
+    notes = [f"{num_too_long} questions do not fit the context and count as wrong."] if num_too_long else []
+    return notes + ([f"{num_cut} samples were truncated at --new-tokens."] if num_cut else [])
+
+
+def _scores(asking: Asking, right: np.ndarray) -> list[Score]:
+    n, num_questions = asking.samples, len(right)
+    what = f"{num_questions:,} questions"
+    if n == 1:
+        return [share("acc", right > 0, what)]
+    scores = []
+    for k in sorted({1, *asking.pass_at}):
+        chances = np.array([pass_at_k(n, int(count), k) for count in right])
+        scores.append(Score(f"pass@{k}", chances, np.ones(num_questions), what, is_more_better=True))
+    return scores
+
+
+@dataclass(frozen=True)
+class _Prompter:
+    name: str
+    ids: Callable[[str], list[int]]
+    stop_ids: list[int]
+
+
+def _prompter(folder: Path, tokenizer: Tokenizer) -> _Prompter:
+    template = find_template(folder)
+    stop_ids = {*tokenizer.stop_ids, tokenizer.end_of_text_id, *_marker(tokenizer)}
+    if template is None:
+        return _Prompter("ChatML", lambda text: [*chatml(tokenizer, [_user(text)])], sorted(stop_ids))
+    renderer = Renderer(template, ChatTokens(folder))
+    end_id = renderer.end_id()
+    stops = sorted(stop_ids | ({end_id} if end_id is not None else set()))
+    return _Prompter("the model's chat template", lambda text: renderer.prompt([_user(text)]), stops)
+
+
+def _marker(tokenizer: Tokenizer) -> list[int]:
+    return [tokenizer.specials[IM_END]] if IM_END in tokenizer.specials else []
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _draw(
+    model: Decoder, tokenizer: Tokenizer, stop_ids: list[int], prompts: list[list[int]], may_call: list[bool],
+    asking: Asking, new_tokens: int, tell: Callable[[str], None],
+) -> list[list[Sample]]:  # fmt: skip
+    """Sample answers to each prompt. Draws depend on the seed and the prompt's index alone, not on batching."""
+    n = asking.samples
+    calculator = Calculator(tokenizer) if Calculator.fits(tokenizer) else None
+    sampler = Sampler(
+        model, stop_ids=stop_ids, calculator=calculator, max_new_tokens=new_tokens, temperature=asking.heat,
+        top_k=0, graphs="auto", tell=lambda kind, text: _log.warning(text),
+    )  # fmt: skip
+    at_once = max(1, _ROWS_AT_A_TIME.get(model.device.type, _ROWS_ELSEWHERE) // n)
+    made: list[list[Sample]] = []
+    for start in range(0, len(prompts), at_once):
+        part = prompts[start : start + at_once]
+        drawn = [
+            draws(new_tokens, "eval", asking.seed, start + number, sample)
+            for number in range(len(part))
+            for sample in range(n)
+        ]
+        samples = sampler.sample(part, np.stack(drawn), may_call=may_call[start : start + at_once])
+        made += [samples[place : place + n] for place in range(0, len(samples), n)]
+        tell(f"{len(made):,} of {len(prompts):,} questions")
+    return made
+
+
+def _text(tokenizer: Tokenizer, sample: Sample, stop_ids: Sequence[int]) -> str:
+    ids = sample.ids[:-1] if sample.ids and sample.ids[-1] in stop_ids else sample.ids
+    return tokenizer.decode(ids)
+
+
+def _is_right(form: str, said: str, item: Open) -> bool:
+    if form in JUDGES:
+        return JUDGES[form](said, item.answer)
+    return (is_right_number if item.is_number else is_right_text)(said, item.answer)

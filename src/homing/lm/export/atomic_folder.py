@@ -1,0 +1,83 @@
+"""Makes an export complete or absent: written to a temporary folder, checked there, and only then renamed.
+
+Only an existing export may be replaced: pointing `--out` at a home folder must never destroy anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from homing.errors import UsageError
+from homing.lm.generate.load_model import EXPORT
+
+__all__ = ["RECORD", "new_folder", "read_record", "write_json"]
+
+RECORD = EXPORT  # in every export: what it is, what it was made from, how it was checked
+
+
+@contextlib.contextmanager
+def new_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder to write to; renamed to `out` if the block succeeds, deleted if it does not."""
+    _check_free(out, force)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.aside-{secrets.token_hex(4)}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        _let_others_read(temporary)
+        if out.exists():
+            gone = out.with_name(f".{out.name}.gone-{secrets.token_hex(4)}")
+            os.replace(out, gone)
+            os.replace(temporary, out)
+            shutil.rmtree(gone)
+        else:
+            os.replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _let_others_read(folder: Path) -> None:
+    """Set all files to 0644, like other files of the user.
+
+    safetensors creates its files readable by the owner only, so a server running as another user could not open them.
+    """
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
+
+
+def _check_free(out: Path, force: bool) -> None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not out.is_dir() or not (out / RECORD).is_file():
+        raise UsageError(
+            what=f"{out} already exists and is not an export.",
+            why="Exporting would replace its contents.",
+            fix="Choose another folder: --out DIR",
+        )
+    if not force:
+        raise UsageError(
+            what=f"{out} already holds an export.",
+            why="It would be replaced.",
+            fix="Add --force to replace it, or choose another folder: --out DIR",
+        )
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Return the export record, or None if the folder is not a homing export."""
+    try:
+        data = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) and str(data.get("schema", "")).startswith("homing.export/") else None

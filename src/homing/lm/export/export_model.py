@@ -1,0 +1,131 @@
+"""Makes one export, from the request to a complete, verified and documented folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homing.errors import UsageError
+from homing.lm.export.atomic_folder import RECORD, new_folder, write_json
+from homing.lm.export.check_export import Proof, expect, need_template, prove
+from homing.lm.export.gguf_file import write_gguf
+from homing.lm.export.hf_folder import write_hf
+from homing.lm.export.model_card import Facts, write_card
+from homing.lm.export.ollama import MODELFILE, modelfile
+from homing.lm.export.peft_adapter import open_with_peft, write_adapter
+from homing.lm.export.source_model import Opened, open_for_export
+from homing.lm.generate.load_adapter import find_base
+from homing.lm.generate.load_model import read_manifest
+from homing.lm.model.lora import merge
+
+__all__ = ["DTYPES", "KINDS", "Made", "Order", "export"]
+
+KINDS = ("hf", "gguf", "ollama", "adapter", "merged")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    folder: Path  # a checkpoint, or any model folder
+    kind: str  # one of KINDS
+    out: Path
+    facts: Facts
+    dtype: str = ""  # for hf and merged; "": as the weights are stored
+    gguf_type: str = "f16"
+    base: Path | None = None  # of an adapter, if its checkpoint does not record it
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Made:
+    out: Path
+    kind: str
+    files: dict[str, int]  # name -> bytes
+    checked: list[str]
+    proof: Proof | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def export(order: Order, tell: Tell = lambda text: None) -> Made:
+    if order.kind not in KINDS:
+        raise UsageError(f"Unknown export format: {order.kind!r}", f"Known: {', '.join(KINDS)}.", "--to hf")
+    # Reserve the folder first: a name that is taken should not cost minutes of loading.
+    with new_folder(order.out, force=order.force) as temporary:
+        tell(f"opening {order.folder}")
+        opened = open_for_export(order.folder, base=order.base, is_adapter_kept=order.kind in ("adapter", "merged"))
+        need_template(opened)
+        checked, proof = _write(order, opened, temporary, tell)
+        manifest = read_manifest(order.folder)
+        note = proof.note if proof is not None else ""
+        card = write_card(opened, order.facts, manifest, checked, kind=order.kind, note=note)
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+        write_json(temporary / RECORD, _record(order, opened, checked, proof))
+        files = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
+    return Made(order.out, order.kind, files, checked, proof, [proof.note] if proof and proof.note else [])
+
+
+def _write(order: Order, opened: Opened, temporary: Path, tell: Tell) -> tuple[list[str], Proof | None]:
+    if order.kind == "adapter":
+        return _write_adapter(order, opened, temporary, tell)
+    dtype = DTYPES[order.dtype] if order.dtype else opened.stored_dtype
+    adapted = expect(opened, torch.float32) if opened.is_adapter else None
+    if opened.is_adapter:
+        tell("merging the adapter into its weights")
+        merge(opened.model)
+        opened.model.lora = None
+    if order.kind in ("gguf", "ollama"):
+        return _write_gguf(order, opened, temporary, tell), None
+    tell("writing the folder")
+    write_hf(opened, temporary, dtype)
+    # A merge is verified against the unmerged adapter and base, unless the export also rounds the weights.
+    is_exact = adapted is not None and dtype == torch.float32
+    expected = adapted if is_exact and adapted is not None else expect(opened, dtype)
+    tell(f"opening it with transformers and comparing {_compared(opened)}")
+    proof = prove(opened, temporary, expected)
+    return [proof.sentence], proof
+
+
+def _write_adapter(order: Order, opened: Opened, temporary: Path, tell: Tell) -> tuple[list[str], Proof | None]:
+    assert opened.card.run is not None
+    assert opened.card.adapter_phase is not None
+    base = order.base or find_base(order.folder, opened.card.run, opened.card.adapter_phase)
+    write_adapter(opened, temporary, base)
+    tell(f"opening it with peft and comparing {_compared(opened)}")
+    proof = prove(opened, temporary, expect(opened, torch.float32), open_model=open_with_peft(base))
+    return [proof.sentence.replace("transformers", "peft on transformers", 1)], proof
+
+
+def _compared(opened: Opened) -> str:
+    return "logits, ids and chats" if opened.template is not None else "logits and ids; it has no chat template"
+
+
+def _write_gguf(order: Order, opened: Opened, temporary: Path, tell: Tell) -> list[str]:
+    name = f"{order.facts.name}-{order.gguf_type.upper()}.gguf"
+    tell(f"writing {name} and reading it back")
+    written = write_gguf(opened, temporary / name, order.gguf_type, name=order.facts.name)
+    if order.kind == "ollama":
+        (temporary / MODELFILE).write_text(modelfile(opened, name), encoding="utf-8")
+    return [written.sentence]
+
+
+def _record(order: Order, opened: Opened, checked: list[str], proof: Proof | None) -> dict[str, Any]:
+    card = opened.card
+    return {
+        "schema": "homing.export/1",
+        "kind": order.kind,
+        "name": order.facts.name,
+        "run": card.run.id if card.run is not None else "",
+        "phase": card.phase,
+        "step": card.step,
+        "from": str(order.folder),
+        "made_at": time.time(),
+        "checked": checked,
+        "proof": proof.to_dict() if proof is not None else None,
+        "homing": order.facts.version,
+    }

@@ -1,0 +1,86 @@
+"""A Hugging Face folder that transformers opens directly (vLLM and SGLang read the format; untested).
+
+model.safetensors (or shards)   config.json            generation_config.json
+tokenizer.json                  tokenizer_config.json  special_tokens_map.json
+swift only: the modeling file, which transformers runs with trust_remote_code
+"""
+
+from __future__ import annotations
+
+import shutil
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homing.hf_config import SWIFT, SWIFT_CLASS, config_of
+from homing.lm.export.atomic_folder import write_json
+from homing.lm.export.source_model import Opened
+from homing.lm.model.open_weights import save_weights
+from homing.lm.tokenizer.specials import END_OF_TEXT, PAD
+from homing.wire import file_names
+
+__all__ = ["CODE", "write_hf", "write_tokenizer"]
+
+CODE = ("configuration_homing_swift.py", "modeling_homing_swift.py")
+
+
+def write_hf(opened: Opened, folder: Path, dtype: torch.dtype) -> None:
+    shape, ends = opened.model.shape, opened.end_ids()
+    save_weights(opened.model, folder, dtype=dtype)
+    config = config_of(shape, end_of_text_id=opened.tokenizer.end_of_text_id, chat_end_id=ends[0])
+    name = str(dtype).removeprefix("torch.")
+    config |= {"torch_dtype": name, "dtype": name}
+    if shape.family == SWIFT:
+        stems = [file.removesuffix(".py") for file in CODE]
+        config["auto_map"] = {
+            "AutoConfig": f"{stems[0]}.HomingSwiftConfig",
+            "AutoModelForCausalLM": f"{stems[1]}.{SWIFT_CLASS}",
+        }
+        for file in CODE:
+            source = package_files("homing.lm.export") / "swift_code" / file
+            (folder / file).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    write_json(folder / "config.json", config)
+    write_json(folder / file_names.GENERATION, _generation(opened, ends))
+    write_tokenizer(opened, folder)
+
+
+def _generation(opened: Opened, ends: list[int]) -> dict[str, Any]:
+    """Return the generation config of the initial weights, with every id that ends a turn as eos; else our own."""
+    if opened.generation:
+        upstream = opened.generation.get("eos_token_id")
+        is_same = ends == (upstream if isinstance(upstream, list) else [upstream])
+        return opened.generation if is_same else {**opened.generation, "eos_token_id": ends}
+    generation = {"bos_token_id": opened.tokenizer.end_of_text_id, "eos_token_id": ends, "do_sample": True}
+    if PAD in opened.tokenizer.specials:
+        generation["pad_token_id"] = opened.tokenizer.specials[PAD]
+    return generation
+
+
+def write_tokenizer(opened: Opened, folder: Path) -> None:
+    """Copy tokenizer.json byte for byte, and put the template where every reader looks for it."""
+    shutil.copyfile(opened.folder / file_names.TOKENIZER, folder / file_names.TOKENIZER)
+    config = {**_own_tokens(opened), **opened.tokenizer_config}
+    # In tokenizer_config.json, where older readers look too. A list of several named templates is kept.
+    if opened.template is not None and not isinstance(config.get("chat_template"), list):
+        config["chat_template"] = opened.template.source
+    if opened.is_chat:
+        by_id = {number: name for name, number in opened.tokenizer.specials.items()}
+        config["eos_token"] = by_id.get(opened.end_ids()[0], config.get("eos_token"))
+    config["model_max_length"] = opened.model.shape.max_context or opened.model.shape.context
+    write_json(folder / file_names.TOKENIZER_CONFIG, config)
+    tokens = {key: config[key] for key in ("bos_token", "eos_token", "pad_token") if config.get(key)}
+    write_json(folder / "special_tokens_map.json", tokens)
+
+
+def _own_tokens(opened: Opened) -> dict[str, Any]:
+    by_id = {number: name for name, number in opened.tokenizer.specials.items()}
+    mark = by_id[opened.tokenizer.end_of_text_id]
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": mark,
+        "eos_token": by_id[opened.tokenizer.stop_ids[0]],
+        "pad_token": PAD if PAD in opened.tokenizer.specials else END_OF_TEXT if mark == END_OF_TEXT else mark,
+        "clean_up_tokenization_spaces": False,
+    }

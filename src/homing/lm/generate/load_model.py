@@ -1,0 +1,256 @@
+"""Loads a folder as a usable model: weights + run.json or config.json + tokenizer.json.
+
+    a homing checkpoint     complete? -> hashes match the manifest? -> same vocabulary? -> weights onto the device
+    an export, third-party  the same, without hashes if none were recorded
+    an adapter (LoRA)       the same, merged into its base weights (`adapted`)
+
+A folder without a tokenizer is refused: the weights would run, but every word would be wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homing.errors import DataError, IntegrityError
+from homing.lm.data.shards.read_shards import file_sha256
+from homing.lm.device import pick_device, pick_precision, use_device
+from homing.lm.generate.load_adapter import load_adapted, read_base_record
+from homing.lm.model import Decoder, check_shape, count_params, shape_from_config
+from homing.lm.model.decoder import PRECISIONS
+from homing.lm.model.open_weights import WeightFiles, find_weights, load_decoder
+from homing.lm.model.open_weights.safetensors_folder import INDEX, has_weights
+from homing.lm.tokenizer import Tokenizer, load_tokenizer
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest
+from homing.wire.run_json import Model, Phase, Run
+
+__all__ = ["Card", "load_for_use", "read_card", "read_manifest", "verify_files", "whose_template"]
+
+CONFIG = "config.json"
+EXPORT = "export.json"  # part of every homing export
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a checkpoint folder says about itself, without opening the weights."""
+
+    folder: Path
+    shape: Model
+    run_name: str  # "" for weights not written by a homing run
+    phase: str
+    step: int | None
+    is_hashed: bool  # whether there is a manifest
+    tokenizer_sha256: str
+    run: Run | None = None
+    base_sha256: str = ""  # of the base weights of an adapter
+
+    @property
+    def adapter_phase(self) -> Phase | None:
+        """The phase that trained an adapter rather than all weights, or None."""
+        phases = self.run.phases if self.run is not None else []
+        return next((phase for phase in phases if phase.kind == self.phase and phase.method != "full"), None)
+
+
+def load_for_use(
+    checkpoint_dir: Path, device: str = "auto", *, precision: str = "auto", base: Path | None = None
+) -> tuple[Decoder, Tokenizer]:
+    """Load model and tokenizer.
+
+    `base`: the folder of an adapter's base weights, if the checkpoint does not record it.
+    """
+    folder = Path(checkpoint_dir)
+    where = pick_device(device)
+    use_device(where)
+    card = read_card(folder)
+    verify_files(folder, card)
+    files = find_weights(folder)
+    tokenizer = load_tokenizer(folder / file_names.TOKENIZER)
+    _check_vocabulary(card, tokenizer)
+    precision = pick_precision(precision, where)
+    dtype = PRECISIONS[precision]  # stored in the compute dtype: fp32 master weights are for training
+    if card.adapter_phase is not None:
+        assert card.run is not None, "an adapter's phase stands in its run"
+        # Merge in fp32 on the CPU: the GPU may have room for the compute dtype only.
+        model = load_adapted(files, card.run, card.adapter_phase, card.base_sha256, torch.device("cpu"), base)
+        for parameter in model.parameters():  # parameters only: RoPE stays in fp32
+            parameter.data = parameter.data.to(dtype)
+        model.to(where)
+    else:
+        _check_size(card, files)
+        model = load_decoder(files, card.shape, device=where, dtype=dtype)
+    model.set_precision(precision)
+    return model.eval(), tokenizer
+
+
+def read_card(folder: Path) -> Card:
+    """Read the metadata; raises if the folder is incomplete, naming everything that is missing."""
+    _check_present(folder)
+    manifest = read_manifest(folder)
+    if (folder / file_names.RUN).is_file():
+        run = _read_run(folder / file_names.RUN)
+        if manifest is None:
+            raise IntegrityError(
+                what=f"{folder} is not a complete checkpoint.",
+                why=f"{file_names.MANIFEST} is written last and is missing, so the other files may be incomplete.",
+                fix=f"Fetch the complete checkpoint: homing fetch {run.name}",
+            )
+        return Card(
+            folder, run.model, run.name, manifest.phase, manifest.step, True, run.data.tokenizer_sha256, run,
+            read_base_record(folder)[0],
+        )  # fmt: skip
+    try:
+        shape = shape_from_config(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as exc:
+        raise DataError(what=f"{folder / CONFIG} cannot be read.", why=str(exc), fix="Fetch the folder again.") from exc
+    if manifest is None:
+        record = _export_record(folder)
+        return Card(
+            folder, shape, str(record.get("name", "")), str(record.get("phase", "")), record.get("step"), False, ""
+        )
+    return Card(folder, shape, manifest.run_name, manifest.phase, manifest.step, True, "")
+
+
+def _export_record(folder: Path) -> dict[str, Any]:
+    """Return what a homing export records about itself: the weights do not show whether they were trained on chat."""
+    try:
+        record = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _check_present(folder: Path) -> None:
+    if not folder.is_dir():
+        raise DataError(
+            what=f"No checkpoint at {folder}.",
+            why="A checkpoint is a folder that holds model.safetensors, run.json and tokenizer.json.",
+            fix="`homing fetch RUN` brings one home; `homing runs` lists what there is.",
+        )
+    missing = [] if has_weights(folder) else [f"{file_names.WEIGHTS} (or {INDEX})"]
+    if not (folder / file_names.RUN).is_file() and not (folder / CONFIG).is_file():
+        missing.append(f"{file_names.RUN} (or {CONFIG})")
+    if missing:
+        raise DataError(
+            what=f"{folder} is not a checkpoint.",
+            why=f"It lacks {' and '.join(missing)}.",
+            fix="`homing fetch RUN` brings one home; `homing runs` lists what there is.",
+        )
+    if not (folder / file_names.TOKENIZER).is_file():
+        raise DataError(
+            what=f"The checkpoint {folder} has no {file_names.TOKENIZER}.",
+            why="Weights are useless without the tokenizer they were trained with.",
+            fix=_how_to_get_tokenizer(folder),
+        )
+
+
+def whose_template(card: Card) -> str:
+    """Describe where to find the chat template that a model was trained with."""
+    if card.run is None:
+        return f"{file_names.CHAT_TEMPLATE}, or {file_names.TOKENIZER_CONFIG}, that came with these weights"
+    if card.run.base is not None:
+        return f"{file_names.CHAT_TEMPLATE}, or {file_names.TOKENIZER_CONFIG}, of {card.run.base.address}"
+    return f"{file_names.TOKENIZER_CONFIG} of the run's data, which homing prep {card.run.name} creates"
+
+
+def _how_to_get_tokenizer(folder: Path) -> str:
+    run = _read_run(folder / file_names.RUN) if (folder / file_names.RUN).is_file() else None
+    if run is None:
+        return f"Copy the {file_names.TOKENIZER} that came with these weights to {folder}."
+    note = f" (its sha256 is {run.data.tokenizer_sha256})" if run.data.tokenizer_sha256 else ""
+    return (
+        f"homing fetch {run.name} fetches it with the checkpoint; "
+        f"or copy {Path(run.data.dir) / file_names.TOKENIZER}{note} to {folder}."
+    )
+
+
+def verify_files(folder: Path, card: Card) -> None:
+    """Check every file that will be read against the manifest, before any of it is used."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return
+    listed = {file.name: file for file in manifest.files}
+    described_by = file_names.RUN if (folder / file_names.RUN).is_file() else CONFIG
+    whole_or_adapter = (file_names.WEIGHTS, file_names.ADAPTER, file_names.ADAPTER_CONFIG)
+    # Include listed files that are missing: without its config, an adapter could be put on the wrong base weights.
+    weights = [name for name in whole_or_adapter if name in listed or (folder / name).is_file()]
+    if not weights:
+        weights = [INDEX, *sorted(path.name for path in folder.glob("model-*.safetensors"))]
+    problems = []
+    for name in (*weights, described_by, file_names.TOKENIZER):
+        num_bytes = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if num_bytes is None:
+            problems.append(f"{name} is missing.")
+        elif name not in listed:
+            problems.append(f"{name} is not listed in {file_names.MANIFEST}.")
+        elif num_bytes != listed[name].num_bytes:
+            problems.append(f"{name} has {num_bytes:,} bytes, not {listed[name].num_bytes:,}.")
+        elif (found := file_sha256(folder / name)) != listed[name].sha256:
+            problems.append(f"{name} has sha256 {found[:12]}..., not {listed[name].sha256[:12]}...")
+    if problems:
+        raise IntegrityError(
+            what=f"The checkpoint {folder} is damaged.",
+            why="\n".join(problems),
+            fix=f"Fetch it again: homing fetch {card.run_name or 'RUN'}, or use another: --checkpoint STEP",
+        )
+
+
+def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
+    path = card.folder / file_names.TOKENIZER
+    # Open weights may have more embedding rows than their tokenizer has ids; homing's own never do.
+    is_foreign = card.run is None or card.run.base is not None
+    has_spare_rows = is_foreign and tokenizer.vocab_size < card.shape.vocab_size
+    if tokenizer.vocab_size != card.shape.vocab_size and not has_spare_rows:
+        raise DataError(
+            what="Tokenizer and weights do not belong together.",
+            why=f"{path} has {tokenizer.vocab_size:,} tokens, "
+            f"{card.folder / file_names.WEIGHTS} has {card.shape.vocab_size:,}.",
+            fix=_how_to_get_tokenizer(card.folder),
+        )
+    if card.tokenizer_sha256 and (found := file_sha256(path)) != card.tokenizer_sha256:
+        raise DataError(
+            what="Tokenizer and weights do not belong together.",
+            why=f"{path} has sha256 {found[:12]}...; the run was trained with {card.tokenizer_sha256[:12]}...",
+            fix=_how_to_get_tokenizer(card.folder),
+        )
+
+
+def _check_size(card: Card, files: WeightFiles) -> None:
+    """Raise DataError if the declared shape has more parameters than the weight files have bytes.
+
+    Checked before anything is built that could fill the memory.
+    """
+    num_params, num_bytes = sum(count_params(card.shape).values()), files.num_bytes
+    if num_params > num_bytes:
+        raise DataError(
+            what="The weights do not fit the model.",
+            why=f"The shape has {num_params:,} parameters, but the weights in {card.folder} are {num_bytes:,} bytes.",
+            fix="Use the run.json or config.json that is stored with these weights.",
+        )
+
+
+def read_manifest(folder: Path) -> CheckpointManifest | None:
+    path = folder / file_names.MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        return codec.loads(CheckpointManifest, path.read_bytes())
+    except (OSError, codec.WireError) as exc:
+        raise IntegrityError(
+            what=f"{path} cannot be read.", why=str(exc), fix="Fetch the checkpoint again: homing fetch RUN"
+        ) from exc
+
+
+def _read_run(path: Path) -> Run:
+    try:
+        run = codec.loads(Run, path.read_bytes())
+    except (OSError, codec.WireError) as exc:
+        raise IntegrityError(
+            what=f"{path} cannot be read.", why=str(exc), fix="Fetch the checkpoint again: homing fetch RUN"
+        ) from exc
+    check_shape(run.model)
+    return run

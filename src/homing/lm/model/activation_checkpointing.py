@@ -1,0 +1,32 @@
+"""Activation checkpointing: activations are recomputed in backward instead of kept, trading time for memory.
+
+    none   every block keeps what its backward needs
+    half   every second block keeps only its input: about half of the memory, a sixth more compute
+    all    every block keeps only its input: least memory, a third more compute (half more if weights are frozen)
+
+The second forward computes the same bits as the first, so gradients do not change. No random generator needs to be
+rewound: blocks use none that carries state (see `frozen` on dropout).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.checkpoint import checkpoint
+
+__all__ = ["RECOMPUTES", "is_recomputed", "recomputed"]
+
+RECOMPUTES = {"none": 0, "half": 2, "all": 1}  # recompute every n-th block
+
+
+def is_recomputed(number: int, every: int) -> bool:
+    return every > 0 and number % every == 0
+
+
+def recomputed(run: Callable[..., Any], number: int, every: int) -> Callable[..., Any]:
+    """Return `run` wrapped to be recomputed in backward, if that applies to block `number`."""
+    if not is_recomputed(number, every):
+        return run
+    return functools.partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)

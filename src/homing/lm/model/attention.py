@@ -1,0 +1,135 @@
+"""Grouped-query attention and its KV cache.
+
+    x -> q, k, v -> (Qwen3: norm q and k per head) -> RoPE -> [cache] -> softmax(q k^T / sqrt K) v -> out
+
+Shapes: B batch, T new positions, S positions seen, D width, H query heads, G KV heads, K head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from homing.lm.model.fused_ops import has_kernels, rotate
+from homing.lm.model.layers import Linear, RMSNorm, Rope, joined
+from homing.lm.model.packed_rows import attend_inside
+from homing.lm.model.sdpa import sdpa
+from homing.wire.run_json import Model
+
+__all__ = ["Attention", "KVCache", "attend"]
+
+
+class KVCache:
+    """Keys and values of all positions so far: one preallocated pair per layer, filled from the left."""
+
+    def __init__(
+        self, shape: Model, *, batch: int = 1, capacity: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        size = (shape.num_layers, batch, shape.num_kv_heads, capacity, shape.head_size)
+        self.keys_LBGSK = torch.zeros(size, device=device, dtype=dtype)
+        self.values_LBGSK = torch.zeros(size, device=device, dtype=dtype)
+        self.capacity = capacity
+        self.embedded_B1D: Tensor | None = None  # embedding of the last token; `swift` refers back to it
+        self.length = 0  # positions filled in every layer; the decoder advances it after the last layer
+
+    def clear(self) -> None:
+        """Empty the cache. Old contents are never read and will be overwritten."""
+        self.length, self.embedded_B1D = 0, None
+
+    def add(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Append new positions to a layer; return all of its keys and values."""
+        end = self.length + k_BGTK.shape[2]
+        assert end <= self.capacity, f"KV cache of {self.capacity} positions asked to hold {end}"
+        self.keys_LBGSK[layer, :, :, self.length : end] = k_BGTK
+        self.values_LBGSK[layer, :, :, self.length : end] = v_BGTK
+        return self.keys_LBGSK[layer, :, :, :end], self.values_LBGSK[layer, :, :, :end]
+
+    def attend(self, layer: int, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
+        """Attend from new positions to themselves and all cached ones. Other kinds of cache override this."""
+        k_BGSK, v_BGSK = self.add(layer, k_BGTK, v_BGTK)
+        T, S = q_BHTK.shape[2], k_BGSK.shape[2]
+        # is_causal aligns at the top left, which is right only for an empty cache; a single new position sees
+        # everything.
+        is_first = T == S
+        mask_TS = None
+        if not is_first and T > 1:
+            mask_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril(diagonal=S - T)
+        with _without_cudnn():
+            return sdpa(q_BHTK, k_BGSK, v_BGSK, mask=mask_TS, is_causal=is_first and T > 1, has_cudnn=False)
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Disable cuDNN attention in this context.
+
+    It plans anew for each sequence length, which with a cache costs tens of milliseconds per token.
+    """
+    was_on = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_on)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Model, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_size = shape.head_size
+        self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
+        q_width, kv_width = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+        has_bias = shape.arch == "qwen2"
+        self.q_proj = Linear(shape.width, q_width, has_bias=has_bias)
+        self.k_proj = Linear(shape.width, kv_width, has_bias=has_bias)
+        self.v_proj = Linear(shape.width, kv_width, has_bias=has_bias)
+        self.o_proj = Linear(q_width, shape.width)
+        if shape.arch == "qwen3":
+            self.q_norm = RMSNorm(shape.head_size, shape.norm_eps)
+            self.k_norm = RMSNorm(shape.head_size, shape.norm_eps)
+        self.has_qk_norm = shape.arch == "qwen3"
+
+    def forward(
+        self, x_BTD: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None, mask: Any = None
+    ) -> Tensor:
+        if cache is None and has_kernels(x_BTD, self.head_size):
+            return self._attend_by_kernels(x_BTD, cos, sin, mask)
+        B, T, _ = x_BTD.shape
+        heads = (B, T, -1, self.head_size)
+        q, k, v = self.q_proj(x_BTD).view(heads), self.k_proj(x_BTD).view(heads), self.v_proj(x_BTD).view(heads)
+        if self.has_qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q_BHTK, k_BGTK, v_BGTK = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q_BHTK, k_BGTK = Rope.rotate(q_BHTK, cos, sin), Rope.rotate(k_BGTK, cos, sin)
+        y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, self.layer, cache, mask)
+        return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+
+    def _attend_by_kernels(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
+        """Compute the same with one fused matmul for q, k and v, and one kernel for norm and RoPE."""
+        B, T, _ = x_BTD.shape
+        q_BHTK, k_BGTK, v_BGTK = rotate(
+            joined(x_BTD, self.q_proj, self.k_proj, self.v_proj), cos, sin,
+            torch.stack([self.q_norm.weight, self.k_norm.weight]) if self.has_qk_norm else None,
+            num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, has_norm=self.has_qk_norm,
+            scale=1.0, eps=self.q_norm.eps if self.has_qk_norm else 0.0,
+        )  # fmt: skip
+        y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, self.layer, None, mask)
+        return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+
+
+def attend(
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, layer: int, cache: KVCache | None, mask: Any = None
+) -> Tensor:
+    """Causal attention among new positions, or also to cached ones.
+
+    `mask` comes from `segments`; only without a cache.
+    """
+    if mask is not None:
+        return attend_inside(q_BHTK, k_BGTK, v_BGTK, mask)
+    if cache is None:
+        return sdpa(q_BHTK, k_BGTK, v_BGTK, is_causal=True)
+    return cache.attend(layer, q_BHTK, k_BGTK, v_BGTK)

@@ -1,0 +1,216 @@
+"""Selects the attention kernel for this GPU: at the start of a run, candidates are verified and timed.
+
+    candidates  cudnn | flash | efficient, as torch offers them here; math is the reference; auto (torch's own choice)
+                is the fallback if all fail
+    a race      forward and backward on random heads of the model's own shape, timed at its full context; compared on at
+                most 2,048 positions, because math holds all scores; wrong or unsupported candidates are dropped, with
+                the reason
+    segments    FlexAttention against a boolean mask, for rows that hold several texts
+
+The fastest kernel differs by GPU (docs/development/engine.md, attention), and on some GPUs a candidate has been
+silently wrong, so every one is verified. The choice is recorded in checkpoints and reused when resuming on
+the same GPU model.
+
+Shapes: B rows, H query heads, G KV heads, T positions, K head size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from homing.lm.model.packed_rows import attend_inside, can_flex, isolate
+from homing.lm.model.sdpa import chosen, expand_heads, set_chosen
+from homing.wire.run_json import Model
+
+__all__ = ["ATTENTIONS", "Race", "race", "race_attention", "race_segments", "use_attention", "using_attention"]
+
+ATTENTIONS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+_COMPARED = 2048  # positions compared, at most
+_TOKENS = 16384  # tokens per timed pass: enough to fill a GPU, and done in milliseconds
+_NUM_TIMINGS = 5
+# Allowed relative error against fp32: the rounding of the dtype in sums of this length, with margin. A wrong kernel is
+# off by about 100%.
+_MOST_ERROR = {torch.bfloat16: 0.03, torch.float16: 0.01, torch.float32: 1e-3}
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Race:
+    winner: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # name -> reason
+
+    def summary(self) -> str:
+        ran = [f"{name} {1e3 * seconds:.2f} ms" for name, seconds in sorted(self.seconds.items(), key=lambda x: x[1])]
+        out = [f"{name} excluded: {why}" for name, why in self.refused.items()]
+        return "; ".join(ran + out) or "chosen by a fixed rule, not timed"
+
+
+def race_attention(shape: Model, device: torch.device, dtype: torch.dtype, is_timed: bool = True) -> Race:
+    """Return the fastest correct kernel. If not `is_timed`: the first correct one of flash, efficient and cudnn."""
+    heads = _heads(shape, device, dtype)
+
+    def by(backend: SDPBackend) -> Attend:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            # It does not support grouped KV heads, neither here nor in training.
+            if backend == SDPBackend.EFFICIENT_ATTENTION:
+                k, v = expand_heads(k, q.shape[1]), expand_heads(v, q.shape[1])
+            with sdpa_kernel([backend]):
+                is_grouped = q.shape[1] != k.shape[1]
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+
+        return attend
+
+    order = ("cudnn", "flash", "efficient") if is_timed else ("flash", "efficient", "cudnn")
+    candidates = {name: by(ATTENTIONS[name]) for name in order}
+    return race(candidates, by(SDPBackend.MATH), heads, last="auto", is_timed=is_timed)
+
+
+def race_segments(shape: Model, device: torch.device, dtype: torch.dtype, is_timed: bool = True) -> Race:
+    """Choose between FlexAttention and a boolean mask for attention within segments.
+
+    `mask` works everywhere, so it is the reference and the fallback; `flex` must be correct and faster, or only correct
+    if not `is_timed`.
+    """
+    if not can_flex(shape.context, device):
+        return Race("mask", refused={"flex": f"it needs CUDA and a context of whole blocks, not {shape.context}"})
+    heads = _heads(shape, device, dtype)
+    # Segments end in the middle of blocks.
+    lengths = torch.arange(shape.context, device=device) // max(1, shape.context // 4 - 7)
+    segments_BT = lengths.expand(len(heads[0]), -1)
+
+    def by(is_flex: bool) -> Attend:
+        masks: dict[tuple[int, int], Any] = {}  # created at first use: the boolean mask of a long row is large
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            rows, length = len(q), q.shape[2]
+            if (rows, length) not in masks:
+                masks[rows, length] = isolate(segments_BT[:rows, :length], is_flex=is_flex).mask
+            return attend_inside(q, k, v, masks[rows, length])
+
+        return attend
+
+    candidates = {"mask": by(False), "flex": by(True)} if is_timed else {"flex": by(True)}
+    return race(candidates, by(False), heads, last="mask", is_timed=is_timed)
+
+
+def race(
+    candidates: Mapping[str, Attend], reference: Attend, heads: tuple[Tensor, ...], *, last: str, is_timed: bool = True
+) -> Race:
+    """Return the fastest correct candidate (the first correct one if not `is_timed`), or `last` if none is correct."""
+    few = _few(heads)
+    wanted = _run(reference, tuple(part.float() for part in few))
+    most = _MOST_ERROR[heads[0].dtype]
+    seconds: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for name, attend in candidates.items():
+        try:
+            error = max(
+                float((mine.float() - right).norm() / right.norm())
+                for mine, right in zip(_run(attend, few), wanted, strict=True)
+            )
+            if not error <= most:  # also true for NaN
+                refused[name] = f"it differs from the reference by {error:.1%}"
+                continue
+            if is_timed:
+                seconds[name] = _time(attend, heads)
+                continue
+            _run(attend, heads)  # it must also handle the full length
+            return Race(name, {}, refused)
+        except Exception as exc:  # not built for this GPU, dtype or shape: many kinds of errors
+            refused[name] = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:200]
+    winner = min(seconds, key=lambda name: seconds[name]) if seconds else last
+    return Race(winner, seconds, refused)
+
+
+def use_attention(name: str) -> None:
+    """Use this kernel in this process from now on.
+
+    Where it does not apply (a mask, a cache), efficient attention is used.
+    """
+    set_chosen(name)
+    if name == "auto":
+        return
+    torch.backends.cuda.enable_cudnn_sdp(name == "cudnn")
+    torch.backends.cuda.enable_flash_sdp(name == "flash")
+    torch.backends.cuda.enable_mem_efficient_sdp(name != "math")
+    torch.backends.cuda.enable_math_sdp(True)
+
+
+@contextlib.contextmanager
+def using_attention(name: str) -> Iterator[None]:
+    """Like `use_attention`, restoring the previous choice at the end of the context."""
+    switches, before = torch.backends.cuda, chosen()
+    is_on = (switches.cudnn_sdp_enabled(), switches.flash_sdp_enabled(), switches.mem_efficient_sdp_enabled())
+    has_math = switches.math_sdp_enabled()
+    try:
+        use_attention(name)
+        yield
+    finally:
+        set_chosen(before)
+        switches.enable_cudnn_sdp(is_on[0])
+        switches.enable_flash_sdp(is_on[1])
+        switches.enable_mem_efficient_sdp(is_on[2])
+        switches.enable_math_sdp(has_math)
+
+
+def _heads(shape: Model, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    generator = torch.Generator(device).manual_seed(0)
+    B = max(1, _TOKENS // shape.context)
+
+    def drawn(num_heads: int) -> Tensor:
+        # Memory layout as the projections leave it: positions before heads.
+        size = (B, shape.context, num_heads, shape.head_size)
+        return torch.randn(size, device=device, dtype=dtype, generator=generator).transpose(1, 2)
+
+    return drawn(shape.num_heads), drawn(shape.num_kv_heads), drawn(shape.num_kv_heads)
+
+
+def _few(heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return one row, two KV heads with their queries and at most `_COMPARED` positions.
+
+    The reference (math) holds all scores, and the GPU may be small.
+    """
+    q, k, v = (part[:1, :, :_COMPARED] for part in heads)
+    num = min(2, k.shape[1])
+    return q[:, : num * (q.shape[1] // k.shape[1])], k[:, :num], v[:, :num]
+
+
+def _run(attend: Attend, heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the output and the gradients of queries, keys and values."""
+    with torch.enable_grad():
+        leaves = tuple(part.detach().requires_grad_() for part in heads)
+        y = attend(*leaves)
+        return (y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y)))
+
+
+def _time(attend: Attend, heads: tuple[Tensor, ...]) -> float:
+    def timing() -> float:
+        _wait(heads[0].device)
+        begun = time.perf_counter()
+        _run(attend, heads)
+        _wait(heads[0].device)
+        return time.perf_counter() - begun
+
+    timing()
+    return statistics.median(timing() for _ in range(_NUM_TIMINGS))
+
+
+def _wait(device: torch.device) -> Any:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,36 @@
+"""Checks before launching a kernel.
+
+A kernel gets only addresses: if a tensor has another memory order or is on another GPU than assumed, it reads wrong
+numbers without an error.
+
+    with launching(x=x, y=y):  _kernel[grid](x, y, ...)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["check", "launching"]
+
+
+def launching(**tensors: Tensor | None) -> contextlib.AbstractContextManager[Any]:
+    """Raise ValueError unless all tensors are contiguous and on one device; make that device current in the context.
+
+    Triton launches on the current GPU, not on the one that holds the tensors.
+    """
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    device = next(iter(given.values())).device
+    for name, tensor in given.items():
+        check(tensor.is_contiguous(), f"{name} is not contiguous: shape {tuple(tensor.shape)}, {tensor.stride()}")
+        check(tensor.device == device, f"{name} is on {tensor.device} and not on {device}")
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def check(is_right: bool, problem: str) -> None:
+    """Raise ValueError if false. Not `assert`, which `python -O` removes: the numbers would be silently wrong."""
+    if not is_right:
+        raise ValueError(problem)

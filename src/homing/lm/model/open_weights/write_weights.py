@@ -1,0 +1,107 @@
+"""Saves a Decoder as safetensors, in the dtypes and files that the weights came from, or in our own.
+
+    one file up to `shard_bytes`, else model-00001-of-0000N.safetensors and the index that names each tensor's file
+
+Weights loaded from bf16 into fp32 are saved to bf16 without changing a bit, so untrained weights come out as they went
+in.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from homing.lm.model import Decoder
+from homing.lm.model.open_weights.read_weights import DTYPES
+from homing.lm.model.open_weights.safetensors_folder import INDEX, WeightFiles
+from homing.wire import file_names
+
+__all__ = ["SHARD_BYTES", "save_tensors", "save_weights"]
+
+SHARD_BYTES = 5 * 10**9
+
+
+def save_weights(
+    model: Decoder,
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    like: WeightFiles | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """Save the weights; return the names of the files written.
+
+    `like` gives every tensor the dtype and file that it was loaded from; `dtype` applies to all others; None: the
+    current one.
+    """
+    tensors = {name: model.cut_padding(name, p.detach()) for name, p in model.named_parameters()}
+    dtypes = {name: _dtype_of(name, tensor, dtype, like) for name, tensor in tensors.items()}
+    where = _like(tensors, like) or _places(tensors, dtypes, shard_bytes)
+    files = sorted(set(where.values()))
+    for file in files:
+        # One shard at a time: besides the model, memory holds only one converted shard.
+        part = {name: t.to(dtypes[name]).contiguous().cpu() for name, t in tensors.items() if where[name] == file}
+        save_tensors(part, folder / file, metadata={"format": "pt"})
+        _flush(folder / file)
+    if files != [file_names.WEIGHTS]:
+        total = sum(t.numel() * dtypes[name].itemsize for name, t in tensors.items())
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        files.append(INDEX)
+    return files
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Save a safetensors file, turning safetensors' own error for a full disk into an OSError, which callers expect."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as exc:
+        if not re.search(r"I/?O ?error|OS error", str(exc), re.IGNORECASE):
+            raise  # not a disk error: it could not be written anywhere
+        code = errno.ENOSPC if "no space" in str(exc).lower() else errno.EIO
+        raise OSError(code, f"{path} could not be written: {exc}") from exc
+
+
+def _dtype_of(name: str, tensor: Tensor, dtype: torch.dtype | None, like: WeightFiles | None) -> torch.dtype:
+    if like is not None and name in like.dtypes:
+        return DTYPES[like.dtypes[name]]
+    return dtype or tensor.dtype
+
+
+def _like(tensors: dict[str, Tensor], like: WeightFiles | None) -> dict[str, str] | None:
+    if like is None or not tensors.keys() <= like.where.keys():
+        return None
+    return {name: like.where[name] for name in tensors}
+
+
+def _places(tensors: dict[str, Tensor], dtypes: dict[str, torch.dtype], shard_bytes: int) -> dict[str, str]:
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, tensor in tensors.items():
+        num_bytes = tensor.numel() * dtypes[name].itemsize
+        if shards[-1] and filled + num_bytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += num_bytes
+    if len(shards) == 1:
+        return dict.fromkeys(tensors, file_names.WEIGHTS)
+    stem = file_names.WEIGHTS.removesuffix(".safetensors")
+    return {
+        name: f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
+        for number, shard in enumerate(shards, start=1)
+        for name in shard
+    }
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

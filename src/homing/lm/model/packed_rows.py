@@ -1,0 +1,98 @@
+"""Isolates several conversations packed into one row, so that each is computed as if it were alone.
+
+    segments (B, T)  ->  where each begins  ->  positions that restart there, and a mask that sees no further back
+
+A segment is a run of equal numbers in a row; -1 is padding, which sees only padding and is seen by nothing else. The
+mask is created once and used by every layer: a boolean mask, which any attention kernel can read, or FlexAttention's
+block mask, which skips blocks in which nothing is visible (docs/development/engine.md, attention).
+
+Shapes: B batch, T positions, N blocks of positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from homing.lm.model.sdpa import sdpa
+
+__all__ = ["BLOCK", "Isolation", "attend_inside", "can_flex", "isolate"]
+
+BLOCK = 128  # side length of FlexAttention's blocks, in positions
+_compiled: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Isolation:
+    positions_BT: Tensor
+    is_start_BT: Tensor
+    mask: Any  # (B, 1, T, T) boolean, or a BlockMask
+
+
+def isolate(segments_BT: Tensor, *, is_flex: bool = False) -> Isolation:
+    T = segments_BT.shape[1]
+    is_start_BT = torch.ones_like(segments_BT, dtype=torch.bool)
+    is_start_BT[:, 1:] = segments_BT[:, 1:] != segments_BT[:, :-1]
+    at_T = torch.arange(T, device=segments_BT.device)
+    begun_BT = torch.where(is_start_BT, at_T, 0).cummax(dim=1).values
+    # Use each segment's start rather than its number: starts only increase along a row, which the block mask relies on.
+    mask = _block_mask(begun_BT) if is_flex else _plain_mask(begun_BT)
+    return Isolation(at_T - begun_BT, is_start_BT, mask)
+
+
+def attend_inside(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: Any) -> Tensor:
+    if isinstance(mask, Tensor):
+        return sdpa(q_BHTK, k_BGTK, v_BGTK, mask=mask)
+    is_grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
+    return _flex()(q_BHTK, k_BGTK, v_BGTK, block_mask=mask, enable_gqa=is_grouped)
+
+
+def can_flex(context: int, device: torch.device) -> bool:
+    """Return whether FlexAttention applies: its backward needs CUDA, and the context must be a multiple of BLOCK."""
+    return device.type == "cuda" and context % BLOCK == 0
+
+
+def _flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if "flex" not in _compiled:
+        # Eager it would hold all scores. Inside a compiled block this is simply inlined.
+        _compiled["flex"] = torch.compile(flex_attention, dynamic=False)
+    return _compiled["flex"]
+
+
+def _plain_mask(begun_BT: Tensor) -> Tensor:
+    T = begun_BT.shape[1]
+    is_causal_TT = torch.ones(T, T, dtype=torch.bool, device=begun_BT.device).tril()
+    return ((begun_BT.unsqueeze(2) == begun_BT.unsqueeze(1)) & is_causal_TT).unsqueeze(1)
+
+
+def _block_mask(begun_BT: Tensor) -> Any:
+    """Build the mask from the first and last segment of each block; torch's own method evaluates all T x T pairs."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    T = begun_BT.shape[1]
+    assert T % BLOCK == 0, f"{T} positions are not blocks of {BLOCK}"
+
+    def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (begun_BT[b, q] == begun_BT[b, k])
+
+    first_BN, last_BN = begun_BT[:, ::BLOCK], begun_BT[:, BLOCK - 1 :: BLOCK]
+    before_NN = torch.ones(T // BLOCK, T // BLOCK, dtype=torch.bool, device=begun_BT.device).tril()
+    # An earlier block is visible at all if its last segment has not ended, ...
+    is_seen = (last_BN.unsqueeze(1) >= first_BN.unsqueeze(2)) & before_NN
+    # ... and entirely if both blocks belong to one segment; on the diagonal, half of the pairs are in the future.
+    is_whole = (first_BN.unsqueeze(1) == last_BN.unsqueeze(2)) & before_NN.tril(-1)
+    is_partly = is_seen & ~is_whole
+    return BlockMask.from_kv_blocks(
+        *_listed(is_partly), *_listed(is_whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(T, T)
+    )
+
+
+def _listed(is_in_BNN: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of selected blocks per row, and their indices (selected first, in order)."""
+    order = torch.argsort(is_in_BNN.int(), dim=-1, descending=True, stable=True)
+    return is_in_BNN.sum(-1, dtype=torch.int32).unsqueeze(1), order.to(torch.int32).unsqueeze(1)

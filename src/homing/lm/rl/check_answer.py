@@ -1,0 +1,57 @@
+"""Grades a completion against the known answer: right or wrong.
+
+number   the number after the last ####, else the last number, compared by value: 1,000 and $1000.00 are equal
+letters  the letters one by one, in order
+text     a number if the answer is one, else the same words; an answer without words (an emoji, +) exactly
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from homing.questions import ANSWER_MARK
+
+__all__ = ["ANSWER_MARK", "final_number", "is_right_letters", "is_right_number", "is_right_text"]
+
+_NUMBER = re.compile(r"[-\u2212]?\$?\d[\d,]*(?:\.\d+)?|[-\u2212]?\$?\.\d+")
+
+
+def is_right_number(completion: str, answer: str) -> bool:
+    said, wanted = final_number(completion), final_number(answer)
+    return said is not None and said == wanted
+
+
+def is_right_letters(completion: str, answer: str) -> bool:
+    """Compare spelled letters: `c-a-t`, `C A T` and `c, a, t` all spell cat; `cat` does not."""
+    return re.findall(r"(?<![^\W\d_])[^\W\d_](?![^\W\d_])", completion.lower()) == answer.lower().split()
+
+
+def is_right_text(completion: str, answer: str) -> bool:
+    if _is_number(answer):
+        return is_right_number(completion, answer)
+    words = _words(answer)
+    if not words:  # there are no words to compare: an empty or wordless completion would always be right
+        return bool(answer.strip()) and completion.split() == answer.split()
+    return _words(completion) == words
+
+
+def final_number(text: str) -> Decimal | None:
+    _, mark, after = text.rpartition(ANSWER_MARK)
+    found = _NUMBER.findall(after if mark else text)
+    if not found:
+        return None
+    # After the mark, the first number is the answer; ignore what follows it.
+    written = found[0] if mark else found[-1]
+    try:
+        return Decimal(written.replace(",", "").replace("$", "").replace("\u2212", "-"))
+    except InvalidOperation:
+        return None
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())

@@ -1,0 +1,57 @@
+"""Named random numbers: each depends only on (seed, purpose, numbers), not on anything drawn before.
+
+    numbers("sample", seed, step, prompt, sample)  ->  a Philox stream  ->  31-bit integers
+
+So a run that is resumed, split differently or run on another number of ranks draws the same numbers. Tokens are sampled
+with integer arithmetic: probabilities become integers with an exact cumulative sum in any order, so that all devices
+agree.
+
+Shapes: B rows, V vocabulary, C candidates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["BITS", "draws", "pick_rows", "source"]
+
+BITS = 31  # the product of two fits in 64 bits
+
+
+def source(*name: object) -> np.random.Generator:
+    """Return a random generator for creating questions; the same for the same name."""
+    return np.random.Generator(_philox(name))
+
+
+def draws(count: int, *name: object) -> NDArray[np.int64]:
+    """Return `count` integers of BITS bits.
+
+    They are raw words of the stream, which numpy guarantees never to change.
+    """
+    raw: NDArray[np.uint64] = _philox(name).random_raw(count)
+    return (raw >> np.uint64(64 - BITS)).astype(np.int64)
+
+
+def pick_rows(logits_BV: Tensor, draws_B: Tensor, *, temperature: float, top_k: int) -> Tensor:
+    """Sample one id per row with the row's own draw; temperature 0 takes the likeliest."""
+    if temperature == 0:
+        return logits_BV.argmax(dim=-1)
+    candidates_BC, ids_BC = logits_BV, None
+    if 0 < top_k < logits_BV.shape[1]:
+        candidates_BC, ids_BC = logits_BV.topk(top_k, dim=-1)
+    shares_BC = (torch.softmax(candidates_BC / temperature, dim=-1) * 2.0**BITS).to(torch.int64)
+    sums_BC = shares_BC.cumsum(dim=-1)
+    at_B1 = (draws_B.unsqueeze(1) * sums_BC[:, -1:]) >> BITS  # less than the total
+    # The first with a cumulative sum past the draw; NaN logits would give an index past the end.
+    picked_B1 = torch.searchsorted(sums_BC, at_B1, right=True).clamp(max=sums_BC.shape[1] - 1)
+    return (picked_B1 if ids_BC is None else ids_BC.gather(1, picked_B1)).squeeze(1)
+
+
+def _philox(name: tuple[object, ...]) -> np.random.Philox:
+    digest = hashlib.sha256("/".join(map(str, name)).encode()).digest()
+    return np.random.Philox(key=int.from_bytes(digest[:16], "little"))

@@ -1,0 +1,151 @@
+"""Loads tokenizer.json: encode, decode, and the facts that training needs."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from homing.errors import DataError
+from homing.lm.tokenizer.bytes_as_text import CHAR_TO_BYTE
+from homing.lm.tokenizer.panics import panics_as_errors
+from homing.lm.tokenizer.specials import END_OF_TEXT
+from homing.tokenizer_file import read_tokenizer_bytes
+
+__all__ = [
+    "DOCUMENT_MARKS",
+    "TEXT_ENDS",
+    "Tokenizer",
+    "document_mark",
+    "load_tokenizer",
+    "read_tokenizer_json",
+    "specials_of",
+]
+
+# Of ours and Qwen's, Llama 3's, and Llama 2's and Mistral's tokenizers; the first one present counts.
+DOCUMENT_MARKS = (END_OF_TEXT, "<|begin_of_text|>", "<s>")
+TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
+
+
+class Tokenizer:
+    def __init__(self, backend: Any, specials: dict[str, int], path: str = "tokenizer.json") -> None:
+        self._backend = backend
+        self._path = path  # for errors
+        # Text that spells a special token stays text: only code may put a special id into a stream.
+        self._backend.encode_special_tokens = True
+        # A tokenizer.json may configure truncation or padding; here the text itself is encoded.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.specials = specials
+        self.vocab_size: int = backend.get_vocab_size()
+        if backend.id_to_token(self.vocab_size - 1) is None:  # a third-party tokenizer with gaps in its ids
+            self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        # The token before a document; in most model families it also ends one.
+        self.end_of_text_id = specials[document_mark(specials)]
+        self.stop_ids = [specials[mark] for mark in TEXT_ENDS if mark in specials] or [self.end_of_text_id]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of the text alone; never a special id, whatever the text says."""
+        with panics_as_errors(self._path):
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_many(self, texts: list[str]) -> list[list[int]]:
+        """Encode each text like `encode`, on all cores."""
+        with panics_as_errors(self._path):
+            return [list(row.ids) for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int], *, skip_specials: bool = False) -> str:
+        """Return the text, with special tokens by name unless skipped; invalid bytes become U+FFFD."""
+        with panics_as_errors(self._path):
+            return str(self._backend.decode(list(ids), skip_special_tokens=skip_specials))
+
+    def token_bytes(self) -> list[int]:
+        """Return the number of UTF-8 bytes of each id; 0 for special tokens."""
+        sizes, added = [0] * self.vocab_size, self._backend.get_added_tokens_decoder()
+        for token, number in self._backend.get_vocab(with_added_tokens=True).items():
+            if token not in self.specials:
+                # One character of the byte alphabet is one byte; added tokens are spelled literally.
+                sizes[number] = len(token.encode()) if number in added else len(token)
+        return sizes
+
+
+def document_mark(specials: Iterable[str]) -> str:
+    """Return the special token that a tokenizer puts before a document."""
+    return next(mark for mark in DOCUMENT_MARKS if mark in specials)
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Load a tokenizer from tokenizer.json, or from the folder that holds it."""
+    from tokenizers import Tokenizer as Backend
+
+    if os.path.isdir(path):
+        path = os.path.join(path, "tokenizer.json")
+    data = read_tokenizer_json(path)
+    specials = specials_of(data, path)
+    try:
+        with panics_as_errors(path):
+            backend = Backend.from_file(os.fspath(path))
+    except DataError:
+        raise
+    except Exception as exc:  # the package raises a bare Exception
+        raise _unusable(path, str(exc)) from exc
+    return Tokenizer(backend, specials, os.fspath(path))
+
+
+def specials_of(data: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, int]:
+    """Return name -> id of the special tokens. Raises if the vocabulary is not byte-level or has no document token."""
+    vocab, added = data["model"].get("vocab"), data.get("added_tokens", [])
+    if not isinstance(vocab, dict):
+        raise _unusable(path, "Its vocabulary is missing or is not a mapping of tokens to ids.")
+    if not isinstance(added, list) or not all(_is_added_token(entry) for entry in added):
+        raise _unusable(path, "Its added_tokens are not a list of tokens, each with a content and an id.")
+    specials = {entry["content"]: entry["id"] for entry in added if entry.get("special")}
+    if not specials.keys() & set(DOCUMENT_MARKS):
+        raise _unusable(path, f"It has no special token {END_OF_TEXT}, nor {' or '.join(DOCUMENT_MARKS[1:])}.")
+    if not set("".join(token for token in vocab if token not in specials)) <= set(CHAR_TO_BYTE):
+        raise _unusable(path, "Its vocabulary is not byte-level.")
+    return specials
+
+
+def _is_added_token(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("content"), str) and type(entry.get("id")) is int
+
+
+def read_tokenizer_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the parsed and checked file. The result is cached, so copy it before changing it."""
+    try:
+        data = _parse(read_tokenizer_bytes(path))
+    except FileNotFoundError as exc:
+        raise DataError(
+            what=f"No tokenizer at {os.fspath(path)}.",
+            why="Tokens are meaningless without the tokenizer that made them.",
+            fix="Create one with homing prep RUN; a fetched checkpoint includes its own.",
+        ) from exc
+    except (OSError, ValueError, RecursionError) as exc:
+        raise _unusable(path, str(exc)) from exc
+    if not isinstance(data, dict) or not isinstance(data.get("model"), dict) or data["model"].get("type") != "BPE":
+        raise _unusable(path, "It is not the tokenizer.json of a BPE tokenizer.")
+    return data
+
+
+@functools.lru_cache(maxsize=2)
+def _parse(text: bytes) -> Any:
+    # This creates tens of thousands of lists and no garbage: the collector would scan all memory again and again.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return json.loads(text)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _unusable(path: str | os.PathLike[str], why: str) -> DataError:
+    return DataError(
+        what=f"{os.fspath(path)} cannot be used as a tokenizer.",
+        why=why,
+        fix="Create a new one: homing prep RUN --force",
+    )

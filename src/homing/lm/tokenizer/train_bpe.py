@@ -1,0 +1,111 @@
+"""Trains a BPE vocabulary: rustbpe counts and merges; we keep the merges that every reader can replay.
+
+    documents -> rustbpe -> token bytes in the order they were merged -> (left, right) pairs
+
+rustbpe returns ranks only; the two halves of a token are recovered by merging its bytes with the tokens before it,
+which is also how a reader of tokenizer.json builds it. A token that cannot be recovered that way, or that another pair
+has already produced, is left out and replaced by one from a small reserve.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+
+from homing.errors import DataError
+from homing.lm.data.text.documents import cut
+from homing.lm.tokenizer.splits import pattern_named
+
+__all__ = ["MAX_SAMPLE_BYTES", "MIN_VOCAB", "learn_merges", "replay_merges", "too_little_text"]
+
+MIN_VOCAB = 256
+# rustbpe counts in 32 bits: in this much text no word can occur more often than that.
+MAX_SAMPLE_BYTES = 2_000_000_000
+_NUM_RESERVE = 256
+# rustbpe buffers a fixed number of texts regardless of their size; empty texts fill up a buffer that has reached its
+# byte limit.
+_BUFFER_TEXTS = 2048
+_BUFFER_BYTES = 16 << 20
+# Its regex engine backtracks on the stack: a million spaces in one text crash it. Parts of this size do not.
+_PART_BYTES = 64 << 10
+
+
+def learn_merges(documents: Iterable[bytes], *, num_merges: int, split: str) -> list[tuple[bytes, bytes]]:
+    """Return up to `num_merges` pairs, best first; fewer if the text has no more."""
+    import rustbpe
+
+    if not num_merges:
+        for _ in documents:  # the caller checks its text while iterating
+            pass
+        return []
+    trainer = rustbpe.Tokenizer()
+    trainer.train_from_iterator(
+        _bounded(documents),
+        vocab_size=MIN_VOCAB + num_merges + _NUM_RESERVE,
+        buffer_size=_BUFFER_TEXTS,
+        pattern=pattern_named(split),
+    )
+    tokens = [bytes(token) for token, _ in trainer.get_mergeable_ranks()[MIN_VOCAB:]]
+    del trainer
+    _give_memory_back()
+    return replay_merges(tokens, num_merges)
+
+
+def _give_memory_back() -> None:
+    """Return freed memory, which glibc keeps: the encoder's would come on top of it. Does nothing elsewhere."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def replay_merges(tokens: Iterable[bytes], num_merges: int) -> list[tuple[bytes, bytes]]:
+    ranks: dict[bytes, int] = {bytes([byte]): byte for byte in range(256)}
+    merges: list[tuple[bytes, bytes]] = []
+    for token in tokens:
+        if len(merges) == num_merges:
+            break
+        parts = _merge(token, ranks)
+        if len(parts) == 2:
+            ranks[token] = MIN_VOCAB + len(merges)
+            merges.append((parts[0], parts[1]))
+    return merges
+
+
+def _merge(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """Merge the token's bytes using earlier tokens, lowest rank first, leftmost among equals; return the parts."""
+    parts = [token[at : at + 1] for at in range(len(token))]
+    while len(parts) > 1:
+        best_rank, best_at = len(ranks), -1
+        for at in range(len(parts) - 1):
+            rank = ranks.get(parts[at] + parts[at + 1], best_rank)
+            if rank < best_rank:
+                best_rank, best_at = rank, at
+        if best_at < 0:
+            break
+        parts[best_at : best_at + 2] = [parts[best_at] + parts[best_at + 1]]
+    return parts
+
+
+def _bounded(documents: Iterable[bytes]) -> Iterator[str]:
+    num_texts = num_bytes = 0
+    for document in documents:
+        for part in cut(document, _PART_BYTES):
+            # Parts are cut between characters, so they decode; documents were checked when they were read.
+            yield part.decode()
+            num_texts += 1
+            num_bytes += len(part)
+            if num_bytes >= _BUFFER_BYTES:
+                for _ in range(-num_texts % _BUFFER_TEXTS):
+                    yield ""
+                num_texts = num_bytes = 0
+            elif num_texts == _BUFFER_TEXTS:
+                num_texts = num_bytes = 0
+
+
+def too_little_text(vocab_size: int, num_specials: int, num_merges: int) -> DataError:
+    largest = num_specials + MIN_VOCAB + num_merges
+    return DataError(
+        what=f"The text is too small for a vocabulary of {vocab_size:,}: it yields only {num_merges:,} merges.",
+        why=f"{num_specials} specials, 256 bytes and {num_merges:,} merges make {largest:,}; more text yields more.",
+        fix=f"Set tokenizer.vocab_size in the run file (or --vocab-size) to {largest} or, better, well below.",
+    )

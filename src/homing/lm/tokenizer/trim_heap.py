@@ -1,0 +1,49 @@
+"""Keeps the C heap close to what is in use: otherwise a long prep holds far more memory than it needs.
+
+Two behaviors of glibc, both measured; most of the extra memory of a long text was free:
+
+large blocks   After one is freed, blocks of its size come from the heap instead of the system. gigatoken requests huge
+               pages for its tables, and those parts of the heap stay huge: a few bytes allocated there later hold two
+               MB. `keep_large_blocks_out` makes large blocks always come from the system.
+one heap each  A chunk of text is read by one thread, encoded by a second and freed by a third, and each of their heaps
+               keeps its free memory from the time it was fullest. `release_free_memory` returns that.
+
+Other C libraries have neither this behavior nor these calls; there, nothing is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+__all__ = ["keep_large_blocks_out", "release_free_memory"]
+
+# Larger than what is allocated for each chunk of text, which is faster from the heap; smaller than a grown table.
+_LARGE_BYTES = 4_000_000
+# mallopt's parameters, from malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_large_blocks_out() -> None:
+    """Make large blocks come from the system, for the whole process from now on."""
+    glibc = _glibc()
+    if glibc is not None:
+        glibc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        glibc.mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
+
+
+def release_free_memory() -> None:
+    """Return free heap memory to the system. Takes milliseconds, during which other threads run."""
+    glibc = _glibc()
+    if glibc is not None:
+        glibc.malloc_trim(0)
+
+
+@functools.cache
+def _glibc() -> Any:
+    try:
+        library = ctypes.CDLL(None)
+    except (OSError, TypeError):
+        return None
+    return library if hasattr(library, "gnu_get_libc_version") else None

@@ -1,0 +1,305 @@
+"""Builds what a phase trains with: its data, the model with its initial weights, and the optimizer.
+
+Initial weights: init_from, else the previous phase, else the open weights of the run, else random initialization.
+
+full          all weights are trained, in fp32
+lora, qlora   the base weights are frozen, in 16 or 4 bits, and adapters are trained on top of them. If the previous
+              phase trained adapters with the same settings, those continue on the same base weights; any other adapters
+              are first merged into their base
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from homing.errors import DataError, UsageError
+from homing.lm.device import describe_device, pick_precision
+from homing.lm.generate.load_adapter import read_base_record
+from homing.lm.generate.load_model import read_card, verify_files
+from homing.lm.model import Decoder, lora
+from homing.lm.model.open_weights import find_weights, read_tensors
+from homing.lm.phases import PhaseWork, Remembers, open_phase
+from homing.lm.train.checkpoints import checkpoint_files
+from homing.lm.train.compute.hardware_choices import what_else
+from homing.lm.train.compute.host_memory import free_bytes
+from homing.lm.train.optim.offload import HostPlace, Place
+from homing.lm.train.optim.param_groups import Optimizer, build_optimizer, state_bytes
+from homing.lm.train.run_dir import check_count
+from homing.lm.train.session import Session
+from homing.lm.train.stop_requests import FatalError
+from homing.same_tokenizer import gives_same_ids
+from homing.units import format_bytes
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest, Stage, told_checkpoint
+from homing.wire.run_json import Lora, Phase, Run
+
+__all__ = ["Built", "Loading", "build", "describe_start", "load_model", "start_of"]
+
+OFFLOADS_FROM = ("cuda",)  # device types with memory separate from the host's
+_HOST_SHARE = 0.9  # of the host's free memory, at most: pinned memory cannot be swapped out
+
+
+class Loading(Protocol):
+    """What loading weights needs. A `Session` provides it; so do callers that only inspect the weights."""
+
+    @property
+    def run(self) -> Run: ...
+    @property
+    def run_dir(self) -> Path: ...
+    @property
+    def data_dir(self) -> Path: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
+@dataclass(frozen=True)
+class Built:
+    work: PhaseWork
+    model: Decoder
+    optimizer: Optimizer
+    start: Path | None  # folder of the initial weights; None: random initialization
+    # Small files that its checkpoints need besides those of the run.
+    metadata_files: dict[str, bytes] = field(default_factory=dict)
+    lineage: tuple[Stage, ...] = ()  # the training stages that the initial weights went through
+
+    @property
+    def weights_name(self) -> str:
+        return file_names.WEIGHTS if self.model.lora is None else file_names.ADAPTER
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Approximate size: the trained weights and two AdamW moments for each."""
+        return 3 * sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+
+
+def build(session: Session, phase: Phase, previous: Path | None) -> Built:
+    """Build data, model and optimizer of a phase. `previous` is the final checkpoint of the phase before it."""
+    run = session.run
+    work = open_phase(run, phase, data_dir=session.data_dir, run_dir=session.run_dir)
+    start = start_of(session, phase, previous)
+    torch.manual_seed(run.seed)
+    model, metadata_files = load_model(session, phase, start)
+    if isinstance(work, Remembers):
+        work.keep_start(model)
+    try:
+        optimizer = build_optimizer(model, phase.optimizer, session.ranks, _place(session, phase, model))
+    except torch.OutOfMemoryError as exc:
+        raise FatalError(
+            what="Out of memory: the optimizer state does not fit on the GPU next to the weights.",
+            why=str(exc).splitlines()[0],
+            fix=what_else(phase, "take a smaller model"),
+        ) from exc
+    return Built(work, model, optimizer, start, metadata_files, _lineage(session, start))
+
+
+def _place(session: Session, phase: Phase, model: Decoder) -> Place:
+    """Return where the optimizer state will live. Raises if offloading would have no effect or would not fit."""
+    if phase.offload == "none":
+        return Place(model.device)
+    number = session.run.phases.index(phase)
+    if session.device.type not in OFFLOADS_FROM:
+        raise UsageError(
+            what=f"phases.{number}.offload needs a CUDA GPU, but this is {describe_device(session.device)}.",
+            why="The optimizer state is already in host memory.",
+            fix=f"--set phases.{number}.offload=none",
+        )
+    ranks = session.ranks
+    # Use the first rank's measurement, taken before any rank has allocated host memory.
+    needed, free = ranks.count * state_bytes(model, phase.optimizer), ranks.agree(free_bytes())
+    if free is not None and needed > _HOST_SHARE * free:
+        raise FatalError(
+            what=f"The optimizer state does not fit in host memory: it needs {format_bytes(needed)}, but only"
+            f" {format_bytes(free)} are free.",
+            why=f"phases.{number}.offload keeps it in pinned host memory; a tenth of that stays free for the rest.",
+            fix="Use a machine with more memory, states: int8 with optimizer: adamw, or offload: none.",
+        )
+    return HostPlace(session.device)
+
+
+def load_model(session: Loading, phase: Phase, start: Path | None) -> tuple[Decoder, dict[str, bytes]]:
+    """Return the model with the weights of `start` (or random ones), and the small files that its checkpoints need."""
+    if start is not None:
+        _check_tokenizer(session, start)
+    metadata_files = _metadata_of_start(start)
+    if phase.method == "full":
+        return _whole_model(session, phase, start), metadata_files
+    assert start is not None, "adapters without weights to stand beside were let through"
+    model, adapter_config = _adapted_model(session, phase, start, _lineage(session, start))
+    return model, metadata_files | adapter_config
+
+
+def _check_tokenizer(session: Loading, start: Path) -> None:
+    """Raise DataError if the weights in `start` were trained with a different tokenizer than the data.
+
+    The launch checks this too; this is the last point at which it can be detected. Third-party weights may come without
+    a tokenizer file, which passes.
+    """
+    upstream, ours = start / file_names.TOKENIZER, session.data_dir / file_names.TOKENIZER
+    if upstream.is_file() and ours.is_file() and not gives_same_ids(upstream, ours):
+        again = f"homing prep {session.run.name} --tokenizer FILE   or train the earlier phase again"
+        raise DataError(
+            what=f"The weights of {start} were trained with a different tokenizer than the data.",
+            why=f"{upstream} gives different token ids than {ours}, so the data would be noise to the weights.",
+            fix=f"Use the tokenizer of the weights: {f'homing prep {session.run.name}' if session.run.base else again}",
+        )
+
+
+def start_of(session: Loading, phase: Phase, previous: Path | None) -> Path | None:
+    """Return the folder of a phase's initial weights, or None for random initialization."""
+    if phase.init_from:
+        return (session.run_dir / phase.init_from).resolve()
+    if previous is not None:
+        return previous
+    return (session.run_dir / session.run.base.dir).resolve() if session.run.base else None
+
+
+def describe_start(session: Loading, start: Path) -> str:
+    """Describe the initial weights for a message: their location on the user's machine and what trained them."""
+    base, run_dir = session.run.base, session.run_dir.resolve()
+    if base and start == (session.run_dir / base.dir).resolve():
+        return base.address
+    sent = next((item.source for item in session.run.inputs if item.path.startswith(f"{start.name}/")), "")
+    folder = Path(sent).parent if sent else start
+    is_fetched = folder.parent.name == "models"
+    shown = Path(*folder.parts[-2:]) if is_fetched else folder
+    shown = folder.relative_to(run_dir) if folder.is_relative_to(run_dir) else shown
+    try:
+        manifest = codec.loads(CheckpointManifest, (start / file_names.MANIFEST).read_bytes())
+    except (OSError, ValueError):  # third-party weights
+        return str(shown)
+    return f"{shown}, {told_checkpoint(manifest)}"
+
+
+def _metadata_of_start(start: Path | None) -> dict[str, bytes]:
+    """Return the generation settings (sampling defaults) of the initial weights, which every later phase passes on."""
+    path = None if start is None else start / file_names.GENERATION
+    return {path.name: path.read_bytes()} if path is not None and path.is_file() else {}
+
+
+def _lineage(session: Loading, start: Path | None) -> tuple[Stage, ...]:
+    base = session.run.base
+    if start is None:
+        return ()
+    if base and start == (session.run_dir / base.dir).resolve():
+        return (Stage("base", address=base.address),)
+    try:
+        return tuple(codec.loads(CheckpointManifest, (start / file_names.MANIFEST).read_bytes()).lineage)
+    except (OSError, ValueError):  # third-party weights
+        return (Stage("base", address=str(start)),)
+
+
+def _whole_model(session: Loading, phase: Phase, start: Path | None) -> Decoder:
+    run = session.run
+    if start is not None and (start / file_names.ADAPTER).is_file():
+        return _merged_model(session, start, phase.init_base, session.device)[0]
+    model = Decoder(run.model)
+    check_count(run, model)
+    model.init_weights(run.seed, phase.optimizer.kind)
+    if start is not None:
+        model.load_weights(dict(_tensors(start)))
+    return model.to(session.device)
+
+
+def _adapted_model(
+    session: Loading, phase: Phase, start: Path, lineage: tuple[Stage, ...]
+) -> tuple[Decoder, dict[str, bytes]]:
+    assert phase.lora is not None, "run.json names a method without its settings"
+    precision = pick_precision(session.run.train.precision, session.device)
+    storage = lora.storage_for(phase.method, precision)
+    before = _adapter_of(session, start, phase.init_base) if (start / file_names.ADAPTER).is_file() else None
+    continues = before is not None and lora.is_same(before.settings, phase.lora)
+    # Continued adapters keep the base they were trained on. Merging them into it would round them along with it (in 4
+    # bits, mostly away), and a single adapter on top of open weights is what other tools can load.
+    folder = before.base if before and continues else start
+    model, base_sha256 = _frozen_model(session, folder, storage, base_dir="" if continues else phase.init_base)
+    if before and continues:
+        lora.check_base(before.base_sha256, base_sha256)
+    lora.add_lora(model, phase.lora, seed=session.run.seed)
+    if before and continues:
+        model.load_weights(before.tensors)
+    base = session.run.base
+    is_open = base is not None and folder == (session.run_dir / base.dir).resolve()
+    address = base.address.removeprefix("hf:").split("@")[0] if base and is_open else str(folder)
+    adapter_config = {
+        **lora.adapter_config(phase.lora, address),
+        **{"homing_base_sha256": base_sha256, "homing_base_dir": os.path.relpath(folder, session.run_dir)},
+        # Index of the base in the lineage; several stages back if the adapters were continued.
+        "homing_base_stage": before.base_stage if before and continues else len(lineage) - 1,
+    }
+    return model, {file_names.ADAPTER_CONFIG: json.dumps(adapter_config, indent=1).encode()}
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """The adapter of a checkpoint, with the location of the base weights it was trained on."""
+
+    settings: Lora
+    seed: int
+    tensors: dict[str, Tensor]
+    base: Path
+    base_sha256: str
+    base_stage: int
+
+
+def _adapter_of(session: Loading, start: Path, base_dir: str = "") -> _Adapter:
+    """Load and verify the adapter of a checkpoint.
+
+    `base_dir` locates the base of an adapter from another run; a checkpoint of this run records its own.
+    """
+    card = read_card(start)
+    verify_files(start, card)  # optimizer state is not checked: an uploaded or fetched adapter comes without it
+    base_sha256, recorded_dir = read_base_record(start)
+    assert card.run is not None, "an adapter's checkpoint has its run"
+    assert card.adapter_phase is not None, "asked of whole weights"
+    assert card.adapter_phase.lora is not None, "an adapter of a phase without settings for one"
+    base = (session.run_dir / (base_dir or recorded_dir)).resolve()
+    adapter_config = json.loads((start / file_names.ADAPTER_CONFIG).read_bytes())
+    stage = int(adapter_config.get("homing_base_stage", len(_lineage(session, start)) - 2))
+    tensors = load_file(start / file_names.ADAPTER)
+    return _Adapter(card.adapter_phase.lora, card.run.seed, tensors, base, base_sha256, stage)
+
+
+def _merged_model(session: Loading, start: Path, base_dir: str, device: torch.device) -> tuple[Decoder, str]:
+    """Merge the adapter of `start` into its base weights; return the model and the hash of the merged weights."""
+    found = _adapter_of(session, start, base_dir)
+    model, base_sha256 = _frozen_model(session, found.base, "fp32", device)
+    lora.check_base(found.base_sha256, base_sha256)
+    lora.add_lora(model, found.settings, seed=found.seed)
+    model.load_weights(found.tensors)
+    lora.merge(model)
+    return model, lora.merged_sha256(base_sha256, found.settings, found.tensors)
+
+
+def _frozen_model(
+    session: Loading, folder: Path, storage: str, device: torch.device | None = None, *, base_dir: str = ""
+) -> tuple[Decoder, str]:
+    """Load weights as a frozen model in `storage` precision; return it with the hash of the weights.
+
+    If `folder` holds an adapter (`base_dir`: the folder of its base), it is merged in host memory first, because the
+    GPU may have room for the weights in 16 or 4 bits only.
+    """
+    device = device or session.device
+    if (folder / file_names.ADAPTER).is_file():
+        model, sha256 = _merged_model(session, folder, base_dir, torch.device("cpu"))
+        lora.freeze(model, storage, device)
+        return model, sha256
+    with torch.device("meta"):
+        model = Decoder(session.run.model)
+    return model, lora.load_base(model, _tensors(folder), storage=storage, device=device)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a verified checkpoint, or of a folder of third-party weights."""
+    if (folder / file_names.MANIFEST).is_file():
+        yield from checkpoint_files.load_weights(folder).items()
+    else:
+        yield from read_tensors(find_weights(folder))

@@ -1,0 +1,250 @@
+"""Checkpoint manager of one phase: finds the checkpoint to resume from, and saves new ones.
+
+A save copies the state and writes it while training continues; only the last save of a run is waited for. If a save
+fails, a warning is printed and training continues, unless the run cannot end without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import homing
+from homing.errors import RunFailed
+from homing.lm.evals.bits_per_byte import Evaluation
+from homing.lm.model import lora
+from homing.lm.phases import Remembers
+from homing.lm.train.build_phase import Built
+from homing.lm.train.checkpoints import checkpoint_files
+from homing.lm.train.checkpoints.checkpoint_files import Refused, TrainState
+from homing.lm.train.checkpoints.compatibility import check_same, config_sha256
+from homing.lm.train.checkpoints.host_copy import Snapshot
+from homing.lm.train.metrics import Tell, finite
+from homing.lm.train.session import Session
+from homing.units import format_duration
+from homing.wire import file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest, Stage
+from homing.wire.run_json import Phase
+
+__all__ = ["CheckpointManager"]
+
+
+class Saving:
+    """A checkpoint being written in its own thread. Not a daemon thread: the trainer waits for it before exiting."""
+
+    def __init__(self, step: int, write: Callable[[], Path], begun: float, *, is_final: bool, is_needed: bool) -> None:
+        self.step, self.is_final, self.is_needed = step, is_final, is_needed
+        self.folder: Path | None = None
+        self.error: BaseException | None = None
+        self.took_s = 0.0
+        self.held_s = 0.0  # the part for which training waited
+        self._write, self._begun = write, begun
+        self._thread = threading.Thread(target=self._run, name="save")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.folder = self._write()
+        except BaseException as error:  # raised again in the thread that joins
+            self.error = error
+        self.took_s = time.monotonic() - self._begun
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+class CheckpointManager:
+    def __init__(self, session: Session, phase: Phase, tell: Tell) -> None:
+        self.s, self.phase, self.tell = session, phase, tell
+        self.dir = session.run_dir / file_names.CHECKPOINTS / phase.kind
+        self.saved_step = -1  # step of the newest save, possibly still being written
+        self.saved_at = time.monotonic()
+        self.took_s: float | None = None  # of the last save, until it was on disk; read and reset by `loop`
+        self._damaged: list[Refused] = []
+        self._snapshot = Snapshot()
+        self._saving: Saving | None = None
+
+    def folder(self, step: int) -> Path:
+        return self.dir / file_names.step_dir(step)
+
+    def find(self) -> CheckpointManifest | None:
+        """Return the newest valid checkpoint with this configuration, or None.
+
+        Damaged ones are reported and left in place.
+        """
+        return self.s.ranks.agree(self._find() if self.s.ranks.is_first else None)
+
+    def _find(self) -> CheckpointManifest | None:
+        stale = checkpoint_files.clean_up(self.dir)
+        if stale:
+            self.tell("cleaned_up", f"Removed leftovers of an interrupted save: {', '.join(stale)}.")
+        found = checkpoint_files.find_latest(self.dir)
+        self._damaged = found.refused
+        for refused in found.refused:
+            problem = "; ".join(refused.why.splitlines())
+            instead = found.folder.name if found.folder else "the beginning"
+            text = f"Checkpoint {refused.folder.name} is damaged ({problem}); resuming from {instead}."
+            self.tell("checkpoint_refused", text, notice=True, folder=refused.folder.name)
+        if found.folder and found.manifest:
+            check_same(found.folder, found.manifest.config_sha256, self.s.run, self.phase)
+        return found.manifest
+
+    def repair(self, manifest: CheckpointManifest) -> None:
+        """Rewrite the pointers, in case a trainer was killed between its last save and updating them."""
+        if self.s.ranks.is_first:
+            checkpoint_files.repair_pointers(self.dir, manifest, damaged=self._damaged)
+
+    def load(self, manifest: CheckpointManifest, built: Built) -> TrainState:
+        folder = self.folder(manifest.step)
+        loaded = checkpoint_files.load(folder, manifest)
+        if built.model.lora is not None:
+            saved, now = (
+                json.loads((folder / file_names.ADAPTER_CONFIG).read_bytes()),
+                json.loads(built.metadata_files[file_names.ADAPTER_CONFIG]),
+            )
+            lora.check_base(str(saved.get("homing_base_sha256", "")), str(now["homing_base_sha256"]))
+        built.model.load_weights(loaded.weights)
+        built.optimizer.load_state_tensors(loaded.optimizer)
+        checkpoint_files.restore_rng(loaded.state.rng, self.s.device)
+        if isinstance(built.work, Remembers):
+            built.work.load_metadata_files(folder)
+        self.repair(manifest)
+        self.saved_step = manifest.step
+        return loaded.state
+
+    def save(
+        self, state: TrainState, built: Built, evaluation: Evaluation | None, *, is_final: bool, is_needed: bool
+    ) -> None:
+        """Start writing a checkpoint while training continues; wait for it if `is_needed`. One save at a time."""
+        self.wait()
+        begun = self.saved_at = time.monotonic()
+        self.saved_step = state.step
+        state = dataclasses.replace(state, rng=checkpoint_files.rng_state(self.s.device))
+        manifest = self._manifest(state, built, evaluation, is_final=is_final)
+        weights, optimizer = built.model.weights_for_disk(), built.optimizer.state_tensors()
+        metadata_files = self.s.metadata_files | built.metadata_files | _metadata_of(built)
+        self.s.journal.sync()
+        is_held = is_needed or not self._snapshot.has_room(
+            weights=weights, optimizer=optimizer
+        )  # if so, training waits for the disk
+        if not is_held:
+            taken = self._snapshot.take(weights=weights, optimizer=optimizer)
+            weights, optimizer = taken["weights"], taken["optimizer"]
+
+        def write() -> Path:
+            folder = checkpoint_files.save(
+                self.dir, manifest, state, weights=weights, optimizer=optimizer, metadata_files=metadata_files,
+                weights_name=built.weights_name,
+            )  # fmt: skip
+            self._damaged = [entry for entry in self._damaged if entry.folder != folder]  # it was just rewritten
+            checkpoint_files.repair_pointers(self.dir, manifest, damaged=self._damaged)
+            checkpoint_files.retain(self.dir, keep_last=self.phase.keep_last, damaged=self._damaged)
+            return folder
+
+        self._saving = Saving(state.step, write, begun, is_final=is_final, is_needed=is_needed)
+        if is_held:
+            self._saving.join()
+        self._saving.held_s = time.monotonic() - begun
+        if is_held:
+            self.wait()
+
+    @property
+    def is_saving(self) -> bool:
+        return self._saving is not None
+
+    def settle(self) -> None:
+        """Report a save that has finished, without waiting."""
+        if self._saving is not None and self._saving.is_over:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the save in progress.
+
+        A failure is reported, and raised if the run cannot end without this checkpoint.
+        """
+        if self._saving is None:
+            return
+        saving, self._saving = self._saving, None
+        with self.s.journal.still("saving", "saving", phase=self.phase.kind):
+            saving.join()
+        if saving.folder is None:
+            # If the run cannot end without it, the error that ends the run reports it.
+            self.tell("save_failed", f"warning: {saving.error}", notice=not saving.is_needed, step=saving.step)
+            if not isinstance(saving.error, RunFailed | OSError):
+                raise saving.error or AssertionError("a save ended without a word")
+            if saving.is_needed:
+                raise self._cannot_end(saving.step, saving.error) from saving.error
+            return
+        self._damaged = []
+        self.took_s = saving.took_s
+        text = f"Saved {saving.folder.relative_to(self.s.run_dir)} in {format_duration(saving.took_s)}."
+        data = {"folder": saving.folder.name, "is_final": saving.is_final, "seconds": round(saving.took_s, 3),
+                "held_s": round(saving.held_s, 3)}  # fmt: skip
+        self.tell("checkpoint_saved", text, notice=True, step=saving.step, **data)
+        gc.collect()  # the collector is off between saves
+
+    def _cannot_end(self, step: int, error: RunFailed | OSError) -> RunFailed:
+        last = max(checkpoint_files.list_steps(self.dir), default=None)
+        after = f"resumes from step {last:,}" if last is not None else "starts over, since none was saved before"
+        return RunFailed(
+            what=f"The run cannot finish: its checkpoint of step {step:,} could not be written to {self.dir}.",
+            why=error.why if isinstance(error, RunFailed) else str(error),
+            fix=f"Free disk space there, or keep fewer (checkpoint.keep_last); the same command then {after}.",
+        )
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Let a save in progress finish, whatever happened."""
+        if kind is None:
+            self.wait()
+        elif self._saving is not None:
+            self._saving.join()
+
+    def _manifest(
+        self, state: TrainState, built: Built, evaluation: Evaluation | None, *, is_final: bool
+    ) -> CheckpointManifest:
+        run, phase = self.s.run, self.phase
+        stage = Stage(
+            phase=phase.kind,
+            method=phase.method,
+            run_id=run.id,
+            step=state.step,
+            num_tokens=state.num_tokens,
+            val_loss=finite(evaluation.loss) if evaluation else None,
+            data_sha256=phase.data.manifest_sha256 if phase.data else run.data.manifest_sha256,
+            config_sha256=config_sha256(run, phase),
+        )
+        return CheckpointManifest(
+            run_name=self.s.run.name,
+            run_id=self.s.run.id,
+            phase=self.phase.kind,
+            step=state.step,
+            num_tokens=state.num_tokens,
+            is_final=is_final,
+            config_sha256=config_sha256(self.s.run, self.phase),
+            seed=self.s.run.seed,
+            files=[],
+            val_loss=finite(evaluation.loss) if evaluation else None,
+            val_bits_per_byte=finite(evaluation.bits_per_byte) if evaluation else None,
+            val_exam=evaluation.exam if evaluation else "",
+            code_version=homing.__version__,
+            made_at=time.time(),
+            choices=state.choices,
+            lineage=[*built.lineage, stage],
+        )
+
+
+def _metadata_of(built: Built) -> dict[str, bytes]:
+    return built.work.metadata_files() if isinstance(built.work, Remembers) else {}

@@ -1,0 +1,179 @@
+"""Runs one training step on this machine, and adapts when memory or the compiler fails.
+
+    settle       the checkpoint's choices or new ones -> precision, compilation, attention, micro-batch
+    first_step   a step plus measurements: duration, memory, compilation; then decides on CUDA graphs for the others
+    gradients    rows -> micro-batches -> loss and gradients; if out of memory, retry with smaller micro-batches
+    update       gradients -> weights
+
+Knows nothing of schedules, checkpoints or the end of a run. All ranks adapt in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from homing.lm.device import free_memory
+from homing.lm.model import lora
+from homing.lm.model.attention_backends import use_attention
+from homing.lm.train.build_phase import Built
+from homing.lm.train.compute.batch import Batch
+from homing.lm.train.compute.compiling import Compiling
+from homing.lm.train.compute.forward_backward import Passes
+from homing.lm.train.compute.hardware_choices import (
+    lower_micro_batch,
+    memory_warning,
+    pick_attention,
+    pick_choices,
+    what_else,
+)
+from homing.lm.train.compute.step_figures import Figures
+from homing.lm.train.metrics import Tell
+from homing.lm.train.session import Session
+from homing.lm.train.stop_requests import FatalError
+from homing.units import format_duration
+from homing.wire.run_json import Phase
+
+__all__ = ["Engine"]
+
+_GOOD, _OUT_OF_MEMORY, _NOT_COMPILED = range(3)  # outcome of a step on this rank, before all ranks act on the worst one
+
+
+class Engine:
+    """Runs the steps of one phase on one rank."""
+
+    def __init__(self, session: Session, phase: Phase, built: Built, tell: Tell) -> None:
+        self.s, self.phase, self.tell = session, phase, tell
+        self.model, self.optimizer = built.model, built.optimizer
+        self.num_rows = built.work.rows_per_step // session.ranks.count  # per step, on this rank
+        self.micro_batch = 0
+        self.compiling = Compiling(session, built, tell)
+        train = session.run.train
+        # Two starts may time graphs differently, so deterministic runs use them only if the run file says so.
+        graphs = "off" if train.is_deterministic and train.graphs == "auto" else train.graphs
+        self.passes = Passes(built.model, session.device, graphs, tell, session.ranks.count)
+        self._picked: dict[str, Any] = {}
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """The current choices, stored in every checkpoint."""
+        graphs = {"graphs": self.passes.picked} if self.passes.picked else {}
+        return {**self._picked, "micro_batch": self.micro_batch, "is_compiled": self.compiling.is_on, **graphs}
+
+    @property
+    def is_first_longer(self) -> bool:
+        """True if the first step included one-time work (compilation, graph capture)."""
+        return self.compiling.is_on or self.passes.has_tried
+
+    def settle(self, before: dict[str, Any]) -> None:
+        """Make and apply the choices. `before`: those of the checkpoint, or empty."""
+        train, model, device = self.s.run.train, self.s.run.model, self.s.device
+        picked, changed = pick_choices(train, self.phase, model, device, self.num_rows, before)
+        picked, notices = pick_attention(train, self.phase, model, device, picked)
+        # Other ranks may have seen more free memory or different timings.
+        picked, changed = self.s.ranks.agree((picked, changed))
+        for text in notices:
+            self.tell("attention_picked", text, notice=True)
+        if changed:
+            self.tell("choices_changed", f"Changed since the checkpoint: {', '.join(changed)}.", notice=True)
+        self._picked, self.micro_batch = picked.to_dict(), picked.micro_batch
+        self.model.set_precision(picked.precision)
+        self.model.set_recompute(self.phase.recompute)
+        self.compiling.switch(is_on=picked.is_compiled)
+        if device.type == "cuda":
+            use_attention(picked.attention)
+        self.model.has_flex = picked.segments == "flex"
+        self.passes.settle(str(before.get("graphs", "")) if before.get("device") == picked.device else "")
+        if device.type == "cuda":
+            free_memory()  # left over from the kernel benchmarks and the previous phase
+            torch.cuda.reset_peak_memory_stats(device)  # so that peak memory is that of this phase
+
+    def first_step(self, take: Callable[[], Figures], batch: Batch) -> Figures:
+        begun = time.perf_counter()
+        figures = self.compiling.first(take, self.phase.kind) if self.compiling.is_on else take()
+        figures.read()
+        took = time.perf_counter() - begun
+        if self.s.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self.s.device).total_memory
+            if text := memory_warning(torch.cuda.max_memory_reserved(self.s.device), total):
+                self.tell("memory_near_limit", text, notice=True)
+        since_start = time.monotonic() - self.s.requests.started
+        text = (
+            f"First step {format_duration(since_start)} after the start; the step itself took {format_duration(took)}."
+        )
+        self.tell("first_step", text, seconds=since_start, step_s=took, is_warm=self.compiling.parts.is_warm)
+        self.compiling.keep()
+        self.passes.decide(next(batch.micro_batches(self.micro_batch)))
+        return figures
+
+    def gradients(self, batch: Batch, step: int) -> Tensor:
+        """Return the loss and leave gradients accumulated over micro-batches: the mean over all targets of the step.
+
+        If out of memory, or if the compiler fails, adapts and tries the same batch again.
+        """
+        while True:
+            news, problem = _GOOD, ""
+            total = torch.zeros((), device=self.s.device)
+            try:
+                # Reset the dropout seed at each attempt.
+                lora.begin_step(self.model, step, first_row=self.s.ranks.rank * self.num_rows)
+                micro_batches = list(batch.micro_batches(self.micro_batch))
+                self.passes.begin(micro_batches)
+                for piece in micro_batches:
+                    total += self.passes.run(piece)
+            except torch.OutOfMemoryError as exc:
+                news, problem = _OUT_OF_MEMORY, str(exc).splitlines()[0]
+            except Exception as exc:
+                # Compilers raise many kinds of errors. If it was not the compiler, the uncompiled step fails too.
+                if not self.compiling.may_fail(exc):
+                    raise
+                news, problem = _NOT_COMPILED, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
+            # Outside the `except`, so that the exception no longer holds the failed step's tensors. All ranks must
+            # adapt alike, or their gradient all-reduce would never match up.
+            news = self.s.ranks.worst(news, within_s=self.compiling.deadline_s)
+            if news == _GOOD:
+                self.s.ranks.add_up(self.model, total)
+                self.compiling.is_proven = self.compiling.is_on
+                return total
+            self.passes.forget()
+            self.optimizer.zero_grad()
+            change = self._shrink if news == _OUT_OF_MEMORY else self.compiling.stop
+            change(problem or "It happened on another rank.")
+
+    def update(self, lr_scale: float, is_good: Tensor, step: int) -> None:
+        """Take the optimizer step. A smaller micro-batch would not help here: activations are already freed."""
+        try:
+            self.optimizer.step(lr_scale, is_good, num_steps=step)
+        except torch.OutOfMemoryError as exc:
+            peak = torch.cuda.max_memory_allocated(self.s.device) if self.s.device.type == "cuda" else 0
+            raise FatalError(
+                what=f"Out of memory in the optimizer step (peak {peak / 2**30:.1f} GiB).",
+                why=str(exc).splitlines()[0],
+                fix=what_else(dataclasses.replace(self.phase, recompute="all"), "take a smaller model"),
+            ) from exc
+
+    def _shrink(self, problem: str) -> None:
+        """Lower the micro-batch, keeping the batch size.
+
+        Raises if the run file sets it, or if it is already one row.
+        """
+        peak = torch.cuda.max_memory_allocated(self.s.device) if self.s.device.type == "cuda" else 0
+        lower = lower_micro_batch(self.micro_batch, self.num_rows)
+        if self.phase.micro_batch or lower >= self.micro_batch:
+            raise FatalError(
+                what=f"Out of memory at a micro-batch of {self.micro_batch} rows (peak {peak / 2**30:.1f} GiB).",
+                why=problem,
+                fix=f"Set micro_batch: {lower} in the phase (same batch size), or 0 to let homing choose."
+                if self.micro_batch > 1
+                else what_else(self.phase, "lower model.context"),
+            )
+        if self.s.device.type == "cuda":
+            free_memory()
+        text = f"Out of memory: micro-batch {self.micro_batch} -> {lower} rows; the batch size stays the same."
+        self.tell("micro_batch_lowered", text, notice=True, why=problem)
+        self.micro_batch = lower

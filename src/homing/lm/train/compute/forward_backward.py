@@ -1,0 +1,335 @@
+"""Forward and backward of a micro-batch: eagerly, or as one CUDA graph where kernel launches are the bottleneck.
+
+    plain     rows -> loss -> gradients, kernel by kernel
+    graph     rows into buffers -> one launch -> loss and gradients in buffers; the same kernels, so the same numbers
+
+    decide    after the first step, when everything is compiled: time a few passes and discard their gradients. If
+              launching takes the host most of the time, capture a graph, compare its result with the plain pass and
+              time it too; keep the faster one and report it
+    begin     at each step: use gradient buffers at fixed addresses; capture a graph for any shape seen a second time
+    run       one micro-batch
+
+A small micro-batch is a long sequence of short kernels, and launching them can take longer than running them; a graph
+is launched at once. The host decides nothing during a replay, so passes that need per-pass decisions on the host cannot
+be captured. A graph's memory cannot be used by anything else. Knows nothing of steps, checkpoints or optimizers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from homing.errors import UsageError
+from homing.lm.cuda_graphs import WARM, Graphs
+from homing.lm.device import describe_device
+from homing.lm.model import Decoder
+from homing.lm.train.compute.batch import Batch
+from homing.lm.train.metrics import Tell
+from homing.lm.train.stop_requests import FatalError
+
+__all__ = ["Card", "Passes", "Timing", "card_of", "check_graphs"]
+
+_HOST_BOUND = 0.75  # share of a pass that the host spends launching it; above this the GPU waits for the host
+_WORTH = 0.9  # a graph must take at most this share of the plain time; otherwise it is not worth its memory
+_ROOM = 0.8  # of the GPU's memory at most, counting one pass more than the peak; the rest is for evaluations
+_NUM_TIMINGS = 5
+# Allowed relative difference of loss and gradients to the plain pass: bf16 sums in another order differ by far less,
+# stale rows by more.
+_MOST_ERROR = 0.01
+_LEAST_LOSS = 0.01  # a loss closer to zero, as in rl, is dominated by rounding
+Shape = tuple[tuple[int, ...], bool, bool]
+
+
+@dataclass(frozen=True)
+class Timing:
+    host_s: float  # until everything was launched
+    whole_s: float  # until the GPU was done
+
+
+class Card(Graphs):
+    """The CUDA operations that `Passes` needs; tests substitute their own."""
+
+    def timing(self, run: Callable[[], object]) -> Timing:
+        torch.cuda.synchronize(self._device)
+        begun = time.perf_counter()
+        run()
+        handed = time.perf_counter()
+        torch.cuda.synchronize(self._device)
+        return Timing(handed - begun, time.perf_counter() - begun)
+
+    def has_room(self) -> bool:
+        """Return whether one more pass fits next to the peak memory so far.
+
+        While a graph keeps its memory, the optimizer and evaluations need theirs, and so does a plain pass if capturing
+        fails.
+        """
+        free, _ = torch.cuda.mem_get_info(self._device)
+        ours = free + torch.cuda.memory_reserved(self._device)
+        peak, now = torch.cuda.max_memory_allocated(self._device), torch.cuda.memory_allocated(self._device)
+        return peak + (peak - now) <= _ROOM * ours
+
+
+def card_of(device: torch.device) -> Card | None:
+    return Card(device) if device.type == "cuda" else None
+
+
+def check_graphs(asked: str, device: torch.device) -> None:
+    """Raise UsageError if graphs are `on` but the device does not support them; called before anything is loaded."""
+    if asked == "on" and card_of(device) is None:
+        raise UsageError(
+            what=f"train.graphs: on needs a CUDA GPU, but this is {describe_device(device)}.",
+            why="Only CUDA can capture a pass as a graph.",
+            fix="--set train.graphs=auto   or   --set train.graphs=off",
+        )
+
+
+class Passes:
+    """Runs the micro-batches of one phase. `asked`: auto | on | off."""
+
+    def __init__(self, model: Decoder, device: torch.device, asked: str, tell: Tell, num_ranks: int = 1) -> None:
+        self.picked = ""  # on | off once decided; stored in checkpoints
+        self.has_tried = False  # whether anything was timed or captured
+        self._model, self._asked, self._tell, self._num_ranks = model, asked, tell, num_ranks
+        self._card = card_of(device)
+        self._is_on = False
+        self._graphs: dict[Shape, _Graph] = {}
+        self._seen: set[Shape] = set()
+        self._plain_ones: set[Shape] = set()  # shapes that are not captured, which was reported
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
+
+    def settle(self, kept: str) -> None:
+        """Reuse an earlier decision. `kept`: the one made on the same GPU model, or ""."""
+        self.picked = kept if self._asked == "auto" else ""
+
+    def run(self, piece: Batch) -> Tensor:
+        """Add the gradients of a micro-batch; return its loss, in a buffer that the next pass may overwrite."""
+        graph = self._graphs.get(_shape(piece))
+        return self._plain(piece) if graph is None else graph.run(piece)
+
+    def begin(self, micro_batches: Sequence[Batch]) -> None:
+        """Call before the first micro-batch of a step, while gradients are None."""
+        if not self._is_on:
+            return
+        for piece in micro_batches:
+            shape = _shape(piece)
+            if shape in self._graphs or shape in self._plain_ones:
+                continue
+            if shape not in self._seen:
+                self._seen.add(shape)
+            elif problem := self._why_not(piece):
+                self._plain_ones.add(shape)
+                self._leave(f"Micro-batches of {shape[0][0]} x {shape[0][1]} tokens", problem)
+            elif not self._capture(piece):
+                return
+        self._attach()
+
+    def decide(self, piece: Batch) -> None:
+        """Decide between two steps, using a micro-batch like those to come. Its gradients are discarded."""
+        if self._card is None or self._asked == "off" or self.picked == "off":
+            return
+        if problem := self._why_not(piece):
+            self._leave("Micro-batches", problem)
+            return
+        self.has_tried = True
+        if self._asked == "on" or self.picked == "on":
+            if self._capture(piece):
+                self._settle_on("Each micro-batch runs as one CUDA graph.")
+        else:
+            self._race(self._card, piece)
+        self._detach()
+
+    def forget(self) -> None:
+        """Free all graphs and buffers; shapes that occur again are captured again."""
+        self._detach()
+        self._gradients = []
+        self._graphs.clear()
+        if self._card is not None:
+            self._card.forget()
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    def _why_not(self, piece: Batch) -> str:
+        """Return why a micro-batch cannot be captured as a graph, or "".
+
+        Reasons: decisions on the host in each pass, untested combinations, or too little memory.
+        """
+        lora = self._model.lora
+        if self._num_ranks > 1:
+            return f"it is not tested with several GPUs, and this run uses {self._num_ranks}"
+        if lora is not None and lora.dropout:
+            return "the host draws a new dropout mask for each of them"
+        if piece.segments_RT is not None and self._model.has_flex:
+            return "the host builds new FlexAttention block masks for each of them"
+        assert self._card is not None, "asked without a card"
+        if not self._card.has_room():
+            return f"they would hold the memory of a pass, and {1 - _ROOM:.0%} of GPU memory must stay free"
+        return ""
+
+    def _race(self, card: Card, piece: Batch) -> None:
+        self._attach()
+        plain = _median_timing(card, lambda: self._plain(piece))
+        without = f"{_ms(plain.whole_s)} without CUDA graphs, {_ms(plain.host_s)} of it launching kernels"
+        if plain.host_s < _HOST_BOUND * plain.whole_s:
+            self.forget()
+            self._settle_off(f"A micro-batch takes {without}: the GPU does not wait for the host.", plain)
+            return
+        if not self._capture(piece):
+            return
+        captured = _median_timing(card, lambda: self.run(piece))
+        if captured.whole_s > _WORTH * plain.whole_s:
+            self.forget()
+            self._settle_off(
+                f"A micro-batch takes {without}, but {_ms(captured.whole_s)} as a CUDA graph.", plain, captured
+            )
+            return
+        text = f"Each micro-batch runs as one CUDA graph: {_ms(captured.whole_s)}, compared with {without}."
+        self._settle_on(text, plain, captured)
+
+    def _capture(self, piece: Batch) -> bool:
+        """Capture a graph, leaving meaningless gradients. False: it failed, and everything is as before."""
+        assert self._card is not None, "captured without a card"
+        graph: _Graph | None = None
+        try:
+            self._attach()
+            graph = _Graph(self._card, self._model, piece)
+            problem = self._compare(graph, piece)
+        except Exception as exc:  # an operation that cannot be captured, the compiler, memory: many kinds of errors
+            problem = f"{type(exc).__name__}: {(str(exc).strip().splitlines() or [''])[0][:300]}"
+        # Outside the `except`, so that the exception no longer holds the memory of the failed pass.
+        if graph is not None and not problem:
+            self._graphs[_shape(piece)] = graph
+            return True
+        graph = None
+        self.forget()
+        if self._asked == "on":
+            raise FatalError(
+                what="Capturing a micro-batch as a CUDA graph failed.",
+                why=problem,
+                fix="Set train.graphs: off (same results), or auto to continue without them when it fails.",
+            )
+        self._is_on, self.picked = False, "off"
+        text = f"warning: CUDA graphs failed; training continues without them. {problem}"
+        self._tell("graphs_failed", text, notice=True)
+        return False
+
+    def _compare(self, graph: _Graph, piece: Batch) -> str:
+        """Compare the graph with the plain pass, on rows other than those captured (the same rows reversed).
+
+        "": they agree.
+        """
+        other = _with_tensors(piece, [tensor.flip(1) for tensor in _tensors(piece)])
+        found = []
+        for run in (self._plain, graph.run):
+            self._attach()
+            loss = run(other).float()
+            norms = torch.stack(torch._foreach_norm([gradient for _, gradient in self._gradients]))
+            # A diverged model may have NaNs here; ending its run is up to the loop.
+            found.append([torch.nan_to_num(each, 0.0, 0.0, 0.0) for each in (loss.clone(), norms)])
+        (loss, norms), (graph_loss, graph_norms) = found
+        error = (graph_norms - norms).norm() / norms.norm().clamp(min=1e-30)
+        error = torch.maximum(error, (graph_loss - loss).abs() / loss.abs().clamp(min=_LEAST_LOSS))
+        return "" if float(error) <= _MOST_ERROR else f"It differs from the plain pass by {float(error):.1%}."
+
+    def _settle_on(self, text: str, *timings: Timing) -> None:
+        self._is_on, self.picked = True, "on"
+        self._tell_picked(text, timings)
+
+    def _settle_off(self, text: str, *timings: Timing) -> None:
+        self._is_on, self.picked = False, "off"
+        self._tell_picked(text, timings)
+
+    def _tell_picked(self, text: str, timings: Sequence[Timing]) -> None:
+        seconds: dict[str, Any] = dict(
+            zip(("plain_s", "graph_s"), (timing.whole_s for timing in timings), strict=False)
+        )
+        self._tell("graphs_picked", text, notice=True, graphs=self.picked, **seconds)
+
+    def _leave(self, what: str, problem: str) -> None:
+        self._tell("graphs_left", f"{what} are not captured as CUDA graphs: {problem}.", notice=True)
+
+    # -- computing ---------------------------------------------------------------------------------------------------
+
+    def _plain(self, piece: Batch) -> Tensor:
+        loss = piece.loss(self._model)
+        loss.backward()
+        return loss.detach()
+
+    def _attach(self) -> None:
+        """Point gradients at their buffers and zero them: a replay adds to the memory it was captured with."""
+        if not self._gradients:
+            trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            self._gradients = [(parameter, torch.zeros_like(parameter)) for parameter in trained]
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        torch._foreach_zero_([gradient for _, gradient in self._gradients])
+
+    def _detach(self) -> None:
+        for parameter, _ in self._gradients:
+            parameter.grad = None
+
+
+class _Graph:
+    """One captured pass for one shape, with its input and output buffers."""
+
+    def __init__(self, card: Card, model: Decoder, piece: Batch) -> None:
+        rows = [tensor.clone(memory_format=torch.contiguous_format) for tensor in _tensors(piece)]
+        self._rows = dataclasses.replace(_with_tensors(piece, rows), figures={}, notices=())
+        self._count = torch.ones((), device=model.device)
+        self._loss = torch.zeros((), device=model.device)
+        self._fill(piece)
+        mine, count, found = self._rows, self._count, self._loss
+
+        def compute() -> None:
+            loss = mine.loss(model, count)
+            loss.backward()
+            found.copy_(loss.detach())
+
+        self._replay = card.capture(compute)
+
+    def run(self, piece: Batch) -> Tensor:
+        self._fill(piece)
+        self._replay()
+        return self._loss
+
+    def _fill(self, piece: Batch) -> None:
+        for mine, source in zip(_tensors(self._rows), _tensors(piece), strict=True):
+            mine.copy_(source, non_blocking=True)
+        # It differs in each step, so it must be a tensor: a Python number would be captured as a constant.
+        self._count.fill_(float(max(1, piece.num_targets)))
+
+
+def _shape(piece: Batch) -> Shape:
+    return tuple(piece.ids_RT.shape), piece.segments_RT is not None, piece.weights_RT is not None
+
+
+def _tensors(piece: Batch) -> list[Tensor]:
+    every = (piece.ids_RT, piece.targets_RT, piece.segments_RT, piece.weights_RT)
+    return [tensor for tensor in every if tensor is not None]
+
+
+def _with_tensors(piece: Batch, tensors: Sequence[Tensor]) -> Batch:
+    """Return the batch with its tensors replaced, in the order of `_tensors`."""
+    ids, targets, *rest = tensors
+    return dataclasses.replace(
+        piece,
+        ids_RT=ids,
+        targets_RT=targets,
+        segments_RT=None if piece.segments_RT is None else rest[0],
+        weights_RT=None if piece.weights_RT is None else rest[-1],
+    )
+
+
+def _median_timing(card: Card, run: Callable[[], object]) -> Timing:
+    for _ in range(WARM):
+        run()
+    return sorted((card.timing(run) for _ in range(_NUM_TIMINGS)), key=lambda timing: timing.whole_s)[_NUM_TIMINGS // 2]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"

@@ -1,0 +1,153 @@
+"""The ranks: processes that train one model together, one per GPU, and their communication.
+
+    agree           broadcast rank 0's decisions: where to end, whether to stop, the micro-batch size
+    worst           the maximum of a status code over all ranks, before all of them act on it
+    add_up          all-reduce of gradients and losses: sums, as each loss is already a fraction of the whole step's
+    share, gather   each rank's part of the Muon matrices, and the results to all
+
+Every rank holds the same weights and optimizer state, so rank 0 alone writes checkpoints, and a run can resume with a
+different number of ranks. Decisions travel between hosts (gloo) and never wait for a GPU; gradients travel between GPUs
+(NCCL) where there are any. With a single rank, the usual case, nothing is sent or waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from homing.errors import RunFailed
+from homing.lm.train.distributed.start_ranks import COUNT, MEET, RANK
+
+__all__ = ["ALONE", "Ranks", "joined_ranks"]
+
+# Rank 0 evaluates and saves while the others wait; stall detection reacts much sooner than this.
+_TIMEOUT = datetime.timedelta(hours=2)
+_BUCKET_BYTES = 64 * 2**20  # small gradients are reduced together
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int = 0
+    count: int = 1
+
+    @staticmethod
+    def from_env() -> Ranks:
+        """Return this process's rank from the environment that `launch` sets, or a single rank.
+
+        Does not communicate.
+        """
+        return Ranks(int(os.environ.get(RANK, "0")), int(os.environ.get(COUNT, "1")))
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0 decides, reports and writes."""
+        return self.rank == 0
+
+    def agree(self, value: Value) -> Value:
+        """Return rank 0's value on every rank."""
+        if self.count == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def worst(self, number: int, *, within_s: float = 0.0) -> int:
+        """Return the maximum of `number` over all ranks.
+
+        Raises RunFailed if a rank does not answer within `within_s` seconds; 0: the timeout of the process group.
+        """
+        if self.count == 1:
+            return number
+        held, begun = torch.tensor(number, device="cpu"), time.monotonic()
+        work = dist.all_reduce(held, op=dist.ReduceOp.MAX, async_op=True)
+        try:
+            work.wait(datetime.timedelta(seconds=within_s)) if within_s else work.wait()
+        except RuntimeError as exc:
+            if not within_s or time.monotonic() - begun < within_s:
+                raise  # another rank is gone; the launcher reports the cause
+            raise RunFailed(
+                what=f"Another rank has not responded for {within_s / 60:.0f} minutes.",
+                why="It is still compiling, or it hangs.",
+                fix="Start the run again; if it happens again, set train.compile: off.",
+            ) from exc
+        return int(held)
+
+    def add_up(self, model: nn.Module, total: Tensor) -> None:
+        """Replace gradients and `total` by their sums over all ranks, in place."""
+        if self.count == 1:
+            return
+        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        for bucket in _buckets(grads):
+            flat = torch.cat([grad.flatten() for grad in bucket]) if len(bucket) > 1 else bucket[0]
+            dist.all_reduce(flat)
+            if len(bucket) > 1:
+                parts = flat.split([grad.numel() for grad in bucket])
+                torch._foreach_copy_(bucket, [part.view_as(grad) for part, grad in zip(parts, bucket, strict=True)])
+        dist.all_reduce(total)
+
+    def share(self, num: int) -> slice:
+        """Return this rank's part of `num` equal items; the last ranks may get fewer than the others."""
+        each = -(-num // self.count)
+        return slice(min(num, self.rank * each), min(num, (self.rank + 1) * each))
+
+    def gather(self, mine: Tensor, num: int, *, is_rehearsed: bool = False) -> Tensor:
+        """Return all `num` items, concatenated along the first dimension from each rank's `mine`.
+
+        `is_rehearsed`: return zeros of that shape without communicating.
+        """
+        if self.count == 1:
+            return mine
+        each = -(-num // self.count)
+        padded = mine.new_zeros(each, *mine.shape[1:])
+        padded[: len(mine)] = mine
+        whole = mine.new_empty(each * self.count, *mine.shape[1:])
+        if is_rehearsed:
+            whole.zero_()
+        else:
+            dist.all_gather_into_tensor(whole, padded)
+        return whole[:num]
+
+
+ALONE = Ranks()
+
+
+@contextlib.contextmanager
+def joined_ranks(*, is_cuda: bool) -> Iterator[Ranks]:
+    """Join the process group for the duration of the context; waits until all ranks are there."""
+    ranks = Ranks.from_env()
+    if ranks.count == 1:
+        yield ranks
+        return
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if is_cuda else "gloo", init_method=f"file://{os.environ[MEET]}",
+        rank=ranks.rank, world_size=ranks.count, timeout=_TIMEOUT,
+    )  # fmt: skip
+    try:
+        yield ranks
+    finally:
+        dist.destroy_process_group()
+
+
+def _buckets(grads: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Group gradients in the same order on every rank; one as large as a bucket is reduced alone, without a copy."""
+    bucket: list[Tensor] = []
+    size = 0
+    for grad in grads:
+        num_bytes = grad.numel() * grad.element_size()
+        if bucket and size + num_bytes > _BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(grad)
+        size += num_bytes
+    if bucket:
+        yield bucket

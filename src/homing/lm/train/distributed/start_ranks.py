@@ -1,0 +1,259 @@
+"""Starts and watches one trainer process per GPU, for training on several GPUs of one machine.
+
+    how many   train.num_ranks, or one per GPU; the rows of a step must be divisible by it
+    start      this same program once per rank, with its rank and the rendezvous file in environment variables
+    watch      signals go to rank 0, which decides for all; the first rank that fails ends the others,
+               and its last lines of stderr are shown
+
+This process computes nothing and never imports torch, so it survives whatever a GPU does to its rank. A rank ends
+itself when this process is gone: it holds the read end of a pipe that is never written to.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from homing.errors import RunFailed, UsageError
+from homing.wire import codec, file_names
+from homing.wire.event_lines import Outcome
+from homing.wire.run_json import Run
+
+__all__ = ["COUNT", "EXIT_LEFT_ALONE", "MEET", "RANK", "count_cards", "pick_num_ranks", "run_ranks", "watch_starter"]
+
+# Exit code of a rank that failed only because another rank was gone: its own error would hide the cause.
+EXIT_LEFT_ALONE = 79
+# Environment variables of each rank: its number, the number of ranks, the rendezvous file.
+RANK, COUNT, MEET = "HOMING_RANK", "HOMING_NUM_RANKS", "HOMING_RANKS_MEET"
+_LOOK_EVERY_S = 0.1
+_SETTLE_S = 5.0  # time in which the other ranks fail too, once one is gone
+_END_S = 20.0
+_LAST_LINES = 60
+
+
+def pick_num_ranks(run: Run, num_cards: int, say: Callable[[str], None]) -> int:
+    """Return the configured number of ranks, or one per GPU.
+
+    If the rows of a step are not divisible by it: raises UsageError if it was configured, else uses fewer and warns.
+    """
+    wanted = run.train.num_ranks or (max(1, num_cards) if run.train.device in ("auto", "cuda") else 1)
+    steps = {phase.kind: phase.batch_tokens // run.model.context for phase in run.phases}
+
+    def does_fit(count: int) -> bool:
+        return all(rows % count == 0 for rows in steps.values())
+
+    if does_fit(wanted):
+        return wanted
+    lower = next(count for count in range(wanted, 0, -1) if does_fit(count))
+    why = ", ".join(f"{kind} has {rows:,} rows per step" for kind, rows in steps.items())
+    if run.train.num_ranks:
+        raise UsageError(
+            what=f"The rows of a step cannot be divided among {wanted} ranks.",
+            why=why,
+            fix=f"Set train.ranks: {lower}, or batch_tokens to a multiple of {wanted} x model.context.",
+        )
+    say(f"warning: using {lower} of {wanted} GPUs: {why}, which is not divisible by {wanted}.")
+    return lower
+
+
+def count_cards() -> int:
+    """Return the number of CUDA GPUs that a program started here would see; 0 without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    try:
+        output = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in output.stdout.splitlines())
+
+
+@dataclass
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    words: collections.deque[str]  # its last lines on stderr
+    reader: threading.Thread
+    note: Path | None = None  # file in which it records the time of its error
+
+
+def run_ranks(run_dir: Path, count: int) -> int:
+    """Run `count` ranks and return the run's exit code.
+
+    Rank 0 writes outcome.json, or this process if another failed first.
+    """
+    with tempfile.TemporaryDirectory(prefix="homing-ranks-") as folder:
+        kept_end, given_end = os.pipe()
+        ranks: list[_Rank] = []
+        try:
+            # The write end of the pipe stays here, unused: it closes when this process ends in any way.
+            for number in range(count):
+                ranks.append(_start(run_dir, number, count, Path(folder) / "meet", kept_end))
+            os.close(kept_end)
+            with _forwarding(ranks[0].process):
+                culprit = _watch(ranks)
+            return _tell(run_dir, ranks, culprit)
+        finally:
+            _end(ranks)
+            os.close(given_end)
+
+
+def watch_starter() -> None:
+    """Start a thread that ends this process when its parent is gone.
+
+    A rank exits at once, because its parent can no longer collect it. A trainer started by `homing train` ends as after
+    `homing stop`, with a checkpoint.
+    """
+    starter_fd = os.environ.get(file_names.STARTER_FD_ENV)
+    if starter_fd is None:
+        return
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(int(starter_fd), 1)
+        if RANK in os.environ:
+            os._exit(EXIT_LEFT_ALONE)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="starter", daemon=True).start()
+
+
+def _start(run_dir: Path, number: int, count: int, meet: Path, alive_fd: int) -> _Rank:
+    env = os.environ | {
+        RANK: str(number), COUNT: str(count), MEET: str(meet), file_names.STARTER_FD_ENV: str(alive_fd),
+    }  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "homing.lm.train", str(run_dir)], env=env, pass_fds=[alive_fd],
+        stdout=None if number == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE,
+        # Ctrl-C reaches only this process, which forwards it once; receiving it twice would mean "exit now".
+        start_new_session=True,
+    )  # fmt: skip
+    words: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+    reader = threading.Thread(target=_listen, args=(process, words), daemon=True)
+    reader.start()
+    return _Rank(number, process, words, reader, _note(meet, number))
+
+
+def _listen(process: subprocess.Popen[bytes], words: collections.deque[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        words.append(line.decode(errors="replace").rstrip("\n"))
+
+
+@contextlib.contextmanager
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    def forward(number: int, frame: object) -> None:
+        with contextlib.suppress(OSError):
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(ranks: list[_Rank]) -> _Rank | None:
+    """Wait for all ranks. Return None if all ended well, else the rank that failed first and not because of another."""
+    good = (file_names.EXIT_DONE, file_names.EXIT_STOPPED)
+    ended: dict[int, float] = {}
+
+    def look() -> None:
+        for rank in ranks:
+            if rank.process.poll() is not None:
+                ended.setdefault(rank.number, time.time())
+
+    while True:
+        look()
+        codes = [rank.process.poll() for rank in ranks]
+        if any(code is not None and code not in good for code in codes):
+            break
+        if all(code is not None for code in codes):
+            return None
+        time.sleep(_LOOK_EVERY_S)
+    deadline = time.monotonic() + _SETTLE_S
+    while time.monotonic() < deadline and any(rank.process.poll() is None for rank in ranks):
+        time.sleep(_LOOK_EVERY_S)
+        look()
+    look()
+    failed = [rank for rank in ranks if rank.process.poll() not in (None, *good)]
+    alone = [rank for rank in failed if rank.process.returncode != EXIT_LEFT_ALONE]
+    return min(alone or failed, key=lambda rank: min(ended[rank.number], _failed_at(rank)))
+
+
+def _failed_at(rank: _Rank) -> float:
+    """Return the time that the rank recorded for its error; infinity if none, as after a kill."""
+    try:
+        return float(rank.note.read_text(encoding="ascii")) if rank.note is not None else math.inf
+    except (OSError, ValueError):
+        return math.inf
+
+
+def note_failure() -> None:
+    """In a rank: record the time of its error at once, before ranks that depend on it fail as well."""
+    meet, number = os.environ.get(MEET), os.environ.get(RANK)
+    if meet and number:
+        with contextlib.suppress(OSError):
+            _note(Path(meet), int(number)).write_text(repr(time.time()), encoding="ascii")
+
+
+def _note(meet: Path, number: int) -> Path:
+    return meet.with_name(f"failed-{number}")
+
+
+def _tell(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
+    if culprit is None:
+        return int(ranks[0].process.returncode)
+    _end(ranks)
+    code = int(culprit.process.returncode)
+    for line in culprit.words:
+        sys.stderr.write(f"{line}\n")
+    if culprit.number == 0 and code > 0:
+        return file_names.EXIT_FAILED  # rank 0 has already reported everything
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    last = next((line for line in reversed(culprit.words) if line.strip()), "it printed nothing")
+    error = RunFailed(
+        what=f"Rank {culprit.number} of {len(ranks)} {how}; the others were stopped.",
+        why=last,
+        fix="Run the same command again to resume from the last checkpoint.",
+    )
+    _write_failure(run_dir, str(error))
+    raise error
+
+
+def _write_failure(run_dir: Path, reason: str) -> None:
+    """Write outcome.json, replacing what rank 0 may have written about losing its peers."""
+    path, temporary = run_dir / file_names.OUTCOME, run_dir / f".{file_names.OUTCOME}.aside"
+    try:
+        before = codec.loads(Outcome, path.read_bytes())
+    except (OSError, ValueError):
+        before = Outcome("failed", "", file_names.EXIT_FAILED)
+    outcome = Outcome(
+        "failed", reason, file_names.EXIT_FAILED, phase=before.phase, step=before.step, t=time.time(), is_final=False
+    )
+    with contextlib.suppress(OSError):  # disk full: the exit code and the last line still report the failure
+        temporary.write_text(codec.dumps(outcome, indent=1), encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def _end(ranks: list[_Rank]) -> None:
+    for rank in ranks:
+        if rank.process.poll() is None:
+            rank.process.kill()
+    for rank in ranks:
+        rank.process.wait(timeout=_END_S)
+        rank.reader.join(timeout=_END_S)
+        if rank.process.stderr is not None:
+            rank.process.stderr.close()

@@ -1,0 +1,75 @@
+"""Applies and reports the decisions of `landing.Pilot`: a landing starts, moves, is called off, or ends.
+
+`landing` computes and knows nothing of the run; this module turns its decisions into training state and messages. It
+stores no training state: the loop passes it in and takes it back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from homing.lm.train.checkpoints.checkpoint_files import TrainState
+from homing.lm.train.landing import Pace, Pilot, describe_change
+from homing.lm.train.metrics import Tell
+from homing.lm.train.stop_requests import ControlRequests, Stop
+from homing.wire.run_json import Phase
+
+__all__ = ["LandingController", "cancel_landing"]
+
+_NEWS = 0.05  # report a moved end only if it changes by this fraction; small moves would fill the log
+
+
+class LandingController:
+    def __init__(self, phase: Phase, later: list[Phase], pace: Pace, requests: ControlRequests, tell: Tell) -> None:
+        self.phase, self.pace, self.requests, self.tell = phase, pace, requests, tell
+        later_tokens = sum(other.num_steps * other.batch_tokens for other in later)
+        self.pilot = Pilot(phase, pace, later_tokens=later_tokens, num_later=len(later))
+        self._reported_end = 0  # the end step reported last
+
+    def resume(self, state: TrainState) -> tuple[bool, TrainState]:
+        """Decide what to do with a landing when resuming.
+
+        True: it is complete, and there is no time for a longer run.
+        """
+        landing = state.landing
+        if landing is None:
+            return False, state
+        if self.pilot.is_worth_going_on(state.step, landing, self.requests.left_s()):
+            text = f"The landing at step {landing.end_step:,} is cancelled: there is time to continue."
+            self.tell("landing_called_off", text, notice=True, end_step=landing.end_step)
+            return False, cancel_landing(state)
+        return state.step >= landing.end_step, state
+
+    def look(self, state: TrainState) -> TrainState:
+        """Set an earlier end if, at the measured speed, the planned one does not fit before the deadline."""
+        left_s = self.requests.left_s()
+        landing, change = self.pilot.look(state.step, state.landing, state.warm_from, left_s, time.monotonic())
+        if change and change.kind == "called_off":
+            state = cancel_landing(state)
+        elif landing != state.landing:
+            state = dataclasses.replace(state, landing=landing)
+        if change and (change.kind != "moved" or abs(change.end_step - self._reported_end) > _NEWS * change.end_step):
+            self._reported_end = change.end_step
+            data = dataclasses.asdict(change) | {"num_steps": self.phase.num_steps, "step_s": self.pace.step_s}
+            data.pop("kind")
+            self.tell(
+                f"landing_{change.kind}", describe_change(change, self.phase, self.requests.why()), notice=True, **data
+            )
+        return state
+
+    def landed(self, step: int) -> Stop:
+        of, why = self.phase.num_steps, self.requests.why()
+        # The user's machine recognizes a limit by the word "limit" in this text, whichever deadline it was.
+        reason = f"Landed at step {step:,} of {of:,}, within the limit ({why}): a finished model, with less training."
+        self.tell("landed", reason, notice=True, end_step=step, num_steps=of, needs_s=self.pilot.needs_s(step))
+        return Stop("landed", reason)
+
+
+def cancel_landing(state: TrainState) -> TrainState:
+    """Return the state with its landing cancelled and a new warmup from the current step.
+
+    Training continues from the current weights, so nothing is thrown away (docs/development/log.md, going on). The
+    learning rate warms up again, because the optimizer has adapted to small steps.
+    """
+    return dataclasses.replace(state, landing=None, warm_from=state.step)

@@ -1,0 +1,239 @@
+"""Optimizer state on the GPU, or offloaded to host memory and streamed through the GPU in each step.
+
+    Place      state on the device of the parameters
+    HostPlace  state in pinned host memory, copied to the GPU and back one load at a time:
+
+        host --in--> GPU, stepped, --out--> host         load 3 comes in | load 2 is stepped | load 1 goes out
+
+Optimizer state is used once per step and never by forward or backward, so the GPU need not hold it in between. The
+result is bit-identical: a load is a whole group of Muon matrices, or a chunk of what AdamW updates element by element.
+Copies in and out have their own streams and synchronize with the computing stream by events; the host waits for
+nothing. Checkpoints are identical too, so a run can resume with its state in either place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from homing.errors import RunFailed
+from homing.units import format_bytes
+
+__all__ = ["AT_A_TIME", "HostPlace", "Load", "Now", "Place", "Span", "cut"]
+
+AT_A_TIME = 2**24  # elements that AdamW steps at a time; a multiple of adam8's block
+# torch rounds pinned allocations up to a power of two, which would waste a third on average if each tensor were
+# allocated separately. Therefore tensors share slabs, and slabs grow with the total: the last one is never a large
+# part.
+_SLAB_BYTES = (2**26, 2**30)
+_SLAB_SHARE = 1 / 4
+_ALIGN_BYTES = 512  # as torch aligns GPU memory
+
+
+@dataclass(frozen=True)
+class Now:
+    """The values of the current step that all parameter groups need."""
+
+    lr_scale: float
+    step_count: Tensor  # includes this step, if it is good
+    is_good: Tensor  # 0-dim tensor on the device, 1 or 0; with 0 nothing changes
+    num_steps: int = 0  # steps of the run so far
+    is_rehearsed: bool = False  # for compilation only: ranks do not communicate
+
+
+@dataclass(frozen=True)
+class Load:
+    """State that is on the device at the same time, and the function that steps it there in place."""
+
+    states: list[Tensor]
+    step: Callable[[Sequence[Tensor], Now], None]
+    is_away: bool = False  # `states` are in host memory; `step` gets copies of them on the device
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(state.numel() * state.element_size() for state in self.states)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A parameter of a group, or a range of its flattened elements."""
+
+    index: int
+    stretch: slice | None = None
+
+    def of(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.cut(tensors[self.index])
+
+    def cut(self, whole: Tensor) -> Tensor:
+        return whole if self.stretch is None else whole.reshape(-1)[self.stretch]
+
+
+def cut(parameters: Sequence[Tensor], most: int) -> list[list[Span]]:
+    """Split all parameters into parts of at most `most` elements; a large parameter is split at multiples of `most`."""
+    parts: list[list[Span]] = []
+    size = 0
+    for index, parameter in enumerate(parameters):
+        # Flattening a non-contiguous parameter would copy it, and stepping the copy would change nothing.
+        assert parameter.is_contiguous(), f"a parameter of {tuple(parameter.shape)} does not lie in one piece"
+        for start in range(0, parameter.numel(), most):
+            stop = min(start + most, parameter.numel())
+            if not parts or size + stop - start > most:
+                parts.append([])
+                size = 0
+            parts[-1].append(Span(index, slice(start, stop)))
+            size += stop - start
+    return parts
+
+
+class Place:
+    """Keeps optimizer state on the device."""
+
+    is_away = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def full(self, shape: Sequence[int], value: float, dtype: torch.dtype) -> Tensor:
+        """Allocate state with the same initial value everywhere."""
+        return torch.full(tuple(shape), value, dtype=dtype, device=self.device)
+
+    def pass_over(self, loads: Sequence[Load]) -> Iterator[tuple[Load, list[Tensor]]]:
+        """Yield each load with its tensors on the device. In-place changes made before the next iteration are kept."""
+        for load in loads:
+            assert not load.is_away, "state of the host, and nobody who brings it"
+            yield load, load.states
+
+    def settle(self) -> None:
+        """Wait until the host may read or write the state."""
+
+
+class HostPlace(Place):
+    """Keeps optimizer state in host memory. `device` is the GPU; with a CPU (for tests) nothing is pinned."""
+
+    is_away = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.num_bytes = 0  # of all slabs
+        self._slabs: list[tuple[Tensor, int]] = []  # slab, and bytes used of it
+        self._lanes = _Lanes(device) if device.type == "cuda" else None
+
+    def full(self, shape: Sequence[int], value: float, dtype: torch.dtype) -> Tensor:
+        taken = self._take(math.prod(shape) * dtype.itemsize)
+        return taken.view(dtype).view(tuple(shape)).fill_(value)
+
+    def pass_over(self, loads: Sequence[Load]) -> Iterator[tuple[Load, list[Tensor]]]:
+        """Yield loads that are on the device already, then the offloaded ones, largest first.
+
+        In this order the largest one overlaps in memory with only one other.
+        """
+        away = sorted((load for load in loads if load.is_away), key=lambda load: -load.num_bytes)
+        try:
+            coming = self._bring(away[0]) if away else None
+            for load in loads:  # while the first one is copied in
+                if not load.is_away:
+                    yield load, load.states
+            gone: _Visit | None = None
+            for number, load in enumerate(away):
+                here = coming
+                assert here is not None
+                coming = self._bring(away[number + 1]) if number + 1 < len(away) else None
+                here.wait()
+                yield load, here.tensors
+                self._send(load, here)
+                if gone is not None:
+                    # Its memory is reused by work on the computing stream, which now waits for the copy out to finish.
+                    gone.wait()
+                gone = here
+        finally:
+            if self._lanes is not None:
+                self._lanes.join()
+
+    def settle(self) -> None:
+        if self._lanes is not None:
+            self._lanes.outward.synchronize()
+
+    def _bring(self, load: Load) -> _Visit:
+        # Allocated on the computing stream, which also frees it; `_Lanes` explains why no other stream can reuse it too
+        # early.
+        tensors = [torch.empty(state.shape, dtype=state.dtype, device=self.device) for state in load.states]
+        return self._copy(load.states, tensors, self._lanes.inward if self._lanes else None, tensors)
+
+    def _send(self, load: Load, visit: _Visit) -> None:
+        sent = self._copy(visit.tensors, load.states, self._lanes.outward if self._lanes else None, visit.tensors)
+        visit.done = sent.done
+
+    def _copy(
+        self, source: Sequence[Tensor], target: Sequence[Tensor], lane: torch.cuda.Stream | None, kept: list[Tensor]
+    ) -> _Visit:
+        if lane is None:
+            for state, mine in zip(source, target, strict=True):
+                mine.copy_(state)
+            return _Visit(kept)
+        lane.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(lane):
+            for state, mine in zip(source, target, strict=True):
+                mine.copy_(state, non_blocking=True)
+            return _Visit(kept, lane.record_event())
+
+    def _take(self, num_bytes: int) -> Tensor:
+        needed = -(-num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+        for number, (slab, used) in enumerate(self._slabs):
+            if slab.numel() - used >= needed:
+                self._slabs[number] = (slab, used + needed)
+                return slab[used : used + num_bytes]
+        least, most = _SLAB_BYTES
+        grown = min(most, max(least, int(_SLAB_SHARE * self.num_bytes)))
+        slab = self._make_slab(max(1 << (grown.bit_length() - 1), 1 << (needed - 1).bit_length()))
+        self._slabs.append((slab, needed))
+        return slab[:num_bytes]
+
+    def _make_slab(self, num_bytes: int) -> Tensor:
+        try:
+            slab = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=self._lanes is not None)
+        except RuntimeError as exc:
+            held, more = format_bytes(self.num_bytes), format_bytes(num_bytes)
+            raise RunFailed(
+                what=f"The host has no memory left for the optimizer state: {held} allocated, {more} more needed.",
+                why=str(exc).splitlines()[0],
+                fix="Use a machine with more memory, or set offload: none in the phase.",
+            ) from exc
+        self.num_bytes += num_bytes
+        return slab
+
+
+@dataclass
+class _Visit:
+    """The device tensors of a load, and the event of the most recent copy: in, then out."""
+
+    tensors: list[Tensor]
+    done: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Make the computing stream wait for the copy; the host does not block."""
+        if self.done is not None:
+            torch.cuda.current_stream(self.tensors[0].device).wait_event(self.done)
+
+
+class _Lanes:
+    """One stream per direction, because a GPU can copy both ways at once.
+
+    Every copy first waits for all work queued on the computing stream so far. So a copy in never overwrites memory that
+    an earlier kernel still uses, and a copy out never reads results before they are computed. Conversely, memory is
+    freed only after the computing stream waits for the copy that used it; `record_stream`, which makes the time of
+    reuse unpredictable, is not needed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.inward, self.outward = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def join(self) -> None:
+        """Order all copies begun so far, even if a step failed in between, before anything computed next."""
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_stream(self.inward)
+        computing.wait_stream(self.outward)

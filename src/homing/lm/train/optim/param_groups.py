@@ -1,0 +1,227 @@
+"""The optimizer: Muon for the 2-D matrices of the blocks, AdamW for everything else.
+
+    parameters                    muon     adamw    learning rate  weight decay
+    2-D matrices of the blocks    Muon     AdamW    lr             weight_decay
+    embedding                     AdamW    AdamW    lr_embedding   none
+    head, or a tied matrix        AdamW    AdamW    lr_head        none
+    norms and biases              AdamW    AdamW    lr_norm        none
+    adapters (method lora)        AdamW    AdamW    lr             weight_decay; none for magnitudes
+
+With `states: int8`, AdamW keeps 8-bit moments for all but small tensors (`adam8`). With `offload`, the state of all but
+small tensors is in host memory and streams through the GPU in each step.
+
+`step` never waits for the device: learning rates are Python numbers, the step counter is a device tensor, and nothing
+is read back. State is saved as named tensors and restored exactly; padding rows of the vocabulary are cut as in the
+weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from homing.errors import DataError
+from homing.lm.model.decoder import Decoder
+from homing.lm.train.distributed.ranks import ALONE, Ranks
+from homing.lm.train.optim.adamw import AdamBase, AdamGroup
+from homing.lm.train.optim.adamw_8bit import BLOCK, LEAST_SIZE, Adam8Group
+from homing.lm.train.optim.muon import EAGER, MuonGroup, compiled_parts
+from homing.lm.train.optim.offload import Load, Now, Place
+from homing.wire.run_json import Optimizer as OptimizerSpec
+
+__all__ = ["Optimizer", "build_optimizer", "clip_gradients", "grad_norm", "state_bytes"]
+
+
+def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, place: Place | None = None) -> Optimizer:
+    """Create the optimizer, with its state on the parameters' current device or in `place`; so move the model first."""
+    place = place or Place(model.device)
+    assert spec.kind in ("muon", "adamw"), f"unknown optimizer {spec.kind!r}"
+    parts: dict[str, list[tuple[str, nn.Parameter]]] = defaultdict(list)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parts[_part(name, parameter, is_tied=model.shape.is_tied)].append((name, parameter))
+    lr = {"block": spec.lr, "embedding": spec.lr_embedding, "head": spec.lr_head, "small": spec.lr_norm}
+    # Learning rates of swift. keep_scales are applied once per layer, so their effect is exponential in depth: a
+    # hundredth.
+    lr |= {"values": 0.5 * spec.lr_embedding, "scalars": spec.lr_scalar, "keep": 0.01 * spec.lr_scalar}
+    lr |= {"adapter": spec.lr, "magnitude": spec.lr}
+    muon: list[MuonGroup] = []
+    if spec.kind == "muon":
+        by_shape: dict[torch.Size, list[tuple[str, nn.Parameter]]] = defaultdict(list)
+        for name, parameter in parts.pop("block", []):
+            by_shape[parameter.shape].append((name, parameter))
+        muon = [MuonGroup(named, spec, ranks, place) for named in by_shape.values()]
+    adam: list[AdamBase] = []
+    for part, named in parts.items():
+        decay = spec.weight_decay if part in ("block", "adapter") else 0.0
+        adam += _adam_groups(named, spec, place, lr=lr[part], decay=decay)
+    return Optimizer(model, muon, adam, place)
+
+
+def state_bytes(model: Decoder, spec: OptimizerSpec) -> int:
+    """Return the size of the state that offloading would keep in host memory, before allocating any."""
+    moment = 1 + 4 / BLOCK if spec.states == "int8" else 4
+    total = 0.0
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if spec.kind == "muon" and _part(name, parameter, is_tied=model.shape.is_tied) == "block":
+            total += 4 * parameter.numel()
+        elif parameter.numel() >= LEAST_SIZE:
+            total += 2 * moment * parameter.numel()
+    return int(total)
+
+
+def _adam_groups(
+    named: list[tuple[str, nn.Parameter]], spec: OptimizerSpec, place: Place, *, lr: float, decay: float
+) -> list[AdamBase]:
+    assert spec.states in ("fp32", "int8"), f"unknown states {spec.states!r}"
+    same: dict[str, Any] = {"lr": lr, "betas": (spec.beta1, spec.beta2), "eps": spec.eps, "decay": decay}
+    small = [(name, parameter) for name, parameter in named if parameter.numel() < LEAST_SIZE]
+    large = [(name, parameter) for name, parameter in named if parameter.numel() >= LEAST_SIZE]
+    if spec.states == "fp32" and not place.is_away:
+        small, large = named, []  # one fused kernel for all
+    groups: list[AdamBase] = []
+    if small:
+        groups.append(AdamGroup(small, **same))
+    if large:
+        kind = Adam8Group if spec.states == "int8" else AdamGroup
+        groups.append(kind(large, **same, place=place))
+    return groups
+
+
+def _part(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
+    if ".adapter." in name:
+        # Not Muon: the low-rank factors of an adapter do not benefit from equal steps in every direction.
+        return "adapter" if parameter.dim() == 2 else "magnitude"
+    if name == "lm_head.weight" or (is_tied and name == "model.embed_tokens.weight"):
+        return "head"
+    if name == "model.embed_tokens.weight":
+        return "embedding"
+    if name.endswith("value_embed.weight"):
+        return "values"
+    if name.endswith(("gate.weight", "_scale", "first_scales")):
+        return "scalars"
+    if name.endswith("keep_scales"):
+        return "keep"
+    is_block_matrix = parameter.dim() == 2 and re.match(r"model\.layers\.\d+\.", name)
+    return "block" if is_block_matrix else "small"
+
+
+class Optimizer:
+    """The optimizer of all parameters of a model.
+
+    `step(lr_scale)` multiplies every learning rate by the schedule's value.
+    """
+
+    def __init__(self, model: Decoder, muon: Sequence[MuonGroup], adam: Sequence[AdamBase], place: Place) -> None:
+        self.model, self.place = model, place
+        self.muon, self.adam = list(muon), list(adam)
+        self._loads = [load for muon_group in self.muon for load in muon_group.loads()]
+        self._loads += [load for adam_group in self.adam for load in adam_group.loads()]
+        # On the device, where AdamW's kernel reads it, so that the host never waits for its value.
+        self.step_count = torch.zeros((), device=model.device, dtype=torch.float32)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken, not counting skipped ones. Reading this waits for the device."""
+        return int(self.step_count)
+
+    @torch.no_grad()
+    def step(self, lr_scale: float, is_good: Tensor | None = None, *, num_steps: int = 0) -> None:
+        """Take one step.
+
+        If `is_good` (a 0-dim device tensor) is 0, weights and state stay unchanged: the step is skipped without the
+        host ever reading it. `num_steps`, the steps of the run so far, sets the momentum warmup.
+        """
+        is_good = torch.ones_like(self.step_count) if is_good is None else is_good.to(torch.float32)
+        self.step_count += is_good
+        self._take(self._loads, Now(lr_scale, self.step_count, is_good, num_steps))
+
+    def _take(self, loads: Sequence[Load], now: Now) -> None:
+        for load, states in self.place.pass_over(loads):
+            load.step(states, now)
+
+    def compile_steps(self, *, is_on: bool = True, **settings: Any) -> None:
+        """Compile Muon's steps at their next call. AdamW already uses one fused kernel for all its parameters."""
+        parts = compiled_parts(**settings) if is_on and self.muon else EAGER
+        for muon_group in self.muon:
+            muon_group.parts = parts
+
+    def rehearse(self) -> None:
+        """Take a step that changes nothing, so that compilation happens, or fails, now.
+
+        Ranks do not communicate in it: a rank where it fails does not block the others.
+        """
+        compiled = [group for group in self.muon if group.is_compiled]
+        for parameter in [parameter for group in compiled for parameter in group.parameters]:
+            parameter.grad = torch.zeros_like(parameter)
+        nothing = Now(0.0, self.step_count, torch.zeros_like(self.step_count), is_rehearsed=True)
+        self._take([load for group in compiled for load in group.loads()], nothing)
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return name -> tensor. These are views of the live state: write or copy them before the next step."""
+        self.place.settle()
+        tensors = {name: self.model.cut_padding(owner, t).detach() for name, owner, t in self._state()}
+        return {**tensors, "num_steps": torch.tensor(self.num_steps, dtype=torch.int64)}
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore saved state exactly. Raises DataError naming each missing, unknown or misshapen tensor."""
+        self.place.settle()
+        live = {name: self.model.cut_padding(owner, t) for name, owner, t in self._state()}
+        problems = [f"{name} is missing." for name in [*live, "num_steps"] if name not in tensors]
+        problems += [f"{name} belongs to another optimizer." for name in tensors if name not in {*live, "num_steps"}]
+        for name in live.keys() & tensors.keys():
+            if live[name].shape != tensors[name].shape:
+                problems.append(f"{name} is {tuple(tensors[name].shape)}, not {tuple(live[name].shape)}.")
+        if problems:
+            raise DataError(
+                what="The optimizer state does not fit this run.",
+                why="\n".join(sorted(problems)[:12]),
+                fix="Resume with the model and optimizer of the run that saved it, or start a new run.",
+            )
+        for name, tensor in live.items():
+            tensor.copy_(tensors[name])
+        self.step_count.fill_(float(tensors["num_steps"]))
+
+    def _state(self) -> Iterable[tuple[str, str, Tensor]]:
+        """Yield (name on disk, name of the parameter, live tensor)."""
+        for muon_group in self.muon:
+            for name, momentum in zip(muon_group.names, muon_group.momentum_MRC, strict=True):
+                yield f"{name}.momentum", name, momentum
+            # Empty if variance_beta is off.
+            for name, squares in zip(muon_group.names, muon_group.squares, strict=False):
+                yield f"{name}.squares", name, squares
+        for adam_group in self.adam:
+            yield from adam_group.state(self.model)
+
+
+@torch.no_grad()
+def grad_norm(model: nn.Module) -> Tensor:
+    """Return the 2-norm of all gradients as a device tensor; reading its value waits for the device."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    assert grads, "no gradients; backward first"
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
+    """Scale all gradients so that their total norm is at most `max_norm` (0: no clipping); return the norm before."""
+    norm = grad_norm(model)
+    if max_norm > 0:
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm

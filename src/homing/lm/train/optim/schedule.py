@@ -1,0 +1,71 @@
+"""Learning-rate schedules: the rate over a phase, as a fraction of its peak.
+
+    wsd        /‾‾‾‾‾‾\\    linear warmup, constant, linear decay
+    cosine     /‾‾--..__   linear warmup, half a cosine down to the floor, then the floor
+    constant   /‾‾‾‾‾‾‾    linear warmup, constant
+
+A landing is an earlier decay: from the current rate, in the schedule's own shape, to the floor at an earlier end. Steps
+count from 0. The first step of a warmup is not zero (it would be wasted), and the floor is reached one step after the
+last one, for the same reason.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from homing.wire.run_json import Schedule
+
+__all__ = ["Landing", "lr_scale"]
+
+
+@dataclass(frozen=True)
+class Landing:
+    """A decay to an earlier end than planned.
+
+    Part of the training state, so that a resumed trainer ends at the same step.
+    """
+
+    begin_step: float  # fractional once the end has moved: the begin of the curve through the rate at that moment
+    begin_scale: float  # learning rate at begin_step, as a fraction of the peak
+    end_step: int
+    step_s: float = 0.0  # duration of a step at that time: the speed a resumed trainer assumes before its first step
+
+
+def lr_scale(
+    schedule: Schedule, step: int, num_steps: int, landing: Landing | None = None, warm_from: int = 0
+) -> float:
+    """Return the learning rate of a step as a fraction of the peak, in [0, 1].
+
+    Where warmup and decay overlap, as in a very short run, the lower one counts. `warm_from` is the step at which the
+    warmup begins: 0, or where training resumed after a landing.
+    """
+    # Tolerance of half a step: a moved curve may begin here except for rounding.
+    if landing is not None and step >= landing.begin_step - 0.5:
+        return _landing(schedule, step, landing)
+    warmup = min(1.0, (step - warm_from + 1) / schedule.warmup_steps) if schedule.warmup_steps > 0 else 1.0
+    return min(warmup, _after_warmup(schedule, step, num_steps))
+
+
+def _landing(schedule: Schedule, step: int, landing: Landing) -> float:
+    if schedule.kind == "constant" or schedule.decay_steps <= 0:
+        return landing.begin_scale
+    length = max(1.0, landing.end_step - landing.begin_step)
+    left = min(1.0, max(0.0, (landing.end_step - step) / length))
+    if schedule.kind == "cosine":
+        left = 0.5 * (1.0 - math.cos(math.pi * left))
+    floor = min(schedule.floor, landing.begin_scale)  # during a warmup the rate may already be below the floor
+    return floor + (landing.begin_scale - floor) * left
+
+
+def _after_warmup(schedule: Schedule, step: int, num_steps: int) -> float:
+    if schedule.kind == "constant" or schedule.decay_steps <= 0:
+        return 1.0
+    if schedule.kind == "wsd":
+        left = min(1.0, max(0.0, (num_steps - step) / schedule.decay_steps))
+    elif schedule.kind == "cosine":
+        done = min(1.0, max(0.0, (step - schedule.warmup_steps) / schedule.decay_steps))
+        left = 0.5 * (1.0 + math.cos(math.pi * done))
+    else:
+        raise AssertionError(f"unknown schedule {schedule.kind!r}")
+    return schedule.floor + (1.0 - schedule.floor) * left

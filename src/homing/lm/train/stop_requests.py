@@ -1,0 +1,132 @@
+"""Requests to end training before its last step, checked between steps: signals, control.json, the time limit.
+
+    SIGINT, SIGTERM     a person at the terminal, or an agent that was notified of a preemption
+    control.json        written by the agent: stop, or land_by, the time by which the last checkpoint must be on disk
+    time_limit_s        the trainer's own wall-clock limit
+
+All have the same effect: finish the step, save, exit 75. A second SIGINT exits at once, without a checkpoint. The two
+deadlines are also known in advance (`left_s`), so that a landing can finish before them; `stop` applies if none did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from homing.errors import Interrupted, RunFailed
+from homing.units import format_duration
+from homing.wire import codec, file_names
+from homing.wire.boot_clock import boot_clock_s
+from homing.wire.control_files import Control
+
+__all__ = ["ControlRequests", "FatalError", "Stop"]
+
+# What the last checkpoint may need beyond the duration of the previous save: retention, a slow disk.
+_SAVE_SPARE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    kind: str  # signal | control | land_by | time_limit | landed
+    reason: str
+
+    @property
+    def is_landed(self) -> bool:
+        """True if the learning rate was decayed to its end: the model is finished, only earlier than planned."""
+        return self.kind == "landed"
+
+    @property
+    def is_limit(self) -> bool:
+        """True if money or time has run out, so that another attempt would stop again at once."""
+        return self.kind in ("land_by", "time_limit", "landed")
+
+
+class FatalError(RunFailed):
+    """A failure that another attempt would only repeat."""
+
+
+class ControlRequests:
+    """Collects stop requests. Created before torch is imported, so that import time counts and no signal is lost."""
+
+    def __init__(self, run_dir: Path, *, time_limit_s: float = 0.0) -> None:
+        self.started = time.monotonic()
+        self.time_limit_s = time_limit_s
+        self._path = run_dir / file_names.CONTROL
+        self._signal = 0
+        self._seen: tuple[int, int] | None = None
+        self._control = Control()
+        self.problem = ""  # what is wrong with control.json, for an event; an unreadable request is ignored
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Turn signals into stop requests inside this context; restore the previous handlers afterwards."""
+        before = {number: signal.signal(number, self._notice) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _notice(self, number: int, frame: FrameType | None) -> None:
+        if self._signal == number == signal.SIGINT:
+            raise Interrupted(
+                what="Interrupted twice: stopped at once, without a checkpoint.",
+                fix="Run the same command again to resume from the last checkpoint.",
+            )
+        self._signal = number
+
+    def stop(self, *, save_s: float = 0.0) -> Stop | None:
+        """Return a reason to stop now, or None.
+
+        Costs one stat. `save_s`: time until a save begun at the next check is done.
+        """
+        if self._signal:
+            return Stop("signal", f"{signal.Signals(self._signal).name} was received.")
+        control = self._read()
+        if control.stop:
+            return Stop("control", control.reason or "A stop was requested.")
+        if control.land_by is not None and boot_clock_s() + save_s + _SAVE_SPARE_S >= control.land_by:
+            return Stop("land_by", control.reason or "The deadline for the last checkpoint has passed.")
+        if self.time_limit_s and time.monotonic() - self.started >= self.time_limit_s:
+            limit = format_duration(self.time_limit_s)
+            return Stop("time_limit", f"The time limit of {limit} (train.time_limit) was reached.")
+        return None
+
+    def left_s(self) -> float | None:
+        """Return the seconds until the nearest deadline, or None if there is none. Costs one stat."""
+        return min((left for left, _ in self._moments()), default=None)
+
+    def why(self) -> str:
+        """Describe the nearest deadline, in the words of the limit that set it."""
+        return min(self._moments(), default=(0.0, "the limit"))[1]
+
+    def _moments(self) -> list[tuple[float, str]]:
+        """Return (seconds left, description) of each deadline."""
+        control, found = self._read(), []
+        if control.land_by is not None:
+            said = control.reason.removesuffix(" is near.").removeprefix("The ")
+            found.append((control.land_by - boot_clock_s(), f"the {said or 'limit'}"))
+        if self.time_limit_s:
+            limit = f"the time limit of {format_duration(self.time_limit_s)} (train.time_limit)"
+            found.append((self.time_limit_s - (time.monotonic() - self.started), limit))
+        return found
+
+    def _read(self) -> Control:
+        try:
+            stat = os.stat(self._path)
+        except OSError:
+            return Control()
+        mark = (stat.st_mtime_ns, stat.st_ino)
+        if mark != self._seen:
+            try:
+                self._control, self.problem = codec.loads(Control, self._path.read_bytes()), ""
+            except (OSError, ValueError) as exc:
+                self._control, self.problem = Control(), str(exc)
+            self._seen = mark
+        return self._control

@@ -1,0 +1,208 @@
+"""Rehearse the whole trip for free: plan, launch, train, fetch and destroy on the fake cloud, with injected faults.
+
+    a separate home -> the fake cloud, served -> plan -> launch -> [acts] -> watch -> resume if it was cut short
+                    -> fetch -> destroy -> what is left over -> the cloud's bill against our ledger
+
+Everything is below $HOMING_HOME/rehearsals/<id>: the real ledger, store and providers are not touched. The code is the
+real one; only the cloud is simulated, and its machines are processes on this computer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+
+from homing.cloud.artifacts.fetch import Fetched, fetch
+from homing.cloud.destroy import destroy_run, end_finding
+from homing.cloud.home import Home
+from homing.cloud.launch.launch import LaunchOrder, draft, guards, launch
+from homing.cloud.ledger.ledger import RunRow
+from homing.cloud.ledger.mark import new_run_id
+from homing.cloud.plan.plan import make_plan
+from homing.cloud.reconcile.inventory import survey
+from homing.cloud.watch.follow import watch
+from homing.errors import HomingError, StillBilling
+from homing.rehearse.acts import Acts
+from homing.rehearse.fake_cloud import ServedCloud
+from homing.rehearse.scenes import faults_of, find_scenes
+from homing.rehearse.verdict import Verdict, compare
+from homing.units import format_duration
+from homing.wire import file_names
+from homing.wire.run_json import Run
+from homing.world import World
+
+__all__ = ["DEFAULT_LIMIT_USD", "Rehearsal", "RehearsalOrder", "Told", "rehearse"]
+
+DEFAULT_LIMIT_USD = Decimal("0.25")
+_WATCH_S = 3600.0  # for a shrunken run to end
+_LOOK_S = 1.0  # acts are played between reports, so those come often
+_LINE_S = 10.0  # and are shown less often
+_MAX_ATTEMPTS = 6
+
+Told = Callable[[str, str], None]  # kind (step | line | fault), text
+
+
+@dataclass(frozen=True)
+class RehearsalOrder:
+    run: Run  # the smoke profile, prepared
+    run_file_text: str
+    faults: Sequence[str] = ()
+    seed: int = 0
+    has_guard: bool = True
+    limit_usd: Decimal = DEFAULT_LIMIT_USD
+
+
+@dataclass
+class Rehearsal:
+    """The result of a rehearsal."""
+
+    folder: Path
+    verdict: Verdict
+    run: RunRow | None = None
+    fetched: Fetched | None = None
+    failed_launches: list[str] = field(default_factory=list)
+    num_machines: int = 0  # requested by us or by the guard inside watch
+
+    @property
+    def problems(self) -> list[str]:
+        return self.verdict.problems
+
+
+def rehearse(order: RehearsalOrder, home_path: Path, world: World, tell: Told) -> Rehearsal:
+    """Run the rehearsal. Problems of the rehearsed run are returned, not raised. Leaves nothing running."""
+    scenes = find_scenes(order.faults)
+    folder = home_path / "rehearsals" / new_run_id(order.run.name, world)
+    home = Home(folder, world)
+    world.mkdir(folder)
+    cloud = ServedCloud(folder, world, seed=order.seed, has_guard=order.has_guard)
+    tell("step", f"The fake cloud, served from {folder}")
+    cloud.serve()
+    acts = Acts([scene.act for scene in scenes.values() if scene.act], home, cloud, tell)
+    walk = _Walk(order, home, acts, tell)
+    try:
+        cloud.set_faults(faults_of(scenes).to_dict())
+        for name, scene in scenes.items():
+            tell("fault", f"{name}: {scene.text}")
+        walk.there()
+        walk.back()
+        if len(walk.failed_launches) > sum(scene.fails_launches for scene in scenes.values()):
+            walk.problems.append(f"A launch failed unexpectedly: {walk.failed_launches[-1]}")
+    except HomingError as exc:
+        walk.problems.append(str(exc).replace("\n", " "))
+    finally:
+        bill, now, left = cloud.close()
+    verdict = compare(bill, now, home.ledger.lines(), order.limit_usd)
+    problems = [*verdict.problems, *([f"Processes of the fake cloud's instances are left: {left}."] if left else [])]
+    if walk.fetched is None:
+        problems.append("No model was fetched.")
+    verdict = dataclasses.replace(verdict, problems=[*walk.problems, *problems])
+    return Rehearsal(folder, verdict, walk.run, walk.fetched, walk.failed_launches, len(home.ledger.lines()))
+
+
+class _Walk:
+    """The trip itself, step by step, as a person would type it."""
+
+    def __init__(self, order: RehearsalOrder, home: Home, acts: Acts, tell: Told) -> None:
+        self.order, self.home, self.acts, self.tell = order, home, acts, tell
+        self.problems: list[str] = []
+        self.failed_launches: list[str] = []
+        self.num_attempts = 0
+        self.run: RunRow | None = None
+        self.fetched: Fetched | None = None
+
+    def there(self) -> None:
+        """Launch and watch until the run is done, on as many machines as it takes.
+
+        Watch also guards, so a preempted run resumes inside it. What a person destroyed, a person launches again.
+        """
+        while self.num_attempts < _MAX_ATTEMPTS:
+            self.num_attempts += 1
+            if not self._launch():
+                continue
+            self.acts.await_first(self._row())
+            self._watch()
+            if self._row().state == "done":
+                break
+            self.tell("step", f"The run was interrupted: {self._row().reason}")
+        if self.acts.left:
+            self.problems.append(f"The run ended before {', '.join(self.acts.left)} could happen.")
+        if self.run is None or self._row().state != "done":
+            self.problems.append(f"The run is not done after {self.num_attempts} launches.")
+
+    def back(self) -> None:
+        assert self.run is not None, "nothing was launched"
+        self.tell("step", "Fetch the model, verified by hash")
+        model_dir = self.home.path / file_names.STORE_MODELS / self.run.name
+        self.fetched = fetch(self.home, self._row(), model_dir)
+        self.tell("line", f"step {self.fetched.manifest.step:,} is in {model_dir}")
+        self.tell("step", "Destroy, confirmed by the provider")
+        destroy_run(self.home, self._row())
+        for finding in survey(self.home).to_answer:
+            self.tell("line", f"left over: {finding.thing} {finding.id}; it is destroyed")
+            end_finding(self.home, finding)
+
+    def _row(self) -> RunRow:
+        assert self.run is not None
+        return self.home.ledger.run(self.run.id) or self.run
+
+    def _launch(self) -> bool:
+        is_resumed = self.run is not None
+        self.tell("step", f"Launch {self.order.run.name}" + (" --resume" if is_resumed else ""))
+        try:
+            run = _on_fake(self.order.run, self.home, self.order.limit_usd, self.run.id if self.run else "")
+            offer = make_plan(run, self.home).offers[0].offer
+            ready = draft(
+                LaunchOrder(
+                    run=run,
+                    run_file_text=self.order.run_file_text,
+                    is_prepared=True,
+                    offer=offer,
+                    spend_limit_usd=self.order.limit_usd,
+                    resume=is_resumed,
+                    is_smoke=True,
+                ),
+                self.home,
+            )
+            for sentence in guards(ready, self.home):
+                self.tell("line", sentence)
+            self.run = launch(ready, self.home, tell=lambda text: self.tell("line", text)).run
+        except StillBilling:
+            raise
+        except HomingError as exc:
+            self.failed_launches.append(exc.what)
+            self.tell("line", f"it failed and was undone: {exc.what}")
+            return False
+        return True
+
+    def _watch(self) -> None:
+        self.tell("step", f"Watch {self.order.run.name}")
+        assert self.run is not None
+        deadline = self.home.world.monotonic() + _WATCH_S
+        line_due = 0.0
+        for report in watch(self.home, self._row(), every_s=_LOOK_S):
+            now = self.home.world.monotonic()
+            if report.kind not in ("line", "sample") or (report.kind == "line" and now >= line_due):
+                line_due = now + _LINE_S if report.kind == "line" else line_due
+                self.tell("line", report.text)
+            self.acts.play_if_due(self._row())
+            if self.home.world.monotonic() > deadline:
+                raise HomingError(
+                    what=f"The run did not end within {format_duration(_WATCH_S)}.",
+                    why=report.text,
+                    fix=f"See {self.home.path}",
+                )
+
+
+def _on_fake(run: Run, home: Home, limit_usd: Decimal, run_id: str) -> Run:
+    """Return the same run on the fake cloud: its machines are this computer, so no GPU may be requested by name."""
+    return dataclasses.replace(
+        run,
+        id=run_id,
+        cloud=dataclasses.replace(run.cloud, providers=["fake"], gpu="", num_gpus=1),
+        train=dataclasses.replace(run.train, needs_gpu=False),
+        limits=dataclasses.replace(run.limits, spend_usd=str(limit_usd), rate_usd_per_hour=None),
+        store=f"file:{home.path / 'store'}",
+    )

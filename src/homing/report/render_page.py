@@ -1,0 +1,152 @@
+"""Renders sections as one page: Markdown, or self-contained HTML that loads nothing.
+
+Samples, logs, names and addresses are untrusted text. They are sanitized here, and only here: control characters and
+those that change the text direction are shown by number, and what is special in the format is escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from urllib.parse import quote
+
+from homing.report.report_data import Report
+from homing.report.sections import Block, Picture, Table, Verbatim, Words, headline, make_sections
+
+__all__ = ["MARK", "picture_of", "render_html", "render_markdown"]
+
+MARK = "homing report/1"  # in the first lines of a page: a file that has it may be overwritten by the next report
+
+# C0 and C1 except tab and newline, bidirectional controls, lone surrogates, line separators other than newline.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_MARKDOWN = re.compile(r"([\\`*\[\]<>|~&]|(?<![a-zA-Z0-9])_|_(?![a-zA-Z0-9]))")
+_START = re.compile(r"^([-+=#]|\d+(?=[.)](\s|$)))")  # at the beginning of a line it would start a list or a heading
+# Whatever a page contains, it loads and runs nothing.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_STYLE = """
+body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff; }
+table { border-collapse: collapse; margin: 1em 0; display: block; overflow-x: auto; }
+th, td { border: 1px solid #ddd; padding: .25em .6em; text-align: left; vertical-align: top; overflow-wrap: anywhere; }
+th { overflow-wrap: normal; }
+pre { background: #f5f5f5; padding: .8em; white-space: pre-wrap; overflow-wrap: anywhere; }
+svg { max-width: 100%; height: auto; }
+"""
+
+
+def picture_of(report: Report) -> str:
+    """Return the SVG of the page; "" if there is none."""
+    found = (block.svg for section in make_sections(report) for block in section.blocks if isinstance(block, Picture))
+    return next(found, "")
+
+
+def render_markdown(report: Report, picture: str = "") -> str:
+    """Render as Markdown. `picture`: name of the file next to it that holds the SVG; "" leaves it out."""
+    parts = [f"<!-- {MARK} -->", f"# {_md(report.name)}", _md_line(headline(report))]
+    for section in make_sections(report):
+        parts.append(f"## {section.title}")
+        parts += [text for block in section.blocks if (text := _markdown(block, picture))]
+    parts.append(_md_line(_foot(report)))
+    return "\n\n".join(parts) + "\n"
+
+
+def render_html(report: Report) -> str:
+    parts = [
+        "<!doctype html>",
+        f"<!-- {MARK} -->",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{_html(report.name)}</title>",
+        f"<style>{_STYLE}</style>",
+        "</head>",
+        "<body>",
+        f"<h1>{_html(report.name)}</h1>",
+        f"<p><strong>{_html(headline(report))}</strong></p>",
+    ]
+    for section in make_sections(report):
+        parts.append(f"<h2>{_html(section.title)}</h2>")
+        parts += [_block_html(block) for block in section.blocks]
+    return "\n".join([*parts, f"<p><small>{_html(_foot(report))}</small></p>", "</body>", "</html>", ""])
+
+
+def _foot(report: Report) -> str:
+    return f"Written by homing {report.version} from the stored data of {report.run}."
+
+
+def _clean(text: str) -> str:
+    """Normalize line endings, and show every other control character by its number."""
+    text = text.replace("\r\n", "\n")
+    return _CONTROL.sub(lambda sign: f"\\x{ord(sign[0]):02x}" if ord(sign[0]) < 256 else f"\\u{ord(sign[0]):04x}", text)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(_clean(text).split())
+
+
+# -- Markdown ----------------------------------------------------------------------------------------------------------
+
+
+def _md(text: str) -> str:
+    """Escape text for the middle of a line, such as a table cell."""
+    return _MARKDOWN.sub(r"\\\1", _one_line(text))
+
+
+def _md_line(text: str) -> str:
+    return _START.sub(_not_a_start, _md(text))
+
+
+def _not_a_start(found: re.Match[str]) -> str:
+    return f"{found[1]}\\" if found[1].isdigit() else f"\\{found[1]}"
+
+
+def _markdown(block: Block, picture: str) -> str:
+    if isinstance(block, Picture):
+        return f"![{_md(block.title)}]({quote(picture)})" if picture else ""
+    if isinstance(block, Words):
+        return _md_line(block.text)
+    if isinstance(block, Verbatim):
+        return "\n\n".join(filter(None, [_md_line(block.title), _fenced(_clean(block.text))]))
+    headers = block.headers or ("", "")
+    lines = [_row(headers), _rule(headers), *(_row(row) for row in block.rows)]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(_md(cell) for cell in cells)} |"
+
+
+def _rule(headers: Sequence[str]) -> str:
+    return "|" + "---|" * len(headers)
+
+
+def _fenced(text: str) -> str:
+    """Return a code block with a fence longer than any in the text, so that the text cannot end it."""
+    fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
+
+
+# -- HTML --------------------------------------------------------------------------------------------------------------
+
+
+def _html(text: str) -> str:
+    return escape(_clean(text), quote=True)
+
+
+def _block_html(block: Block) -> str:
+    if isinstance(block, Picture):
+        return f"<figure>{block.svg}</figure>"
+    if isinstance(block, Words):
+        return f"<p>{_html(block.text)}</p>"
+    if isinstance(block, Verbatim):
+        title = f"<h3>{_html(block.title)}</h3>" if block.title else ""
+        return f"{title}<pre>{_html(block.text)}</pre>"
+    return _table_html(block)
+
+
+def _table_html(table: Table) -> str:
+    head = "".join(f"<th>{_html(cell)}</th>" for cell in table.headers)
+    rows = "".join(f"<tr>{''.join(f'<td>{_html(cell)}</td>' for cell in row)}</tr>\n" for row in table.rows)
+    return f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>\n{rows}</tbody></table>"

@@ -1,0 +1,172 @@
+"""The content of a report as plain data: `--json` prints it, `make_sections` turns it into text.
+
+None, "" and an empty list mean that nothing was stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Attempt", "Data", "Eval", "Happening", "Kept", "Made", "Phase", "Report", "Sample", "Validation"]
+
+
+@dataclass(frozen=True)
+class Made:
+    """Settings from the resolved run."""
+
+    seed: int
+    model: dict[str, Any]
+    num_params: int
+    flops_per_token: float
+    code_version: str
+    run_file_sha256: str
+    base: str = ""  # address of the open weights that it started from
+    base_licence: str = ""
+
+
+@dataclass(frozen=True)
+class Data:
+    of: str  # the run, or one of its phases
+    manifest_sha256: str
+    vocab_size: int = 0
+    tokenizer_sha256: str = ""
+    splits: dict[str, dict[str, int]] = field(default_factory=dict)  # train, val -> tokens, documents, text bytes
+    num_files: int = 0
+    num_bytes: int = 0
+    files: list[dict[str, Any]] = field(default_factory=list)  # the first ones
+    code_version: str = ""
+    problem: str = ""  # why its manifest could not be read
+
+
+@dataclass(frozen=True)
+class Validation:
+    step: int
+    loss: float  # in rl the missing reward, see wire.checkpoint.figure_of
+    bits_per_byte: float | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    kind: str
+    method: str = ""
+    num_steps: int = 0  # as planned
+    step: int = 0  # reached
+    end_step: int | None = None  # step at which a landing ended the phase
+    num_tokens: int = 0  # trained on
+    batch_tokens: int = 0
+    eval_tokens: int = 0  # approximate held-out tokens of each validation; 0: all, or unknown
+    optimizer: str = ""
+    lr: float | None = None
+    weight_decay: float | None = None
+    schedule: str = ""
+    adapter: str = ""
+    curve_of: str = "loss"
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
+    best: Validation | None = None
+    last: Validation | None = None
+    tokens_per_s: float | None = None  # median of its metric lines
+    mfu: float | None = None
+    seconds: float | None = None  # spent in steps
+    figures: dict[str, float] = field(default_factory=dict)  # the latest values that are specific to this phase
+    choices: dict[str, Any] = field(default_factory=dict)  # chosen by the trainer, from its newest checkpoint
+
+
+@dataclass(frozen=True)
+class Happening:
+    t: float
+    source: str
+    kind: str
+    text: str
+    phase: str = ""
+    step: int | None = None
+    num_alike: int = 0  # events of the same kind that are left out between this one and the next
+
+
+@dataclass(frozen=True)
+class Sample:
+    phase: str
+    step: int
+    text: str
+    is_cut: bool = False
+
+
+@dataclass(frozen=True)
+class Eval:
+    """One result of `homing eval --out`."""
+
+    phase: str
+    step: int | None
+    name: str  # name of the evaluation set
+    figure: str
+    value: float | None
+    low: float | None
+    high: float | None
+    num_units: int
+    num_tokens: int | None = None  # of the set, if it consists of text or conversations
+
+
+@dataclass(frozen=True)
+class Attempt:
+    number: int
+    provider: str
+    offer: str
+    rate_usd_per_hour: str
+    began_at: float
+    ended_at: float | None
+    state: str
+    billing: str
+    spend_usd: str
+    is_at_most: bool
+    provider_usd: str | None  # the provider's own figure, if it reports one
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Stored weights."""
+
+    where: str
+    phase: str
+    step: int
+    num_bytes: int
+    weights: dict[str, str]  # name -> sha256
+    called: list[str] = field(default_factory=list)  # latest, best, fetched
+    val_loss: float | None = None
+    val_bits_per_byte: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    run: str
+    name: str
+    state: str
+    reason: str
+    is_trained_here: bool
+    is_finished: bool
+    made_at: float
+    version: str  # of the homing that wrote the report
+    began_at: float | None = None
+    ended_at: float | None = None
+    made: Made | None = None
+    data: list[Data] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+    happenings: list[Happening] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    evals: list[Eval] = field(default_factory=list)
+    machines: list[str] = field(default_factory=list)  # as the trainer describes them, one for each that it started on
+    offer: dict[str, Any] = field(default_factory=dict)  # the last one taken
+    attempts: list[Attempt] = field(default_factory=list)
+    spend_usd: str | None = None
+    spend_limit_usd: str | None = None
+    is_at_most: bool = False
+    stored: str = ""  # what remains in the store, and its cost
+    kept: list[Kept] = field(default_factory=list)
+    next: list[str] = field(default_factory=list)  # commands
+    problems: list[str] = field(default_factory=list)  # what could not be read
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)

@@ -1,0 +1,193 @@
+"""A store in a folder: `file:/abs/path`. It keeps all promises of base and needs no account.
+
+A key is a path below the root. The first write creates the root if the store was opened with `create`. If the root
+disappears later (unmounted disk, moved folder), every call raises, because a missing disk is not an empty store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+
+from homing.errors import StoreRefused
+from homing.store.base import (
+    Entries,
+    Entry,
+    Files,
+    Keys,
+    Progress,
+    check_key,
+    disk_failed,
+    is_aside,
+    not_in_store,
+    unwatched,
+    wrong_content,
+)
+from homing.world import World
+
+__all__ = ["FileStore"]
+
+_STALE_S = 86400.0  # age after which an unfinished file is considered abandoned
+
+
+class FileStore:
+    pace_s = 0.0  # a folder has no write limit
+    batch_files = 1
+
+    def __init__(self, root: str, world: World, *, create: bool = True) -> None:
+        self.root = os.path.abspath(os.path.expanduser(root))
+        self.url = f"file:{self.root}"
+        self._world = world
+        # Only a store that was never seen may be created; once seen, its absence is an error.
+        self._may_create = create
+        self.progress: Progress = unwatched
+        self._swept: set[str] = set()
+
+    def put(self, key: str, path: str) -> Entry:
+        target = self._writable(key)
+        with self._as_store_error("written", key):
+            digest = self._world.copy(path, target)
+            entry = Entry(key, self._world.size(target), digest)
+        self.progress(entry.num_bytes, entry.num_bytes)
+        return entry
+
+    def put_many(self, files: Files) -> Entries:
+        return [self.put(key, path) for key, path in files]
+
+    def put_bytes(self, key: str, data: bytes) -> Entry:
+        target = self._writable(key)
+        with self._as_store_error("written", key):
+            self._world.write(target, data)
+        return Entry(key, len(data), hashlib.sha256(data).hexdigest())
+
+    def get(self, key: str, path: str, sha256: str | None = None) -> None:
+        source = self._readable(key)
+        # Copy to a temporary file first: unchecked bytes must not replace a good file at `path`.
+        aside = f"{path}.part-{self._world.random_hex(8)}"
+        try:
+            with self._as_store_error("fetched", key):
+                digest = self._world.copy(source, aside)
+            if sha256 is not None and digest != sha256:
+                raise wrong_content(key, self.url, digest, sha256)
+            with self._as_store_error("fetched", key):
+                self._world.rename(aside, path)
+        finally:
+            self._world.remove(aside)
+
+    def read(self, key: str) -> bytes:
+        source = self._readable(key)
+        with self._as_store_error("read", key):
+            return self._world.read(source)
+
+    def num_bytes(self, key: str) -> int:
+        source = self._readable(key)
+        with self._as_store_error("read", key):
+            return self._world.size(source)
+
+    def read_part(self, key: str, start: int, num_bytes: int) -> bytes:
+        with self._as_store_error("read", key):
+            return self._world.read(self._path(key), start, num_bytes)
+
+    def sha256(self, key: str) -> str:
+        source = self._readable(key)
+        with self._as_store_error("read", key):
+            return self._world.sha256(source)
+
+    def is_same(self, key: str, path: str) -> bool:
+        source = self._readable(key)
+        with self._as_store_error("compared", key):
+            is_as_long = self._world.size(source) == self._world.size(path)
+            return is_as_long and self._world.sha256(source) == self._world.sha256(path)
+
+    def exists(self, key: str) -> bool:
+        path = self._path(key)
+        self._check_root()
+        with self._as_store_error("checked", key):
+            try:
+                self._world.size(path)  # unlike `exists`, it distinguishes "not there" from "cannot be accessed"
+            except (FileNotFoundError, NotADirectoryError):
+                self._check_root()
+                return False
+            return not self._world.is_dir(path)
+
+    def list(self, prefix: str) -> Entries:
+        self._check_root()
+        # Walk only the folder that the prefix names; the rest of the prefix is the start of a file name.
+        folder = prefix.rpartition("/")[0]
+        base = os.path.join(self.root, *check_key(folder).split("/")) if folder else self.root
+        with self._as_store_error("listed", prefix):
+            names = self._world.walk(base)
+            keys = [f"{folder}/{name}" if folder else name for name in names if not is_aside(name)]
+            found: Entries = []
+            for key in keys:
+                if key.startswith(prefix):
+                    # A file may be deleted after the walk; then it is simply not listed.
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append(Entry(key, self._world.size(os.path.join(self.root, key))))
+        self._check_root()
+        return found
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        self._check_root()
+        with self._as_store_error("deleted", key):
+            self._world.remove(path)
+
+    def delete_many(self, keys: Keys) -> None:
+        for key in keys:
+            self.delete(key)
+
+    def create_if_absent(self, key: str, data: bytes) -> bool:
+        target = self._writable(key)
+        with self._as_store_error("written", key):
+            return self._world.create(target, data)
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self.root, *check_key(key).split("/"))
+
+    def _readable(self, key: str) -> str:
+        path = self._path(key)
+        if not self.exists(key):
+            raise not_in_store(key, self.url)
+        return path
+
+    def _writable(self, key: str) -> str:
+        path = self._path(key)
+        with self._as_store_error("written", key):
+            if self._may_create and not self._world.is_dir(self.root):
+                self._world.mkdir(self.root)
+        self._check_root()
+        with self._as_store_error("written", key):
+            self._world.mkdir(os.path.dirname(path))
+            self._sweep(os.path.dirname(path))
+        return path
+
+    def _sweep(self, folder: str) -> None:
+        """Delete the files that killed writers left in a folder, once per opened store: nothing else cleans them up."""
+        if folder in self._swept:
+            return
+        self._swept.add(folder)
+        for name in self._world.listdir(folder):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                if is_aside(name) and self._world.now() - self._world.modified_at(path) > _STALE_S:
+                    self._world.remove(path)
+
+    def _check_root(self) -> None:
+        if self._world.is_dir(self.root):
+            self._may_create = False
+            return
+        raise StoreRefused(
+            what=f"The store {self.url} cannot be reached.",
+            why=f"{self.root} does not exist or is not a folder.",
+            fix="Mount it or move it back, or set another store in the run file: store: file:/path",
+        )
+
+    @contextlib.contextmanager
+    def _as_store_error(self, done: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise disk_failed(exc, done, key, self.url) from exc

@@ -1,0 +1,194 @@
+"""Client for the Hub: credentials, single requests, and the mapping of its errors to ours.
+
+    open_door        endpoint and token: HF_ENDPOINT and `hub_token.NAMES`, else the token saved by `hf auth login`
+    door.api         huggingface_hub's HfApi, for commits; large files by LFS
+    door.fetch       a GET or HEAD through World: follows redirects, sends the token only to the Hub itself
+    door.error       maps an SDK exception or a status to what, why, fix, with the masked token that was used
+
+Catches huggingface_hub's own exceptions by name: its releases 1 and 2 use different HTTP libraries, and `HTTPError` is
+its name for the base class of either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from homing.api_address import api_address
+from homing.errors import MissingExtra, StoreError, StoreRefused
+from homing.hub_token import token_in, use_lfs
+from homing.store.address import HubAddress
+from homing.world import HttpRequest, HttpResponse, NetworkError, World
+
+__all__ = ["Door", "UploadFailed", "code_of", "hub_failures", "open_door", "status_of"]
+
+TIMEOUT_S = 60.0
+TRIES = 5
+_LONGEST_PAUSE_S = 8.0
+_ENDPOINT = "https://huggingface.co"
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PASSING = (408, 429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True)
+class Door:
+    address: HubAddress
+    api: Any
+    endpoint: str
+    token: str
+    token_source: str  # for display: which token, masked
+    world: World
+
+    def resolve_url(self, name: str, revision: str) -> str:
+        from huggingface_hub import hf_hub_url
+
+        at = {"repo_type": self.address.repo_type, "revision": revision, "endpoint": self.endpoint}
+        return hf_hub_url(self.address.repo_id, name, **at)
+
+    def fetch(self, url: str, method: str = "GET", headers: dict[str, str] | None = None) -> HttpResponse:
+        """Return the response after all redirects, with the Hub's own headers for commit, size and hash."""
+        named: dict[str, str] = {}
+        for _ in range(6):
+            reply = self._try(HttpRequest(method, url, {**self._own(url), **(headers or {})}, timeout_s=TIMEOUT_S))
+            named = {**_named(reply.headers), **named}
+            if reply.status not in _REDIRECTS or "location" not in reply.headers:
+                if not self._is_hub(url):  # another host's ETag, which says nothing about the content of the file
+                    reply.headers.pop("etag", None)
+                return HttpResponse(reply.status, {**reply.headers, **named}, reply.body)
+            further = urljoin(url, reply.headers["location"])
+            if method == "HEAD" and urlsplit(further).netloc != urlsplit(url).netloc:
+                # Another host serves the bytes, under a URL signed only for GET; the redirect itself proves that the
+                # file exists.
+                return HttpResponse(200, {**reply.headers, **named}, b"")
+            url = further
+        raise StoreError(f"{self.address.url} redirects too many times.", url.split("?")[0], "Try again.")
+
+    def _own(self, url: str) -> dict[str, str]:
+        """Return the authorization header, for the Hub only.
+
+        Other hosts serve the bytes of files; they need no token and must not see ours.
+        """
+        return {"Authorization": f"Bearer {self.token}"} if self.token and self._is_hub(url) else {}
+
+    def _is_hub(self, url: str) -> bool:
+        return urlsplit(url).netloc == urlsplit(self.endpoint).netloc
+
+    def _try(self, request: HttpRequest) -> HttpResponse:
+        for number in range(1, TRIES + 1):
+            try:
+                reply = self.world.http(request)
+            except NetworkError:
+                if number == TRIES:
+                    raise
+            else:
+                if reply.status not in _PASSING or number == TRIES:
+                    return reply
+            self.world.sleep(min(0.25 * 2**number, _LONGEST_PAUSE_S))
+        raise AssertionError("the last try returns or raises")
+
+    def error(self, done: str, key: str, status: int, code: str = "", detail: str = "") -> StoreError:
+        why, fix = self._meaning(status, code)
+        said = f" The Hub says: {detail}" if detail else ""
+        kind = StoreRefused if status in (401, 403, 404) else StoreError
+        return kind(f"{key or 'The store'} could not be {done} in {self.address.url}.", why + said, fix)
+
+    def raised(self, exc: BaseException, done: str, key: str = "") -> StoreError:
+        """Map an exception of the SDK or of the network to a StoreError."""
+        status = status_of(exc)
+        if status:
+            return self.error(done, key, status, code_of(exc), str(getattr(exc, "server_message", "") or ""))
+        if isinstance(exc, OSError) and exc.errno and not isinstance(exc, NetworkError):
+            what = f"{key or 'The store'} could not be {done} in {self.address.url}."
+            return StoreError(
+                what, f"{type(exc).__name__}: {exc}", "Check the disk space and permissions on this computer."
+            )
+        return StoreError(
+            what=f"{key or 'The store'} could not be {done} in {self.address.url}.",
+            why=f"{self.endpoint} did not answer: {type(exc).__name__}: {str(exc)[:300]}",
+            fix="Check the network, and HF_ENDPOINT if it is set, then try again.",
+        )
+
+    def _meaning(self, status: int, code: str) -> tuple[str, str]:
+        repo, token, is_dataset = self.address.repo_id, self.token_source, self.address.repo_type == "dataset"
+        if code == "GatedRepo":
+            page = f"{self.endpoint}/{'datasets/' * is_dataset}{repo}"
+            return f"{repo} is gated, and {token} has no access.", f"Request access: {page}"
+        if code == "RevisionNotFound":
+            return f"{repo} has no such branch, tag or commit.", "Fix the part after the @."
+        if status == 401 and not self.token:
+            return (
+                f"{repo} is private or does not exist, and there is no token.",
+                "hf auth login   or export HF_TOKEN=...",
+            )
+        if status in (401, 404) or code == "RepoNotFound":
+            why = f"{token} cannot see a repository {repo}: it does not exist, is private, or the token is invalid."
+            if is_dataset:  # more often a source of training text than a store
+                return why, "Fix the name, or use another token: export HF_TOKEN=..."
+            return why, f"hf repo create {repo} --private   or fix `store:`, or use another token"
+        if status == 403:
+            why = f"{token} may not write to {repo}: the token is read-only, or the repository belongs to someone else."
+            return why, f"Create a token with write access: {self.endpoint}/settings/tokens   then export HF_TOKEN=..."
+        if status == 429:
+            why = (
+                f"The Hub's rate limit is reached: too many requests or commits in this hour, with {token.rstrip(',')}."
+            )
+            return why, "Try again later." + " A token raises the limit: hf auth login" * (not self.token)
+        return f"The Hub answered {status}. {code}".strip(), "Try again; see https://status.huggingface.co"
+
+
+def open_door(address: HubAddress, world: World) -> Door:
+    try:
+        import huggingface_hub
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+    except ImportError as exc:
+        missing = MissingExtra("store", "hub", "huggingface_hub")
+        missing.what = f"A store at {address.url} needs the extra `hub`."
+        raise missing from exc
+    disable_progress_bars()  # otherwise the SDK shows one for every small commit
+    use_lfs(huggingface_hub)
+    environment = world.environment()
+    endpoint = api_address(environment, "HF_ENDPOINT", _ENDPOINT)
+    token, source = token_in(environment)
+    if not token:
+        token, source = huggingface_hub.get_token() or "", "hf auth login"
+    shown = f"the token of {source}, {_masked(token)}," if token else "no token"
+    api = huggingface_hub.HfApi(endpoint=endpoint, token=token or False, library_name="homing")
+    return Door(address, api, endpoint, token, shown, world)
+
+
+class UploadFailed(OSError):
+    """An upload that failed. The SDK only raises RuntimeError; the real reason is its cause."""
+
+    def __init__(self, exc: BaseException) -> None:
+        cause = exc.__cause__ or exc
+        super().__init__(f"{exc} {type(cause).__name__}: {cause}")
+        self.response = getattr(cause, "response", None)
+
+
+def hub_failures() -> tuple[type[BaseException], ...]:
+    """Return the exceptions that huggingface_hub may raise for refusals and broken connections.
+
+    OSError covers all that are not listed.
+    """
+    from huggingface_hub import errors
+
+    return (errors.HTTPError, errors.HFValidationError, OSError)  # type: ignore[attr-defined]  # not marked as exported
+
+
+def status_of(exc: BaseException) -> int:
+    return int(getattr(getattr(exc, "response", None), "status_code", 0) or 0)
+
+
+def code_of(exc: BaseException | None) -> str:
+    """Return the Hub's error code, such as EntryNotFound; "" if there is none."""
+    return str(getattr(getattr(exc, "response", None), "headers", {}).get("X-Error-Code", ""))
+
+
+def _named(headers: dict[str, str]) -> dict[str, str]:
+    kept = ("x-repo-commit", "x-error-code", "x-linked-size", "x-linked-etag")
+    return {name: headers[name] for name in kept if name in headers}
+
+
+def _masked(token: str) -> str:
+    return f"{token[:3]}...{token[-2:]}" if len(token) > 12 else "****"

@@ -1,0 +1,377 @@
+"""A store in a repository on the Hugging Face Hub: `hf:OWNER/NAME`, created private.
+
+    put, put_many     one commit for all given files; large files by LFS
+    get, sha256       download in ranges, all from one commit; `get` checks the given hash, else the one that the Hub
+                      reports
+    is_same           compares with the Hub's hash, without downloading
+    pinned            the same store at one commit, so that a list and the reads after it are consistent
+    create_if_absent  a commit that names its parent: the Hub refuses it if there was another commit meanwhile
+    list              of the newest commit
+
+A commit is expensive and rate-limited, so live files are pushed together once a minute (pace_s, batch_files). Reads go
+through World; commits go through huggingface_hub, which opens its own connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from homing.errors import StoreError
+from homing.store.address import parse_hub
+from homing.store.base import (
+    Entries,
+    Entry,
+    Files,
+    Keys,
+    Progress,
+    check_key,
+    is_aside,
+    not_in_store,
+    unwatched,
+    wrong_content,
+)
+from homing.store.hf.client import Door, UploadFailed, code_of, hub_failures, open_door, status_of
+from homing.world import HttpResponse, World
+
+__all__ = ["HubStore"]
+
+_BRANCH = "main"
+_PIECE = 16 << 20
+_IN_MEMORY = 8 << 20
+_GROWING = (".jsonl", ".log", ".csv", ".txt")
+_TRIES = 6
+_RACES = 40  # consecutive lost races before an exclusive write gives up
+_CONFLICTS = (409, 412)
+_ABSENT = "EntryNotFound"  # the Hub's error code for a missing key or folder; a missing repository has another one
+_PASSING = (408, 429, 500, 502, 503, 504)
+
+
+Operations = list[Any]  # named outside the class, in which `list` is a method
+
+
+class HubStore:
+    pace_s = 60.0
+    batch_files = 100
+
+    def __init__(self, url: str, world: World, *, create: bool = True) -> None:
+        self.address = parse_hub(url)
+        self.url = self.address.url
+        self.progress: Progress = unwatched
+        self.revision = _BRANCH  # reads use this revision; writes go to the branch
+        self._world = world
+        self._may_create = create
+
+    @cached_property
+    def door(self) -> Door:
+        return open_door(self.address, self._world)
+
+    @property
+    def _repo(self) -> dict[str, str]:
+        return {"repo_id": self.address.repo_id, "repo_type": self.address.repo_type}
+
+    # --- the Store interface ---
+
+    def put(self, key: str, path: str) -> Entry:
+        return self.put_many([(key, path)])[0]
+
+    def put_many(self, files: Files) -> Entries:
+        names = [self._name(key) for key, _ in files]
+        asides: Keys = []
+        first = files[0][0] if files else ""
+        try:
+            with self._as_store_error("pushed", first):
+                sources = [self._still(path, asides) for _, path in files]
+                additions = [self._addition(name, source) for name, source in zip(names, sources, strict=True)]
+                more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+                self._commit(additions, f"homing: {first}{more}")
+        finally:
+            for aside in asides:
+                self._world.remove(aside)
+        # The SDK's hash of the bytes that it sent, which are the bytes read here.
+        infos = [addition.upload_info for addition in additions]
+        total = sum(info.size for info in infos)
+        self.progress(total, total)
+        return [Entry(key, info.size, info.sha256.hex()) for (key, _), info in zip(files, infos, strict=True)]
+
+    def put_bytes(self, key: str, data: bytes) -> Entry:
+        name = self._name(key)
+        with self._as_store_error("written", key):
+            self._commit([self._addition(name, data)], f"homing: {key}")
+        return Entry(key, len(data), hashlib.sha256(data).hexdigest())
+
+    def get(self, key: str, path: str, sha256: str | None = None) -> None:
+        aside = f"{path}.part-{self._world.random_hex(8)}"
+        digest, have, expected = hashlib.sha256(), 0, None
+        try:
+            with self._as_store_error("fetched", key):
+                self._world.write(aside, b"")
+                for piece, total, tag in self._pieces(key):
+                    expected = expected or _Expected(tag, total)
+                    self._world.append(aside, piece)
+                    digest.update(piece)
+                    expected.update(piece)
+                    have += len(piece)
+                    self.progress(have, total)
+            if sha256 is not None and digest.hexdigest() != sha256:
+                raise wrong_content(key, self.url, digest.hexdigest(), sha256)
+            if sha256 is None and expected is not None and expected.is_known and not expected.is_met:
+                raise wrong_content(key, self.url, expected.found, expected.expected, kind=expected.kind)
+            with self._as_store_error("fetched", key):
+                self._world.rename(aside, path)
+        finally:
+            self._world.remove(aside)
+
+    def read(self, key: str) -> bytes:
+        with self._as_store_error("read", key):
+            return b"".join(piece for piece, _, _ in self._pieces(key))
+
+    def sha256(self, key: str) -> str:
+        digest = hashlib.sha256()
+        with self._as_store_error("read", key):
+            for piece, _, _ in self._pieces(key):
+                digest.update(piece)
+        return digest.hexdigest()
+
+    def is_same(self, key: str, path: str) -> bool:
+        """Return True if the local file equals the one on the Hub; downloads it only if the Hub reports no hash."""
+        reply = self._look(key, self.revision)
+        if reply is None:
+            raise not_in_store(key, self.url)
+        with self._as_store_error("compared", key):
+            size = self._world.size(path)
+            expected = _Expected(_tag(reply.headers), size)
+            if not expected.is_known:
+                return self.sha256(key) == self._world.sha256(path)
+            for offset in range(0, size, _PIECE):
+                expected.update(self._world.read(path, offset, min(_PIECE, size - offset)))
+        return expected.is_met
+
+    def exists(self, key: str, revision: str = "") -> bool:
+        return self._look(key, revision or self.revision) is not None
+
+    def _look(self, key: str, revision: str) -> HttpResponse | None:
+        name = self._name(key)
+        with self._as_store_error("checked", key):
+            reply = self.door.fetch(self.door.resolve_url(name, revision), "HEAD")
+        if reply.status == 200:
+            return reply
+        if self._is_absent(reply.status, reply.headers):
+            return None
+        raise self.door.error("checked", key, reply.status, reply.headers.get("x-error-code", ""))
+
+    def list(self, prefix: str) -> Entries:
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            check_key(folder)
+        try:
+            with self._as_store_error("listed", prefix):
+                top = f"{self.address.prefix}{folder}".strip("/")
+                at = {"path_in_repo": top or None, "revision": self.revision, **self._repo}
+                found = list(self.door.api.list_repo_tree(recursive=True, **at))
+        except StoreError as exc:
+            if status_of(exc.__cause__ or exc) == 404 and code_of(exc.__cause__) == _ABSENT:
+                return []
+            raise
+        start = self.address.prefix + prefix
+        entries = [
+            Entry(item.path[len(self.address.prefix) :], item.size)
+            for item in found
+            if hasattr(item, "size") and item.path.startswith(start) and item.path != ".gitattributes"
+        ]
+        return sorted((entry for entry in entries if not is_aside(entry.key)), key=lambda entry: entry.key)
+
+    def delete(self, key: str) -> None:
+        self.delete_many([key])
+
+    def delete_many(self, keys: Keys) -> None:
+        """Delete in one commit, so that a checkpoint disappears all at once."""
+        from huggingface_hub import CommitOperationDelete
+
+        names = [self._name(key) for key in keys]
+        there = [name for key, name in zip(keys, names, strict=True) if self.exists(key)]
+        if there:
+            with self._as_store_error("deleted", keys[0]):
+                self._commit([CommitOperationDelete(name) for name in there], f"homing: remove {len(there)} files")
+
+    def create_if_absent(self, key: str, data: bytes) -> bool:
+        name = self._name(key)
+        # The title distinguishes our commit from another's with the same bytes: the SDK skips a commit that would
+        # change nothing and returns the newest one as if it were ours.
+        title = f"homing {self._world.random_hex(16)}: create {key}"
+        for number in range(_RACES):
+            parent = self.head()
+            if self.exists(key, parent):
+                return False
+            with self._as_store_error("written", key):
+                try:
+                    made = self._send([self._addition(name, data)], title, parent)
+                except hub_failures() as exc:
+                    if status_of(exc) in _CONFLICTS:
+                        self._world.sleep(min(0.05 * 1.3**number, 2.0) * (1 + int(self._world.random_hex(2), 16) / 255))
+                        continue
+                    if status_of(exc):
+                        raise
+                    # No answer: the commit may have been made all the same.
+                    if self._title_of(self.head()) == title:
+                        return True
+                    raise
+            return made != parent and self._title_of(made) == title
+        raise StoreError(
+            what=f"{key} could not be written in {self.url}.",
+            why=f"Other writers committed first, {_RACES} times in a row.",
+            fix="Try again, or use one repository per run.",
+        )
+
+    # --- reading at one commit ---
+
+    def pinned(self, revision: str = "") -> HubStore:
+        store = copy.copy(self)
+        with self._as_store_error("checked", ""):
+            store.revision = str(self.door.api.repo_info(revision=revision or _BRANCH, **self._repo).sha)
+        return store
+
+    # --- used by preflight ---
+
+    def head(self) -> str:
+        """Return the newest commit; creates the repository, private, if it is missing and may be created."""
+        may_create = self._may_create  # read before the request: another thread may create it meanwhile
+        with self._as_store_error("checked", ""):
+            try:
+                return str(self.door.api.repo_info(**self._repo).sha)
+            except hub_failures() as exc:
+                if status_of(exc) not in (401, 404) or not may_create:
+                    raise
+            self._make_repository()
+            return str(self.door.api.repo_info(**self._repo).sha)
+
+    def _make_repository(self) -> None:
+        self.door.api.create_repo(private=True, exist_ok=True, **self._repo)
+        self._may_create = False
+
+    # --- commits ---
+
+    def _addition(self, name: str, source: str | bytes) -> Any:
+        from huggingface_hub import CommitOperationAdd
+
+        return CommitOperationAdd(path_in_repo=name, path_or_fileobj=source)
+
+    def _still(self, path: str, asides: Keys) -> str | bytes:
+        """Return content that cannot change during the push: the SDK hashes the file first and reads it again later."""
+        if self._world.size(path) <= _IN_MEMORY:
+            return self._world.read(path)
+        if not path.endswith(_GROWING):
+            return path
+        asides.append(f"{path}.part-{self._world.random_hex(8)}")
+        self._world.copy(path, asides[-1])
+        return asides[-1]
+
+    def _commit(self, operations: Operations, title: str) -> None:
+        """Commit with retries; repeating is safe, because the same bytes change nothing."""
+        for number in range(1, _TRIES + 1):
+            may_create = self._may_create
+            try:
+                self._send(operations, title)
+                return
+            except hub_failures() as exc:
+                status = status_of(exc)
+                # If there was no answer at all, the SDK has already retried for a while.
+                tries = _TRIES if status in (*_CONFLICTS, *_PASSING) else 1 if status else 2
+                if status == 404 and may_create:
+                    self._make_repository()
+                elif number >= tries:
+                    raise
+                else:
+                    self._world.sleep(min(0.25 * 2**number, 8.0))
+
+    def _send(self, operations: Operations, title: str, parent: str | None = None) -> str:
+        call = {"operations": operations, "commit_message": title, "parent_commit": parent, "revision": _BRANCH}
+        try:
+            made = self.door.api.create_commit(**call, **self._repo)
+        except RuntimeError as exc:
+            raise UploadFailed(exc) from exc
+        self._may_create = False
+        return str(made.oid)
+
+    def _title_of(self, revision: str) -> str:
+        at = f"{self.door.endpoint}/api/{self.address.repo_type}s/{self.address.repo_id}/commits/{revision}"
+        reply = self.door.fetch(at)
+        if reply.status != 200:
+            raise self.door.error("checked", "", reply.status, reply.headers.get("x-error-code", ""))
+        return str(json.loads(reply.body)[0]["title"])
+
+    # --- reading ---
+
+    def _pieces(self, key: str) -> Iterator[tuple[bytes, int, str]]:
+        """Yield the file in ranges, each with the total size and the hash that the Hub reports.
+
+        The first answer names the commit that all further ranges are read from.
+        """
+        name, offset, total, revision = self._name(key), 0, 1, self.revision
+        while offset < total:
+            headers = {"Range": f"bytes={offset}-{offset + _PIECE - 1}"}
+            reply = self.door.fetch(self.door.resolve_url(name, revision), headers=headers)
+            if reply.status == 416 or (reply.status == 200 and not reply.body):
+                return  # an empty file has no range
+            if self._is_absent(reply.status, reply.headers):
+                raise not_in_store(key, self.url)
+            if reply.status not in (200, 206) or (reply.status == 200 and offset):
+                raise self.door.error("read", key, reply.status, reply.headers.get("x-error-code", ""))
+            total = int(reply.headers["content-range"].rpartition("/")[2]) if reply.status == 206 else len(reply.body)
+            revision = reply.headers.get("x-repo-commit", revision)
+            offset += len(reply.body)
+            if not reply.body:
+                raise OSError("the response ended early")
+            yield reply.body, total, _tag(reply.headers)
+
+    def _is_absent(self, status: int, headers: dict[str, str]) -> bool:
+        return status == 404 and headers.get("x-error-code") == _ABSENT
+
+    def _name(self, key: str) -> str:
+        return self.address.prefix + check_key(key)
+
+    @contextlib.contextmanager
+    def _as_store_error(self, done: str, key: str) -> Iterator[None]:
+        door = self.door  # outside the try, so that a missing extra is reported as such
+        try:
+            yield
+        except hub_failures() as exc:
+            raise door.raised(exc, done, key) from exc
+
+
+class _Expected:
+    """The hash that the Hub reports for a file, known without a download.
+
+    It is the sha256 of a large file, the Git blob hash of a small one.
+    """
+
+    def __init__(self, tag: str, num_bytes: int) -> None:
+        self.expected = tag
+        self.kind = {64: "sha256", 40: "Git hash"}.get(len(tag), "") if re.fullmatch("[0-9a-f]+", tag) else ""
+        self._hash = hashlib.sha256() if self.kind == "sha256" else hashlib.sha1(b"blob %d\0" % num_bytes)
+
+    def update(self, piece: bytes) -> None:
+        self._hash.update(piece)
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.kind)
+
+    @property
+    def found(self) -> str:
+        return self._hash.hexdigest()
+
+    @property
+    def is_met(self) -> bool:
+        return self.found == self.expected
+
+
+def _tag(headers: dict[str, str]) -> str:
+    """Return the ETag of the file itself, which is the "linked" one if another host serves its bytes."""
+    return headers.get("x-linked-etag", headers.get("etag", "")).removeprefix("W/").strip('"')

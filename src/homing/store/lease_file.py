@@ -1,0 +1,74 @@
+"""Reads leases in the store: which home owns a run, and which instance may write into its prefix.
+
+    runs/<id>/lease/00000001.json ...    written once by create-if-absent, never changed; the highest number counts
+
+Used by home and by the instance; only home takes leases, in cloud/ledger/lease.py. Raises if the store cannot be
+read, so that an outage never makes an instance look superseded.
+"""
+
+from __future__ import annotations
+
+from homing.errors import IntegrityError
+from homing.store.base import NotInStore, Store, run_key
+from homing.wire import codec, file_names
+from homing.wire.stored_record import Lease
+
+__all__ = ["Fence", "lease_key", "newer", "newest", "read_lease"]
+
+
+def lease_key(run_id: str, number: int) -> str:
+    return run_key(run_id, file_names.LEASES, f"{number:08d}.json")
+
+
+def read_lease(store: Store, run_id: str, number: int) -> Lease | None:
+    """Return the lease with this number, or None if it was not taken; raises IntegrityError if it is damaged."""
+    key = lease_key(run_id, number)
+    try:
+        return codec.loads(Lease, store.read(key))
+    except NotInStore:
+        return None
+    except codec.WireError as exc:
+        raise IntegrityError(
+            what=f"{key} in {store.url} cannot be read, so the owner of {run_id} is unknown.",
+            why=str(exc),
+            fix=f"Inspect it: homing store get {key} --store {store.url}",
+        ) from exc
+
+
+def newest(store: Store, run_id: str) -> Lease | None:
+    """Return the lease that counts, or None. A list may be stale, so the numbers after it are tried too."""
+    prefix = run_key(run_id, file_names.LEASES) + "/"
+    listed = [entry.key.removeprefix(prefix).removesuffix(".json") for entry in store.list(prefix)]
+    number = max((int(name) for name in listed if name.isdigit()), default=0)
+    return newer(store, run_id, number) or (read_lease(store, run_id, number) if number else None)
+
+
+def newer(store: Store, run_id: str, number: int) -> Lease | None:
+    """Return the highest lease above `number`, or None.
+
+    There are no gaps, because each lease is taken after reading the one before it.
+    """
+    found = None
+    while True:
+        following = read_lease(store, run_id, number + 1)
+        if following is None:
+            return found
+        found, number = following, number + 1
+
+
+class Fence:
+    """An instance's view of the lease: has a newer one been taken for another instance?"""
+
+    def __init__(self, store: Store, run_id: str, mark: str, number: int) -> None:
+        self._store, self._run_id, self._mark, self._number = store, run_id, mark, number
+        self._newest: Lease | None = None
+
+    def superseded_by(self) -> Lease | None:
+        """Return the newer lease that names another instance, or None. Costs one small read while nothing has changed.
+
+        An adoption that names this mark lets the instance continue.
+        """
+        found = newer(self._store, self._run_id, self._number)
+        if found is not None:
+            self._newest, self._number = found, found.number
+        return self._newest if self._newest is not None and self._newest.mark != self._mark else None

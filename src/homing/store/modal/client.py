@@ -1,0 +1,156 @@
+"""Client for Modal: credentials, single calls with a deadline, and the mapping of its errors to ours.
+
+    open_door     MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, else the profile written by `modal setup`
+    door.call     one call of the SDK; the SDK sets no deadline, so each call gets one here
+    kind_of       classifies an exception of the SDK: absent, exists, busy, refused, silent
+
+The store and the provider share it. The SDK is loaded on first use and does its own network I/O on its own thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from homing.api_address import check_address
+from homing.errors import MissingExtra, UsageError
+from homing.world import World
+
+__all__ = [
+    "PROFILE_PATH",
+    "TOKEN_ENV",
+    "Door",
+    "Kind",
+    "Shut",
+    "failures",
+    "has_account",
+    "kind_of",
+    "open_door",
+    "text_of",
+]
+
+T = TypeVar("T")
+Kind = Literal["absent", "exists", "busy", "refused", "silent"]
+
+TOKEN_ENV = ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET")
+PROFILE_PATH = "~/.modal.toml"
+TIMEOUT_S = 60.0
+_OPEN_S = 15.0  # the SDK itself keeps trying for a minute
+_NO_MORE_TEXT = 300
+# One client per account and server: each has its own connection and background work.
+_CLIENTS: dict[tuple[str, str], Any] = {}
+
+
+class Shut(Exception):
+    """Modal does not answer at all; the message is the SDK's."""
+
+
+@dataclass(frozen=True)
+class Door:
+    sdk: Any
+    client: Any
+    who: str  # for display: which token, masked
+    environment: str = ""  # a namespace inside the workspace; "": the default
+
+    def call(self, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
+        """Run one call with a deadline.
+
+        `make` returns the SDK's own coroutine (`.aio`): only that can be cancelled, and it cleans up when it is.
+        """
+        import asyncio
+
+        return asyncio.run(_within(make, timeout_s))
+
+
+def has_account(environment: Mapping[str, str], world: World) -> bool:
+    """Return True if there is any token; needs neither the SDK nor the network."""
+    if all(environment.get(name) for name in TOKEN_ENV):
+        return True
+    return world.exists(os.path.expanduser(environment.get("MODAL_CONFIG_PATH", "") or PROFILE_PATH))
+
+
+def open_door(world: World, verb: str = "launch") -> Door:
+    environment = world.environment()
+    if not has_account(environment, world):
+        raise UsageError(
+            what="No Modal account is configured.",
+            why=f"{' and '.join(TOKEN_ENV)} are not set, and {PROFILE_PATH} does not exist.",
+            fix="modal setup   or, with a token from modal.com/settings/tokens: export MODAL_TOKEN_ID=ak-... "
+            "MODAL_TOKEN_SECRET=as-...",
+        )
+    try:
+        import modal
+        import modal.config
+    except ImportError as exc:
+        raise MissingExtra(verb, "modal", str(exc.name)) from exc
+    token_id, token_secret = (environment.get(name, "") for name in TOKEN_ENV)
+    server = check_address(str(modal.config.config.get("server_url")), "MODAL_SERVER_URL")
+    key = (server, token_id)
+    if key not in _CLIENTS:
+        # Use this token rather than the SDK's one client per process: the environment may name another account later.
+        _CLIENTS[key] = _knock(modal, token_id, token_secret)
+    who = f"MODAL_TOKEN_ID {token_id[:3]}...{token_id[-2:]}" if token_id else "the token of the Modal profile"
+    return Door(modal, _CLIENTS[key], who, str(modal.config.config.get("environment") or ""))
+
+
+def failures() -> tuple[type[BaseException], ...]:
+    """Return the exceptions that a call may raise because of Modal, the network or the deadline."""
+    import aiohttp
+    import grpclib.exceptions
+    import modal.exception
+
+    modal_errors = (modal.exception.Error, grpclib.exceptions.GRPCError, grpclib.exceptions.StreamTerminatedError)
+    return (*modal_errors, aiohttp.ClientError, OSError, TimeoutError)
+
+
+def kind_of(exc: BaseException) -> Kind:
+    """Classify an exception. Anything that is not a clear answer is "silent": the call may have taken effect."""
+    from modal import exception as said
+
+    if isinstance(exc, (said.NotFoundError, FileNotFoundError)):
+        return "absent"
+    if isinstance(exc, (said.AlreadyExistsError, FileExistsError)):
+        return "exists"
+    if isinstance(exc, said.ResourceExhaustedError):
+        return "busy"
+    refusals = (
+        said.AuthError,
+        said.PermissionDeniedError,
+        said.InvalidError,
+        said.VersionError,
+        said.UnimplementedError,
+        said.RequestSizeError,
+        said.ImageBuildError,
+    )
+    return "refused" if isinstance(exc, refusals) else "silent"
+
+
+def text_of(exc: BaseException) -> str:
+    """Return the SDK's message, shortened."""
+    return (str(exc).strip() or type(exc).__name__)[:_NO_MORE_TEXT]
+
+
+async def _within(make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    import asyncio
+
+    return await asyncio.wait_for(make(), timeout_s)
+
+
+def _knock(modal: Any, token_id: str, token_secret: str) -> Any:
+    import asyncio
+
+    client = modal.Client
+    by_token = token_id and token_secret
+    make = (lambda: client.from_credentials.aio(token_id, token_secret)) if by_token else client.from_env.aio
+    try:
+        return asyncio.run(_within(make, _OPEN_S))
+    except modal.exception.AuthError as exc:
+        raise UsageError(
+            what="Modal rejected the token." if by_token else "The Modal profile has no token.",
+            why=text_of(exc),
+            fix="modal setup   or a new token from https://modal.com/settings/tokens",
+        ) from exc
+    except failures() as exc:
+        raise Shut(text_of(exc)) from exc

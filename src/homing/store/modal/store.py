@@ -1,0 +1,391 @@
+"""A store in a Modal Volume (version 2): `modal:VOLUME`, created by the first write.
+
+    at home       through the SDK: put, list and read are calls to Modal, which see what was committed
+    in a sandbox  through the mount (`?mount=/path`): files, and after each write a commit by `sync` on the mount point
+
+Modal documents no exclusive write for Volumes, so a Modal Dict of the same name decides create_if_absent: of many
+callers, `put` with skip_if_exists returns True to one. Each caller first stages its data under a temporary name, which
+it puts into the Dict; if the winner dies before it has finished, another caller finishes for it. A sandbox has no
+token, so it cannot take part, and raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Awaitable, Callable, Iterator
+from functools import cached_property
+from typing import Any, TypeVar
+
+from homing.errors import StoreError, StoreRefused
+from homing.store.address import parse_modal
+from homing.store.base import (
+    Entries,
+    Entry,
+    Files,
+    Keys,
+    Progress,
+    Store,
+    check_key,
+    is_aside,
+    not_in_store,
+    unwatched,
+    wrong_content,
+)
+from homing.store.modal.client import TIMEOUT_S, Door, Shut, failures, kind_of, open_door, text_of
+from homing.store.modal.mount import MountedVolume
+from homing.world import World
+
+__all__ = ["VolumeStore", "open_volume"]
+
+T = TypeVar("T")
+# Named outside the class, in which `list` is a method.
+Things = list[Any]
+Pairs = list[tuple[str, Any]]  # a name in the Volume, and bytes or a local path
+_TRIES = 3  # in addition to the SDK's own retries within a second
+_RACES = 20
+_IN_MEMORY = 8 << 20
+_GROWING = (".jsonl", ".log", ".csv", ".txt")
+_SLOWEST_BYTES_PER_S = 250_000  # slowest transfer that is still worth waiting for
+_VERSION = 2  # only this Volume version can be committed from a running sandbox
+
+
+def open_volume(url: str, world: World, *, create: bool) -> Store:
+    address = parse_modal(url)
+    return MountedVolume(address, world) if address.mount else VolumeStore(url, world, create=create)
+
+
+class VolumeStore:
+    pace_s = 10.0
+    batch_files = 50
+
+    def __init__(self, url: str, world: World, *, create: bool = True) -> None:
+        self.address = parse_modal(url)
+        self.url = self.address.url
+        self.progress: Progress = unwatched
+        self.may_create = create
+        self._world = world
+        self._handle: Any = None
+
+    @cached_property
+    def door(self) -> Door:
+        try:
+            return open_door(self._world)
+        except Shut as exc:
+            fix = "Modal does not respond: try again later."
+            raise StoreError(f"{self.url} cannot be reached.", f"Modal: {exc}", fix) from exc
+
+    # --- the Store interface ---
+
+    def put(self, key: str, path: str) -> Entry:
+        return self.put_many([(key, path)])[0]
+
+    def put_many(self, files: Files) -> Entries:
+        names = [self._name(key) for key, _ in files]
+        entries: Entries = []
+        sources: Things = []
+        asides: Keys = []
+        try:
+            with self._reading(files[0][0] if files else ""):
+                for key, path in files:
+                    source, entry = self._still(key, path, asides)
+                    sources.append(source)
+                    entries.append(entry)
+            num_bytes = sum(entry.num_bytes for entry in entries)
+            if files:
+                self._upload(list(zip(names, sources, strict=True)), files[0][0], num_bytes)
+        finally:
+            for aside in asides:
+                self._world.remove(aside)
+        self.progress(num_bytes, num_bytes)
+        return entries
+
+    def put_bytes(self, key: str, data: bytes) -> Entry:
+        self._upload([(self._name(key), data)], key, len(data))
+        return Entry(key, len(data), hashlib.sha256(data).hexdigest())
+
+    def get(self, key: str, path: str, sha256: str | None = None) -> None:
+        aside = f"{path}.part-{self._world.random_hex(8)}"
+        try:
+            digest = self._read(key, lambda data: self._append(aside, data, key), lambda: self._begin(aside, key))
+            if sha256 is not None and digest != sha256:
+                raise wrong_content(key, self.url, digest, sha256)
+            with self._reading(key):
+                self._world.rename(aside, path)
+        finally:
+            self._world.remove(aside)
+
+    def read(self, key: str) -> bytes:
+        pieces: list[bytes] = []
+        self._read(key, pieces.append, pieces.clear)
+        return b"".join(pieces)
+
+    def sha256(self, key: str) -> str:
+        return self._read(key, lambda data: None, lambda: None)
+
+    def is_same(self, key: str, path: str) -> bool:
+        num_bytes = self._size(key)
+        with self._reading(key):
+            if self._world.size(path) != num_bytes:
+                return False
+            digest = self._world.sha256(path)
+        return self.sha256(key) == digest
+
+    def exists(self, key: str) -> bool:
+        name = self._name(key)
+        # For a file, iterdir yields that file; for a folder, its content.
+        return any(entry.path.strip("/") == name and _is_file(entry) for entry in self._entries(name, False, key))
+
+    def list(self, prefix: str) -> Entries:
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            check_key(folder)
+        start = self.address.prefix + prefix
+        found = self._entries(f"{self.address.prefix}{folder}".strip("/") or "/", True, prefix)
+        names = {entry.path.strip("/"): entry.size for entry in found if _is_file(entry)}
+        kept = [name for name in sorted(names) if name.startswith(start) and not is_aside(name)]
+        return [Entry(name[len(self.address.prefix) :], names[name]) for name in kept]
+
+    def delete(self, key: str) -> None:
+        """Delete a key, its claim first.
+
+        A crash in between then leaves a file without a claim, which still blocks the key.
+        """
+        name = self._name(key)
+        self._withdraw(name, key)
+        self._remove(name, key)
+
+    def delete_many(self, keys: Keys) -> None:
+        for key in keys:
+            self.delete(key)
+
+    def create_if_absent(self, key: str, data: bytes) -> bool:
+        name = self._name(key)
+        aside = f"{name}.part-{self._world.random_hex(8)}"
+        self._volume(is_write=True)
+        if self.exists(key):
+            return False
+        self._upload([(aside, data)], key, len(data))
+        try:
+            for _ in range(_RACES):
+                if self._claim(name, aside, key):
+                    self._finish(aside, name, key)
+                    return True
+                if self._is_finished(name, key):
+                    return False
+            raise StoreError(
+                what=f"{key} could not be created in {self.url}.",
+                why=f"Other writers claimed it {_RACES} times in a row.",
+                fix="Try again.",
+            )
+        finally:
+            with contextlib.suppress(StoreError):  # a temporary name, never mistaken for a key
+                self._remove(aside, key)
+
+    # --- used by preflight ---
+
+    def is_there(self) -> bool:
+        try:
+            self._hydrate(may_create=False)
+        except _Gone:
+            return False
+        return True
+
+    # --- exclusive write ---
+
+    def _claim(self, name: str, aside: str, key: str) -> bool:
+        """Return True if the key is ours; the value in the Dict distinguishes a lost answer from a lost race."""
+        claims = self._claims
+        is_ours = self._do("claimed", key, lambda: claims.put.aio(name, aside, skip_if_exists=True))
+        return bool(is_ours) or self._holder(name, key) == aside
+
+    def _holder(self, name: str, key: str) -> Any:
+        claims = self._claims
+        return self._do("checked", key, lambda: claims.get.aio(name))
+
+    def _withdraw(self, name: str, key: str) -> None:
+        claims = self._claims
+        self._do("deleted", key, lambda: claims.pop.aio(name, None))
+
+    def _is_finished(self, name: str, key: str) -> bool:
+        """Return True if the file of the claim's holder exists, copying it from its staged data if necessary."""
+        if self.exists(key):
+            return True
+        holder = self._holder(name, key)
+        if holder is None:
+            return False  # withdrawn in between
+        try:
+            self._finish(str(holder), name, key)
+        except _Gone:
+            if not self.exists(key):
+                # Created once and since deleted from a sandbox, which cannot access the Dict: the claim is void.
+                self._withdraw(name, key)
+                return False
+        return True
+
+    def _finish(self, aside: str, name: str, key: str) -> None:
+        volume = self._volume(is_write=True)
+        self._do("created", key, lambda: volume.copy_files.aio([aside], name))
+
+    # --- calls ---
+
+    def _upload(self, pairs: Pairs, key: str, num_bytes: int) -> None:
+        volume = self._volume(is_write=True)
+
+        async def upload() -> None:
+            async with volume.batch_upload(force=True) as batch:
+                for name, source in pairs:
+                    batch.put_file(io.BytesIO(source) if isinstance(source, bytes) else source, f"/{name}")
+
+        self._do("written", key, upload, TIMEOUT_S + num_bytes / _SLOWEST_BYTES_PER_S)
+
+    def _read(self, key: str, take: Callable[[bytes], None], begin: Callable[[], None]) -> str:
+        """Read a file and return its sha256; `begin` is called before each try, because a retry starts over."""
+        name, total, volume = self._name(key), self._size(key), self._volume()
+
+        async def read() -> str:
+            begin()
+            digest, have = hashlib.sha256(), 0
+            async for piece in volume.read_file.aio(name):
+                take(piece)
+                digest.update(piece)
+                have += len(piece)
+                self.progress(have, total)
+            return digest.hexdigest()
+
+        try:
+            return self._do("read", key, read, TIMEOUT_S + total / _SLOWEST_BYTES_PER_S)
+        except _Gone as exc:
+            raise not_in_store(key, self.url) from exc
+
+    def _size(self, key: str) -> int:
+        name = self._name(key)
+        found = [entry.size for entry in self._entries(name, False, key) if entry.path.strip("/") == name]
+        if not found:
+            raise not_in_store(key, self.url)
+        return int(found[0])
+
+    def _entries(self, path: str, recursive: bool, key: str) -> Things:
+        volume = self._volume()
+
+        async def look() -> Things:
+            return [entry async for entry in volume.iterdir.aio(path, recursive=recursive)]
+
+        try:
+            return self._do("listed", key, look)
+        except _Gone:
+            # Either the folder or the Volume is missing, and a missing Volume is not an empty store.
+            self._hydrate(may_create=False)
+            return []
+
+    def _remove(self, name: str, key: str) -> None:
+        volume = self._volume()
+        try:
+            self._do("deleted", key, lambda: volume.remove_file.aio(name))
+        except _Gone:
+            self._hydrate(may_create=False)
+
+    # Local disk errors are reported as such: a full disk is not an unresponsive Modal, and retrying would not help.
+
+    def _begin(self, aside: str, key: str) -> None:
+        with self._reading(key):
+            self._world.write(aside, b"")
+
+    def _append(self, aside: str, data: bytes, key: str) -> None:
+        with self._reading(key):
+            self._world.append(aside, data)
+
+    def _still(self, key: str, path: str, asides: Keys) -> tuple[Any, Entry]:
+        """Return content that cannot change during the push, with its entry.
+
+        The SDK hashes a file first and reads it again later.
+        """
+        if self._world.size(path) <= _IN_MEMORY:
+            data = self._world.read(path)
+            return data, Entry(key, len(data), hashlib.sha256(data).hexdigest())
+        if path.endswith(_GROWING):
+            asides.append(f"{path}.part-{self._world.random_hex(8)}")
+            digest = self._world.copy(path, asides[-1])
+            return asides[-1], Entry(key, self._world.size(asides[-1]), digest)
+        return path, Entry(key, self._world.size(path), self._world.sha256(path))
+
+    # Volume and Dict are looked up before a call begins, because each lookup is itself a call.
+
+    def _volume(self, *, is_write: bool = False) -> Any:
+        """Return the Volume; only a write creates a missing one, so that a dry run leaves nothing behind."""
+        if self._handle is None:
+            self._handle = self._hydrate(may_create=is_write and self.may_create)
+        return self._handle
+
+    @cached_property
+    def _claims(self) -> Any:
+        """Return the Dict of claims, after making sure that the Volume exists.
+
+        A Dict without a Volume would be left behind.
+        """
+        name, _ = f"{self.address.volume}.homing", self._volume(is_write=True)
+        return self.door.sdk.Dict.from_name(name, create_if_missing=True, client=self.door.client)
+
+    def _hydrate(self, *, may_create: bool) -> Any:
+        async def find() -> Any:
+            names = {"version": _VERSION, "create_if_missing": may_create, "client": self.door.client}
+            volume = self.door.sdk.Volume.from_name(self.address.volume, **names)
+            await volume.hydrate.aio()
+            return volume
+
+        found = self._do("checked", "", find)
+        self.may_create = False
+        return found
+
+    def _name(self, key: str) -> str:
+        return self.address.prefix + check_key(key)
+
+    @contextlib.contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        """Map errors of the local disk to StoreError."""
+        try:
+            yield
+        except OSError as exc:
+            raise StoreError(
+                what=f"{key} could not be read or written on this computer.",
+                why=f"{type(exc).__name__}: {exc}",
+                fix="Check the disk space and the folder's permissions.",
+            ) from exc
+
+    def _do(self, done: str, key: str, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
+        """Run a call, retrying if Modal gave no clear answer; all of these calls are idempotent."""
+        door = self.door  # outside the try, so that a missing extra or account is reported as such
+        for number in range(1, _TRIES + 1):
+            try:
+                return door.call(make, timeout_s)
+            except failures() as exc:
+                kind = kind_of(exc)
+                if kind in ("busy", "silent") and number < _TRIES:
+                    self._world.sleep(0.5 * 2**number)
+                    continue
+                raise self._error(exc, done, key) from exc
+        raise AssertionError("the last try returns or raises")
+
+    def _error(self, exc: BaseException, done: str, key: str) -> StoreError:
+        kind, what = kind_of(exc), f"{key or 'The store'} could not be {done} in {self.url}."
+        if kind == "absent":
+            return _Gone(
+                what=what,
+                why=f"Modal has no such Volume, or it was deleted: {text_of(exc)}",
+                fix=f"List volumes: modal volume list   then launch again, which creates {self.address.volume}",
+            )
+        fixes = {
+            "refused": f"Check the account and the Volume: modal volume list   (using {self.door.who})",
+            "busy": "Modal limits requests: try again in a minute.",
+        }
+        refused = StoreRefused if kind == "refused" else StoreError
+        return refused(what, f"Modal: {text_of(exc)}", fixes.get(kind, "Modal does not respond: try again later."))
+
+
+class _Gone(StoreRefused):
+    """Modal reports that the Volume, or the requested file in it, does not exist."""
+
+
+def _is_file(entry: Any) -> bool:
+    return str(getattr(entry.type, "name", entry.type)) == "FILE"

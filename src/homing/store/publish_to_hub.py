@@ -1,0 +1,159 @@
+"""Publishes a folder to a repository on the Hub: one commit, private unless requested otherwise.
+
+    look     which user we are, whether the token may write, what the repository already holds
+    publish  create the repository if missing -> one commit on top of the state seen by `look` -> compare what is there
+
+Weights of an earlier model that are not in the folder are deleted in the same commit: a mixture of an old and a new
+model would load as neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from homing.errors import StoreError
+from homing.store.address import HubAddress
+from homing.store.hf.client import Door, UploadFailed, hub_failures, open_door, status_of
+from homing.world import World
+
+__all__ = ["Looked", "Published", "look", "publish"]
+
+_STALE = (".safetensors", ".safetensors.index.json", ".gguf", ".bin")
+_PIECE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Looked:
+    door: Door
+    user: str
+    exists: bool
+    is_private: bool
+    commit: str  # "" if there is no repository
+    files: list[str] = field(default_factory=list)  # except for files that the Hub adds itself
+
+
+@dataclass(frozen=True)
+class Published:
+    url: str
+    commit: str
+    num_bytes: int
+    removed: list[str]
+    is_private: bool
+
+
+def look(address: HubAddress, world: World) -> Looked:
+    """Inspect the repository; raises before anything is created if the token does not allow publishing."""
+    door = open_door(address, world)
+    repo = {"repo_id": address.repo_id, "repo_type": address.repo_type}
+    if not door.token:
+        raise _refused(door, "there is no token")
+    try:
+        who = door.api.whoami()
+    except hub_failures() as exc:
+        if status_of(exc) in (401, 403):
+            raise _refused(door, "the token is invalid") from exc
+        raise door.raised(exc, "published") from exc
+    role = str(((who.get("auth") or {}).get("accessToken") or {}).get("role", ""))
+    if role == "read":
+        raise _refused(door, "the token is read-only")
+    try:
+        info = door.api.repo_info(**repo)
+        tree = list(door.api.list_repo_tree(recursive=True, **repo))
+    except hub_failures() as exc:
+        if status_of(exc) not in (401, 404):
+            raise door.raised(exc, "checked") from exc
+        return Looked(door, str(who.get("name", "")), False, True, "")
+    files = sorted(item.path for item in tree if hasattr(item, "size") and item.path != ".gitattributes")
+    return Looked(door, str(who.get("name", "")), True, bool(info.private), str(info.sha), files)
+
+
+def publish(
+    looked: Looked,
+    folder: str,
+    names: list[str],
+    *,
+    is_public: bool,
+    title: str,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Published:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    door, address = looked.door, looked.door.address
+    repo = {"repo_id": address.repo_id, "repo_type": address.repo_type}
+    removed = [name for name in looked.files if name.endswith(_STALE) and name not in names]
+    operations: list[Any] = [CommitOperationDelete(name) for name in removed]
+    operations += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=f"{folder}/{name}") for name in names]
+    try:
+        if not looked.exists:
+            tell(f"creating {address.url}, {'public' if is_public else 'private'}")
+            door.api.create_repo(private=not is_public, exist_ok=True, **repo)
+        parent = looked.commit or str(door.api.repo_info(**repo).sha)
+        tell(f"pushing {len(names)} files")
+        made = door.api.create_commit(operations=operations, commit_message=title, parent_commit=parent, **repo)
+    except ValueError as exc:  # the SDK's exception for a model card that the Hub rejects
+        if status_of(exc):
+            raise door.raised(exc, "published") from exc
+        raise StoreError(
+            what=f"The Hub rejected the model card for {address.url}.",
+            why=str(exc)[:500],
+            fix="Fix the lines between the two --- at the top of README.md in the export, then publish again.",
+        ) from exc
+    except RuntimeError as exc:
+        raise door.raised(UploadFailed(exc), "published") from exc
+    except hub_failures() as exc:
+        if status_of(exc) in (409, 412):
+            raise StoreError(
+                what=f"{address.url} was changed by someone else in the meantime.",
+                why="You agreed to replace its earlier content.",
+                fix="Check it, then publish again.",
+            ) from exc
+        raise door.raised(exc, "published") from exc
+    num_bytes = _compare(door, repo, folder, names, str(made.oid))
+    is_private = looked.is_private if looked.exists else not is_public
+    return Published(f"{door.endpoint}/{address.repo_id}", str(made.oid), num_bytes, removed, is_private)
+
+
+def _compare(door: Door, repo: dict[str, str], folder: str, names: list[str], commit: str) -> int:
+    """Compare the Hub's listing with the local files and return the total size; raises StoreError.
+
+    Checks all sizes, and the sha256 of large files.
+    """
+    try:
+        tree = {item.path: item for item in door.api.list_repo_tree(recursive=True, revision=commit, **repo)}
+    except hub_failures() as exc:
+        raise door.raised(exc, "checked") from exc
+    odd = []
+    total = 0
+    for name in names:
+        size = door.world.size(f"{folder}/{name}")
+        total += size
+        there = tree.get(name)
+        lfs = getattr(there, "lfs", None)
+        if there is None or int(there.size) != size or (lfs and str(lfs.sha256) != _sha256(door.world, folder, name)):
+            odd.append(name)
+    if odd:
+        raise StoreError(
+            what=f"{door.address.url} does not contain what was pushed.",
+            why=f"Different files: {', '.join(odd[:6])}.",
+            fix="Publish again; the commit before it is still there.",
+        )
+    return total
+
+
+def _sha256(world: World, folder: str, name: str) -> str:
+    digest, offset = hashlib.sha256(), 0
+    while piece := world.read(f"{folder}/{name}", offset, _PIECE):
+        digest.update(piece)
+        offset += len(piece)
+    return digest.hexdigest()
+
+
+def _refused(door: Door, why: str) -> StoreError:
+    return StoreError(
+        what=f"Cannot publish to {door.address.url}.",
+        why=f"Using {door.token_source.rstrip(',')}: {why}.",
+        fix=f"Create a token with write access: {door.endpoint}/settings/tokens   then export HF_TOKEN=...",
+    )

@@ -1,0 +1,279 @@
+"""A store in a bucket: `s3://bucket/prefix` on AWS, R2, MinIO and other services with the S3 API.
+
+    put               one PUT, or a multipart upload that can be resumed (s3_transfer); the service checks the hashes
+    get               to a temporary file, resumed by range after an interruption, even by a later process; verified,
+                      then renamed
+    sha256, is_same   of the bytes as read back: the service's own checksum is no proof, because some services repeat
+                      any checksum they were given
+    create_if_absent  If-None-Match: *. A service that accepts two such writes to one key is refused with an error
+
+Disk access goes through World. boto3 does its own network I/O, so the simulator uses the folder store instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from homing.errors import StoreError
+from homing.store.address import parse_s3
+from homing.store.base import (
+    PROBES,
+    Entries,
+    Entry,
+    Files,
+    Keys,
+    Progress,
+    check_key,
+    disk_failed,
+    is_aside,
+    not_in_store,
+    unwatched,
+    wrong_content,
+)
+from homing.store.s3 import transfer
+from homing.store.s3.client import Door, code_of, is_absent, open_door, s3_failures
+from homing.world import World
+
+__all__ = ["S3Store"]
+
+_MAKER = "homing-maker"  # metadata of objects made by create_if_absent: distinguishes a lost answer from a lost race
+
+
+class S3Store:
+    pace_s = 5.0
+    batch_files = 1
+
+    def __init__(self, url: str, world: World, *, part_bytes: int = transfer.PART_BYTES) -> None:
+        self.address = parse_s3(url)
+        self.url = self.address.url
+        self.progress: Progress = unwatched
+        self.world = world
+        self._part_bytes = part_bytes
+        self._is_swept = False
+        self._is_exclusive: bool | None = None  # whether the service honours If-None-Match; None: not tested yet
+
+    @cached_property
+    def door(self) -> Door:
+        return open_door(self.address)
+
+    # --- the Store interface ---
+
+    def put(self, key: str, path: str) -> Entry:
+        name = self._name(key)
+        with self._as_store_error("pushed", key):
+            if not self._is_swept and self.world.size(path) > self._part_bytes:
+                transfer.sweep(self.door, self.world)
+                self._is_swept = True
+            sent = transfer.send(self.door, name, path, self.world, self._part_bytes, self.progress)
+        return Entry(key, sent.num_bytes, sent.sha256)
+
+    def put_many(self, files: Files) -> Entries:
+        return [self.put(key, path) for key, path in files]
+
+    def put_bytes(self, key: str, data: bytes) -> Entry:
+        name = self._name(key)
+        with self._as_store_error("written", key):
+            sent = transfer.send_small(self.door, name, data)
+        return Entry(key, sent.num_bytes, sent.sha256)
+
+    def get(self, key: str, path: str, sha256: str | None = None) -> None:
+        head = self._head(key)
+        aside = self._aside(path, key, head)
+        if sha256 is None:  # without a hash, damage in the part left by a killed process would go unnoticed
+            self.world.remove(aside)
+        is_begun = self._size(aside) > 0
+        digest = self._fetch(key, aside, head)
+        if is_begun and digest != sha256:  # the old partial file may be damaged, so retry before blaming the store
+            self.world.remove(aside)
+            digest = self._fetch(key, aside, head)
+        if sha256 is not None and digest != sha256:
+            self.world.remove(aside)
+            raise wrong_content(key, self.url, digest, sha256)
+        with self._as_store_error("fetched", key):
+            self.world.rename(aside, path)
+
+    def _fetch(self, key: str, aside: str, head: Any) -> str:
+        """Download the missing part; return the hash of the whole."""
+        with self._as_store_error("fetched", key):
+            digest, have = self._begun(aside, head["ContentLength"])
+            for piece in transfer.stream(self.door, self._name(key), self.world, have, head["ETag"]):
+                if self._size(aside) != have:
+                    raise OSError(f"{aside} is being written by another program")
+                self.world.append(aside, piece)
+                digest.update(piece)
+                have += len(piece)
+                self.progress(have, head["ContentLength"])
+            if not have:
+                self.world.write(aside, b"")
+        return str(digest.hexdigest())
+
+    def read(self, key: str) -> bytes:
+        name = self._name(key)
+        with self._as_store_error("read", key):
+            return b"".join(transfer.stream(self.door, name, self.world))
+
+    def sha256(self, key: str) -> str:
+        name, digest = self._name(key), hashlib.sha256()
+        with self._as_store_error("read", key):
+            for piece in transfer.stream(self.door, name, self.world):
+                digest.update(piece)
+        return digest.hexdigest()
+
+    def is_same(self, key: str, path: str) -> bool:
+        head = self._head(key)
+        with self._as_store_error("compared", key):
+            if self.world.size(path) != head["ContentLength"]:
+                return False
+            digest = self.world.sha256(path)
+        return self.sha256(key) == digest
+
+    def exists(self, key: str) -> bool:
+        return self._look(key) is not None
+
+    def list(self, prefix: str) -> Entries:
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            check_key(folder)
+        found: Entries = []
+        with self._as_store_error("listed", prefix):
+            pages = self.door.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.address.bucket, Prefix=self.address.prefix + prefix
+            )
+            for page in pages:
+                for item in page.get("Contents", []):
+                    key = item["Key"][len(self.address.prefix) :]
+                    # A key that ends in a slash is a folder placeholder created by some program; ours are files.
+                    if not key.endswith("/") and not is_aside(key):
+                        found.append(Entry(key, int(item["Size"])))
+        return sorted(found, key=lambda entry: entry.key)
+
+    def delete(self, key: str) -> None:
+        name = self._name(key)
+        with self._as_store_error("deleted", key):
+            try:
+                self.door.client.delete_object(Bucket=self.address.bucket, Key=name)
+            except s3_failures() as exc:
+                if not is_absent(exc):
+                    raise
+
+    def delete_many(self, keys: Keys) -> None:
+        for key in keys:
+            self.delete(key)
+
+    def drop_cut(self, folder: str) -> int:
+        with self._as_store_error("deleted", folder):
+            # -inf because clocks differ
+            return transfer.sweep(self.door, self.world, f"{folder}/", untouched_s=-math.inf)
+
+    def create_if_absent(self, key: str, data: bytes) -> bool:
+        name = self._name(key)
+        with self._as_store_error("written", key):
+            if not self.is_exclusive():
+                raise StoreError(
+                    what=f"{self.url} cannot keep two homes from owning one run.",
+                    why=f"{self.door.where} accepts a write with If-None-Match: * although the key exists.",
+                    fix="Use a service that honours it (AWS S3, R2, MinIO), or another store: hf:OWNER/NAME",
+                )
+            return self._create(name, data)
+
+    def put_url(self, key: str, valid_s: float) -> str:
+        """Return a presigned URL for one PUT to this key, for a machine on which nothing is installed yet."""
+        params = {"Bucket": self.address.bucket, "Key": self._name(key)}
+        with self._as_store_error("written", key):
+            return str(self.door.client.generate_presigned_url("put_object", params, ExpiresIn=int(valid_s)))
+
+    def get_url(self, key: str, valid_s: float) -> str:
+        """Return a presigned URL for reading one key, for a machine that has neither keys nor an SDK yet."""
+        params = {"Bucket": self.address.bucket, "Key": self._name(key)}
+        with self._as_store_error("read", key):
+            return str(self.door.client.generate_presigned_url("get_object", params, ExpiresIn=int(valid_s)))
+
+    # --- used by preflight ---
+
+    def is_exclusive(self) -> bool:
+        """Test that the second of two writes with If-None-Match to a new key fails; done once per opened store."""
+        if self._is_exclusive is None:
+            name = f"{self.address.prefix}{PROBES}/{self.world.random_hex(16)}"
+            try:
+                self._is_exclusive = self._create(name, b"1") and not self._create(name, b"2")
+            finally:
+                self.door.client.delete_object(Bucket=self.address.bucket, Key=name)
+        return self._is_exclusive
+
+    def _create(self, name: str, data: bytes) -> bool:
+        maker = self.world.random_hex(32)
+        for _ in range(4):
+            try:
+                transfer.send_small(self.door, name, data, IfNoneMatch="*", Metadata={_MAKER: maker})
+            except s3_failures() as exc:
+                if code_of(exc) in ("PreconditionFailed", "412"):
+                    # It is ours after all if a retry found the object that the first try had created before its answer
+                    # was lost.
+                    return self._maker_of(name) == maker
+                if code_of(exc) not in ("ConditionalRequestConflict", "409"):
+                    raise
+                self.world.sleep(0.2)  # another write to the key was in progress; retrying shows which one won
+            else:
+                return True
+        return self._maker_of(name) == maker
+
+    def _maker_of(self, name: str) -> str:
+        head = self.door.client.head_object(Bucket=self.address.bucket, Key=name)
+        return str({key.lower(): value for key, value in head["Metadata"].items()}.get(_MAKER, ""))
+
+    # --- helpers ---
+
+    def _name(self, key: str) -> str:
+        return self.address.prefix + check_key(key)
+
+    def _look(self, key: str) -> Any:
+        """Return the object's head, or None. A missing bucket gives the same 404, so the bucket is checked too."""
+        name = self._name(key)
+        with self._as_store_error("checked", key):
+            try:
+                return self.door.client.head_object(Bucket=self.address.bucket, Key=name)
+            except s3_failures() as exc:
+                if not is_absent(exc):
+                    raise
+        with self._as_store_error("checked", ""):
+            self.door.client.head_bucket(Bucket=self.address.bucket)
+        return None
+
+    def _head(self, key: str) -> Any:
+        head = self._look(key)
+        if head is None:
+            raise not_in_store(key, self.url)
+        return head
+
+    def _aside(self, path: str, key: str, head: Any) -> str:
+        """Return a temporary name, the same for the same object, so that a later process can resume a killed get."""
+        version = f"{self.url} {key} {head['ETag']} {head['ContentLength']}"
+        return f"{path}.part-{hashlib.sha256(version.encode()).hexdigest()[:8]}"
+
+    def _begun(self, aside: str, total: int) -> tuple[Any, int]:
+        digest, have = hashlib.sha256(), self._size(aside)
+        if have > total:
+            self.world.remove(aside)
+            have = 0
+        for offset in range(0, have, 1 << 20):
+            digest.update(self.world.read(aside, offset, min(1 << 20, have - offset)))
+        return digest, have
+
+    def _size(self, path: str) -> int:
+        return self.world.size(path) if self.world.exists(path) else 0
+
+    @contextlib.contextmanager
+    def _as_store_error(self, done: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise disk_failed(exc, done, key, self.url) from exc
+        except s3_failures() as exc:
+            if key and code_of(exc) == "NoSuchKey":
+                raise not_in_store(key, self.url) from exc
+            raise self.door.error(exc, done, key) from exc

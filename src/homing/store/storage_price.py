@@ -1,0 +1,86 @@
+"""Monthly cost of keeping data in a store, by published prices of standard storage.
+
+Dollars per GB (10^9 bytes) and month, without tax, requests, transfer and free tiers, as published in 2025: AWS for S3
+Standard, first 50 TB, by region; Cloudflare for R2. Modal Volumes have a price per GiB, as `modal billing rates` showed
+it in 2026. Only the size is reported if no published price is known: for a self-hosted service, another region, or the
+Hub, where plans include storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from urllib.parse import urlsplit
+
+from homing.store.address import parse_s3, scheme_of
+from homing.units import format_bytes
+
+__all__ = ["Kept", "kept"]
+
+PUBLISHED = "2025"
+_S3_USD_PER_GB_MONTH = {
+    "us-east-1": "0.023",
+    "us-east-2": "0.023",
+    "us-west-1": "0.026",
+    "us-west-2": "0.023",
+    "ca-central-1": "0.025",
+    "eu-west-1": "0.023",
+    "eu-west-2": "0.024",
+    "eu-west-3": "0.024",
+    "eu-central-1": "0.0245",
+    "eu-north-1": "0.023",
+    "ap-south-1": "0.025",
+    "ap-southeast-1": "0.025",
+    "ap-southeast-2": "0.025",
+    "ap-northeast-1": "0.025",
+    "sa-east-1": "0.0405",
+}
+_R2_USD_PER_GB_MONTH = "0.015"
+_VOLUME_USD_PER_GIB_MONTH = "0.09"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Data that remains in a store, and what it costs each month."""
+
+    num_bytes: int
+    usd_per_month: Decimal | None  # None: no published price is known
+    rate: str  # source of the price, for display
+
+    def __str__(self) -> str:
+        if self.usd_per_month is None:
+            return f"{format_bytes(self.num_bytes)}; {self.rate}"
+        shown = f"${self.usd_per_month:.2f}" if self.usd_per_month >= Decimal("0.005") else "under $0.01"
+        return f"{format_bytes(self.num_bytes)}, about {shown} a month ({self.rate})"
+
+    def to_dict(self) -> dict[str, object]:
+        usd = None if self.usd_per_month is None else str(self.usd_per_month)
+        return {"num_bytes": self.num_bytes, "usd_per_month": usd, "rate": self.rate}
+
+
+def kept(url: str, num_bytes: int, region: str = "", endpoint: str = "") -> Kept:
+    """Return size and monthly cost; `region` and `endpoint` come from the environment, if the address names none."""
+    scheme = scheme_of(url)
+    if scheme == "file":
+        return Kept(num_bytes, None, "in your own folder, free of charge")
+    if scheme == "hf":
+        return Kept(num_bytes, None, "counted against your Hub plan")
+    if scheme == "modal":
+        usd = Decimal(num_bytes) / 2**30 * Decimal(_VOLUME_USD_PER_GIB_MONTH)
+        rate = f"Modal Volume, ${_VOLUME_USD_PER_GIB_MONTH} per GiB, published 2026"
+        return Kept(num_bytes, usd.quantize(Decimal("0.0001")), rate)
+    address = parse_s3(url)
+    where = urlsplit(address.endpoint or endpoint).hostname or ""
+    if where.endswith(".r2.cloudflarestorage.com"):
+        return _priced(num_bytes, _R2_USD_PER_GB_MONTH, "R2 standard")
+    lies_in = address.region or region
+    if where and not where.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+        return Kept(num_bytes, None, f"no published price for {where}")
+    if lies_in not in _S3_USD_PER_GB_MONTH:
+        return Kept(num_bytes, None, f"no known price for the region {lies_in or '(none set)'}")
+    return _priced(num_bytes, _S3_USD_PER_GB_MONTH[lies_in], f"S3 Standard in {lies_in}")
+
+
+def _priced(num_bytes: int, usd_per_gb: str, what: str) -> Kept:
+    usd = Decimal(num_bytes) / Decimal(10**9) * Decimal(usd_per_gb)
+    return Kept(num_bytes, usd.quantize(Decimal("0.0001")), f"{what}, ${usd_per_gb} per GB, published {PUBLISHED}")

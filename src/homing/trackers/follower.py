@@ -1,0 +1,174 @@
+"""Follows a run's metrics and sends them to one tracker for as long as the run lives.
+
+    source -> lines not sent yet -> sink.log ... -> flush -> record what was sent -> wait -> repeat
+
+It retries forever and never blocks a run. The record of what was sent is a list of short hashes, one per line. When
+training rolls back to a checkpoint, the end of metrics.jsonl is cut off and rewritten: the sink is rewound to the first
+line that differs from the list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from homing.store import open_store, run_key
+from homing.trackers.tracker import Sink, What, open_sink
+from homing.wire import codec, file_names
+from homing.wire.codec import WireError
+from homing.wire.event_lines import Metric, Outcome
+from homing.world import World
+
+__all__ = ["FolderSource", "Follower", "Source", "StoreSource"]
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+_LONGEST_PAUSE_S = 300.0
+# A run that is silent for this long will probably never report an end; a follower can be started again at any time.
+SILENT_S = 86400.0
+
+
+class Source(Protocol):
+    """Where the metrics are. `read` returns b"" if there are none yet, and raises if they cannot be read."""
+
+    def read(self, name: str) -> bytes: ...
+
+
+@dataclass
+class FolderSource:
+    run_dir: Path
+    world: World
+
+    def read(self, name: str) -> bytes:
+        try:
+            return self.world.read(self.run_dir / name)
+        except FileNotFoundError:
+            return b""
+
+
+@dataclass
+class StoreSource:
+    url: str
+    run_id: str
+    world: World
+
+    def read(self, name: str) -> bytes:
+        store = open_store(self.url, self.world, create=False)
+        key = run_key(self.run_id, name)
+        return store.read(key) if store.exists(key) else b""
+
+
+@dataclass
+class Follower:
+    tracker: str
+    what: What
+    source: Source
+    world: World
+    state_path: Path  # the record of what was sent, from which a restarted follower continues
+    open_: Callable[[str, What], Sink] = open_sink
+    told: list[str] = field(default_factory=list)
+    sink: Sink | None = None
+    num_failed: int = 0  # consecutive failures
+
+    def __post_init__(self) -> None:
+        self.told = _load(self.state_path, self.world)
+
+    def follow(self, every_s: float = EVERY_S) -> str:
+        """Follow until the run has an outcome and everything is sent; return its state.
+
+        Gives up after SILENT_S without a new line; the state is "" if there is no outcome by then.
+        """
+        active_at = self.world.monotonic()
+        while True:
+            # Read before the lines: otherwise lines written together with the outcome would be lost.
+            state = self._outcome()
+            num_before = len(self.told)
+            is_done = self.catch_up()
+            if len(self.told) != num_before:
+                active_at = self.world.monotonic()
+            is_silent = self.world.monotonic() - active_at > SILENT_S
+            if (is_done and state) or is_silent:
+                self._close(state)
+                return state
+            self.world.sleep(min(every_s * 2**self.num_failed, _LONGEST_PAUSE_S) if self.num_failed else every_s)
+
+    def catch_up(self) -> bool:
+        """Send what was not sent yet; return False if source or tracker failed, and it must be retried."""
+        try:
+            lines = self._lines()
+            num_same = _num_same(self.told, [short for short, _ in lines])
+            fresh = [metric for _, metric in lines[num_same:] if metric is not None]
+            if fresh:
+                self._send(fresh, has_fallen_back=num_same < len(self.told))
+            self.told = [short for short, _ in lines] if lines else self.told
+            _save(self.state_path, self.told, self.world)
+        except Exception as exc:
+            # Third-party packages may raise anything: log it, and retry with a new sink.
+            log.warning("%s failed; retrying: %s: %s", self.tracker, type(exc).__name__, exc)
+            self.sink = None
+            self.num_failed = min(self.num_failed + 1, 10)
+            return False
+        self.num_failed = 0
+        return True
+
+    def _lines(self) -> list[tuple[str, Metric | None]]:
+        """Return the complete lines; one that cannot be parsed is recorded by its hash and not sent."""
+        data = self.source.read(file_names.METRICS)
+        whole = data[: data.rfind(b"\n") + 1]
+        return [(hashlib.sha256(line).hexdigest()[:12], _parse(line)) for line in whole.splitlines()]
+
+    def _send(self, metrics: list[Metric], *, has_fallen_back: bool) -> None:
+        if self.sink is None:
+            self.sink = self.open_(self.tracker, self.what)
+        if has_fallen_back:
+            self.sink.rewind(metrics[0])
+        for metric in metrics:
+            self.sink.log(metric)
+        self.sink.flush()
+
+    def _outcome(self) -> str:
+        try:
+            data = self.source.read(file_names.OUTCOME)
+            return codec.loads(Outcome, data).state if data else ""
+        except Exception as exc:  # unknown does not mean ended
+            log.warning("could not check whether the run has ended: %s", exc)
+            return ""
+
+    def _close(self, state: str) -> None:
+        try:
+            if self.sink is not None:
+                self.sink.close(state)
+        except Exception as exc:  # a third-party package may raise anything; everything that could be sent is sent
+            log.warning("%s did not close: %s", self.tracker, exc)
+
+
+def _parse(line: bytes) -> Metric | None:
+    try:
+        return codec.loads(Metric, line)
+    except WireError:
+        return None
+
+
+def _num_same(old: list[str], new: list[str]) -> int:
+    number = 0
+    while number < min(len(old), len(new)) and old[number] == new[number]:
+        number += 1
+    return number
+
+
+def _load(path: Path, world: World) -> list[str]:
+    try:
+        return [str(each) for each in json.loads(world.read(path))["told"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # start from the beginning
+
+
+def _save(path: Path, told: list[str], world: World) -> None:
+    world.mkdir(path.parent)
+    world.write(path, json.dumps({"schema": "homing.tracker/1", "told": told}).encode())

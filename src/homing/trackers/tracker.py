@@ -1,0 +1,76 @@
+"""The interface of a tracker sink: open -> log each metric -> rewind after a rollback -> flush -> close.
+
+A sink raises whatever its package raises; the follower catches it, reopens the sink and sends the metrics again. So
+sending the same metric twice must do no more harm than a point that is drawn twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from homing.errors import MissingExtra, UsageError
+from homing.wire.event_lines import Metric
+
+__all__ = ["TRACKERS", "Sink", "What", "check_tracker", "open_sink", "values_of"]
+
+# name -> (module:class, the package that must be installed)
+TRACKERS: dict[str, tuple[str, str]] = {
+    "mlflow": ("homing.trackers.to_mlflow:ToMlflow", "mlflow"),
+    "tensorboard": ("homing.trackers.to_tensorboard:ToTensorBoard", "tensorboard"),
+    "trackio": ("homing.trackers.to_trackio:ToTrackio", "trackio"),
+    "wandb": ("homing.trackers.to_wandb:ToWandb", "wandb"),
+}
+
+
+@dataclass(frozen=True)
+class What:
+    """The run as a tracker shows it."""
+
+    run_id: str
+    name: str
+    folder: Path  # where a tracker may keep its own files
+    project: str = "homing"
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+class Sink(Protocol):
+    def __init__(self, what: What) -> None: ...
+
+    def log(self, metric: Metric) -> None: ...
+
+    def rewind(self, metric: Metric) -> None: ...  # training rolled back: everything from this step on is logged again
+
+    def flush(self) -> None: ...  # what was logged is safe when this returns
+
+    def close(self, state: str) -> None: ...  # done | failed | stopped; "": it may continue
+
+
+def open_sink(name: str, what: What) -> Sink:
+    module_name, class_name = TRACKERS[name][0].split(":")
+    return cast(Sink, getattr(importlib.import_module(module_name), class_name)(what))
+
+
+def check_tracker(name: str, *, verb: str) -> None:
+    """Check that the tracker exists and is installed; raises UsageError or MissingExtra."""
+    if name not in TRACKERS:
+        raise UsageError(
+            what=f"Unknown tracker: {name!r}.", why=f"Known: {', '.join(TRACKERS)}.", fix="--tracker tensorboard"
+        )
+    if find_spec(TRACKERS[name][1]) is None:
+        raise MissingExtra(f"{verb} --tracker {name}", "trackers", TRACKERS[name][1])
+
+
+def values_of(metric: Metric) -> dict[str, float]:
+    """Return the values of a metric by name, without the missing ones and without phase, step and time."""
+    found = dataclasses.asdict(metric)
+    found.update(found.pop("more"))  # values specific to this phase are added to the others
+    return {name: float(value) for name, value in found.items() if name not in _PLACE and value is not None}
+
+
+_PLACE = ("t", "phase", "step")

@@ -1,0 +1,104 @@
+"""Access control in front of all routes: the same for every path, so that none can be forgotten.
+
+    host      one of our own names, given once    else 400: DNS rebinding
+    origin    none, or this very page             else 403: a foreign page
+    method    GET                                 else 405: nothing here can be changed
+    token     on everything but the page itself   else 401
+
+Every response, refusals included, carries headers that restrict what a browser may do with it. None of them lets
+another origin read it, and there are no cookies.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["OPEN", "AccessCheck"]
+
+# The page and its files: the same for everyone, and without information about any run.
+OPEN = ("/", "/page.css", "/page.js", "/uplot.css", "/uplot.js", "/health")
+
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none';"
+        " form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Refused(NamedTuple):
+    status: int
+    message: str
+    headers: dict[str, str]
+
+
+class AccessCheck:
+    def __init__(self, app: ASGIApp, *, token: str, hosts: Sequence[str]) -> None:
+        self._app, self._token, self._hosts = app, token.encode(), frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # there are no websockets, and nothing to do at server start and end
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        refused = self._judge(scope["method"], scope["path"], Headers(scope=scope))
+        if refused is None:
+            await self._app(scope, receive, send_guarded)
+        else:
+            answer = JSONResponse({"error": {"message": refused.message}}, refused.status, refused.headers)
+            await answer(scope, receive, send_guarded)
+
+    def _judge(self, method: str, path: str, headers: Headers) -> Refused | None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or _name_in(hosts[0]) not in self._hosts:
+            return Refused(400, "Unknown host name.", {})
+        is_open = path in OPEN
+        if not _is_own(headers, hosts[0], is_open=is_open):
+            return Refused(403, "Requests from other sites are not allowed.", {})
+        if method != "GET":
+            return Refused(405, "This server is read-only: use GET.", {"allow": "GET"})
+        if not is_open and not self._has_token(headers):
+            message = "The token is missing or wrong: Authorization: Bearer TOKEN, as homing dashboard printed it."
+            return Refused(401, message, {"www-authenticate": "Bearer"})
+        return None
+
+    def _has_token(self, headers: Headers) -> bool:
+        given = headers.getlist("authorization")
+        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        return scheme.lower() == "bearer" and secrets.compare_digest(token.strip().encode(), self._token)
+
+
+def _name_in(host: str) -> str:
+    """Return the host without its port, which differs behind a tunnel. An IPv6 address keeps its brackets."""
+    name, colon, port = host.rpartition(":")
+    if colon and port.isascii() and port.isdigit():
+        host = name
+    return host.lower()
+
+
+def _is_own(headers: Headers, host: str, *, is_open: bool) -> bool:
+    """Return True unless another origin made the request, by headers that browsers set and no page can change.
+
+    Programs send none of these headers; for them only the token counts.
+    """
+    if any(origin != f"http://{host}" for origin in headers.getlist("origin")):
+        return False
+    # A link on another site may lead to the page itself, which then still asks for the token.
+    return is_open or all(site in ("same-origin", "none") for site in headers.getlist("sec-fetch-site"))

@@ -1,0 +1,192 @@
+"""Routes of the dashboard, all read-only.
+
+    GET /                        the page, and its files: page.css page.js uplot.css uplot.js
+    GET /health                  liveness
+    GET /api/runs                all runs and what bills, now; /api/runs/live the same as server-sent events
+    GET /api/runs/RUN            one run, now; /api/runs/RUN/live likewise
+
+A stream first sends everything, then what is new. If there is nothing new, it sends a comment now and then, by which
+browser and server notice that the other is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from importlib.resources import files
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from homing.web.dashboard.access_check import AccessCheck
+from homing.web.dashboard.section_feed import Feed, Place
+
+__all__ = ["NoSuchRun", "Source", "make_app"]
+
+_LOOK_S = 0.25  # how soon a stream sees what was added to its feed
+_FIRST_S = 30.0  # for the first read of a run that was not being watched
+_FIRST_LOOK_S = 0.05
+_QUIET_S = 10.0  # silence before it sends a comment; page.js waits three times as long
+_FILES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/uplot.css": ("uplot.css", "text/css; charset=utf-8"),
+    "/uplot.js": ("uplot.js", "text/javascript; charset=utf-8"),
+}
+
+
+class NoSuchRun(LookupError):
+    pass
+
+
+class Source(Protocol):
+    """Provides the feeds. May be called from any thread."""
+
+    @property
+    def is_ending(self) -> bool: ...  # streams end then
+    def all_runs(self) -> AbstractContextManager[Feed]: ...  # open for as long as it is read
+    def one_run(self, run_id: str) -> AbstractContextManager[Feed]: ...  # raises NoSuchRun
+
+
+def make_app(source: Source, *, token: str, hosts: Sequence[str]) -> ASGIApp:
+    routes = _Routes(source)
+    app = Starlette(
+        routes=[
+            *(Route(path, _file(name, kind)) for path, (name, kind) in _FILES.items()),
+            Route("/health", routes.health),
+            Route("/api/runs", routes.runs),
+            Route("/api/runs/live", routes.runs_live),
+            Route("/api/runs/{run}", routes.run),
+            Route("/api/runs/{run}/live", routes.run_live),
+        ],
+        exception_handlers={HTTPException: _no_route, NoSuchRun: _no_run, Exception: _broken},
+    )
+    app.router.redirect_slashes = False  # no redirect for a trailing slash
+    return AccessCheck(app, token=token, hosts=hosts)  # outermost, so that even internal errors get its headers
+
+
+class _Routes:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def runs(self, request: Request) -> Response:
+        return await self._now(self._source.all_runs(), "homing.dashboard-runs/1")
+
+    async def run(self, request: Request) -> Response:
+        return await self._now(await self._one_run(request), "homing.dashboard-run/1")
+
+    async def runs_live(self, request: Request) -> Response:
+        return _Live(self._source, self._source.all_runs())
+
+    async def run_live(self, request: Request) -> Response:
+        return _Live(self._source, await self._one_run(request))
+
+    async def _one_run(self, request: Request) -> AbstractContextManager[Feed]:
+        # Finding the run may require disk access.
+        return await asyncio.to_thread(self._source.one_run, request.path_params["run"])
+
+    async def _now(self, opened: AbstractContextManager[Feed], schema: str) -> Response:
+        """Answer after the first read: what is not known yet must not look empty.
+
+        Polls instead of blocking a thread, because shutdown would have to wait for that thread.
+        """
+        deadline = asyncio.get_running_loop().time() + _FIRST_S
+        with opened as feed:
+            while not feed.is_told.is_set():
+                if self._source.is_ending:
+                    return _error("The dashboard is shutting down.", 503)
+                if asyncio.get_running_loop().time() >= deadline:
+                    return _error(f"No answer for {_FIRST_S:g} s. Reload, or run: homing doctor", 504)
+                await asyncio.sleep(_FIRST_LOOK_S)
+            return JSONResponse({"schema": schema, **feed.whole()})
+
+
+class _Live(Response):
+    """Server-sent events, one for each new part of the feed. It holds no thread: it only polls the feed."""
+
+    def __init__(self, source: Source, opened: AbstractContextManager[Feed]) -> None:
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._source, self._opened = source, opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._opened as feed:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async with _listening(receive) as has_left:
+                async for part in self._parts(feed, has_left):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _parts(self, feed: Feed, has_left: asyncio.Event) -> AsyncIterator[bytes]:
+        place: Place = {}
+        clock = asyncio.get_running_loop().time
+        quiet_since = clock()
+        yield b": homing\n\n"
+        while not self._source.is_ending and not has_left.is_set():
+            place, parts = feed.since(place)
+            for part in parts:
+                yield f"data: {json.dumps(part, ensure_ascii=True)}\n\n".encode()
+            if parts:
+                quiet_since = clock()
+            elif clock() - quiet_since >= _QUIET_S:
+                yield b": nothing new\n\n"
+                quiet_since = clock()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(has_left.wait(), _LOOK_S)
+
+
+@contextlib.asynccontextmanager
+async def _listening(receive: Receive) -> AsyncIterator[asyncio.Event]:
+    has_left = asyncio.Event()
+
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left.set()
+
+    listener = asyncio.create_task(listen())
+    try:
+        yield has_left
+    finally:
+        listener.cancel()
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route for a file, read once when the app is made: no request names a file."""
+    content = files("homing.web.dashboard").joinpath(name).read_bytes()
+
+    async def answer(request: Request) -> Response:
+        return Response(content, headers={"content-type": kind})
+
+    return answer
+
+
+def _error(message: str, status: int) -> JSONResponse:
+    body: dict[str, Any] = {"error": {"message": message}}
+    return JSONResponse(body, status)
+
+
+async def _no_run(request: Request, exc: Exception) -> Response:
+    return _error("No such run. List all runs: homing runs", 404)
+
+
+async def _no_route(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException), "registered for it"
+    return _error(f"{exc.detail}.", exc.status_code)
+
+
+async def _broken(request: Request, exc: Exception) -> Response:
+    """Answer an internal error; its traceback is in the log."""
+    return _error(f"Internal server error: {type(exc).__name__}.", 500)

@@ -1,0 +1,54 @@
+"""The agent's part of boot.json. It holds no secrets and no provider code.
+
+How to end billing is data: one command or one HTTP request that the provider's adapter wrote, so the agent can end any
+instance without knowing its provider. The programs that it starts are data too: it knows neither trainer nor store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional
+
+from homing.wire.codec import record
+from homing.wire.guard_order import STOP_GRACE_S
+
+
+@dataclass(frozen=True)
+class EndBilling:
+    kind: str  # command | request
+    argv: List[str] = field(default_factory=list)
+    method: str = ""
+    url: str = ""
+    header_env: Dict[str, str] = field(default_factory=dict)  # header name -> environment variable with its value
+    body: str = ""
+
+
+@record("boot", 1)
+@dataclass(frozen=True)
+class Orders:
+    mark: str
+    attempt: int
+    work_dir: str  # on the instance; holds run/ and data/
+    trainer_argv: List[str]
+    sync_argv: List[str]  # the agent appends `--once`, `--fetch` or `--watch`
+    end_billing: EndBilling
+    started_at: float  # when billing began
+    rate_usd_per_hour: str
+    spent_before_usd: str  # by earlier attempts
+    spend_limit_usd: Optional[str]
+    time_limit_s: float
+    idle_limit_s: float
+    stall_factor: float
+    heartbeat_s: float = 5.0
+    stop_grace_s: float = STOP_GRACE_S  # from the stop request to SIGKILL of the trainer
+    env: Dict[str, str] = field(default_factory=dict)  # for the programs that the agent starts; never secrets
+    # Variables with keys for the store: given to sync, not to the trainer.
+    secret_names: List[str] = field(default_factory=list)
+    agent_argv: List[str] = field(default_factory=list)  # command with which the dead-man restarts a dead agent
+    # Run before training; empty: the machine has everything it needs.
+    furnish_argv: List[str] = field(default_factory=list)
+    # Runs alongside the trainer: alerts, preemption notices, utilization.
+    lookout_argv: List[str] = field(default_factory=list)
+    unsaved_limit_s: float = 0.0  # how long it may train while the store refuses every push; 0: until another limit
+    push_s: float = 0.0  # planned time to push a checkpoint; replaced by measured pushes
+    home_s: float = 0.0  # further time from the last save to the end of billing: starting processes, reading back
+    keep_on_failure_s: float = 0.0  # how long a failed instance is kept for inspection, inside the limit

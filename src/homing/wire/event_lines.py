@@ -1,0 +1,61 @@
+"""events.jsonl and metrics.jsonl: append-only lines, from which every view is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Optional
+
+from homing.wire.codec import record
+
+
+@record("event", 1)
+@dataclass(frozen=True)
+class Event:
+    t: float  # unix seconds
+    source: str  # trainer | agent | dead-man | sync | home
+    kind: str  # such as phase_started, checkpoint_saved, resumed, step_skipped, stop_asked, limit_reached
+    text: str  # one sentence for people
+    phase: str = ""
+    step: Optional[int] = None
+    data: Dict[str, Any] = field(default_factory=dict)
+
+
+@record("metric", 1)
+@dataclass(frozen=True)
+class Metric:
+    t: float
+    phase: str
+    step: int
+    num_steps: int
+    num_tokens: int
+    loss: Optional[float] = None  # training loss in nats per token; None if it was not finite
+    lr: Optional[float] = None
+    grad_norm: Optional[float] = None
+    tokens_per_s: Optional[float] = None
+    mfu: Optional[float] = None  # 0..1; None if the peak of the device is unknown
+    step_s: Optional[float] = None
+    memory_bytes: Optional[int] = None
+    val_loss: Optional[float] = None
+    val_bits_per_byte: Optional[float] = None
+    val_perplexity: Optional[float] = None
+    end_step: Optional[int] = None  # step at which a landing ends, before num_steps; None while the plan holds
+    more: Dict[str, float] = field(default_factory=dict)  # values specific to this phase, such as the reward in rl
+    # Until this phase is trained, evaluated and saved, from measured speeds; the only ETA.
+    eta_s: Optional[float] = None
+    plan_s: Optional[float] = None  # while landing: time that the planned end would take instead
+
+
+@record("outcome", 1)
+@dataclass(frozen=True)
+class Outcome:
+    """outcome.json in the run directory: how the run ended."""
+
+    state: str  # done | failed | stopped
+    reason: str
+    exit_code: int
+    phase: str = ""
+    step: int = 0
+    t: float = 0.0
+    is_final: bool = False  # no further attempt is needed
+    is_preempted: bool = False  # the instance was taken away; the run resumes on another one
+    log_tail: str = ""  # the trainer's last log lines, if it failed

@@ -1,0 +1,69 @@
+"""Names of files that one program writes and another reads, each defined once.
+
+run directory
+├── run.yaml  run.json  control.json  request.json  heartbeat.json  manifest.json
+├── events.jsonl  metrics.jsonl
+├── checkpoints/<phase>/step-00001200/   and latest.json, best.json next to the steps
+├── samples/<phase>-00001200.txt
+└── logs/trainer.log  agent.log  sync.log
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Optional
+
+from homing.wire.instance_names import *  # noqa: F403  the agent's part of this list, which ships with it
+
+RUN_FILE = "run.yaml"
+RUN = "run.json"
+MANIFEST = "manifest.json"
+METRICS_CSV = "metrics.csv"
+CHECKPOINTS = "checkpoints"
+SAMPLES = "samples"
+LATEST = "latest.json"
+BEST = "best.json"
+TRAINER_LOCK = ".trainer.lock"  # held while a trainer runs there; the file remains as evidence that one did
+STARTER_FD_ENV = "HOMING_STARTER_FD"  # for a trainer: a pipe that closes when its parent process is gone
+TYPED_ENV = "HOMING_TYPED"  # for a trainer: the run's name as the user typed it, with the changes to its run file
+PUSHED = "pushed.json"
+BOOT = "boot.json"
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"  # newer writers store it here, older ones in the file above
+TURNS = "turns.json"  # the text that the chat template puts around messages, for a trainer without a template engine
+GENERATION = "generation_config.json"  # the recommended sampling settings and stop tokens of open weights
+WEIGHTS = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"  # peft's name for it: the adapter that a lora or qlora phase trained
+ADAPTER_CONFIG = "adapter_config.json"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+
+# Keys in the store. Inputs are stored by hash, so that the same shards are uploaded once.
+STORE_OBJECTS = "objects"
+STORE_RUNS = "runs"
+STORE_MODELS = "models"
+RECORD = "record.json"
+LEASES = "lease"  # folder below the run: 00000001.json, ...
+
+
+def step_dir(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def parse_step(name: str) -> Optional[int]:
+    match = re.match(r"^step-(\d{8,})$", name)
+    return int(match.group(1)) if match else None
+
+
+def shard_name(split: str, number: int) -> str:
+    return f"{split}-{number:05d}.bin"
+
+
+def index_name(split: str, number: int) -> str:
+    return f"{split}-{number:05d}.idx"
+
+
+def mask_name(split: str, number: int) -> str:
+    return f"{split}-{number:05d}.mask"

@@ -1,0 +1,37 @@
+"""When each guard ends an instance before a limit. The agent, the dead-man and home share this module.
+
+0 --------------- LAND ------ KILL ------ END -------- DEAD_MAN ------- GUARD ------ PROVIDER --- limit
+  train           | stop,save | push      | agent ends | dead-man ends  | home ends  | its own timer
+                  |<------------------------------- reserve ------------------------------------->|
+
+At a given rate the spend limit is a number of seconds, so money and time share one axis, and the nearer limit counts.
+Each guard waits for the one before it, which knows more and can save more."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Optional
+
+# Share of the reserve that is left when each one acts.
+LAND, KILL, END, DEAD_MAN, GUARD, PROVIDER = 1.0, 0.5, 0.3, 0.2, 0.12, 0.05
+STOP_GRACE_S = 120.0
+PUSH_RESERVE_S = 120.0
+RESERVE_FRACTION = 0.1  # upper bound as a share of the whole time, so that a small limit still trains
+# For a smaller reserve the guards act earlier: checking, killing and starting the end command take seconds.
+SMALL_RESERVE_S = 40.0
+
+
+def allowed_s(rate: Decimal, spend_limit: Optional[Decimal], spent_before: Decimal, time_limit_s: float) -> float:
+    """Return the seconds from the start of billing to the nearer limit; infinite without limits."""
+    by_time = time_limit_s or math.inf
+    if spend_limit is None or rate <= 0:
+        return by_time
+    return min(by_time, float(max(Decimal(0), spend_limit - spent_before) / rate * 3600))
+
+
+def reserve_s(share: float, allowed: float, stop_grace_s: float = STOP_GRACE_S) -> float:
+    """Return how many seconds before the limit the guard with this share acts."""
+    whole = min(stop_grace_s + PUSH_RESERVE_S, allowed * RESERVE_FRACTION)
+    # With a small reserve, a quarter of the time between KILL and the limit is kept for the push.
+    return share * (whole if share > END else max(whole, min(SMALL_RESERVE_S, 0.75 * whole * KILL / END)))

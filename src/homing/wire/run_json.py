@@ -1,0 +1,294 @@
+"""run.json: the resolved run. `config` writes it at home; the trainer and the agent read nothing else.
+
+Every value is final: derived, checked and in base units. `origin` says where each came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+from homing.wire.codec import record
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """RoPE scaling as in Llama 3.1.
+
+    Low frequencies are divided by `factor`, high ones are kept, those in between are interpolated.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True)
+class Model:
+    family: str  # stock | swift
+    arch: str  # llama | qwen2 (bias on q, k, v) | qwen3 (norm on q, k)
+    num_layers: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    ffn_width: int
+    context: int
+    vocab_size: int
+    is_tied: bool
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-6
+    rope_scaling: Optional[RopeScaling] = None
+    max_context: int = 0  # context length that loaded weights support, if larger than `context`; 0: the same
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes computed by `config.derive`; the trainer checks its own counts against them."""
+
+    num_params: int  # every parameter once; a tied head is not counted twice
+    num_matmul_params: int  # blocks and head, without the embedding lookup
+    flops_per_token: float  # 6 N_matmul + 12 L d T, forward and backward
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A public file on the Hub, with size and hash as the Hub reports them."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Base:
+    """Open weights that the run starts from."""
+
+    address: str  # hf:OWNER/NAME@COMMIT, or the folder as the user named it
+    dir: str  # holds config.json and the weights, except hub_files; relative to the run directory; "" until fetched
+    dtype: str = ""  # dtype of the weights according to config.json: bfloat16, ...
+    licence: str = ""
+    # Weights that an instance can download from the Hub without a token.
+    hub_files: List[HubFile] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Data:
+    dir: str  # holds tokenizer.json, manifest.json and shards; relative to the run directory unless absolute
+    manifest_sha256: str  # "" until prepared
+    tokenizer_sha256: str
+    num_train_tokens: int
+    num_val_tokens: int
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    kind: str  # muon (with AdamW for the other parameters) | adamw
+    lr: float  # of the block matrices
+    lr_embedding: float
+    lr_head: float
+    lr_norm: float
+    weight_decay: float
+    lr_scalar: float = 0.0  # of the gates and scales in swift
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    momentum: float = 0.95  # of Muon
+    momentum_start: float = 0.0  # Muon's momentum at the first step, from which it increases; 0: constant
+    variance_beta: float = 0.0  # decay of Muon's per-row second-moment estimate, which normalizes the rows; 0: off
+    is_cautious: bool = False  # Muon's weight decay only where the update itself moves towards zero
+    clip: float = 1.0  # maximum global gradient norm; 0 turns clipping off
+    states: str = "fp32"  # fp32 | int8: format of AdamW's two moments
+
+
+@dataclass(frozen=True)
+class Schedule:
+    kind: str  # wsd | cosine | constant
+    warmup_steps: int
+    decay_steps: int  # wsd: length of the linear tail; cosine: steps after warm-up
+    floor: float  # final learning rate as a fraction of the peak
+
+
+@dataclass(frozen=True)
+class RlTask:
+    """A task of an rl phase. A relative path starts at the data folder; an empty hash is not checked."""
+
+    kind: str  # gsm8k | arithmetic | spelling | prompts
+    weight: float = 1.0  # its share of the prompts, relative to the other tasks
+    file: str = ""  # JSON lines, for gsm8k and prompts
+    file_sha256: str = ""
+    val_file: str = ""  # held-out lines; "": a tenth of the file
+    val_file_sha256: str = ""
+    difficulty: int = 1  # arithmetic and spelling: 1 to 5
+    calculator: str = "auto"  # auto | on | off
+    reward: str = ""  # the user's own reward.py
+    reward_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Rl:
+    tasks: List[RlTask]
+    prompts_per_step: int = 16
+    samples_per_prompt: int = 16
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    advantage: str = "std"  # std | mean: whether to divide by the group's standard deviation
+    kl: float = 0.0  # weight of the KL penalty towards the initial weights of the phase
+    updates_per_rollout: int = 1
+    clip_low: float = 0.2  # has an effect with more than one update per rollout
+    clip_high: float = 0.2
+    pass_reward: float = 1.0  # a reward of at least this counts as passed
+    eval_prompts: int = 64
+    eval_samples: int = 4
+    rollout_rows: int = 0  # samples generated at a time; 0: all
+    graphs: str = "auto"  # auto | on | off: CUDA graphs
+    collapse_steps: int = 20
+    reward_timeout_s: float = 10.0
+    reward_memory_bytes: int = 2 * 1024**3
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Settings of the adapters of a lora or qlora phase; lm.model.lora implements them."""
+
+    rank: int = 16
+    alpha: float = 32.0  # the adapter is scaled by alpha / rank, or with rsLoRA by alpha / sqrt(rank)
+    dropout: float = 0.0
+    targets: List[str] = field(default_factory=lambda: ["q", "k", "v", "o", "gate", "up", "down"])
+    is_rslora: bool = False
+    is_dora: bool = False
+
+
+@dataclass(frozen=True)
+class PhaseData:
+    """Training data of a phase, if it is not the text of the run."""
+
+    kind: str  # text | chat
+    dir: str  # holds manifest.json and shards; relative to the run directory unless absolute
+    manifest_sha256: str = ""  # "" until prepared
+    num_train_tokens: int = 0
+    num_val_tokens: int = 0
+    question: str = ""  # of chat data: the first question of a user in it
+
+
+@dataclass(frozen=True)
+class Phase:
+    kind: str  # pretrain | mid | sft | rl; also the folder under checkpoints/
+    method: str  # full | lora | qlora
+    num_steps: int
+    batch_tokens: int  # tokens in one optimizer step
+    micro_batch: int  # rows of `context` tokens at a time; 0: the trainer picks what fits
+    optimizer: Optimizer
+    schedule: Schedule
+    eval_every: int  # steps; 0: only at the end
+    eval_tokens: int
+    save_every: int  # steps; 0: only at the end
+    save_every_s: float  # also after this many seconds; 0: never by time
+    sample_every: int  # steps; 0: with each checkpoint
+    keep_last: int  # checkpoints kept in addition to the best
+    init_from: str = ""  # a checkpoint folder to start from; "" for fresh weights
+    init_base: str = ""  # if init_from holds an adapter: the folder of the weights it was trained on
+    data: Optional[PhaseData] = None  # None: the text of the run
+    lora: Optional[Lora] = None  # for method lora and qlora
+    rl: Optional[Rl] = None  # for a phase of kind rl
+    recompute: str = "none"  # none | half | all: blocks that recompute their activations instead of keeping them
+    offload: str = "none"  # none | optimizer: what is kept in host memory instead of GPU memory
+    sample_prompts: List[str] = field(default_factory=list)  # empty: those of the run
+
+
+@dataclass(frozen=True)
+class Sampling:
+    prompts: List[str] = field(default_factory=list)
+    num_tokens: int = 100
+    temperature: float = 0.8
+    top_k: int = 50
+
+
+@dataclass(frozen=True)
+class Train:
+    device: str = "auto"  # auto | cpu | cuda | mps
+    precision: str = "auto"  # auto | fp32 | bf16
+    compile: str = "auto"  # auto | on | off
+    needs_gpu: bool = False  # set by launch on a rented GPU: the trainer fails without a GPU instead of using the CPU
+    attention: str = "auto"  # auto | cudnn | flash | efficient | math
+    graphs: str = "auto"  # auto | on | off: micro-batches as CUDA graphs; same default as in the run file
+    is_deterministic: bool = False
+    num_threads: int = 0  # 0: as many as the machine has
+    num_ranks: int = 0  # training processes, one per GPU; 0: as many as there are GPUs
+    log_every: int = 10  # steps
+    max_bad_steps: int = 10  # consecutive non-finite steps before the run stops
+    time_limit_s: float = 0.0  # wall-clock time of the trainer; 0: none
+    writes_csv: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    spend_usd: Optional[str] = None  # a decimal string: dollars are never floats
+    time_s: float = 0.0  # 0: none
+    idle_s: float = 1800.0
+    unsaved_s: float = 1800.0  # how long it may train while the store refuses every push; 0: until another limit
+    stall_factor: float = 10.0  # no step for this many usual step times is a stall
+    rate_usd_per_hour: Optional[str] = None
+    on_divergence: str = "alert"  # alert | stop
+    on_slow: str = "alert"  # alert | stop
+    relaunches: int = 10  # by the guard, after an instance was preempted or lost
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """An SSH host, as the run file names it."""
+
+    host: str
+    user: str = ""  # "": the local user name
+    port: int = 22
+    key_file: str = ""  # path of a private key; "": ssh's own defaults
+    host_key: str = ""  # TYPE BASE64; "": from known_hosts, or confirmed once by the user
+    known_hosts: str = "~/.ssh/known_hosts"
+    work_dir: str = ".homing"  # on the host; a relative path starts at the user's home directory
+    rate_usd_per_hour: str = "0.36"
+    python: str = ""  # an interpreter on the host that has torch; "": create an environment from the lock
+
+
+@dataclass(frozen=True)
+class Cloud:
+    providers: List[str] = field(default_factory=lambda: ["local"])
+    gpu: str = ""
+    num_gpus: int = 1
+    on_preempt: str = "relaunch"  # relaunch | stop
+    ssh: Optional[Ssh] = None
+    settings: Dict[str, Dict[str, Any]] = field(default_factory=dict)  # provider -> its section of the run file
+    volume: str = ""  # a persistent folder there, with the layout datasets/ artifacts/ runs/ cache/ hf_cache/
+
+
+@dataclass(frozen=True)
+class RunInput:
+    """A file that is sent with the run in addition to its own text."""
+
+    path: str  # in the data folder of the instance
+    source: str  # path at home; hf:OWNER/NAME@COMMIT/FILE: the instance downloads it from the Hub itself
+    sha256: str
+    num_bytes: int = 0  # for a file from the Hub, which home need not have
+
+
+@record("run", 1)
+@dataclass(frozen=True)
+class Run:
+    name: str
+    seed: int
+    model: Model
+    sizes: Sizes
+    data: Data
+    phases: List[Phase]
+    train: Train
+    sampling: Sampling
+    limits: Limits
+    cloud: Cloud
+    store: str  # such as file:/home/me/.homing/store
+    base: Optional[Base] = None  # None: trained from scratch
+    inputs: List[RunInput] = field(default_factory=list)  # listed at launch
+    id: str = ""  # NAME-yyyymmdd-hhmmss-xxxx, assigned at launch
+    code_version: str = ""
+    run_file_sha256: str = ""
+    origin: Dict[str, str] = field(default_factory=dict)  # "model.width" -> "derived from model.depth"

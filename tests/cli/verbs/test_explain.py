@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from homing.cli import main as cli
+from homing.config.schema.keys import all_keys, sections
+
+
+def homing(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["homing", *argv])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.acceptance(143)
+def test_every_key_has_words_a_type_a_default_and_an_example() -> None:
+    for found in all_keys().values():
+        assert found.about.endswith((".", "yet.")), found.path
+        assert found.kind, found.path
+        assert found.default, found.path
+        assert found.example, found.path
+    assert all(about.endswith(".") for about in sections().values())
+
+
+def test_a_key_is_explained_by_any_way_of_writing_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for way in ("phases.0.lr", "phases[0].lr", "phases.N.lr", "phases.lr", "lr"):
+        assert homing(monkeypatch, "explain", way) == 0
+        said = capsys.readouterr().out
+        assert "phases.0.lr" in said
+        assert "more than 0" in said
+        assert "--set phases.0.lr=3e-4" in said
+
+
+@pytest.mark.acceptance(150)
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("cloud.runpod.image", "else one is installed at boot"),
+        ("cloud.runpod.min_cuda", "built for a newer one does not start"),
+        ("phases.0.epochs", "beyond about 4, further passes teach little"),
+    ],
+)
+def test_a_choice_of_image_cuda_or_epochs_is_explained_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, why: str
+) -> None:
+    assert homing(monkeypatch, "explain", key) == 0
+    assert why in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.acceptance("X18")
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("test_fraction", "phases.0.data.val_fraction"), ("test_mode", "phases.0.steps")]
+)
+def test_a_trial_on_little_data_by_the_names_of_others_is_answered_with_smoke(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], theirs: str, ours: str
+) -> None:
+    assert homing(monkeypatch, "explain", theirs) == 0
+    said = capsys.readouterr()
+    assert f"{theirs} is called {ours}" in said.err
+    assert "--smoke on any command" in said.err
+    assert ours in said.out
+
+
+def test_a_name_that_several_sections_have_shows_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "every", "--json") == 0
+    paths = {entry["path"] for entry in json.loads(capsys.readouterr().out)["keys"]}
+    assert {"eval.every", "checkpoint.every", "sample.every"} <= paths
+
+
+def test_alone_it_lists_all_sections_and_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain") == 0
+    said = capsys.readouterr().out
+    assert all(section in said for section in sections())
+    assert all(found.name in said for found in all_keys().values())
+
+
+@pytest.mark.parametrize("section", ["limits", "phases", "phases.0", "phases.0.eval", "model"])
+def test_a_section_lists_its_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], section: str
+) -> None:
+    assert homing(monkeypatch, "explain", section) == 0
+    assert "description" in capsys.readouterr().out
+
+
+@pytest.mark.acceptance(98)
+def test_another_trainers_name_is_answered_with_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "num_train_epochs") == 0
+    said = capsys.readouterr()
+    assert "is called phases.0.epochs" in said.err
+    assert "phases.0.epochs" in said.out
+
+
+@pytest.mark.parametrize(("typed", "ours"), [("model.widht", "model.width"), ("limts", "limits"), (".", ""), ("", "")])
+def test_an_unknown_key_is_refused_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, ours: str
+) -> None:
+    assert homing(monkeypatch, "explain", typed) == 2
+    assert ours in capsys.readouterr().err
+
+
+def test_a_section_is_found_by_its_last_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word, path in (("runpod", "cloud.runpod"), ("lora", "phases.N.lora"), ("ssh", "cloud.ssh")):
+        assert homing(monkeypatch, "explain", word) == 0
+        assert capsys.readouterr().out.startswith(f"{path}: ")
+
+
+def test_the_fix_of_a_mistyped_key_is_the_command_with_the_right_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "modle.depht") == 2
+    assert "fix homing explain model.depth " in capsys.readouterr().err
+    assert homing(monkeypatch, "explain", "zork") == 2
+    assert "fix homing explain\n" in capsys.readouterr().err
+
+
+def test_an_example_can_be_pasted_into_a_shell_as_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "limits.spend") == 0
+    assert "--set 'limits.spend=$12.00'" in capsys.readouterr().out  # unquoted, a shell makes 2.00 of it
+
+
+def test_a_key_typed_without_its_underscore_is_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "spendlimit") == 2
+    assert "limits.spend" in capsys.readouterr().err
+
+
+def test_a_mistyped_verb_is_answered_with_the_whole_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explian", "limits.spend") == 2
+    assert "fix homing explain limits.spend" in capsys.readouterr().err
+
+
+def test_a_wrong_option_is_an_error_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "--loud", "--json") == 2
+    said = capsys.readouterr()
+    assert "--loud" in json.loads(said.out)["what"]
+    assert "fix homing explain --help" in said.err

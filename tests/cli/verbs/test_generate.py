@@ -1,0 +1,111 @@
+"""`homing generate`, from the command line to the text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.trained import make_checkpoint, make_trained_run
+from tests.cli.typed import Homing
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "models" / "tiny", tmp_path / "data")
+
+
+@pytest.mark.acceptance(2)
+def test_the_text_is_on_stdout_and_the_talk_on_stderr(homing: Homing, model: Path) -> None:
+    code, out, err = homing("generate", "tiny", "--prompt", "the cat", "--tokens", "12", "--seed", "1")
+    assert code == 0
+    assert out.startswith("the cat")
+    assert len(out) > len("the cat\n")
+    assert "models/tiny on cpu" in err
+    assert "seed 1" in err
+    assert "tok/s" in err
+
+
+def test_a_seed_repeats_and_without_one_it_is_told(homing: Homing, model: Path) -> None:
+    texts = [homing("generate", "tiny", "--seed", "5", "--tokens", "30")[1] for _ in range(2)]
+    assert texts[0] == texts[1]
+    _, _, err = homing("generate", "tiny", "--tokens", "30")
+    assert "seed " in err
+
+
+def test_json_is_one_document_with_the_same_text(homing: Homing, model: Path) -> None:
+    arguments = ("generate", "tiny", "-p", "the", "--tokens", "10", "--seed", "3", "--temperature", "0")
+    _, plain, _ = homing(*arguments)
+    code, out, _ = homing(*arguments, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["schema"] == "homing.generate/1"
+    assert document["prompt"] + document["text"] + "\n" == plain
+    assert document["num_tokens"] == 10
+    assert document["is_ended"] is False
+
+
+def test_a_prompt_of_minus_comes_from_stdin(homing: Homing, model: Path) -> None:
+    code, out, _ = homing("generate", "tiny", "--prompt", "-", "--tokens", "3", stdin="für dich\n".encode())
+    assert code == 0
+    assert out.startswith("für dich")
+    assert "\n" not in out[: len("für dich") + 1]
+    code, _, err = homing("generate", "tiny", "--prompt", "-", stdin=b"\xff\xfe")
+    assert code == 2
+    assert "not UTF-8" in err
+
+
+def test_a_long_prompt_is_cut_aloud(homing: Homing, model: Path) -> None:
+    code, _, err = homing("generate", "tiny", "-p", "the cat sat on the mat and the dog ran home", "--tokens", "2")
+    assert code == 0
+    assert "only the last 16 fit" in err
+
+
+def test_a_run_at_home_is_found_by_name_and_its_checkpoint_chosen(
+    homing: Homing, tmp_path: Path, homing_home: Path
+) -> None:
+    make_trained_run(homing_home / "runs" / "tiny-20260101-000000-abcd", tmp_path / "data")
+    texts = {}
+    for asked, step in (("best", 4), ("latest", 12), ("8", 8)):
+        code, texts[asked], err = homing("generate", "tiny", "--checkpoint", asked, "--seed", "1", "--tokens", "20")
+        assert code == 0
+        assert f"step-{step:08d}" in err
+    assert len(set(texts.values())) == 3
+
+
+def test_mistakes_end_with_three_lines_and_their_exit_code(homing: Homing, model: Path) -> None:
+    cases = [
+        (("generate", "nobody"), 2, "No trained model called 'nobody'"),
+        (("generate", "tiny", "--device", "tpu"), 2, "Unknown device: 'tpu'"),
+        (("generate", "tiny", "--checkpoint", "newest"), 2, "Invalid checkpoint"),
+        (("generate", "tiny", "--temperature", "-1"), 2, "--temperature"),
+        (("generate", "tiny", "--tokens", "0"), 2, "--tokens"),
+        (("generate", "tiny", "--prompt", "half a \udcff"), 2, "not UTF-8"),
+        (("generate", "tiny", "--device", "cpu:x"), 2, "Unknown device"),
+        (("generate", "models/tiny", "--checkpoint", "4"), 2, "nothing to choose"),
+        (("generate", "tiny", "--checkpoint", "\u00b2"), 2, "Invalid checkpoint"),
+    ]
+    for arguments, expected, said in cases:
+        code, out, err = homing(*arguments)
+        assert code == expected, err
+        assert said in err
+        assert "Traceback" not in err
+        assert out == ""
+
+
+@pytest.mark.acceptance(19)
+def test_a_checkpoint_without_its_tokenizer_is_refused_with_how_to_get_it(homing: Homing, model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    code, _, err = homing("generate", "tiny")
+    assert code == 2
+    assert "homing fetch tiny" in err
+
+
+def test_a_damaged_checkpoint_is_an_integrity_failure(homing: Homing, model: Path) -> None:
+    path = model / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    code, _, err = homing("generate", "tiny")
+    assert code == 7
+    assert "is damaged" in err

@@ -1,0 +1,23 @@
+"""`homing quickstart` where its run does not come to its end; the whole trip is in tests/e2e."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.typed import Homing
+
+from homing.cli.verbs import quickstart
+
+
+def test_a_run_that_was_stopped_before_its_loss_was_measured_is_said_without_a_traceback(
+    homing: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(quickstart._Trip, "lay_out", lambda trip: trip.folder.mkdir())
+    monkeypatch.setattr(quickstart._Trip, "step", lambda trip, title, *argv, keeps=False: "")
+    monkeypatch.setattr(quickstart, "_figures", lambda trip, sample: {"steps": 47, "val_loss": None})
+    code, _, err = homing("quickstart", "--yes")
+    assert code == 1
+    assert "ended at step 47" in err
+    assert "Traceback" not in err

@@ -1,0 +1,122 @@
+"""Several verbs of one home ask the same instance for something, some in the same moment: nothing is lost."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from homing.cloud.contact.control_request import ask, last_asked
+from homing.cloud.home import Home
+from homing.errors import StoreError
+from homing.store import FileStore, run_key
+from homing.wire import codec, file_names
+from homing.wire.control_files import Request
+from homing.world import World
+
+RUN_ID = "moss-1"
+KEY = run_key(RUN_ID, file_names.REQUEST)
+
+
+class Slow(FileStore):
+    """Somebody else does something between the look and the write of the first who asks."""
+
+    def __init__(self, url: str, world: World) -> None:
+        super().__init__(url, world)
+        self.meanwhile: Any = None
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        act, self.meanwhile = self.meanwhile, None
+        if act is not None:
+            act()
+        super().put_bytes(key, data)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Slow:
+    made = Slow(str(tmp_path / "store"), World())
+    made.put_bytes("objects/x", b"x")
+    return made
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home", World())
+
+
+def asked(store: FileStore) -> Request:
+    return codec.loads(Request, store.read(KEY))
+
+
+def test_what_was_asked_before_stays_and_the_serial_grows(home: Home, store: Slow) -> None:
+    assert last_asked(home, RUN_ID, store) is None
+    assert ask(home, RUN_ID, store, spend_limit_usd="2").serial == 1
+    wish = ask(home, RUN_ID, store, stop=True, reason="enough")
+    assert (wish.serial, wish.stop, wish.spend_limit_usd) == (2, True, "2")
+    assert asked(store) == wish == last_asked(home, RUN_ID, store)
+
+
+def test_a_stop_that_comes_between_the_look_and_the_write_of_another_wish_is_kept(home: Home, store: Slow) -> None:
+    store.meanwhile = lambda: ask(home, RUN_ID, store, stop=True, reason="enough")
+    ask(home, RUN_ID, store, age_s=60.0)
+    wish = asked(store)
+    assert (wish.stop, wish.reason, wish.age_s, wish.serial) == (True, "enough", 60.0, 2)
+
+
+def test_many_who_ask_at_once_are_all_heard(home: Home, store: Slow) -> None:
+    wanted = [{"stop": True}, {"spend_limit_usd": "3"}, {"time_limit_s": 60.0}, {"age_s": 5.0}, {"reason": "r"}]
+    threads = [threading.Thread(target=ask, args=(home, RUN_ID, store), kwargs=each) for each in wanted]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    wish = asked(store)
+    assert (wish.stop, wish.spend_limit_usd, wish.time_limit_s, wish.age_s) == (True, "3", 60.0, 5.0)
+    assert (wish.serial, wish.reason) == (5, "r")
+
+
+def test_what_another_home_asked_for_is_gone_on_from(home: Home, store: Slow) -> None:
+    ask(home, RUN_ID, store, spend_limit_usd="2")
+    theirs = Request(serial=7, stop=True, reason="enough", spend_limit_usd="5")
+    store.put_bytes(KEY, codec.dumps(theirs).encode())
+    wish = ask(home, RUN_ID, store, age_s=1.0)
+    assert (wish.serial, wish.stop, wish.spend_limit_usd) == (8, True, "5")
+
+
+def test_a_wish_that_could_not_be_brought_is_brought_with_the_next_one(
+    home: Home, store: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "put_bytes", lambda *_: (_ for _ in ()).throw(StoreError("The store is away.")))
+        with pytest.raises(StoreError):
+            ask(home, RUN_ID, store, stop=True, reason="enough")
+    assert ask(home, RUN_ID, store, age_s=1.0).stop
+    assert asked(store).stop
+
+
+def test_a_damaged_file_at_home_hides_only_itself(home: Home, store: Slow) -> None:
+    ask(home, RUN_ID, store, spend_limit_usd="2")
+    (home.run_dir(RUN_ID) / "wishes" / "00000002.json").write_bytes(b"{")
+    wish = ask(home, RUN_ID, store, stop=True)
+    assert (wish.serial, wish.spend_limit_usd, wish.stop) == (3, "2", True)
+
+
+def test_an_instance_that_does_not_see_its_store_change_is_shown_it(
+    home: Home, store: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    class Blind:
+        def deliver(self, instance_id: str) -> None:
+            assert asked(store).stop, "after it is in the store"
+            shown.append(instance_id)
+
+    rows = [(None, "sb-1", "modal"), (1.0, "sb-0", "modal"), (None, None, "modal"), (None, "here", "local")]
+    lines = [SimpleNamespace(destroyed_at=ended, instance_id=made, provider=name) for ended, made, name in rows]
+    monkeypatch.setattr(home.ledger, "lines", lambda run_id: lines)
+    monkeypatch.setattr(home, "provider_of", lambda line: Blind())
+    ask(home, RUN_ID, store, stop=True, reason="enough")
+    assert shown == ["sb-1"]

@@ -1,0 +1,90 @@
+"""A machine's silence is measured on this computer's clock, whatever the machine's own says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from homing.cloud.contact.silence import age_s, last_word, quiet_s
+from homing.cloud.home import Home
+from homing.wire.control_files import Heartbeat
+from homing.world import World
+
+
+class Clock(World):
+    t = 1000.0
+
+    def now(self) -> float:
+        return self.t
+
+    def boottime(self) -> float:
+        return self.t
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def home(tmp_path: Path, clock: Clock) -> Home:
+    return Home(tmp_path, clock)
+
+
+def beat(t: float, mark: str = "m-1", state: str = "kept") -> Heartbeat:
+    return Heartbeat(t, mark, 1, state, 0.0, "0.36", "0.1")
+
+
+@pytest.mark.parametrize("off_s", [-4000.0, 0.0, 4000.0])
+def test_silence_is_counted_from_when_a_heartbeat_was_first_seen_here(home: Home, clock: Clock, off_s: float) -> None:
+    assert quiet_s(home, "moss", beat(clock.t + off_s)) is None
+    first = beat(clock.t + off_s)
+    clock.t += 70
+    assert quiet_s(home, "moss", first) == 70
+    clock.t += 30
+    assert quiet_s(home, "moss", first) == 100
+    assert quiet_s(home, "moss", beat(first.t + 5)) is None, "it spoke"
+
+
+def test_the_word_of_another_attempt_is_a_new_one(home: Home, clock: Clock) -> None:
+    quiet_s(home, "moss", beat(1.0))
+    clock.t += 70
+    assert quiet_s(home, "moss", beat(1.0, "m-2")) is None
+    assert last_word(home, "moss", "m-1") == ("", 0.0)
+
+
+def test_a_clock_at_home_that_is_set_back_begins_anew(home: Home, clock: Clock) -> None:
+    quiet_s(home, "moss", beat(1.0))
+    clock.t -= 500
+    assert quiet_s(home, "moss", beat(1.0)) is None
+    clock.t += 20
+    assert quiet_s(home, "moss", beat(1.0)) == 20
+
+
+def test_the_last_word_is_remembered_for_a_guard_that_cannot_read_the_store(home: Home, clock: Clock) -> None:
+    assert last_word(home, "moss", "m-1") == ("", 0.0)
+    quiet_s(home, "moss", beat(1.0, state="pushing"))
+    clock.t += 70
+    assert last_word(home, "moss", "m-1") == ("pushing", 70)
+
+
+@pytest.mark.parametrize("off_s", [-4000.0, 4000.0])
+def test_the_age_that_is_shown_is_corrected_by_what_was_heard(home: Home, clock: Clock, off_s: float) -> None:
+    first = beat(clock.t + off_s)
+    assert age_s(home, "moss", first) == max(0.0, -off_s), "nobody knows better yet"
+    quiet_s(home, "moss", first)
+    clock.t += 70
+    assert age_s(home, "moss", first) == 70
+    assert age_s(home, "moss", beat(first.t + 60)) <= 70
+    assert age_s(home, "moss", beat(clock.t - 5, "m-2")) == 5, "of another attempt nothing was heard"
+
+
+def test_a_damaged_note_is_none_and_a_full_disk_leaves_the_machines_own_word(
+    home: Home, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet_s(home, "moss", beat(1.0))
+    (home.run_dir("moss") / "heard.json").write_bytes(b'{"word": 3}')
+    assert last_word(home, "moss", "m-1") == ("", 0.0)
+    monkeypatch.setattr(clock, "write", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
+    assert quiet_s(home, "moss", beat(clock.t - 40)) == 40

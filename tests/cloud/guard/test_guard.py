@@ -1,0 +1,1418 @@
+"""The guard at home: limits, ends that did not happen, machines that went, and never twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cloud.rig import clear, forget, make_draft, marked_now, trainer_argv
+
+from homing.cloud import destroy as destroying
+from homing.cloud.ask_providers import ASK_S, HURRY_S
+from homing.cloud.contact import action_log
+from homing.cloud.contact.home_guard import is_on_duty
+from homing.cloud.destroy import Problem
+from homing.cloud.guard import guard as guarding
+from homing.cloud.guard import relaunch
+from homing.cloud.guard.guard import DEAD_S, LAUNCH_S, STALE_S, Pass, guard_pass, wait_for_next
+from homing.cloud.guard.stop_run import ask_to_stop, wait_for_stop
+from homing.cloud.home import Home
+from homing.cloud.launch import launch as launching
+from homing.cloud.launch.launch import Launched, launch
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.ledger import ADOPTED, CUT_SHORT, LedgerLine, RunRow
+from homing.cloud.ledger.run_record import write_record
+from homing.cloud.providers.base import Resource
+from homing.cloud.providers.local.provider import Local
+from homing.cloud.providers.ssh.provider import Ssh
+from homing.cloud.reconcile import reconcile as reconciling
+from homing.cloud.reconcile.adopt import adopt, propose
+from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.watch.follow import watch
+from homing.errors import LimitReached, ProviderRefused, ProviderSilent, StoreError
+from homing.store import FileStore, run_key
+from homing.wire import codec, file_names
+from homing.wire.control_files import Heartbeat, Request
+from homing.wire.event_lines import Outcome
+from homing.wire.guard_order import DEAD_MAN, END, GUARD, PROVIDER
+from homing.wire.run_json import Limits
+from homing.world import Database, World
+
+
+class Later(World):
+    """The real machine, seen from a home on which time passes faster, or whose time of day is set."""
+
+    def __init__(self) -> None:
+        self.ahead_s = self.set_s = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.ahead_s + self.set_s
+
+    def boottime(self) -> float:
+        return super().boottime() + self.ahead_s
+
+
+@pytest.fixture
+def home(homing_home: Path) -> Any:
+    found = Home(homing_home, Later())
+    yield found
+    clear(homing_home)
+
+
+def ahead(home: Home, seconds: float) -> None:
+    assert isinstance(home.world, Later)
+    home.world.ahead_s += seconds
+
+
+def begin(home: Home, tmp_path: Path, **told: Any) -> Launched:
+    return launch(make_draft(home, tmp_path, **{"steps": 100_000, **told}), home)
+
+
+def kill_all(home: Home) -> None:
+    """The dead-man among them, again and again: nobody may start anybody."""
+    while marked_now(home):
+        for pid, _ in marked_now(home):
+            World().signal(pid, signal.SIGKILL)
+
+
+def row(home: Home) -> RunRow:
+    return home.ledger.find("moss")
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_healthy_run_is_left_alone_and_the_next_round_is_at_its_limit(home: Home, tmp_path: Path) -> None:
+    begin(home, tmp_path)
+    made = guard_pass(home, every_s=60)
+    assert (made.done, made.alerts, made.problems, made.may_bill) == ([], [], [], [])
+    line = home.ledger.lines()[-1]
+    assert line.created_at is not None
+    limit_s = 10_000  # a dollar at 36 cents an hour
+    assert line.created_at + limit_s - 60 < made.next_at < line.created_at + limit_s
+    assert row(home).state == "running"
+
+
+@pytest.mark.acceptance(122)
+def test_at_the_spend_limit_it_destroys_inside_the_limit_and_says_so(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path)
+    ahead(home, 10_000 - 90)  # a slow computer needs some seconds for this, and the guard's moment is at -29
+    assert guard_pass(home).done == [], "agent and dead-man have their turn first"
+    ahead(home, 65)
+    made = guard_pass(home)
+    assert "ends it at its limit: spent $0.99" in made.done[0]
+    assert home.provider("local").describe(done.instance.id).state == "gone"
+    assert (row(home).state, row(home).exit_code) == ("stopped", 5)
+    assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1
+    assert action_log.read(home, done.run.id)[-1].kind == "guard_ends"
+    assert guard_pass(home).done == []
+    assert not row(home).is_live, "what reached its limit is not launched again"
+
+
+@pytest.mark.slow
+def test_at_the_time_limit_it_destroys_too(home: Home, tmp_path: Path) -> None:
+    begin(home, tmp_path, limits=Limits(time_s=3600.0))
+    ahead(home, 3600 - 10)
+    assert "1h00m allowed" in guard_pass(home).done[0]
+    assert not marked_now(home)
+
+
+@pytest.mark.slow
+def test_what_the_provider_says_it_costs_counts_where_it_is_more(home: Home, tmp_path: Path) -> None:
+    begin(home, tmp_path)
+    home.ledger.update(home.ledger.lines()[-1].mark, spend_usd="0.9999")
+    assert "at its limit" in guard_pass(home).done[0]
+
+
+@pytest.mark.slow
+def test_what_its_volumes_cost_so_far_counts_too(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(home, tmp_path)
+    line = home.ledger.lines()[-1]
+    volume = Resource("volume", "v-1", line.mark, "local", Decimal("0.36"), line.created_at)
+    monkeypatch.setattr(Local, "list_resources", lambda self: [volume])
+    monkeypatch.setattr(Local, "destroy_resource", lambda self, each: None)
+    ahead(home, 4900)
+    assert guard_pass(home).done == []
+    monkeypatch.setattr("homing.cloud.guard.guard_round.DESTROY_S", 0.1)
+    ahead(home, 90)
+    assert "still shows its volume v-1" in guard_pass(home).may_bill[0]
+    assert marked_now(home) == []
+
+
+def give_away(home: Home, tmp_path: Path) -> Home:
+    """Another computer of the same person adopts moss; it has no guard."""
+    other = Home(tmp_path / "other-home", World())
+    store = home.store_of(row(home))
+    adopt(propose(store, "moss", other), store, other)
+    return other
+
+
+def test_a_run_that_was_given_away_is_still_ended_at_its_limit_and_stays_the_others(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path)
+    other = give_away(home, tmp_path)
+    made = guard_pass(home)
+    assert (made.done, made.alerts, row(home).state) == ([], [], ADOPTED)
+    line = home.ledger.lines()[-1]
+    assert line.created_at is not None
+    assert line.created_at + 10_000 - 60 < made.next_at < line.created_at + 10_000
+    ahead(home, 10_000 - 25)
+    assert "ends it at its limit: spent $0.99" in guard_pass(home).done[0]
+    assert marked_now(home) == []
+    assert row(home).state == ADOPTED
+    assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1
+    assert other.ledger.run(done.run.id) is not None
+    assert guard_pass(home).done == []
+
+
+@pytest.mark.slow
+def test_the_limit_of_a_run_that_was_given_away_is_its_new_owners(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path)
+    other = give_away(home, tmp_path)
+    other.ledger.set_run(done.run.id, spend_limit_usd="2.00")
+    write_record(other, done.run.id, other.store_of(done.run))
+    ahead(home, 10_000)
+    assert guard_pass(home).done == []
+    assert marked_now(home)
+    ahead(home, 10_000 - 5)
+    assert "of $2.00" in guard_pass(home).done[0]
+    assert marked_now(home) == []
+
+
+@pytest.mark.slow
+def test_silence_and_death_of_a_run_that_was_given_away_are_its_new_owners_to_judge(home: Home, tmp_path: Path) -> None:
+    begin(home, tmp_path)
+    give_away(home, tmp_path)
+    kill_all(home)
+    for _ in range(3):
+        made = guard_pass(home)
+        assert (made.done, made.alerts) == ([], [])
+        ahead(home, DEAD_S + STALE_S)
+    assert len(home.ledger.lines()) == 1
+    assert home.ledger.lines()[-1].destroyed_at is None
+
+
+@pytest.mark.slow
+def test_a_limit_that_its_new_owner_keeps_where_nobody_can_read_it_is_said_and_ours_is_held(
+    home: Home, tmp_path: Path
+) -> None:
+    done = begin(home, tmp_path)
+    give_away(home, tmp_path)
+    guard_pass(home)
+    kill_all(home)
+    (tmp_path / "store").rename(tmp_path / "away")
+    made = guard_pass(home)
+    assert "Enforcing the last known one: $1.00" in made.alerts[0]
+    assert guard_pass(home).alerts == [], "said once an hour"
+    ahead(home, 10_000)
+    assert f"{done.run.id}: The local guard ends it at its limit" in guard_pass(home).done[0]
+
+
+def test_a_destroy_that_is_not_confirmed_may_bill_and_is_tried_again(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    ahead(home, 10_000)
+    monkeypatch.setattr("homing.cloud.guard.guard_round.DESTROY_S", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "destroy", lambda *_: (_ for _ in ()).throw(ProviderRefused("No, says the provider.")))
+        made = guard_pass(home)
+        assert len(made.may_bill) == 1
+        assert "No, says the provider" in made.may_bill[0]
+    made = guard_pass(home)
+    assert made.may_bill == []
+    assert not marked_now(home)
+
+
+@pytest.mark.slow
+def test_a_provider_that_cannot_be_asked_leaves_the_limit_in_force(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "list_owned", lambda self: (_ for _ in ()).throw(OSError("no route")))
+        made = guard_pass(home)
+        assert "so its instances may be billing" in made.problems[0]
+        assert made.done == []
+        assert made.next_at < home.world.now() + 10_000
+
+
+@pytest.mark.slow
+def test_one_runs_trouble_does_not_keep_it_from_the_others(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    begin(home, tmp_path, name="fern")
+    ahead(home, 10_000)
+    real, monkey = Local.destroy, []
+
+    def stubborn(self: Local, instance_id: str) -> None:
+        if "fern" in instance_id:
+            monkey.append(instance_id)
+            raise OSError("reset")
+        real(self, instance_id)
+
+    monkeypatch.setattr("homing.cloud.guard.guard_round.DESTROY_S", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "destroy", stubborn)
+        made = guard_pass(home)
+    assert monkey
+    assert [said.split(":")[0] for said in made.done] == [row(home).id]
+    assert any("fern" in said for said in made.may_bill)
+
+
+@pytest.mark.acceptance(124)
+@pytest.mark.slow
+def test_a_run_that_ended_and_still_bills_is_destroyed_after_a_margin(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = begin(home, tmp_path)
+    kill_all(home)
+    store = home.store_of(done.run)
+    mark = home.ledger.lines()[-1].mark
+    beat = Heartbeat(time.time(), mark, 1, "ending", 0.0, "0.36", "0.1", is_pushed=True)
+    store.put_bytes(run_key(done.run.id, file_names.HEARTBEAT), codec.dumps(beat).encode())
+    outcome = Outcome("done", "All steps are done.", 0, t=home.world.now(), is_final=True)
+    store.put_bytes(run_key(done.run.id, file_names.OUTCOME), codec.dumps(outcome).encode())
+    assert guard_pass(home).done == []
+    assert row(home).state == "done"
+    ahead(home, meter.MARGIN_S + 1)
+    assert "still billing" in guard_pass(home).done[0]
+    assert row(home).state == "done"
+    assert home.provider("local").list_owned() == []
+
+
+@pytest.mark.slow
+def test_a_failed_machine_that_is_kept_stays_until_it_is_silent(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path)
+    kill_all(home)
+    store, mark = home.store_of(done.run), home.ledger.lines()[-1].mark
+
+    def beat() -> None:
+        kept = Heartbeat(home.world.now(), mark, 1, "kept", 0.0, "0.36", "0.1")
+        store.put_bytes(run_key(done.run.id, file_names.HEARTBEAT), codec.dumps(kept).encode())
+
+    outcome = Outcome("failed", "It broke.", 1, t=home.world.now())
+    store.put_bytes(run_key(done.run.id, file_names.OUTCOME), codec.dumps(outcome).encode())
+    for _ in range(3):
+        ahead(home, meter.MARGIN_S)
+        beat()
+        assert guard_pass(home).done == []
+    ahead(home, STALE_S + 1)
+    assert "still billing" in guard_pass(home).done[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
+def test_a_kept_machine_is_judged_by_our_clock_and_not_by_its_own(home: Home, tmp_path: Path, off_s: float) -> None:
+    done = begin(home, tmp_path)
+    kill_all(home)
+    store, mark = home.store_of(done.run), home.ledger.lines()[-1].mark
+    outcome = Outcome("failed", "It broke.", 1, t=home.world.now() + off_s)
+    store.put_bytes(run_key(done.run.id, file_names.OUTCOME), codec.dumps(outcome).encode())
+    for _ in range(3):
+        kept = Heartbeat(home.world.now() + off_s, mark, 1, "kept", 0.0, "0.36", "0.1")
+        store.put_bytes(run_key(done.run.id, file_names.HEARTBEAT), codec.dumps(kept).encode())
+        assert guard_pass(home).done == []
+        ahead(home, meter.MARGIN_S)
+    (tmp_path / "store").rename(tmp_path / "away")
+    ahead(home, STALE_S)
+    assert guard_pass(home).done == [], "a store that cannot be read is no silent machine"
+    (tmp_path / "away").rename(tmp_path / "store")
+    assert "still billing" in guard_pass(home).done[0]
+
+
+def silence(home: Home, done: Launched, *, with_heartbeat: bool) -> None:
+    """The machine goes on, and nothing of it reaches the store any more."""
+    kill_all(home)
+    store = home.store_of(done.run)
+    if not with_heartbeat:  # as a launch leaves it that was killed before the first one
+        store.delete(run_key(done.run.id, file_names.HEARTBEAT))
+        home.ledger.set_run(done.run.id, state="launching")
+
+
+@pytest.fixture
+def _running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The provider does not know what runs on it, as most do not."""
+    real = Local.describe
+    monkeypatch.setattr(Local, "describe", lambda self, i: dataclasses.replace(real(self, i), is_running=True))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_running")
+def test_a_silent_machine_is_told_of_once_and_louder_later_and_not_destroyed(home: Home, tmp_path: Path) -> None:
+    silence(home, begin(home, tmp_path), with_heartbeat=True)
+    ahead(home, STALE_S + 10)
+    assert "No heartbeat for 5m" in guard_pass(home).alerts[0]
+    assert guard_pass(home).alerts == []
+    ahead(home, 1800)
+    assert "NO HEARTBEAT" in guard_pass(home).alerts[0]
+    assert guard_pass(home).done == []
+    assert row(home).is_live
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_running")
+def test_a_machine_that_never_said_a_word_is_destroyed_after_the_idle_limit(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path, limits=Limits(idle_s=600.0, relaunches=0))
+    silence(home, done, with_heartbeat=False)
+    ahead(home, 560)
+    assert guard_pass(home).done == []
+    ahead(home, 50)
+    made = guard_pass(home)
+    assert "sent no heartbeat" in made.done[0]
+    assert home.provider("local").list_owned() == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_running")
+def test_a_store_that_lost_the_heartbeat_is_no_machine_that_never_spoke(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path, limits=Limits(idle_s=600.0))
+    silence(home, done, with_heartbeat=False)
+    home.ledger.set_run(done.run.id, state="running")
+    ahead(home, 700)
+    made = guard_pass(home)
+    assert made.done == []
+    assert "NO HEARTBEAT" in made.alerts[0]
+
+
+@pytest.mark.slow
+def test_a_last_push_that_takes_long_is_not_cut_off(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path, limits=Limits(idle_s=1200.0))
+    kill_all(home)
+    store, mark = home.store_of(done.run), home.ledger.lines()[-1].mark
+    beat = Heartbeat(home.world.now(), mark, 1, "pushing", 0.0, "0.36", "0.1")
+    store.put_bytes(run_key(done.run.id, file_names.HEARTBEAT), codec.dumps(beat).encode())
+    outcome = Outcome("failed", "The trainer failed.", 1, t=home.world.now(), is_final=True)
+    store.put_bytes(run_key(done.run.id, file_names.OUTCOME), codec.dumps(outcome).encode())
+    ahead(home, 3 * meter.MARGIN_S)
+    assert guard_pass(home).done == []
+    ahead(home, 1200)
+    assert "still billing" in guard_pass(home).done[0]
+
+
+@pytest.mark.slow
+def test_a_moment_without_programs_long_ago_does_not_count_against_a_machine(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = begin(home, tmp_path)
+    real = Local.describe
+    monkeypatch.setattr(Local, "describe", lambda self, i: dataclasses.replace(real(self, i), is_running=False))
+    for _ in range(2):  # each time it is seen so once, and speaks afterwards
+        assert "The agent is no longer running" in guard_pass(home).alerts[0]
+        spoken = time.time()
+        wait_until(lambda spoken=spoken: beat_of(home, done).t > spoken + 1)
+        ahead(home, DEAD_S + 1)
+    assert row(home).is_live
+    assert marked_now(home)
+
+
+def beat_of(home: Home, done: Launched) -> Heartbeat:
+    return codec.loads(Heartbeat, home.store_of(done.run).read(run_key(done.run.id, file_names.HEARTBEAT)))
+
+
+@pytest.mark.slow
+def test_of_two_machines_under_one_mark_the_one_in_the_ledger_stays(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = begin(home, tmp_path)
+    real_list, real_destroy, real_describe, twins = Local.list_owned, Local.destroy, Local.describe, ["late"]
+
+    def list_owned(self: Local) -> list[Any]:
+        found = real_list(self)
+        return found + [dataclasses.replace(each, id=twin, created_at=time.time()) for each in found for twin in twins]
+
+    def destroy(self: Local, instance_id: str) -> None:
+        twins.remove(instance_id) if instance_id in twins else real_destroy(self, instance_id)
+
+    def describe(self: Local, instance_id: str) -> Any:
+        if instance_id != "late":
+            return real_describe(self, instance_id)
+        state = "ready" if twins else "gone"
+        return dataclasses.replace(real_describe(self, done.instance.id), id=instance_id, state=state)
+
+    monkeypatch.setattr(Local, "list_owned", list_owned)
+    monkeypatch.setattr(Local, "destroy", destroy)
+    monkeypatch.setattr(Local, "describe", describe)
+    made = guard_pass(home)
+    assert "both are billing" in made.problems[0]
+    assert "late is destroyed" in made.done[0]
+    twin, line = home.ledger.lines(done.run.id)
+    assert (twin.is_duplicate, twin.destroyed_at is None, Decimal(twin.spend_usd) > 0) == (True, False, True)
+    assert (line.instance_id, line.destroyed_at) == (done.instance.id, None)
+    assert guard_pass(home).problems == []
+    assert marked_now(home)
+
+
+@pytest.mark.slow
+def test_an_earlier_attempt_that_comes_back_is_ended_and_the_run_goes_on(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    done = begin(home, tmp_path)
+    kill_all(home)
+    guard_pass(home)
+    ahead(home, DEAD_S + 1)
+    guard_pass(home)
+    assert row(home).state == "running"
+    real_list, real_describe, real_destroy, back = Local.list_owned, Local.describe, Local.destroy, [done.instance.id]
+
+    def describe(self: Local, instance_id: str) -> Any:
+        found = real_describe(self, instance_id)
+        is_back = instance_id in back
+        return dataclasses.replace(found, state="ready", billing="yes", is_running=False) if is_back else found
+
+    def destroy(self: Local, instance_id: str) -> None:
+        real_destroy(self, instance_id)
+        back.clear()
+
+    monkeypatch.setattr(Local, "describe", describe)
+    monkeypatch.setattr(Local, "destroy", destroy)
+    monkeypatch.setattr(Local, "list_owned", lambda self: [*real_list(self), *(self.describe(i) for i in back)])
+    ahead(home, DEAD_S + 1)
+    made = guard_pass(home)
+    assert "came back and is destroyed" in made.done[0]
+    assert row(home).state == "running"
+    assert [line.destroyed_at is None for line in home.ledger.lines()] == [False, True]
+    assert marked_now(home)
+
+
+@pytest.mark.slow
+def test_a_guard_whose_terminal_is_gone_still_ends_what_reached_its_limit(home: Home, tmp_path: Path) -> None:
+    def closed(text: str) -> None:
+        raise OSError("input/output error")
+
+    begin(home, tmp_path)
+    ahead(home, 10_000)
+    assert "at its limit" in guard_pass(home, tell=closed).done[0]
+    assert marked_now(home) == []
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_home_does_not_keep_it_from_ending_what_reached_its_limit(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    ahead(home, 10_000)
+    monkeypatch.setattr("homing.cloud.guard.guard_round.DESTROY_S", 0.1)
+    real = Database.execute
+
+    def full(self: Database, *statements: Any) -> Any:
+        if any(sql.startswith("UPDATE") for sql, _ in statements):
+            raise OSError("database or disk is full")
+        return real(self, *statements)
+
+    def no_diary(*_: object) -> bool:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "execute", full)
+        patch.setattr(action_log, "note", no_diary)
+        made = guard_pass(home)
+        assert len(made.may_bill) == 1
+        assert marked_now(home) == []
+    assert guard_pass(home).may_bill == []
+    assert home.ledger.lines()[-1].destroyed_at is not None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_running")
+def test_a_machine_whose_launch_still_waits_for_it_is_left_to_the_launch(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path, limits=Limits(idle_s=600.0))
+    silence(home, done, with_heartbeat=False)
+    lock = home.launch_lock(home.ledger.lines()[-1].mark)
+    lock.parent.mkdir(exist_ok=True)
+    code = f"import fcntl, time; f = open({str(lock)!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX); time.sleep(600)"
+    launcher = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        wait_until(lambda: World().is_locked(lock))
+        ahead(home, 700)
+        assert guard_pass(home).done == []
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert "sent no heartbeat" in guard_pass(home).done[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_running")
+def test_a_store_that_cannot_be_read_is_no_silent_machine(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silence(home, begin(home, tmp_path), with_heartbeat=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "read", lambda *_: (_ for _ in ()).throw(StoreError("The store is away.")))
+        ahead(home, 5000)
+        made = guard_pass(home)
+        assert made.done == []
+        assert "Its limit is still enforced locally." in made.alerts[0]
+        ahead(home, 5000)
+        assert "at its limit" in guard_pass(home).done[0]
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_far_store_that_does_not_answer_keeps_no_limit_waiting(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each look at it took minutes, one after another for every live run, before anybody looked at the money.
+    done, waited, ended = begin(home, tmp_path), list[str](), threading.Event()
+    home.ledger.set_run(done.run.id, store="s3://far-away/moss")
+    monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
+    real = Local.destroy
+
+    class Silent(FileStore):
+        def read(self, key: str) -> bytes:
+            waited.append("in vain" if not ended.wait(20) else "until its end")
+            raise StoreError("It did not answer.")
+
+        def list(self, prefix: str) -> Any:
+            return self.read(prefix)
+
+    def destroy(local: Local, instance_id: str) -> None:
+        ended.set()
+        real(local, instance_id)
+
+    monkeypatch.setattr(Home, "store_of", lambda self, run: Silent(str(tmp_path / "store"), World()))
+    monkeypatch.setattr(Local, "destroy", destroy)
+    made = guard_pass(home)
+    assert made.done == []
+    assert "did not answer" in made.alerts[0]
+    ahead(home, 10_000 - 25)
+    assert "ends it at its limit" in guard_pass(home).done[0]
+    assert "in vain" not in waited
+
+
+class Mute(FileStore):
+    """A store far away that says nothing, for as long as `ended` has not come; `waited` tells how each wait was."""
+
+    ended: threading.Event
+    waited: list[str]
+
+    def read(self, key: str) -> bytes:
+        self.waited.append("in vain" if not self.ended.wait(20) else "until its end")
+        raise StoreError("It did not answer.")
+
+    def list(self, prefix: str) -> Any:
+        return self.read(prefix)
+
+    def put_bytes(self, key: str, data: bytes) -> Any:
+        return self.read(key)
+
+
+@pytest.fixture
+def mute(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Mute]:
+    """All stores that are far away are such ones; the end of any machine wakes them."""
+    real, near = Local.destroy, Home.store_of
+    monkeypatch.setattr(Mute, "ended", threading.Event(), raising=False)
+    monkeypatch.setattr(Mute, "waited", [], raising=False)
+    monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
+    monkeypatch.setattr("homing.cloud.ask_providers.HURRY_S", 0.2)
+
+    def destroy(local: Local, instance_id: str) -> None:
+        Mute.ended.set()
+        real(local, instance_id)
+
+    monkeypatch.setattr(Local, "destroy", destroy)
+    far = Mute(str(tmp_path / "store"), World())
+    monkeypatch.setattr(Home, "store_of", lambda self, run: far if run.store.startswith("s3:") else near(self, run))
+    return Mute
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_far_store_that_does_not_answer_keeps_whoever_watches_from_no_limit(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    done = begin(home, tmp_path)
+    home.ledger.set_run(done.run.id, store="s3://far-away/moss")
+    mute = request.getfixturevalue("mute")
+    monkeypatch.setattr("homing.cloud.watch.follow._REFRESH_S", 0.0)
+    reports = watch(home, row(home), every_s=1)
+    assert "did not answer" in next(reports).text
+    ahead(home, 10_000 - 25)
+    assert any("ends it at its limit" in report.text for report in itertools.islice(reports, 4))
+    assert "in vain" not in mute.waited
+
+
+@pytest.mark.usefixtures("_running")
+def test_the_record_of_a_run_that_has_ended_keeps_no_limit_waiting(
+    home: Home, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    # Its store hangs, and nobody has asked it anything in this round before it is written to.
+    over = RunRow("fern-1", "fern", "stopped", 1.0, "s3://far-away/fern", "f" * 64, "1.00", ended_at=home.world.now())
+    home.ledger.adopt_run(over, [], [])
+    home.world.mkdir(home.run_dir(over.id))
+    home.world.write(home.run_dir(over.id) / "recorded", b"of an earlier day")
+    begin(home, tmp_path)
+    mute = request.getfixturevalue("mute")
+    ahead(home, 10_000 - 25)
+    made = guard_pass(home)
+    assert "ends it at its limit" in made.done[0]
+    assert any("record of fern-1" in problem for problem in made.problems)
+    assert "in vain" not in mute.waited
+
+
+def test_the_receipt_of_a_machine_that_ended_by_itself_keeps_no_limit_waiting(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    # Where the provider tells no end, its last heartbeat does.
+    first = begin(home, tmp_path, name="fern")
+    begin(home, tmp_path)
+    home.provider("local").destroy(first.instance.id)
+    real = Local.describe
+    without_end = {"ended_at": None, "spend_usd": None}
+    monkeypatch.setattr(Local, "describe", lambda *given: dataclasses.replace(real(*given), **without_end))
+    home.ledger.set_run(first.run.id, store="s3://far-away/fern")
+    mute = request.getfixturevalue("mute")
+    ahead(home, 10_000 - 25)
+    assert "ends it at its limit" in guard_pass(home, only=row(home).id).done[0]
+    assert "in vain" not in mute.waited
+
+
+def test_nobodys_silence_is_waited_for_past_the_moment_at_which_a_limit_needs_the_guard(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Beside a silent provider and a silent store a round took a minute, and the guard's turn is half of that.
+    begin(home, tmp_path)
+    asked, real = list[float](), World.together
+
+    def together(world: World, calls: Any, timeout_s: float) -> Any:
+        asked.append(timeout_s)
+        return real(world, calls, timeout_s)
+
+    monkeypatch.setattr(World, "together", together)
+    made = guard_pass(home)
+    assert set(asked) == {ASK_S}
+    asked.clear()
+    ahead(home, made.next_at - home.world.now() - 12)
+    guard_pass(home)
+    assert asked
+    assert all(HURRY_S <= timeout_s <= 12 for timeout_s in asked)
+    asked.clear()
+    monkeypatch.setattr("homing.cloud.guard.guard._Round.is_within_limit", lambda self: True)
+    ahead(home, 13)
+    guard_pass(home)
+    assert set(asked) == {HURRY_S}
+    asked.clear()
+    ahead(home, 3600)
+    guard_pass(home)
+    assert set(asked) == {ASK_S}, "one that is long past its limit, and stays, makes nobody hurry for ever"
+
+
+def test_of_two_that_reach_their_limits_a_stubborn_one_does_not_keep_the_other_billing(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    begin(home, tmp_path, name="fern")
+    ahead(home, 10_000)
+    real, tried = Local.destroy, list[str]()
+
+    def stubborn(self: Local, instance_id: str) -> None:
+        tried.append("fern" if "fern" in instance_id else "moss")
+        if tried[-1] == "fern":
+            raise OSError("reset")
+        real(self, instance_id)
+
+    monkeypatch.setattr("homing.cloud.guard.guard_round.DESTROY_S", 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "destroy", stubborn)
+        made = guard_pass(home)
+    assert sorted(tried[:2]) == ["fern", "moss"]
+    assert tried.count("fern") > 1
+    assert [said.split(":")[0] for said in made.done] == [row(home).id]
+    assert ["fern" in said and "reset" in said for said in made.may_bill[:1]] == [True]
+    assert home.ledger.find("fern").state == "stopped", "nothing of it is worth going on"
+
+
+def test_an_end_that_hangs_keeps_the_guard_from_no_limit_that_comes_meanwhile(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    begin(home, tmp_path, name="fern", limit="0.90")
+    ahead(home, guard_pass(home, only=row(home).id).next_at - home.world.now() - 1.0)  # of moss, a moment from now
+    real, answers, waited = Local.destroy, threading.Event(), list[str]()
+
+    def hang(self: Local, instance_id: str) -> None:
+        if "fern" in instance_id:
+            waited.append("in vain" if not answers.wait(60) else "until it was time")
+        real(self, instance_id)
+
+    monkeypatch.setattr("homing.cloud.destroy.HURRY_S", 0.2)
+    monkeypatch.setattr(Local, "destroy", hang)
+    before = set(threading.enumerate())
+    made = guard_pass(home)
+    assert waited == []
+    assert any("fern" in said for said in made.may_bill)
+    wait_for_next(home, made, 60.0)
+    assert [said.split(":")[0] for said in guard_pass(home, only=row(home).id).done] == [row(home).id]
+    assert waited == []
+    answers.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+    assert "in vain" not in waited
+    assert all(line.destroyed_at is not None for line in home.ledger.lines())
+    refresh(home)
+    assert home.ledger.find("fern").exit_code == LimitReached.exit_code, "confirmed late, and ended by its limit"
+
+
+def test_a_limit_that_passed_long_ago_takes_the_hurry_from_no_other(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path, name="fern", limit="0.90")
+    begin(home, tmp_path)
+    monkeypatch.setattr(
+        "homing.cloud.guard.guard._Round.is_within_limit", lambda self: True
+    )  # fern stays, past its limit
+    due = guard_pass(home).by
+    assert due == guarding._soonest(home, home.ledger.find("fern").id)
+    assert due < guarding._soonest(home, row(home).id)
+    ahead(home, guarding._soonest(home, row(home).id) - home.world.now() - 12)
+    assert home.world.now() - due > 60
+    assert 0 < guard_pass(home).by - home.world.now() <= 12
+
+
+def test_a_machine_that_does_not_go_at_once_is_tried_again_however_long_the_others_took(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    begin(home, tmp_path, name="fern")
+    ahead(home, 10_000)
+    real, tried, passed_s = Local.destroy, list[str](), [0.0]
+
+    def slow(self: Local, instance_id: str) -> None:
+        tried.append("fern" if "fern" in instance_id else "moss")
+        if tried == ["moss"]:
+            raise OSError("reset")
+        if tried == ["moss", "fern"]:
+            passed_s[0] = 600.0  # more than moss would have, were it counted from its own first try
+        real(self, instance_id)
+
+    monkeypatch.setattr(Local, "destroy", slow)
+    monkeypatch.setattr(home.world, "monotonic", lambda: time.monotonic() + passed_s[0])
+    made = guard_pass(home)
+    assert tried[:3] == ["moss", "fern", "moss"]
+    assert made.may_bill == []
+
+
+def test_what_lies_beside_the_machines_is_asked_for_once_in_a_round(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    begin(home, tmp_path, name="fern")
+    asked = list[str]()
+
+    def note(self: Local) -> Any:
+        asked.append("asked")
+        raise ProviderSilent("local cannot be asked now.")
+
+    monkeypatch.setattr(Local, "list_resources", note)
+    made = guard_pass(home)
+    assert asked == ["asked"]
+    assert len([text for text in made.problems if "could not list its volumes" in text]) == 2
+
+
+def test_a_list_that_is_refused_keeps_nobody_from_looking_at_a_machine(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = begin(home, tmp_path)
+    asked, real = list[str](), Local.describe
+
+    def refuse(self: Local) -> Any:
+        raise ProviderRefused("403 Forbidden")
+
+    def note(self: Local, instance_id: str) -> Any:
+        asked.append(instance_id)
+        return real(self, instance_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "list_owned", refuse)
+        patch.setattr(Local, "describe", note)
+        made = guard_pass(home)
+    assert any("Could not query local" in text for text in made.problems)
+    assert done.instance.id in asked, "it was no silence: what can be asked is asked"
+
+
+def test_a_provider_that_did_not_answer_is_not_asked_about_each_machine(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each question takes two minutes there, and the limit of a run elsewhere may come meanwhile.
+    begin(home, tmp_path)
+    asked = list[str]()
+
+    def silent(self: Local) -> Any:
+        raise ProviderSilent("local cannot be asked now.")
+
+    def note(*given: Any) -> Any:
+        asked.append("asked")
+        raise ProviderSilent("local cannot be asked now.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "list_owned", silent)
+        for name in ("describe", "list_resources", "destroy"):
+            patch.setattr(Local, name, note)
+        made = guard_pass(home)
+    assert any("Could not query local" in text for text in made.problems)
+    assert asked == []
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_far_store_that_answers_when_nobody_waits_any_more_changes_nothing(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It may tell of an attempt that another one has followed by then.
+    done, answers, read = begin(home, tmp_path), threading.Event(), threading.Event()
+    home.ledger.set_run(done.run.id, store="s3://far-away/moss")
+    home.ledger.set_run(done.run.id, state="launching")
+    monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
+    real = reconciling.read_signs
+
+    def late(*given: Any) -> Any:
+        answers.wait(20)
+        try:
+            return real(*given)
+        finally:
+            read.set()
+
+    monkeypatch.setattr(reconciling, "read_signs", late)
+    monkeypatch.setattr(Home, "store_of", lambda self, run: FileStore(str(tmp_path / "store"), World()))
+    before = set(threading.enumerate())
+    assert "Could not read the store" in refresh(home)[0]
+    answers.set()
+    assert read.wait(20)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+    assert row(home).state == "launching"
+
+
+def test_an_ssh_host_that_does_not_answer_keeps_no_limit_waiting(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A machine at home that is off: it was asked after all others, and for longer than a guard has before a limit.
+    begin(home, tmp_path)
+    answered, waited = threading.Event(), list[bool]()
+    monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
+    monkeypatch.setattr("homing.cloud.reconcile.reconcile.providers_in_use", lambda at_home: ["local", "ssh"])
+    monkeypatch.setattr(Ssh, "list_owned", lambda self: waited.append(answered.wait(20)) or [])
+    ahead(home, 10_000 - 25)
+    made = guard_pass(home, only=row(home).id)
+    assert "ends it at its limit" in made.done[0]
+    assert any("Could not query ssh" in problem for problem in made.problems)
+    assert waited == [], "nobody waited until it had answered"
+    answered.set()
+
+
+def use_rig_trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **told: Any) -> None:
+    monkeypatch.setattr(
+        "homing.cloud.machine_setup.boot_files.trainer_argv",
+        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), **told),
+    )
+
+
+@pytest.mark.acceptance(74, 106)
+@pytest.mark.slow
+def test_a_run_whose_machine_died_goes_on_elsewhere_from_its_checkpoint(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rig_trainer(monkeypatch, tmp_path, steps=40, step_s=0.02)
+    done = begin(home, tmp_path, step_s=0.02)
+    store = home.store_of(done.run)
+    wait_until(
+        lambda: any(e.key.endswith(file_names.MANIFEST) for e in store.list(run_key(done.run.id, "checkpoints")))
+    )
+    kill_all(home)
+    assert "The agent is no longer running" in guard_pass(home).alerts[0]
+    assert guard_pass(home).done == [], "seen once is not enough"
+    ahead(home, DEAD_S + 1)
+    made = guard_pass(home)
+    assert "the agent is no longer running on its instance" in made.done[0]
+    assert "Attempt 2 launches on local" in made.done[1]
+    lines = home.ledger.lines(done.run.id)
+    assert [line.attempt for line in lines] == [1, 2]
+    assert lines[0].destroyed_at is not None
+
+    def is_done() -> bool:
+        guard_pass(home)
+        return row(home).state == "done"
+
+    wait_until(is_done)
+    log = store.read(run_key(done.run.id, "logs", "trainer.log")).decode()
+    assert "trainer begins at step 1\n" in log
+    assert any(f"trainer begins at step {step}\n" in log for step in range(2, 41))
+    assert meter.total_spend(home.ledger.lines(), home.world.now()) < 1
+
+
+@pytest.mark.slow
+def test_a_preempted_run_is_launched_again_and_one_destroyed_by_hand_is_not(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_and_lose(home, tmp_path, monkeypatch)
+    made = guard_pass(home)
+    assert "Attempt 2 launches" in made.done[0]
+    assert row(home).state == "running"
+    destroying.destroy_run(home, row(home))
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed manually"
+    assert home.provider("local").list_owned() == []
+
+
+def begin_and_lose(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose machine was taken away: the next look of a guard launches it again."""
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    begin(home, tmp_path)
+    agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
+    os.kill(agent, signal.SIGTERM)
+    wait_until(lambda: not home.provider("local").list_owned())
+
+
+def expect_it_stays_destroyed(home: Home) -> None:
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed manually"
+    assert [line.attempt for line in home.ledger.lines()] == [1]
+
+
+@pytest.mark.slow
+def test_a_run_that_a_person_destroys_while_a_guard_launches_it_again_stays_destroyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_and_lose(home, tmp_path, monkeypatch)
+    real = Local.create
+
+    def create(local: Local, request: Any) -> Any:
+        destroying.destroy_run(Home(home.path, World()), row(home))
+        return real(local, request)
+
+    monkeypatch.setattr(Local, "create", create)
+    guard_pass(home)
+    monkeypatch.setattr(Local, "create", real)
+    assert guard_pass(home).done == []
+    assert [line.attempt for line in home.ledger.lines()] == [1, 2]
+    assert home.provider("local").list_owned() == []
+
+
+def test_a_run_that_a_person_destroys_while_a_guard_looks_for_offers_is_not_launched_again(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_and_lose(home, tmp_path, monkeypatch)
+    real = relaunch.make_plan
+
+    def slow(run: Any, at_home: Home) -> Any:
+        destroying.destroy_run(Home(home.path, World()), row(home))
+        return real(run, at_home)
+
+    monkeypatch.setattr(relaunch, "make_plan", slow)
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed manually"
+    assert home.provider("local").list_owned() == []
+
+
+def test_a_run_that_a_person_destroys_while_a_guard_looks_at_its_store_is_not_launched_again(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_and_lose(home, tmp_path, monkeypatch)
+    monkeypatch.setattr(
+        "homing.cloud.launch.launch.check_hub",
+        lambda run, world: destroying.destroy_run(Home(home.path, World()), row(home)),
+    )
+    expect_it_stays_destroyed(home)
+
+
+def test_a_run_that_a_person_destroys_in_the_last_moment_before_the_intent_is_not_launched_again(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_and_lose(home, tmp_path, monkeypatch)
+    real = launching.hold_lock
+
+    def hold(*given: Any) -> None:
+        real(*given)
+        destroying.destroy_run(Home(home.path, World()), row(home))
+
+    monkeypatch.setattr(launching, "hold_lock", hold)
+    expect_it_stays_destroyed(home)
+
+
+@pytest.mark.slow
+def test_a_run_that_a_guard_launches_again_while_a_person_destroys_it_is_destroyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing bills, so there seems to be nothing to end; the guard's new machine was left running.
+    begin_and_lose(home, tmp_path, monkeypatch)
+    guard_pass(home, only="nobody")
+    real = destroying.refresh
+
+    def look(at_home: Home) -> list[str]:
+        monkeypatch.setattr(destroying, "refresh", real)
+        assert len(guard_pass(Home(home.path, World())).done) == 1
+        return real(at_home)
+
+    monkeypatch.setattr(destroying, "refresh", look)
+    done = destroying.destroy_run(home, row(home))
+    assert [line.attempt for line in done.lines] == [2]
+    assert home.provider("local").list_owned() == []
+    assert row(home).reason == "destroyed manually"
+    assert guard_pass(home).done == []
+
+
+@pytest.mark.slow
+def test_a_launch_that_fails_puts_nothing_over_what_a_person_said_meanwhile(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What stood before the launch was put back, over "destroyed manually", and the next round rented.
+    begin_and_lose(home, tmp_path, monkeypatch)
+    real = launching.preflight
+
+    def hang(*given: Any, **settings: Any) -> Any:
+        monkeypatch.setattr(launching, "preflight", real)
+        destroying.destroy_run(Home(home.path, World()), row(home))
+        raise StoreError("It did not answer.")
+
+    monkeypatch.setattr(launching, "preflight", hang)
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed manually"
+    assert guard_pass(home).done == []
+    assert [line.attempt for line in home.ledger.lines()] == [1]
+
+
+@pytest.mark.slow
+def test_what_was_read_of_an_attempt_is_not_noted_of_the_next_one(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # While another run's store was waited for, a second guard went on with this one: its machine counted as preempted.
+    begin_and_lose(home, tmp_path, monkeypatch)
+    real = reconciling._note_run
+
+    def late(*given: Any) -> None:
+        monkeypatch.setattr(reconciling, "_note_run", real)
+        assert len(guard_pass(Home(home.path, World())).done) == 1
+        real(*given)
+
+    monkeypatch.setattr(reconciling, "_note_run", late)
+    refresh(home)
+    assert row(home).is_live
+    assert [line.attempt for line in home.ledger.lines()] == [1, 2]
+
+
+def unknown_word(*given: Any, **settings: Any) -> Any:
+    raise TypeError("no such word")
+
+
+def test_a_volume_in_words_that_nobody_knows_leaves_no_limit_unknown(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    monkeypatch.setattr(Local, "list_resources", unknown_word)
+    made = guard_pass(home)
+    assert any("could not list its volumes: TypeError: no such word" in text for text in made.problems)
+    assert made.next_at < float("inf")
+
+
+def test_an_end_in_words_that_nobody_knows_ends_no_guard(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark, now = f"homing-{home.owner}-heather-1", home.world.now()
+    home.ledger.adopt(LedgerLine(mark, "", "heather", 1, "runpod", "o", "2.49", "1", now, "p-1", now))
+    home.ledger.ask_destroy(mark, now)
+    monkeypatch.setattr("homing.cloud.guard.guard_round.end_each", unknown_word)
+    assert f"{mark}: TypeError: no such word" in guard_pass(home).may_bill
+
+
+def test_a_list_in_words_that_nobody_knows_ends_no_guard(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, real = begin(home, tmp_path), Local.list_owned
+
+    def odd(local: Local) -> Any:
+        monkeypatch.setattr(Local, "list_owned", real)
+        raise KeyError("status")
+
+    monkeypatch.setattr(Local, "list_owned", odd)
+    ahead(home, 10_000 - 25)
+    made = guard_pass(home)
+    assert "KeyError: 'status'" in made.problems[0]
+    assert "ends it at its limit" in made.done[0]
+    assert home.provider("local").describe(done.instance.id).state == "gone"
+
+
+@pytest.mark.slow
+def test_offers_in_words_that_nobody_knows_end_no_guard(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_and_lose(home, tmp_path, monkeypatch)
+
+    def odd(local: Local, needs: Any) -> Any:
+        return {"gpus": []}["gpuTypes"]
+
+    monkeypatch.setattr(Local, "offers", odd)
+    (problem,) = guard_pass(home).problems
+    assert "KeyError: 'gpuTypes'" in problem
+
+
+@pytest.mark.slow
+def test_a_run_that_was_asked_to_stop_is_not_launched_again_when_its_machine_is_taken_meanwhile(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    done = begin(home, tmp_path)
+    kill_all(home)
+    wish = Request(serial=1, stop=True, reason="A stop was requested.")
+    home.store_of(done.run).put_bytes(run_key(done.run.id, file_names.REQUEST), codec.dumps(wish).encode())
+    guard_pass(home)
+    ahead(home, DEAD_S + 1)
+    assert "Not relaunched: A stop was requested" in guard_pass(home).done[-1]
+    assert len(home.ledger.lines()) == 1
+
+
+@pytest.mark.slow
+def test_a_run_that_waits_to_be_launched_again_can_be_stopped_and_destroyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # "It is not running", said `homing stop`, and the guard rented the next machine.
+    begin_and_lose(home, tmp_path, monkeypatch)
+    guard_pass(home, only="nobody")
+    assert row(home).may_go_on
+    ask_to_stop(home, row(home))
+    assert (row(home).state, row(home).reason) == ("stopped", "A stop was requested.")
+    assert wait_for_stop(home, row(home), timeout_s=0.0).run.state == "stopped"
+    assert guard_pass(home).done == []
+    assert [line.attempt for line in home.ledger.lines()] == [1]
+
+
+@pytest.mark.slow
+def test_a_stop_that_comes_while_a_guard_launches_it_again_is_obeyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The new attempt took back every wish, also one that was younger than the guard's last look for it.
+    begin_and_lose(home, tmp_path, monkeypatch)
+    real = launching._take_lease
+
+    def take(draft: Any, at_home: Home, store: Any) -> Any:
+        ask_to_stop(Home(home.path, World()), row(home))
+        return real(draft, at_home, store)
+
+    monkeypatch.setattr(launching, "_take_lease", take)
+    assert guard_pass(home).done == []
+    assert home.provider("local").list_owned() == []
+    assert [line.created_at is None for line in home.ledger.lines()] == [False, True]
+    assert guard_pass(home).done == [], "nor later"
+
+
+@pytest.mark.slow
+def test_a_run_whose_next_launch_died_with_its_guard_stays_destroyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_and_lose(home, tmp_path, monkeypatch)
+
+    def die(draft: Any, at_home: Home, tell: Any) -> None:
+        at_home.world.remove(at_home.launch_lock(draft.mark))  # as when its process is gone
+        raise SystemExit
+
+    with monkeypatch.context() as killed:
+        killed.setattr(launching, "_prepare", die)
+        killed.setattr(launching, "_undo", lambda *_: None)
+        with pytest.raises(SystemExit):
+            guard_pass(home)
+    refresh(home)
+    assert row(home).reason == CUT_SHORT
+    destroying.destroy_run(home, row(home))
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed manually"
+    assert home.provider("local").list_owned() == []
+
+
+def is_agent(pid: int) -> bool:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"agent.zip" in line and b"--dead-man" not in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limits", "on_preempt", "said"),
+    [(Limits(relaunches=0), "relaunch", "limits.relaunches is 0"), (Limits(), "stop", "cloud.on_preempt is stop")],
+)
+def test_the_run_file_says_whether_and_how_often(
+    home: Home, tmp_path: Path, limits: Limits, on_preempt: str, said: str
+) -> None:
+    ready = make_draft(home, tmp_path, steps=100_000, limits=limits)
+    cloud = dataclasses.replace(ready.run.cloud, on_preempt=on_preempt)
+    launch(dataclasses.replace(ready, run=dataclasses.replace(ready.run, cloud=cloud)), home)
+    kill_all(home)
+    guard_pass(home)
+    ahead(home, DEAD_S + 1)
+    made = guard_pass(home)
+    assert any(said in text for text in made.done)
+    assert guard_pass(home).done == [], "said once"
+    assert len(home.ledger.lines()) == 1
+
+
+@pytest.mark.slow
+def test_with_too_little_left_it_is_not_launched_again_and_that_is_said_once(home: Home, tmp_path: Path) -> None:
+    begin(home, tmp_path)
+    kill_all(home)
+    guard_pass(home)
+    ahead(home, 9_955)  # less than a trip takes, and still before the guard's own moment
+    made = guard_pass(home)
+    assert "the agent is no longer running" in made.done[0]
+    assert "Could not relaunch it yet" in made.alerts[0]
+    assert guard_pass(home).alerts == []
+    assert len(home.ledger.lines()) == 1
+
+
+@pytest.mark.slow
+def test_no_launch_is_begun_while_the_limit_of_another_run_is_near(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    begin(home, tmp_path)
+    kill_all(home)
+    begin(home, tmp_path, name="fern", limits=Limits(time_s=LAUNCH_S))
+    guard_pass(home)
+    ahead(home, DEAD_S + 1)
+    made = guard_pass(home)
+    assert "once another run, which needs this guard first" in made.alerts[0]
+    assert len(home.ledger.lines()) == 2
+    ahead(home, LAUNCH_S)
+    made = guard_pass(home)
+    assert [text.split(": ")[1] for text in made.done][:1] == ["The local guard ends it at its limit"]
+    assert "Attempt 2 launches" in made.done[1]
+
+
+@pytest.mark.slow
+def test_two_guards_at_once_launch_one(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    begin(home, tmp_path)
+    kill_all(home)
+    guard_pass(home)
+    ahead(home, DEAD_S + 1)
+    made: list[Pass] = []
+    other = Home(home.path, home.world)
+    threads = [threading.Thread(target=lambda h=h: made.append(guard_pass(h))) for h in (home, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(made) == 2
+    attempts = [line.attempt for line in home.ledger.lines()]
+    assert attempts == [1, 2]
+    assert len(home.provider("local").list_owned()) == 1
+    assert sum("Attempt 2" in text for each in made for text in each.done) == 1
+
+
+@pytest.mark.slow
+def test_an_instance_that_no_run_knows_is_told_and_not_touched(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path)
+    forget(home.path)
+    home = Home(home.path, home.world)
+    made = guard_pass(home)
+    assert "belongs to no run: homing reconcile" in made.may_bill[0]
+    assert home.provider("local").describe(done.instance.id).state == "ready"
+
+
+def test_a_round_is_signed_so_that_a_launch_can_count_on_it(home: Home) -> None:
+    assert not is_on_duty(home)
+    guard_pass(home)
+    assert not is_on_duty(home), "one look, as of `watch`, is no guard on duty"
+    guard_pass(home, every_s=60)
+    assert is_on_duty(home)
+    ahead(home, 200)
+    assert not is_on_duty(home)
+
+
+def test_one_round_by_hand_is_no_promise_and_the_second_by_cron_is(home: Home) -> None:
+    guard_pass(home, every_s=60, is_once=True)
+    assert not is_on_duty(home)
+    ahead(home, 60)
+    guard_pass(home, every_s=60, is_once=True)
+    assert is_on_duty(home)
+    ahead(home, 600)
+    guard_pass(home, every_s=60, is_once=True)
+    assert not is_on_duty(home)
+
+
+def test_the_next_round_is_not_later_than_a_limit(home: Home) -> None:
+    slept: list[float] = []
+    home.world.sleep = slept.append  # type: ignore[method-assign]
+    wait_for_next(home, Pass(next_at=home.world.now() + 7), 60)
+    wait_for_next(home, Pass(next_at=home.world.now() + 700), 60)
+    wait_for_next(home, Pass(next_at=home.world.now() - 5), 60)
+    assert [round(seconds) for seconds in slept] == [7, 60, 0]
+
+
+def test_ends_that_are_tried_again_keep_no_limit_waiting(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each try at a provider that does not answer takes minutes, and the limit of a run elsewhere came meanwhile.
+    begin(home, tmp_path)
+    now, tried = home.world.now(), list[str]()
+    for number in range(3):
+        mark = f"homing-{home.owner}-heather-{number + 1}"
+        line = LedgerLine(mark, "", "heather", 1, "runpod", "o", "2.49", "1", now, f"p-{number}", now)
+        home.ledger.adopt(line)
+        home.ledger.ask_destroy(mark, now)
+
+    def stubborn(at_home: Home, lines: list[LedgerLine], **given: float) -> Any:
+        tried.append(lines[0].mark)
+        ahead(home, 200)
+        return {line.mark: Problem("It is still shown.") for line in lines}
+
+    monkeypatch.setattr("homing.cloud.guard.guard_round.end_each", stubborn)
+    ahead(home, 10_000 - 130)
+    made = guard_pass(home)
+    assert len(tried) == 1
+    assert len(made.may_bill) == 3, "the others are told all the same"
+    wait_for_next(home, made, 60)
+    guard_pass(home)
+    assert tried[1] == home.ledger.lines(row(home).id)[-1].mark, "the limit first"
+
+
+class Lid(World):
+    """A laptop that is closed in its first sleep: no sleep goes on meanwhile, the world does."""
+
+    def __init__(self, closed_s: float) -> None:
+        self.wall, self.mono, self.closed_s = 1_000_000.0, 0.0, closed_s
+
+    def now(self) -> float:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.mono
+
+    def sleep(self, seconds: float) -> None:
+        self.mono += seconds
+        self.wall += seconds + self.closed_s
+        self.closed_s = 0.0
+
+
+@pytest.mark.parametrize("closed_s", [2500.0, 0.0, -86400.0])
+def test_a_lid_that_is_closed_and_a_clock_that_is_set_make_no_round_late(homing_home: Path, closed_s: float) -> None:
+    # A guard of one round an hour slept the rest of its hour after a laptop had woken, past the limit.
+    lid = Lid(closed_s)
+    wait_for_next(Home(homing_home, lid), Pass(next_at=lid.wall + 3000), 3600)
+    assert lid.mono <= 3600, "a clock that is set back makes it no later than it promised"
+    assert lid.wall <= 1_003_060
+
+
+def test_the_guards_come_in_their_order_in_money_too() -> None:
+    line = LedgerLine("m", "r", "r", 1, "local", "o", "3.60", "1", 0.0, created_at=1000.0)
+    before = LedgerLine("b", "r", "r", 1, "local", "o", "3.60", "1", 0.0, destroyed_at=900.0, spend_usd="0.50")
+    moments = [
+        meter.moment(share, [before, line], Decimal(1), 0.0, 1100.0) for share in (END, DEAD_MAN, GUARD, PROVIDER)
+    ]
+    assert moments == sorted(moments)
+    assert moments[-1] < 1500  # half a dollar at 3.60 an hour is 500 s
+    assert meter.moment(GUARD, [before], Decimal(1), 0.0, 1100.0) == float("inf")
+    with_volume = meter.moment(GUARD, [before, line], Decimal(1), 0.0, 1100.0, Decimal("3.60"))
+    assert with_volume < 1300

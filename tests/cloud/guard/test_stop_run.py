@@ -1,0 +1,43 @@
+"""A wish to stop, from home to a checkpoint in the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cloud.rig import make_draft
+
+from homing.cloud.guard.stop_run import ask_to_stop, wait_for_stop
+from homing.cloud.home import Home
+from homing.cloud.launch.launch import launch
+from homing.errors import HomingError, UsageError
+
+
+def test_stop_leaves_a_checkpoint_and_ends_by_itself(home: Home, tmp_path: Path) -> None:
+    launched = launch(make_draft(home, tmp_path, steps=100_000), home)
+    serial = ask_to_stop(home, launched.run)
+    assert ask_to_stop(home, launched.run) == serial
+    status = wait_for_stop(home, launched.run, timeout_s=60)
+    assert status.run.state == "stopped"
+    assert status.run.reason == "A stop was requested."
+    with pytest.raises(UsageError, match="not running"):
+        ask_to_stop(home, home.ledger.find("moss"))
+
+
+@pytest.mark.slow
+def test_a_stop_that_nobody_answers_has_a_deadline(home: Home, tmp_path: Path) -> None:
+    launched = launch(make_draft(home, tmp_path, steps=100_000), home)
+    store = tmp_path / "store"
+    with pytest.raises(HomingError, match="did not stop within"):
+        wait_for_stop(home, launched.run, timeout_s=0.0)
+    assert store.exists()
+
+
+def test_while_it_waits_no_step_is_named_that_nobody_has_told(home: Home, tmp_path: Path) -> None:
+    """Its first step takes minutes: the agent has heard of none."""
+    launched = launch(make_draft(home, tmp_path, steps=3, step_s=600.0), home)
+    told: list[str] = []
+    with pytest.raises(HomingError) as caught:
+        wait_for_stop(home, launched.run, timeout_s=0.0, tell=told.append)
+    assert told
+    assert "step" not in f"{told} {caught.value.why}"

@@ -1,0 +1,112 @@
+"""Large files are hashed once, and again as soon as they may have changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from tests.cloud.rig import make_run
+
+from homing.cloud.home import Home
+from homing.cloud.launch.draft import LaunchOrder, draft
+from homing.cloud.launch.hash_cache import Hashes
+from homing.cloud.providers.base import Needs
+from homing.wire.run_json import Base
+from homing.world import World
+
+LARGE = b"w" * (2 << 20)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were really read."""
+    names: list[str] = []
+    real = World.sha256
+
+    def sha256(self: World, path: object) -> str:
+        names.append(os.path.basename(os.fspath(path)))  # type: ignore[call-overload]
+        return real(self, path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(World, "sha256", sha256)
+    return names
+
+
+def put(path: Path, data: bytes, *, age_s: float = 60.0) -> str:
+    path.write_bytes(data)
+    at = World().now() - age_s
+    os.utime(path, (at, at))
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_a_large_file_is_read_once_also_by_later_commands(home: Home, tmp_path: Path, read: list[str]) -> None:
+    digest = put(tmp_path / "large", LARGE)
+    assert [Hashes(home).sha256(str(tmp_path / "large")) for _ in range(3)] == [digest] * 3
+    assert read == ["large"]
+    small = put(tmp_path / "small", b"small")
+    assert [Hashes(home).sha256(str(tmp_path / "small")) for _ in range(2)] == [small] * 2
+    assert read == ["large", "small", "small"]
+
+
+def test_one_that_was_written_to_or_put_in_its_place_is_read_again(home: Home, tmp_path: Path, read: list[str]) -> None:
+    path = tmp_path / "large"
+    put(path, LARGE)
+    Hashes(home).sha256(str(path))
+    longer = put(path, LARGE + b"!")
+    assert Hashes(home).sha256(str(path)) == longer
+    later = put(path, b"x" + LARGE, age_s=30.0)
+    assert Hashes(home).sha256(str(path)) == later
+    at = path.stat().st_mtime_ns
+    other = put(tmp_path / "other", b"y" + LARGE)
+    os.utime(tmp_path / "other", ns=(at, at))
+    os.replace(tmp_path / "other", path)  # the same size and time, another file
+    assert Hashes(home).sha256(str(path)) == other
+    assert read == ["large"] * 4
+
+
+def test_one_that_was_written_to_in_place_with_its_old_time_put_back_is_read_again(
+    home: Home, tmp_path: Path, read: list[str]
+) -> None:
+    path = tmp_path / "large"
+    put(path, LARGE)
+    Hashes(home).sha256(str(path))
+    at = path.stat().st_mtime_ns
+    with path.open("r+b") as file:  # as rsync --inplace --times does it
+        file.write(b"x")
+    os.utime(path, ns=(at, at))
+    assert Hashes(home).sha256(str(path)) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert read == ["large", "large"]
+
+
+def test_one_that_was_just_written_is_not_trusted(home: Home, tmp_path: Path, read: list[str]) -> None:
+    put(tmp_path / "fresh", LARGE, age_s=0.0)
+    for _ in range(2):
+        Hashes(home).sha256(str(tmp_path / "fresh"))
+    assert read == ["fresh", "fresh"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"files": {"large": 3}}', '{"files": []}'])
+def test_a_memory_that_cannot_be_read_is_begun_anew(home: Home, tmp_path: Path, read: list[str], text: str) -> None:
+    (home.path / "cache").mkdir(parents=True)
+    (home.path / "cache/hashes.json").write_text(text)
+    digest = put(tmp_path / "large", LARGE)
+    assert [Hashes(home).sha256(str(tmp_path / "large")) for _ in range(2)] == [digest] * 2
+    assert read == ["large"]
+
+
+def test_a_draft_of_a_run_with_weights_reads_them_once(home: Home, tmp_path: Path, read: list[str]) -> None:
+    put(tmp_path / "large", LARGE)
+    folder = tmp_path / "open"
+    folder.mkdir()
+    (tmp_path / "large").rename(folder / "model.safetensors")
+    run = dataclasses.replace(make_run(tmp_path), base=Base("hf:moss/moss@1", str(folder)))
+    offer = home.provider("local").offers(Needs())[0]
+    order = LaunchOrder(run, "name: moss\n", True, offer, Decimal(1))
+    runs = [draft(order, home).run for _ in range(2)]
+    assert read.count("model.safetensors") == 1
+    assert [item.sha256 for item in runs[1].inputs if item.path == "base/model.safetensors"] == [
+        hashlib.sha256(LARGE).hexdigest()
+    ]

@@ -1,0 +1,132 @@
+"""A machine that cannot end its own billing: the limit it is given, the guards that count, and who ends it."""
+
+from __future__ import annotations
+
+import dataclasses
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from tests.cloud.rig import make_draft, make_run, marked_now
+
+from homing.cloud.contact.home_guard import sign_in
+from homing.cloud.guard import relaunch
+from homing.cloud.guard.change_limit import change_limit, propose
+from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.stop_run import ask_to_stop, wait_for_stop
+from homing.cloud.home import Home
+from homing.cloud.launch.armed_guards import armed, check_armed, count_alive, guards
+from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
+from homing.cloud.launch.unattended_limit import without_time
+from homing.cloud.providers.base import Needs, wait_until
+from homing.cloud.providers.local.provider import Local
+from homing.errors import UsageError
+from homing.store import run_key
+from homing.wire import file_names
+from homing.wire.boot_json import EndBilling
+from homing.wire.run_json import Limits
+
+
+@pytest.fixture
+def helpless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`local` as a cloud whose machines hold no key: what should end them only says so. It has a guard of its own."""
+    cannot = {**Local.cannot, "end_itself": "It cannot end itself."}
+    cannot.pop("native_spend_limit", None)
+    monkeypatch.setattr(Local, "cannot", cannot)
+    monkeypatch.setattr(Local, "guard", "It ends by itself at the limit.")
+    real = Local.place
+
+    def place(self: Local, mark: str) -> object:
+        return dataclasses.replace(real(self, mark), end_billing=EndBilling(kind="command", argv=["echo", "no key"]))
+
+    monkeypatch.setattr(Local, "place", place)
+
+
+def planned(home: Home, tmp_path: Path, limits: Limits | None = None, limit: str = "1.00") -> Draft:
+    offer = home.provider("local").offers(Needs())[0]
+    run = make_run(tmp_path, limits=limits)
+    return draft(LaunchOrder(run, "", is_prepared=True, offer=offer, spend_limit_usd=Decimal(limit)), home)
+
+
+def test_it_gets_as_much_time_as_the_plan_may_take_and_the_worst_case_counts_by_it(
+    home: Home, tmp_path: Path, helpless: None
+) -> None:
+    made = planned(home, tmp_path)
+    assert made.run.limits.time_s == made.timing.enough_s(made.run) > made.timing.whole_s(made.run)
+    assert made.worst_case_usd < Decimal("1.00")
+    assert "cannot end its own billing" in made.run.origin["limits.time_s"]
+    said = " ".join(guards(made, home))
+    assert "not armed: It cannot end itself." in said
+    assert "If it finishes while this computer is off, it keeps billing until" in said
+
+
+def test_a_nearer_limit_or_one_that_a_person_named_stays(home: Home, tmp_path: Path, helpless: None) -> None:
+    assert planned(home, tmp_path, Limits(time_s=5000.0)).run.limits.time_s == 5000.0
+    enough_s = planned(home, tmp_path).run.limits.time_s
+    little = str(round(Decimal(str(enough_s)) * Decimal("0.36") / 3600 * Decimal("0.9"), 4))
+    assert planned(home, tmp_path, limit=little).run.limits.time_s == 0.0, "the spend limit comes first"
+
+
+def test_one_that_can_end_itself_gets_none(home: Home, tmp_path: Path) -> None:
+    assert planned(home, tmp_path).run.limits.time_s == 0.0
+
+
+def test_what_was_derived_for_one_machine_is_not_taken_to_the_next(home: Home, tmp_path: Path, helpless: None) -> None:
+    made = planned(home, tmp_path)
+    assert without_time(made.run).limits.time_s == 0.0
+    assert "limits.time_s" not in without_time(made.run).origin
+    named = dataclasses.replace(made.run, origin={})
+    assert without_time(named) == named
+
+
+def test_its_own_two_do_not_count_and_one_guard_alone_is_refused_before_anything_is_rented(
+    home: Home, tmp_path: Path, helpless: None
+) -> None:
+    made = planned(home, tmp_path)
+    assert armed(made, home) == ["provider"]
+    with pytest.raises(UsageError, match="Only one guard would watch") as caught:
+        launch(made, home)
+    assert "--one-guard" in caught.value.fix
+    assert home.ledger.lines() == []
+    check_armed(dataclasses.replace(made, order=dataclasses.replace(made.order, is_one_guard_enough=True)), home)
+    sign_in(home, 60, reached=["local"])
+    assert armed(made, home) == ["provider", "home"]
+    check_armed(made, home)
+
+
+@pytest.mark.slow
+def test_done_it_waits_for_whoever_looks_and_a_named_time_survives(home: Home, tmp_path: Path, helpless: None) -> None:
+    sign_in(home, 60, reached=["local"])
+    done = launch(make_draft(home, tmp_path, steps=40, step_s=0.05), home)
+    assert count_alive(planned_of(home, tmp_path), home, done.heartbeat) == 2
+    row = home.ledger.find("moss")
+    change_limit(home, propose(home, row, None, 7000.0), confirm_s=30.0)
+    assert without_time(relaunch.load_documents(home, row).run).limits.time_s == 7000.0, (
+        "what a person named is no guess"
+    )
+    store, beat = home.store_of(row), run_key(row.id, file_names.HEARTBEAT)
+    assert wait_until(lambda: b'"ended"' in store.read(beat), timeout_s=120, every_s=0.2, world=home.world)
+    assert marked_now(home), "its machine is still there"
+    made = guard_pass(home)
+    assert any("still billing" in said for said in made.done), made
+    assert marked_now(home) == []
+    assert home.ledger.find("moss").state == "done"
+
+
+@pytest.mark.slow
+def test_stop_ends_it_too_once_it_has_said_goodbye(home: Home, tmp_path: Path, helpless: None) -> None:
+    sign_in(home, 60, reached=["local"])
+    done = launch(make_draft(home, tmp_path, steps=1_000_000), home)
+    ask_to_stop(home, done.run)
+    said: list[str] = []
+    status = wait_for_stop(home, done.run, timeout_s=120.0, tell=said.append)
+    assert any("cannot end its own billing; destroying it" in text for text in said)
+    assert (status.run.state, status.is_billing) == ("stopped", False)
+    assert marked_now(home) == []
+
+
+def planned_of(home: Home, tmp_path: Path) -> Draft:
+    """The same offer under another name: moss is live."""
+    offer = home.provider("local").offers(Needs())[0]
+    run = make_run(tmp_path, "fern")
+    return draft(LaunchOrder(run, "", is_prepared=True, offer=offer, spend_limit_usd=Decimal("1.00")), home)

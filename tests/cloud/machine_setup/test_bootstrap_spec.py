@@ -1,0 +1,106 @@
+"""What a bare machine is given before it can train."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from tests.cloud.rig import make_run
+
+from homing.cloud.machine_setup import code_bundle
+from homing.cloud.machine_setup.boot_files import make_boot
+from homing.cloud.machine_setup.bootstrap_spec import LOCK, VERIFIED_START, furnish
+from homing.cloud.providers.base import Offer, Place
+from homing.wire.boot_json import Boot, EndBilling
+from homing.wire.run_json import Run
+from homing.world import World
+
+END = EndBilling(kind="command", argv=["true"])
+HERE = Place("/w", "/venv/python", END)
+BARE = Place("/w", "/w/env/bin/python", END, base_python="python3", cache_dir="/c")
+READY = Place("/w", "/venv/python", END, base_python="/venv/python", cache_dir="/c")
+CPU = Offer("ssh", "me@host", "processor", 0, 8, 10**10, Decimal("0.36"))
+H100 = Offer("ssh", "me@host", "H100", 2, 8, 80 * 2**30, Decimal("3"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return dataclasses.replace(make_run(tmp_path), id="moss-1")
+
+
+def boot_of(run: Run, place: Place) -> Boot:
+    return make_boot(
+        run, mark="m", attempt=1, work_dir=place.work_dir, inputs=[], python=place.python, end_billing=END,
+        started_at=0.0, rate_usd_per_hour=Decimal(1), spend_limit_usd=Decimal(1),
+    )  # fmt: skip
+
+
+def test_a_machine_that_has_everything_is_given_nothing(run: Run) -> None:
+    boot = boot_of(run, HERE)
+    assert furnish(boot, HERE, run, CPU, World(), is_stand_in=False) == (boot, {})
+
+
+def test_the_wheel_travels_with_its_hash_and_comes_first_on_the_path(run: Run) -> None:
+    boot, files = furnish(boot_of(run, READY), READY, run, CPU, World(), is_stand_in=False)
+    told = boot.bootstrap
+    assert told is not None
+    assert told.code_sha256 == hashlib.sha256(files[told.code]).hexdigest()
+    assert boot.env["PYTHONPATH"] == told.code_dir == f"/c/code-{told.code_sha256[:16]}"
+    start = [READY.base_python, "-I", "-c", VERIFIED_START]
+    assert boot.furnish_argv == [*start, "/w/" + told.code, told.code_sha256, "/w/boot.json"]
+    assert told.disk_bytes > 0
+    assert (told.lock, told.env_dir, told.probe_argv, told.num_gpus) == ([], "", [], 0), "its Python is complete"
+
+
+def test_a_machine_without_the_environment_is_given_the_lock_and_starts_with_its_own_python(run: Run) -> None:
+    boot, files = furnish(boot_of(run, BARE), BARE, run, CPU, World(), is_stand_in=False)
+    told = boot.bootstrap
+    assert told is not None
+    assert told.torch in files[LOCK].decode()
+    assert set(told.lock) <= set(files[LOCK].decode().splitlines())
+    assert (told.python, told.env_dir, tuple(told.torch_range)) == ("python3", "/c/env-", code_bundle.TORCH_RANGE)
+    assert boot.agent_argv[0] == "python3", "the agent runs before there is an environment"
+    assert boot.trainer_argv[0] == "/w/env/bin/python"
+
+
+def test_a_bare_machine_is_told_the_cuda_of_our_torch_and_a_rented_one_may_be_added_to(run: Run) -> None:
+    rented = dataclasses.replace(H100, provider="shadeform")
+    told = furnish(boot_of(run, BARE), BARE, run, rented, World(), is_stand_in=False)[0].bootstrap
+    assert told is not None
+    assert (told.cuda, told.may_add) == (code_bundle.TORCH_CUDA, True)
+
+
+def test_a_card_is_checked_by_every_name_of_it_and_probed_against_its_own_figures(run: Run) -> None:
+    boot, _ = furnish(boot_of(run, READY), READY, run, H100, World(), is_stand_in=False)
+    told = boot.bootstrap
+    assert told is not None
+    assert "h10080gbhbm3" in told.gpu_names
+    assert (told.num_gpus, told.may_add) == (2, False), "a host of one's own is left as it is"
+    assert told.probe_argv[:3] == ["/venv/python", "-m", "homing.lm.probe"]
+    assert 100 < told.probe_floor["matmul_tflops"] < 500
+    stand_in, _ = furnish(boot_of(run, READY), READY, run, H100, World(), is_stand_in=True)
+    assert stand_in.bootstrap is not None
+    assert stand_in.bootstrap.probe_argv == []
+
+
+@pytest.mark.acceptance("X23")
+def test_what_is_compiled_is_kept_beside_the_code_or_on_the_volume(run: Run) -> None:
+    boot, _ = furnish(boot_of(run, READY), READY, run, CPU, World(), is_stand_in=False)
+    assert boot.env["HOMING_CACHE"] == "/c"
+    with_volume = dataclasses.replace(run, cloud=dataclasses.replace(run.cloud, volume="/workspace"))
+    boot, _ = furnish(boot_of(run, READY), READY, with_volume, CPU, World(), is_stand_in=False)
+    assert boot.env["HOMING_CACHE"] == "/workspace/cache"
+
+
+@pytest.mark.acceptance(31, 104)
+def test_a_volume_has_its_folders_and_the_hub_cache_in_it(run: Run) -> None:
+    cloud = dataclasses.replace(run.cloud, volume="/workspace")
+    with_volume = dataclasses.replace(run, cloud=cloud)
+    boot, _ = furnish(boot_of(run, READY), READY, with_volume, CPU, World(), is_stand_in=False)
+    assert boot.bootstrap is not None
+    for folder in ("datasets/train/moss", "datasets/val/moss", "artifacts/tokenizer/moss", "runs/moss", "hf_cache"):
+        assert f"/workspace/{folder}" in boot.bootstrap.folders
+    assert boot.env["HF_HOME"] == "/workspace/hf_cache"
