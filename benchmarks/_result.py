@@ -50,9 +50,9 @@ def _write(folder: Path, name: str, figures: dict[str, Any], passed: bool) -> No
         "machine": machine(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{name}.{os.getpid()}.json"
-    aside.write_text(json.dumps(document, indent=2, default=str, allow_nan=False) + "\n", encoding="utf-8")
-    aside.replace(folder / f"{name}.json")
+    temporary = folder / f".{name}.{os.getpid()}.json"
+    temporary.write_text(json.dumps(document, indent=2, default=str, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.replace(folder / f"{name}.json")
     if not document["is_clean"]:
         what = ", ".join(document["changed"]) or "no git repository"
         print(f"NOT FROM A CLEAN COMMIT: {folder.name}/{name}.json ({what}). Commit first, then run it again.")

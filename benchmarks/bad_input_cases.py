@@ -158,12 +158,12 @@ def wrong_values(found: Key) -> list[str]:
 
 
 def foreign(random_: random.Random) -> Iterator[Case]:
-    for number, (theirs, ours) in enumerate(sorted(FOREIGN.items())):
-        text = GOOD + f"{theirs}: 1\n"
+    for number, (reference, ours) in enumerate(sorted(FOREIGN.items())):
+        text = GOOD + f"{reference}: 1\n"
         hint = ours.split(" ")[0].replace(".N.", ".0.")
         yield Case("foreign", VERIFY, run_file(text), "runs/base.yaml", text.count("\n"), hint)
         if number % 3 == 0:
-            setting = f"train.{theirs}=1"
+            setting = f"train.{reference}=1"
             yield Case("foreign", (*VERIFY, "--set", setting), run_file(GOOD), f"--set {setting}", hint=hint)
 
 

@@ -102,15 +102,15 @@ def in_short() -> str:
             rate = round(statistics.fmean(row["tokens_per_s"] for row in seeds))
             lines.append(f"| {recipe(name, seeds)} | {spread(seeds)} | {len(seeds)} | {batch_of(seeds)} | {rate:,} |")
         lines += ["", *(line for note in about_peers(where, group) for line in (note, ""))]
-    beside = [row for row in read_speeds() if row.get("peer_tokens_per_s")]
-    if beside:
+    neighbor = [row for row in read_speeds() if row.get("peer_tokens_per_s")]
+    if neighbor:
         lines += ["| tok/s in one process | homing | transformers | |", "|---|--:|--:|--:|"]
-    for row in sorted(beside, key=lambda row: row["tokens_per_s"]):
-        shape, own, theirs = row["shape"], row["tokens_per_s"], row["peer_tokens_per_s"]
+    for row in sorted(neighbor, key=lambda row: row["tokens_per_s"]):
+        shape, own, reference = row["shape"], row["tokens_per_s"], row["peer_tokens_per_s"]
         what = f"{shape['num_layers']} x {shape['width']}, vocabulary {shape['vocab_size']:,}, T {shape['context']}"
-        lines.append(f"| {what} | {own:,} | {theirs:,} | {own / theirs:.2f}x |")
-    if beside:
-        lines += ["", about_transformers(beside), ""]
+        lines.append(f"| {what} | {own:,} | {reference:,} | {own / reference:.2f}x |")
+    if neighbor:
+        lines += ["", about_transformers(neighbor), ""]
     return "\n".join(lines)
 
 
@@ -199,8 +199,8 @@ def timed(where: Where, group: Group) -> list[str]:
     ]
     for name, seeds in group.items():
         steps, rate = (round(statistics.fmean(row[key] for row in seeds)) for key in ("steps", "tokens_per_s"))
-        told = recipe(name, seeds)
-        lines.append(f"| {told} | {spread(seeds)} | {len(seeds)} | {steps:,} | {batch_of(seeds)} | {rate:,} |")
+        messages = recipe(name, seeds)
+        lines.append(f"| {messages} | {spread(seeds)} | {len(seeds)} | {steps:,} | {batch_of(seeds)} | {rate:,} |")
     return [*lines, "", *(line for note in [*about_peers(where, group), side_by_side(group)] for line in (note, ""))]
 
 
@@ -230,8 +230,8 @@ def by_tokens(rows: list[Row]) -> list[str]:
         for stock in sorted(name for name in tries if name.startswith("stock")):
             both = [stock, stock.replace("stock", "swift")]
             if both[1] in tries:
-                told = " | ".join(f"`{name}`: {min(tries[name]):.4f}, best of {len(tries[name])}" for name in both)
-                lines.append(f"| {num_tokens:,} | {text:,} | {told} |")
+                messages = " | ".join(f"`{name}`: {min(tries[name]):.4f}, best of {len(tries[name])}" for name in both)
+                lines.append(f"| {num_tokens:,} | {text:,} | {messages} |")
     if not lines:
         return []
     said = "**By tokens instead of time**, bits per byte, each family with the best of the settings that were tried:"
@@ -294,11 +294,11 @@ def panel(where: Where, group: Group, colour: dict[str, str], *, clip: str) -> l
 
 def label(name: str, seeds: list[Row]) -> str:
     first, *changes = name.split()
-    told = name if len(changes) <= MOST_CHANGES else f"{first}, {len(changes)} settings changed"
+    messages = name if len(changes) <= MOST_CHANGES else f"{first}, {len(changes)} settings changed"
     if first in PEERS:
-        told = f"{first} at {batch_of(seeds)}"
+        messages = f"{first} at {batch_of(seeds)}"
     more = f", {len(seeds)} seeds" if len(seeds) > 1 else ""
-    return f"{told}: {bits(seeds):.4f} bits per byte{more}"
+    return f"{messages}: {bits(seeds):.4f} bits per byte{more}"
 
 
 def axes(scale: Scale) -> list[str]:

@@ -127,9 +127,9 @@ def is_passed(figures: dict[str, Any]) -> bool:
 def on_cpu() -> dict[str, Any]:
     """Ours and transformers take turns, and of each the undisturbed turns count: the quickest third."""
     device = torch.device("cpu")
-    ours, theirs = our_step(SMALL, device), peer_step(SMALL, device, is_compiled=False)
-    seconds_of(ours, 2, device), seconds_of(theirs, 2, device)
-    turns = [(seconds_of(ours, 1, device), seconds_of(theirs, 1, device)) for _ in range(CPU_TURNS)]
+    ours, reference = our_step(SMALL, device), peer_step(SMALL, device, is_compiled=False)
+    seconds_of(ours, 2, device), seconds_of(reference, 2, device)
+    turns = [(seconds_of(ours, 1, device), seconds_of(reference, 1, device)) for _ in range(CPU_TURNS)]
     ours_s, theirs_s = (statistics.mean(sorted(side)[: CPU_TURNS // 3]) for side in zip(*turns, strict=True))
     rate, ratio = tokens_of(SMALL) / ours_s, theirs_s / ours_s
     print(f"small  {rate:,.0f} tok/s, {ratio:.2f} of transformers on this processor")

@@ -119,20 +119,20 @@ def compare(folder: Path, kind: str, split: str, num_texts: int, python: str) ->
     job = {"gguf": str(next((folder / "out").glob("*.gguf"))), "texts": texts, "prompts": prompts, "num_new": NUM_NEW}
     (folder / "job.json").write_text(json.dumps(job))
     subprocess.run([python, "-c", CHILD, folder / "job.json", folder / "told.json"], check=True)
-    told = json.loads((folder / "told.json").read_text())
-    odd = [text for text, ids in zip(texts, told["ids"], strict=True) if ids != tokenizer.encode(text)]
+    messages = json.loads((folder / "told.json").read_text())
+    odd = [text for text, ids in zip(texts, messages["ids"], strict=True) if ids != tokenizer.encode(text)]
     marked = [[tokenizer.end_of_text_id, *tokenizer.encode(text)] for text in texts[:20]]
     ours = [list(generate(model, prompt, num_tokens=NUM_NEW, temperature=0.0)) for prompt in prompts]
-    other = sum(a != b for a, b in zip(ours, told["greedy"], strict=True))
+    other = sum(a != b for a, b in zip(ours, messages["greedy"], strict=True))
     for text in odd[:5]:
         print(f"  other ids: {text!r}")
     return {
-        "texts_with_other_ids": len(odd) + sum(a != b for a, b in zip(marked, told["with_bos"], strict=True)),
+        "texts_with_other_ids": len(odd) + sum(a != b for a, b in zip(marked, messages["with_bos"], strict=True)),
         "prompts_with_other_text": other,
         "num_texts": len(texts),
         "num_prompts": len(prompts),
         "tensors": made.checked[0],
-        "llama_cpp_python": told["version"],
+        "llama_cpp_python": messages["version"],
     }
 
 

@@ -333,9 +333,9 @@ def _set_deadline(run_dir: Path, seconds: float) -> float:
     while not (run_dir / file_names.METRICS).exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     land_by = time.time() + seconds
-    aside = run_dir / ".control.aside"
-    aside.write_text(codec.dumps(Control(reason="The spend limit is near.", land_by=boot_clock_s() + seconds)))
-    aside.replace(run_dir / file_names.CONTROL)
+    temporary = run_dir / ".control.aside"
+    temporary.write_text(codec.dumps(Control(reason="The spend limit is near.", land_by=boot_clock_s() + seconds)))
+    temporary.replace(run_dir / file_names.CONTROL)
     return land_by
 
 

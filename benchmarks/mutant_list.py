@@ -43,7 +43,7 @@ MUTANTS = [
     Mutant(
         "no-undo",
         "src/homing/cloud/launch/launch.py",
-        "        _undo(draft, home, exc, tell, line)\n",
+        "        _undo(draft, home, exc, notify, line)\n",
         "",
         ("tests/cloud/launch/test_launch.py::test_what_a_failed_create_call_made_is_in_the_ledger_by_its_id",),
     ),

@@ -94,7 +94,7 @@ def _try(mutant: Mutant) -> Verdict:
             shutil.copy(ROOT / name, copy / name)
         healthy = _healthy(copy, mutant.tests)
         if healthy:
-            return _tell(Verdict(mutant, False, f"its tests fail without it: {healthy}", time.monotonic() - begun))
+            return _notify(Verdict(mutant, False, f"its tests fail without it: {healthy}", time.monotonic() - begun))
         target = copy / mutant.file
         sound = target.read_text(encoding="utf-8")
         target.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
@@ -105,8 +105,8 @@ def _try(mutant: Mutant) -> Verdict:
             target.write_text(sound, encoding="utf-8")
             node = failed.split(" ")[0]
             if node.startswith("tests/") and _failure(copy, [node], TESTS_TIMEOUT_S):  # it always fails
-                return _tell(Verdict(mutant, False, f"fails without it too: {failed}", time.monotonic() - begun))
-    return _tell(Verdict(mutant, bool(failed), failed or "no test failed", time.monotonic() - begun))
+                return _notify(Verdict(mutant, False, f"fails without it too: {failed}", time.monotonic() - begun))
+    return _notify(Verdict(mutant, bool(failed), failed or "no test failed", time.monotonic() - begun))
 
 
 def _healthy(copy: Path, tests: tuple[str, ...]) -> str:
@@ -134,7 +134,7 @@ def _failure(copy: Path, tests: list[str] | tuple[str, ...], timeout_s: float) -
     return lines[0].removeprefix("FAILED ").removeprefix("ERROR ")[:160] if lines else "pytest failed"
 
 
-def _tell(verdict: Verdict) -> Verdict:
+def _notify(verdict: Verdict) -> Verdict:
     word = "caught" if verdict.is_caught else "SURVIVED"
     print(f"{word:8} {verdict.mutant.name:28} {verdict.seconds:5.0f} s  {verdict.by}", flush=True)
     return verdict

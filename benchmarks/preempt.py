@@ -69,7 +69,7 @@ def main() -> int:
             left = lived.end_all()
         problems = lived.problems + [f"still there: {instance}" for instance in left]
         there = Path(folder) / "home/store/runs" / lived.run.id
-        problems += differences(whole, there, num_steps, not_judged=frozenset(lived.told_at))
+        problems += differences(whole, there, num_steps, not_judged=frozenset(lived.reported_at))
     figures: dict[str, Any] = {
         "preemptions": lived.counts,
         "steps": num_steps,
@@ -95,7 +95,7 @@ class _Lives:
     def __init__(self, home: Home, run: Run) -> None:
         self.home, self.run, self.problems = home, run, list[str]()
         self.counts, self.steps_twice, self.world = {"notice": 0, "none": 0}, 0, World()
-        self.told_at: list[int] = []  # steps of the checkpoints that a notice brought about
+        self.reported_at: list[int] = []  # steps of the checkpoints that a notice brought about
         self.offer = home.provider("local").offers(Needs())[0]
         self.timing = timing_of(run, self.offer, estimate(run, self.offer, home, may_probe=False), home)
 
@@ -109,7 +109,7 @@ class _Lives:
             self._take_away(mark, has_notice=has_notice)
             saved = self._saved_step()
             self.counts["notice" if has_notice else "none"] += 1
-            self.told_at += [saved] if has_notice else []
+            self.reported_at += [saved] if has_notice else []
             self.steps_twice += max(0, reached - saved)
             how = "told to go" if has_notice else "gone"
             print(f"{number + 1}/{len(at_steps)}: {how} at step {reached}; {saved} in the store", flush=True)

@@ -95,14 +95,14 @@ def measure(
     verbs: dict[str, Any] = {}
     for name, argv in VERBS.items():
         looks = [cpu_of(["-m", "homing.cli", *argv], env) for _ in range(repeat + 1)]
-        verbs[name] = told(looks[1:])  # the first one compiles, and brings the ledger up to date
-    verbs["dashboard"] = told([dashboard(env) for _ in range(repeat + 1)][1:])
+        verbs[name] = messages(looks[1:])  # the first one compiles, and brings the ledger up to date
+    verbs["dashboard"] = messages([dashboard(env) for _ in range(repeat + 1)][1:])
     size = (folder / "report.html").stat().st_size if (folder / "report.html").exists() else sys.maxsize
     shape = {"ledger_lines": num_lines, "open_runs": num_open, "metric_lines": num_metrics}
     return {**shape, "verbs": verbs, "report_page_bytes": size}
 
 
-def told(looks: list[Used]) -> dict[str, Any]:
+def messages(looks: list[Used]) -> dict[str, Any]:
     for look in looks:
         if look.code:
             sys.stderr.write(look.err)

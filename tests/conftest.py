@@ -54,10 +54,10 @@ _WORKERS = max(3, os.cpu_count() or 1)
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """All tests, or one tier of them, share the machine out; a part that was asked for by its path runs right here."""
-    told = config.option
-    is_free = getattr(told, "numprocesses", 0) is None and not (told.usepdb or told.collectonly)
+    messages = config.option
+    is_free = getattr(messages, "numprocesses", 0) is None and not (messages.usepdb or messages.collectonly)
     if is_free and config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput"):
-        told.numprocesses, told.dist = _WORKERS, "loadfile"
+        messages.numprocesses, messages.dist = _WORKERS, "loadfile"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -36,8 +36,8 @@ def test_short_values_and_places_of_key_files_are_no_secrets(tmp_path: Path) -> 
 
 
 def test_a_secret_inside_another_and_each_line_of_a_long_one_is_hidden() -> None:
-    told = {"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefgh-ijkl", "C_KEY": "first line of it\nsecond line of it"}
-    assert redact("abcdefgh-ijkl abcdefgh second line of it", told) == "*** *** ***"
+    messages = {"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefgh-ijkl", "C_KEY": "first line of it\nsecond line of it"}
+    assert redact("abcdefgh-ijkl abcdefgh second line of it", messages) == "*** *** ***"
 
 
 def test_a_key_from_a_file_is_hidden_once_it_was_registered() -> None:

@@ -22,11 +22,11 @@ class Page(HTMLParser):
         self.outside: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = {name: value or "" for name, value in attrs}
-        self.ids |= {told[name] for name in ("id", "name") if name in told}
+        messages = {name: value or "" for name, value in attrs}
+        self.ids |= {messages[name] for name in ("id", "name") if name in messages}
         for name in ("href", "src"):
-            url = told.get(name, "")
-            if (tag, name) in LOADED and told.get("rel") not in NOT_LOADED and urlsplit(url).netloc:
+            url = messages.get(name, "")
+            if (tag, name) in LOADED and messages.get("rel") not in NOT_LOADED and urlsplit(url).netloc:
                 self.outside.append(url)
             elif url and not urlsplit(url).scheme and not urlsplit(url).netloc:
                 self.links.append(url)

@@ -106,7 +106,7 @@ class Trial:
         kv_reader.is_stepped = lambda device: way != "grown"
         kv_reader.WORTH = REACH + 1 if way == "plain" else WORTH
         ids = self.prompt_BT[0].tolist()
-        for picked in generate(self.model, ids, num_tokens=self.num_tokens, tell=self.problems.append, **settings):
+        for picked in generate(self.model, ids, num_tokens=self.num_tokens, notify=self.problems.append, **settings):
             yield [picked]
 
     @torch.no_grad()
@@ -117,7 +117,7 @@ class Trial:
         rows = RowCache(
             self.shape, batch=self.batch, capacity=room_for(places), device=model.device, dtype=model.compute_dtype
         )
-        steps = Steps(model, rows, _likeliest, is_captured=way == "graph", tell=self.problems.append)
+        steps = Steps(model, rows, _likeliest, is_captured=way == "graph", notify=self.problems.append)
         model.next_logits(prompt_BT[:, :-1], cache if way == "grown" else rows)
         ids_B = self.prompt_BT[:, -1]
         for place in range(NUM_PROMPT - 1, places - 1):
@@ -189,8 +189,8 @@ def main() -> int:
                 if arguments.out:
                     shutil.copyfile(RESULTS / "decode.json", arguments.out)
     bad = [name for name, row in rows.items() if not row["passed"]]
-    told = f"PASS {len(rows)} shapes and batches, the ids of captured steps are those of plain calls"
-    print(f"FAIL {', '.join(bad)}" if bad else told)
+    messages = f"PASS {len(rows)} shapes and batches, the ids of captured steps are those of plain calls"
+    print(f"FAIL {', '.join(bad)}" if bad else messages)
     return 1 if bad else 0
 
 

@@ -82,7 +82,7 @@ class Trial:
 
     def __init__(self, shape: Model, rows: int, device: torch.device) -> None:
         self.shape, self.rows, self.device = shape, rows, device
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.model = Decoder(shape)
         self.model.init_weights(0)
         self.model.to(device)
@@ -101,10 +101,10 @@ class Trial:
         return Batch(ids[:, :-1], ids[:, 1:], self.rows * self.shape.context)
 
     def passes(self, asked: str) -> Passes:
-        def tell(kind: str, text: str, *, notice: bool = False, step: int | None = None, **data: object) -> None:
-            self.told.append(text)
+        def notify(kind: str, text: str, *, notice: bool = False, step: int | None = None, **data: object) -> None:
+            self.messages.append(text)
 
-        return Passes(self.model, self.device, asked, tell)
+        return Passes(self.model, self.device, asked, notify)
 
     def gradients(self, found: Passes, batch: Batch) -> list[Tensor]:
         """The loss, and each gradient."""
@@ -188,7 +188,7 @@ def measure(trial: Trial, *, is_quick: bool) -> dict[str, Any]:
     plain_s = trial.step_s(plain, windows, steps)  # also what compiles and warms up
     plain_bytes = trial.peak()
     auto.decide(trial.batch)
-    auto_told = trial.told[-1]
+    auto_told = trial.messages[-1]
     auto.forget()
     begun = trial.now()
     graphs.decide(trial.batch)

@@ -87,7 +87,7 @@ def measure(runs: Path, chosen: list[str], out: Path | None) -> int:
     prepare(WORK / "data", ROOTS, vocab_size=VOCAB, most_bytes=MOST_BYTES)
     for name in chosen or sorted(path.parent.name for path in runs.glob(f"*/{file_names.RUN}")):
         rows[name] = row = trained(runs / name, WORK / "runs" / name, WORK / "data", needs_gpu=True)
-        print(f"{name:<16} told {row['told_s']:.1f} s, took {row['took_s']:.1f} s: {row['off']:+.1%}", flush=True)
+        print(f"{name:<16} told {row['planned_s']:.1f} s, took {row['took_s']:.1f} s: {row['off']:+.1%}", flush=True)
         worst = max(abs(each["off"]) for each in rows.values())
         write_result("hours", {"device": device, "runs": rows, "worst": worst}, passed=worst <= MOST_OFF)
         if out:
@@ -138,14 +138,14 @@ def compare(run_dir: Path) -> dict[str, Any]:
     events = read_lines(run_dir / file_names.EVENTS)
     done = next(event for event in events if event["kind"] == "phase_done")
     assert lines[-1]["step"] == judged["num_steps"], "it did not come to its end"
-    told_s, took_s = judged["eta_s"], done["t"] - judged["t"]
+    planned_s, took_s = judged["eta_s"], done["t"] - judged["t"]
     return {
-        "told_s": told_s, "took_s": took_s, "off": told_s / took_s - 1.0, "steps": judged["num_steps"],
-        "judged_at": judged["step"], "tokens_per_s": judged["tokens_per_s"], "beside_s": beside(events),
+        "planned_s": planned_s, "took_s": took_s, "off": planned_s / took_s - 1.0, "steps": judged["num_steps"],
+        "judged_at": judged["step"], "tokens_per_s": judged["tokens_per_s"], "beside_s": neighbor(events),
     }  # fmt: skip
 
 
-def beside(events: list[dict[str, Any]]) -> dict[str, list[float]]:
+def neighbor(events: list[dict[str, Any]]) -> dict[str, list[float]]:
     """What training waited for, each time: what the first of a kind takes longer is set up once."""
     kinds = {"evaluated": "seconds", "sampled": "seconds", "checkpoint_saved": "held_s"}
     return {kind: [e["data"][key] for e in events if e["kind"] == kind] for kind, key in kinds.items()}
@@ -196,8 +196,8 @@ def quick(folder: Path) -> int:
     prepare(folder / "data", (f"{here}/docs", f"{here}/src"), vocab_size=512, most_bytes=300_000)
     write_run(folder / "toy", resolved(TOY, num_tokens=TOY_TOKENS))
     row = trained(folder / "toy", folder / "run", folder / "data", needs_gpu=False)
-    passed = row["told_s"] > 0 and row["took_s"] > 0 and row["judged_at"] == JUDGED_STEPS
-    print(f"{'PASS' if passed else 'FAIL'} one toy, told {row['told_s']:.1f} s, took {row['took_s']:.1f} s")
+    passed = row["planned_s"] > 0 and row["took_s"] > 0 and row["judged_at"] == JUDGED_STEPS
+    print(f"{'PASS' if passed else 'FAIL'} one toy, told {row['planned_s']:.1f} s, took {row['took_s']:.1f} s")
     return 0 if passed else 1
 
 

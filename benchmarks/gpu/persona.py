@@ -88,7 +88,7 @@ def newest(run_dir: Path, kind: str) -> Path:
 
 def talk(checkpoint: Path) -> list[list[dict[str, str]]]:
     model, tokenizer = load_for_use(checkpoint)
-    told = []
+    messages = []
     for conversation in QUESTIONS:
         turns = ChatTurns(tokenizer)
         said = []
@@ -98,8 +98,8 @@ def talk(checkpoint: Path) -> list[list[dict[str, str]]]:
             ids = list(picked)
             turns.answered(ids)
             said.append({"asked": question, "answered": tokenizer.decode(ids)})
-        told.append(said)
-    return told
+        messages.append(said)
+    return messages
 
 
 if __name__ == "__main__":

@@ -128,10 +128,16 @@ def main() -> int:
             batches = [int(number) for number in arguments.sweep_peer.split(",")]
             work = functools.partial(measure_or_recall, bench, seconds=arguments.seconds, out=arguments.out)
             runs.append(f"{PEER} batch={sweep_peer(work, batches, arguments.sweep_seed, seeds)}")
-        for told in runs:
+        for messages in runs:
             for seed in seeds:
                 measure_or_recall(
-                    bench, name, told, seed, seconds=arguments.seconds, num_tokens=arguments.tokens, out=arguments.out
+                    bench,
+                    name,
+                    messages,
+                    seed,
+                    seconds=arguments.seconds,
+                    num_tokens=arguments.tokens,
+                    out=arguments.out,
                 )
     rows = kept_rows(name)
     passed = all(is_good(row) for row in rows)
@@ -140,10 +146,10 @@ def main() -> int:
 
 
 def measure_and_keep(
-    bench: Bench, name: str, told: str, seed: int, *, seconds: float, num_tokens: int = 0, out: Path | None = None
+    bench: Bench, name: str, messages: str, seed: int, *, seconds: float, num_tokens: int = 0, out: Path | None = None
 ) -> dict[str, Any]:
     """In the place of an earlier row of the same run, and at once: a machine may be taken away before the next."""
-    row = measure(bench, told, seed, seconds, num_tokens)
+    row = measure(bench, messages, seed, seconds, num_tokens)
     rows = [old for old in kept_rows(name) if key(old) != key(row)] + [row]
     write_result(name, {"rows": rows}, passed=all(is_good(each) for each in rows))
     copy_out(name, out)
@@ -151,20 +157,20 @@ def measure_and_keep(
 
 
 def recall_or_measure(
-    bench: Bench, name: str, told: str, seed: int, *, seconds: float, num_tokens: int = 0, out: Path | None = None
+    bench: Bench, name: str, messages: str, seed: int, *, seconds: float, num_tokens: int = 0, out: Path | None = None
 ) -> dict[str, Any]:
     """The row that this commit has measured already on such a card with this text, if there is one."""
     asked = {
-        "run": told, "seed": seed, "asked_s": 0.0 if num_tokens else seconds, "asked_tokens": num_tokens,
+        "run": messages, "seed": seed, "asked_s": 0.0 if num_tokens else seconds, "asked_tokens": num_tokens,
         "device": device_name(bench.device), "commit": origin()["commit"],
         "corpus_tokens": read_manifest(bench.data).splits["train"].num_tokens,
     }  # fmt: skip
     for row in kept_rows(name):
         if all(row.get(field) == value for field, value in asked.items()):
-            print(f"there already: {told}, seed {seed}: {row['val_bits_per_byte']:.4f}", flush=True)
+            print(f"there already: {messages}, seed {seed}: {row['val_bits_per_byte']:.4f}", flush=True)
             copy_out(name, out)
             return row
-    return measure_and_keep(bench, name, told, seed, seconds=seconds, num_tokens=num_tokens, out=out)
+    return measure_and_keep(bench, name, messages, seed, seconds=seconds, num_tokens=num_tokens, out=out)
 
 
 def copy_out(name: str, out: Path | None) -> None:
@@ -186,8 +192,8 @@ def sweep_peer(
         return float(work("peer_sweep", f"{PEER} batch={batch}", sweep_seed)["val_bits_per_byte"])
 
     best, found = best_batch(bits_of, batches)
-    told = ", ".join(f"{batch:,}: {bits:.4f}" for batch, bits in sorted(found.items()))
-    print(f"{PEER} on seed {sweep_seed}, bits per byte by batch: {told}; best {best:,}", flush=True)
+    messages = ", ".join(f"{batch:,}: {bits:.4f}" for batch, bits in sorted(found.items()))
+    print(f"{PEER} on seed {sweep_seed}, bits per byte by batch: {messages}; best {best:,}", flush=True)
     if is_at_end(best, found):
         print(f"WARNING: {best:,} is the end of what may be tried ({LEAST_BATCH:,} to {MOST_BATCH:,}).", flush=True)
     return best
@@ -209,12 +215,12 @@ def is_at_end(best: int, found: dict[int, float]) -> bool:
     return best in (min(found), max(found))
 
 
-def measure(bench: Bench, told: str, seed: int, seconds: float, num_tokens: int = 0) -> dict[str, Any]:
-    own = [change for change in told.split() if change.startswith("tokens=")]
+def measure(bench: Bench, messages: str, seed: int, seconds: float, num_tokens: int = 0) -> dict[str, Any]:
+    own = [change for change in messages.split() if change.startswith("tokens=")]
     if own:  # of this run alone
-        told, num_tokens = told.replace(f" {own[0]}", ""), int(own[0].removeprefix("tokens="))
-    trial, device = bench.trial(told), bench.device
-    work = feed_of(bench.base(told), bench.data, trial.batch_tokens)
+        messages, num_tokens = messages.replace(f" {own[0]}", ""), int(own[0].removeprefix("tokens="))
+    trial, device = bench.trial(messages), bench.device
+    work = feed_of(bench.base(messages), bench.data, trial.batch_tokens)
     trial.begin(seed)
     num_probed = 1 if num_tokens else 1 + WARM + PROBED  # the first compiles
     with work.open_batches(None, first_row=0, device=device) as batches:  # type: ignore[arg-type]
@@ -236,7 +242,7 @@ def measure(bench: Bench, told: str, seed: int, seconds: float, num_tokens: int 
     nats, bits = trial.judge()
     text = read_manifest(bench.data).splits["train"]
     row = {
-        "run": told, "seed": seed, "asked_s": 0.0 if num_tokens else seconds, "asked_tokens": num_tokens,
+        "run": messages, "seed": seed, "asked_s": 0.0 if num_tokens else seconds, "asked_tokens": num_tokens,
         "seconds": round(took_s, 1), "steps": num_steps, "batch_tokens": trial.batch_tokens,
         "tokens_per_s": round(num_steps * trial.batch_tokens / took_s),
         "epochs": round(num_steps * trial.batch_tokens / text.num_tokens, 3), "corpus_tokens": text.num_tokens,
@@ -275,15 +281,15 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def base(self, told: str) -> Run:
-        name = told.split()[0]
+    def base(self, messages: str) -> Run:
+        name = messages.split()[0]
         return self.recipes[self.peer_base if name == PEER else name]
 
-    def trial(self, told: str) -> Trial:
-        name, *changes = told.split()
+    def trial(self, messages: str) -> Trial:
+        name, *changes = messages.split()
         changed = dict(change.split("=", 1) for change in changes)
         kind = (name, changed.get("precision", ""))
-        base, is_peer = self.base(told), name == PEER
+        base, is_peer = self.base(messages), name == PEER
         if kind != self.kind:
             self.clear()
             self.kind = kind
@@ -441,10 +447,10 @@ class Judged:
 
 
 def backward_in_pieces(loss_of: Callable[[Tensor, Tensor], Tensor], ids: Tensor, targets: Tensor, rows: int) -> Tensor:
-    pieces = list(zip(ids.split(rows), targets.split(rows), strict=True))
+    chunks = list(zip(ids.split(rows), targets.split(rows), strict=True))
     total = torch.zeros((), device=ids.device)
-    for some_ids, some_targets in pieces:
-        loss = loss_of(some_ids, some_targets) / len(pieces)
+    for some_ids, some_targets in chunks:
+        loss = loss_of(some_ids, some_targets) / len(chunks)
         loss.backward()
         total = total + loss.detach()
     return total

@@ -72,8 +72,8 @@ def main() -> int:
     print(f"saving {figures['saving']}", flush=True)
     if not is_quick:
         write_result("gpu-variants", figures, passed=not problems)
-    told = f"differs: {', '.join(problems)}" if problems else "every variant computes what the plain form does"
-    print(f"{'FAIL' if problems else 'PASS'} {told}")
+    messages = f"differs: {', '.join(problems)}" if problems else "every variant computes what the plain form does"
+    print(f"{'FAIL' if problems else 'PASS'} {messages}")
     return 1 if problems else 0
 
 

@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ANSWER_MARK", "NO_LINES", "TURN_MARKS", "Entry", "read_entries", "told"]
+__all__ = ["ANSWER_MARK", "NO_LINES", "TURN_MARKS", "Entry", "read_entries", "shorten_problems"]
 
 ANSWER_MARK = "####"
 TURN_MARKS = ("<|im_start|>", "<|im_end|>")  # a question is rendered as ChatML turns, unless it is given as ids
@@ -51,7 +51,7 @@ def read_entries(data: bytes, kind: str, *, needs_answers: bool, num_ids: int | 
     return entries, problems
 
 
-def told(problems: list[str]) -> list[str]:
+def shorten_problems(problems: list[str]) -> list[str]:
     """Return the first problems, followed by the number of those left out."""
     more = len(problems) - _MAX_SHOWN
     return problems[:_MAX_SHOWN] + ([f"and {more} more"] if more > 0 else [])

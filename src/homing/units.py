@@ -167,11 +167,11 @@ class UsdColumn:
             return _odd_usd(amount)
         return f"${self.up(amount):,}"
 
-    def show_difference(self, ours: Decimal, theirs: Decimal) -> str:
+    def show_difference(self, ours: Decimal, reference: Decimal) -> str:
         """Format the difference of the two amounts as shown; "under" one unit of the last digit if it is smaller."""
-        if ours != theirs and abs(ours - theirs) < self.grain:
+        if ours != reference and abs(ours - reference) < self.grain:
             return f"under {self.show(self.grain)}"
-        difference = self.up(ours) - self.up(theirs)
+        difference = self.up(ours) - self.up(reference)
         return f"{'-' if difference < 0 else '+'}{self.show(abs(difference))}"
 
 

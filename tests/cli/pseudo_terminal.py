@@ -14,15 +14,15 @@ from pathlib import Path
 
 def on_terminal(*words: str, cwd: Path, until: str = "", deadline_s: float = 120.0) -> tuple[int | None, str]:
     """Exit code and what was said. No code: it said `until` and was ended there, or it still ran at the deadline."""
-    ours, theirs = pty.openpty()
+    ours, reference = pty.openpty()
     argv = [sys.executable, "-m", "homing.cli", *words]
     # A session whose terminal this is, as a person's shell has one: who asks for a key opens /dev/tty.
     shell = [sys.executable, "-c", "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
              " os.execv(sys.argv[1], sys.argv[1:])"]  # fmt: skip
     child = subprocess.Popen(
-        [*shell, *argv], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, cwd=cwd
+        [*shell, *argv], stdin=reference, stdout=reference, stderr=reference, start_new_session=True, cwd=cwd
     )
-    os.close(theirs)
+    os.close(reference)
     said, deadline = "", time.monotonic() + deadline_s
     try:
         while time.monotonic() < deadline and not (until and until in said):

@@ -75,11 +75,11 @@ def test_a_file_cannot_send_an_exported_key_elsewhere_or_move_the_ledger(
     home = os.environ["HOMING_HOME"]
     monkeypatch.delenv("HOMING_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "person"))
-    write(tmp_path, f"RUNPOD_API_URL=http://127.0.0.1:9\nPYTHONPATH={tmp_path}\nHOMING_HOME={tmp_path / 'theirs'}\n")
+    write(tmp_path, f"RUNPOD_API_URL=http://127.0.0.1:9\nPYTHONPATH={tmp_path}\nHOMING_HOME={tmp_path / 'upstream'}\n")
     call(["runs"])
     assert "RUNPOD_API_URL" not in os.environ
     assert "PYTHONPATH" not in os.environ
-    assert not (tmp_path / "theirs").exists()
+    assert not (tmp_path / "upstream").exists()
     monkeypatch.setenv("HOMING_HOME", home)
 
 

@@ -186,21 +186,21 @@ def begun_in(run_dir: Path, folder: Path) -> None:
 def test_a_run_of_another_folder_is_not_taken_for_the_one_that_a_run_file_here_describes(
     tmp_path: Path, homing_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    theirs = run_with(homing_home / "runs" / "goethe-20260301-080000-0000")
-    begun_in(theirs, tmp_path / "w")
-    assert find_model("goethe").is_relative_to(theirs), "nothing else here has that name"
+    reference = run_with(homing_home / "runs" / "goethe-20260301-080000-0000")
+    begun_in(reference, tmp_path / "w")
+    assert find_model("goethe").is_relative_to(reference), "nothing else here has that name"
     Path("runs").mkdir()
     Path("runs/goethe.yaml").write_text("name: goethe\n")
     with pytest.raises(DataError) as caught:
         find_model("goethe")
-    assert f"{theirs.name} was started in {tmp_path / 'w'}; runs/goethe.yaml describes" in caught.value.why
-    assert caught.value.fix.endswith(theirs.name)
-    assert find_model(theirs.name).is_relative_to(theirs), "by its id it is meant"
+    assert f"{reference.name} was started in {tmp_path / 'w'}; runs/goethe.yaml describes" in caught.value.why
+    assert caught.value.fix.endswith(reference.name)
+    assert find_model(reference.name).is_relative_to(reference), "by its id it is meant"
     ours = run_with(homing_home / "runs" / "goethe-20260101-080000-0000")
     begun_in(ours, tmp_path)
     assert find_model("goethe").is_relative_to(ours), "older, and this folder's own"
     capsys.readouterr()
-    fetched("models/goethe", "goethe", "sft", 60, theirs.name)
+    fetched("models/goethe", "goethe", "sft", 60, reference.name)
     find_model("goethe")
     assert capsys.readouterr().err == f"models/goethe, sft step 60, started in {tmp_path / 'w'}\n"
 
@@ -318,10 +318,10 @@ def test_without_a_name_the_newest_of_this_folder_is_taken_and_told(
 ) -> None:
     own = run_with(homing_home / "runs" / "moss-20260101-120000-aaaa")
     begun_in(own, tmp_path)
-    theirs = run_with(homing_home / "runs" / "fern-20260201-120000-bbbb")
-    begun_in(theirs, tmp_path / "there")
+    reference = run_with(homing_home / "runs" / "fern-20260201-120000-bbbb")
+    begun_in(reference, tmp_path / "there")
     os.utime(own, (1, 1))
-    os.utime(theirs, (9, 9))
+    os.utime(reference, (9, 9))
     assert own in find_model(None).parents, "older than the other folder's, and this one's"
     assert f"{own}: the newest finished model of this folder." in capsys.readouterr().err
     fetched = weights(Path("models/moss"))

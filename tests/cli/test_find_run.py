@@ -57,7 +57,7 @@ def launched(cli: Homing) -> str:
 def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_folders_own(
     cli: Homing, w: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = launched(cli)
+    reference = launched(cli)
     x = another_folder(tmp_path)
     monkeypatch.chdir(x)
     for argv in (
@@ -69,36 +69,36 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
     ):
         refused = cli(*argv)
         assert refused.code == 2, argv
-        assert f"{theirs} was started in {w}; this is {x}." in refused.err
+        assert f"{reference} was started in {w}; this is {x}." in refused.err
         assert (
-            f"homing {argv[0]} {theirs}{' --spend 3' * (argv[0] == 'limit')}   "
+            f"homing {argv[0]} {reference}{' --spend 3' * (argv[0] == 'limit')}   "
             "For the run of this folder: homing plan moss" in refused.err
         )
     assert not Path("models").exists()
-    assert f"use its id: homing fetch {theirs}" in cli("chat", "moss").err
+    assert f"use its id: homing fetch {reference}" in cli("chat", "moss").err
     again = cli("launch", "moss", "--resume", "--spend-limit", "1", "--yes")
     assert again.code == 2
-    assert f"homing launch {theirs} --resume" in again.err
+    assert f"homing launch {reference} --resume" in again.err
     for verb in ("status", "watch", "logs"):
-        told = cli(verb, "moss")
-        assert told.code == 0
+        messages = cli(verb, "moss")
+        assert messages.code == 0
         assert (
-            f"warning: {theirs} was started in {w}; runs/moss.yaml of this folder has not been launched yet."
-            in told.err
+            f"warning: {reference} was started in {w}; runs/moss.yaml of this folder has not been launched yet."
+            in messages.err
         )
 
-    by_id = cli("fetch", theirs)
-    assert by_id.out == f"models/{theirs}\n", "never under the name of this folder's own run"
+    by_id = cli("fetch", reference)
+    assert by_id.out == f"models/{reference}\n", "never under the name of this folder's own run"
     assert "models/moss is reserved for the run moss of this folder" in by_id.err
-    assert f"homing destroy {theirs}" in by_id.err
+    assert f"homing destroy {reference}" in by_id.err
     assert "--phase sft" not in by_id.err, "moss means another run here"
-    assert f"Model saved in models/{theirs} (pretrain step 6)" in cli("watch", theirs).err
+    assert f"Model saved in models/{reference} (pretrain step 6)" in cli("watch", reference).err
 
     own = launched(cli)
-    assert own != theirs
+    assert own != reference
     assert cli("fetch", "moss", "--json").json["run"] == own
     monkeypatch.chdir(w)
-    assert cli("status", "moss", "--json").json["run"] == theirs, "older than the other folder's, and this one's"
+    assert cli("status", "moss", "--json").json["run"] == reference, "older than the other folder's, and this one's"
     assert cli("fetch", "moss").out == "models/moss\n"
 
 
@@ -106,7 +106,7 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
 def test_a_phase_does_not_start_from_another_folders_model_of_the_same_name(
     cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = launched(cli)
+    reference = launched(cli)
     cli("fetch", "moss")
     mine = Path("models/moss").absolute()
     sft = "\n  - {kind: mid, steps: 4, batch_tokens: 128, data: {text: [moss.txt]}}\ntrain:"
@@ -121,7 +121,7 @@ def test_a_phase_does_not_start_from_another_folders_model_of_the_same_name(
     assert refused.code == 2
     assert f"{x}/models/moss belongs to another moss, started in {mine.parents[1]}." in refused.err
     assert f"--set phases.1.init_from={x}/models/moss" in refused.err
-    assert theirs
+    assert reference
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_f
     )
     cli = typing(capsys, monkeypatch)
     try:
-        theirs = str(cli("launch", "moss", "--spend-limit", "1", "--yes", "--json").json["run"])
+        reference = str(cli("launch", "moss", "--spend-limit", "1", "--yes", "--json").json["run"])
         bare = tmp_path / "bare"
         bare.mkdir()
         monkeypatch.chdir(another_folder(tmp_path) if has_run_file else bare)
@@ -175,22 +175,22 @@ def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_f
         ):
             refused = cli(*argv)
             assert refused.code == 2, argv
-            assert f"{theirs} was started in {w}; this is {Path.cwd()}." in refused.err
-            assert f"homing {argv[0]} {theirs}" in refused.err, "the very command"
+            assert f"{reference} was started in {w}; this is {Path.cwd()}." in refused.err
+            assert f"homing {argv[0]} {reference}" in refused.err, "the very command"
         if not has_run_file:
             assert "A name selects a run of this folder, and none is called moss." in refused.err
-        (line,) = Home(homing_home, World()).ledger.lines(theirs)
+        (line,) = Home(homing_home, World()).ledger.lines(reference)
         assert line.destroyed_at is None, "nobody ended it"
-        assert f"Stop it: homing stop {theirs}" in cli("status", theirs).err, "what is said to type is what works"
+        assert f"Stop it: homing stop {reference}" in cli("status", reference).err, "what is said to type is what works"
         if has_run_file:
             taken = cli("launch", "moss", "--spend-limit", "1", "--yes")
-            assert f"homing destroy {theirs}" in taken.err, "its name is taken, and its id ends it"
-        assert cli("destroy", theirs, "--yes").code == 0
-        (line,) = Home(homing_home, World()).ledger.lines(theirs)
+            assert f"homing destroy {reference}" in taken.err, "its name is taken, and its id ends it"
+        assert cli("destroy", reference, "--yes").code == 0
+        (line,) = Home(homing_home, World()).ledger.lines(reference)
         assert line.destroyed_at is not None
         refused = cli("destroy", "moss")
         assert refused.code == 2, "also when it has ended: nobody is told that another one is gone"
-        assert f"homing destroy {theirs}" in refused.err
+        assert f"homing destroy {reference}" in refused.err
         monkeypatch.chdir(w)
         assert "nothing is billing" in cli("destroy", "moss").err
     finally:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.lm.model.open_weights.foreign_models import write_their_tokenizer, write_theirs
+from tests.lm.model.open_weights.foreign_models import write_reference, write_their_tokenizer
 
 from homing.wire import file_names
 
@@ -22,7 +22,7 @@ TEMPLATE = (
 )
 RUN_FILE = """
 name: ll
-model: {from: theirs, context: 64}
+model: {from: upstream, context: 64}
 phases:
   - {kind: sft, method: lora, steps: 2, batch_tokens: 128, data: {chat: [chats.jsonl]}, lora: {rank: 2}}
 train: {device: cpu, threads: 1}
@@ -38,9 +38,9 @@ def homing(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was prepared and trained: theirs/, runs/ll.yaml, and its home beside them."""
+    """A run that was prepared and trained: upstream/, runs/ll.yaml, and its home beside them."""
     folder = tmp_path_factory.mktemp("project")
-    write_base(folder / "theirs")
+    write_base(folder / "upstream")
     (folder / "runs").mkdir()
     (folder / "runs/ll.yaml").write_text(RUN_FILE)
     chats = [[{"role": "user", "content": f"cat {n}"}, {"role": "assistant", "content": "sat"}] for n in range(40)]
@@ -64,7 +64,7 @@ def project(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_base(folder: Path) -> None:
     from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-    write_theirs(folder, "llama", vocab_size=400)
+    write_reference(folder, "llama", vocab_size=400)
     path = write_their_tokenizer(folder, "qwen", "the cat sat on the mat, and the dog ran home. " * 30)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), bos_token="<|endoftext|>", eos_token="<|im_end|>")
     tokenizer.chat_template = TEMPLATE
@@ -84,13 +84,13 @@ def checkpoint() -> Path:
 def test_template_and_generation_settings_of_the_base_travel_into_every_export(project: Path, kind: str) -> None:
     from transformers import AutoTokenizer
 
-    told = homing("export", "ll", "--to", kind)
+    messages = homing("export", "ll", "--to", kind)
     out = project / "exports" / f"ll-{kind}"
     assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
-    assert "random chats to the same ids" in told.stderr
+    assert "random chats to the same ids" in messages.stderr
     assert "It is a chat model." in (out / "README.md").read_text()
     if kind != "adapter":  # whose weights, and how to sample from them, are the base's
-        base = json.loads((project / "theirs/generation_config.json").read_text())
+        base = json.loads((project / "upstream/generation_config.json").read_text())
         assert json.loads((out / "generation_config.json").read_text()) == base
         assert json.loads((out / "config.json").read_text())["eos_token_id"] == base["eos_token_id"]
 
@@ -98,7 +98,7 @@ def test_template_and_generation_settings_of_the_base_travel_into_every_export(p
 def test_template_and_generation_settings_lie_in_the_checkpoint_and_its_manifest(project: Path) -> None:
     listed = {file["name"] for file in json.loads((checkpoint() / file_names.MANIFEST).read_text())["files"]}
     for name in (file_names.CHAT_TEMPLATE, file_names.GENERATION):
-        assert (checkpoint() / name).read_bytes() == (project / "theirs" / name).read_bytes()
+        assert (checkpoint() / name).read_bytes() == (project / "upstream" / name).read_bytes()
         assert name in listed
 
 
@@ -110,7 +110,7 @@ def test_a_chat_is_asked_in_the_format_that_was_trained_and_another_is_said_alou
         said = homing("chat", "ll", *asked, stdin="cat\n/new\ncat\n").stderr
         assert said.count("has no chat template") == 1
         assert "ChatML" in said
-        assert str(project / "theirs") in said, "whose template it was"
+        assert str(project / "upstream") in said, "whose template it was"
         command = [sys.executable, "-m", "homing.cli", "export", "ll", "--to", "merged", "--out", "bare"]
         refused = subprocess.run(command, capture_output=True, text=True, timeout=240)
         assert refused.returncode == 7, refused.stderr

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.lm.model.open_weights.foreign_models import write_their_tokenizer, write_theirs
+from tests.lm.model.open_weights.foreign_models import write_reference, write_their_tokenizer
 
 from homing.lm.generate.load_model import load_for_use
 from homing.wire import file_names
@@ -23,7 +23,7 @@ TEMPLATE = (
 )
 RUN_FILE = """
 name: ll
-model: {from: theirs, context: 64}
+model: {from: upstream, context: 64}
 phases:
   - {kind: sft, method: lora, steps: 2, batch_tokens: 128, data: {chat: [chats.jsonl]}, lora: {rank: 2}}
   - kind: rl
@@ -44,11 +44,11 @@ def homing(*argv: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    theirs = tmp_path / "theirs"
-    write_theirs(theirs, "llama", vocab_size=400)
-    write_their_tokenizer(theirs, "llama", "what is 3 + 4? the cat sat on the mat. 0 1 2 3 4 5 6 7 8 9 " * 30)
+    reference = tmp_path / "upstream"
+    write_reference(reference, "llama", vocab_size=400)
+    write_their_tokenizer(reference, "llama", "what is 3 + 4? the cat sat on the mat. 0 1 2 3 4 5 6 7 8 9 " * 30)
     config = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "chat_template": TEMPLATE}
-    (theirs / file_names.TOKENIZER_CONFIG).write_text(json.dumps(config))
+    (reference / file_names.TOKENIZER_CONFIG).write_text(json.dumps(config))
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/ll.yaml").write_text(RUN_FILE)
     chats = [[{"role": "user", "content": f"cat {n}"}, {"role": "assistant", "content": "sat"}] for n in range(40)]
@@ -69,7 +69,7 @@ def test_sft_and_rl_by_adapters_end_as_one_adapter_of_the_open_weights(project: 
     assert "arithmetic:1" in homing("eval", "ll").stdout
     assert "peft on transformers" in homing("export", "ll", "--to", "adapter").stderr
     exported = json.loads((project / "exports/ll-adapter/adapter_config.json").read_text())
-    assert exported["base_model_name_or_path"] == str(project / "theirs"), "and not what sft left"
+    assert exported["base_model_name_or_path"] == str(project / "upstream"), "and not what sft left"
     assert "computes the trainer's logits" in homing("export", "ll", "--to", "merged").stderr
     # By itself, without the run's folder around it, as a fetched one is.
     folder.rename(project / "ll")

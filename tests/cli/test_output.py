@@ -59,11 +59,13 @@ def test_a_table_without_headers_has_no_empty_line_above_it_and_no_blanks_behind
 def test_what_a_terminal_cannot_show_is_shown_by_its_number_and_json_stays_json(encoding: str) -> None:
     code = "from homing.cli import output; output.configure(loudness=0, is_json={}); "
     said = code.format(False) + "output.table(['path'], [['b\\u00fccher \\u2713 \\udcfc']]); print('\\u2713')"
-    told = code.format(True) + "output.emit('x/1', {'path': 'b\\u00fccher \\u2713 \\udcfc'})"  # a name that is no UTF-8
+    messages = (
+        code.format(True) + "output.emit('x/1', {'path': 'b\\u00fccher \\u2713 \\udcfc'})"
+    )  # a name that is no UTF-8
     env = {**os.environ, "PYTHONIOENCODING": encoding}
     shown, document = (
         subprocess.run([sys.executable, "-c", each], env=env, capture_output=True, check=True).stdout
-        for each in (said, told)
+        for each in (said, messages)
     )
     assert rb"\udcfc" in shown
     assert (rb"\u2713" in shown) == (encoding != "utf-8")

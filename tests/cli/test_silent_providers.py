@@ -75,11 +75,11 @@ def test_each_is_named_and_nobody_is_waited_for(words: tuple[str, ...], code: in
     began = time.monotonic()
     said = cli(*words)
     assert time.monotonic() - began < SOON_S
-    told = said.out + said.err
-    assert said.code == code, told
-    assert "Traceback" not in told
+    messages = said.out + said.err
+    assert said.code == code, messages
+    assert "Traceback" not in messages
     for name in CLOUDS:
-        assert name in told, told
+        assert name in messages, messages
 
 
 @pytest.mark.acceptance(121)

@@ -80,8 +80,8 @@ def test_a_crash_shows_no_key(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, value)
 
     def crash(*_: object, **__: object) -> None:
-        told = " ".join(os.environ[name] for name in keys)
-        raise RuntimeError(f"asked https://me:CANARYpassword@host/x with {told}")
+        messages = " ".join(os.environ[name] for name in keys)
+        raise RuntimeError(f"asked https://me:CANARYpassword@host/x with {messages}")
 
     monkeypatch.setattr("homing.cli.dotenv.load", crash)
     said = cli("runs")

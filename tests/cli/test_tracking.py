@@ -138,14 +138,14 @@ def test_a_tracker_that_fails_every_call_costs_no_step(cli: Homing, homing_home:
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     (row,) = Home(homing_home, World()).ledger.runs()
     (tmp_path / "blocked").write_text("")
-    told = {
+    messages = {
         "tracker": "tensorboard",
         "run_id": row.id,
         "name": row.id,
         "folder": str(tmp_path / "t"),
         "store": row.store,
     }
-    (tmp_path / "order.json").write_text(json.dumps({**told, "files": str(tmp_path / "blocked")}))
+    (tmp_path / "order.json").write_text(json.dumps({**messages, "files": str(tmp_path / "blocked")}))
     (tmp_path / "t").mkdir()
     with open(tmp_path / "log", "w") as log:
         argv = [sys.executable, "-m", "homing.trackers", str(tmp_path / "order.json")]

@@ -48,8 +48,8 @@ def add(folder: Path, name: str, *documents: object) -> None:
         file.writelines(codec.dumps(each) + "\n" for each in documents)  # type: ignore[arg-type]
 
 
-def step(number: int, loss: float, **told: float) -> Metric:
-    return Metric(float(number), "pretrain", number, 20, 64 * number, loss, tokens_per_s=6400.0, **told)  # type: ignore[arg-type]
+def step(number: int, loss: float, **messages: float) -> Metric:
+    return Metric(float(number), "pretrain", number, 20, 64 * number, loss, tokens_per_s=6400.0, **messages)  # type: ignore[arg-type]
 
 
 def end(folder: Path, state: str, reason: str, at: int) -> None:
@@ -109,11 +109,11 @@ def test_while_it_trains_a_line_has_its_eta_and_the_cards_memory(cli: Homing, ho
     said = "step 5/20 | loss 3.500 | 6.4k tok/s"
     with at_work(folder):
         status = cli("status", NAME)
-        told = cli("status", NAME, "--json").json
+        messages = cli("status", NAME, "--json").json
     assert f"{said} | GPU memory 2.00 GB | eta 1m15s" in status.out
     assert "loss 5.000 at step 1, 3.500 at step 5" in status.out
     assert f"Stop it: homing stop {NAME}" in status.err
-    assert (told["state"], told["is_billing"], told["metric"]["eta_s"]) == ("training", False, 75.0)
+    assert (messages["state"], messages["is_billing"], messages["metric"]["eta_s"]) == ("training", False, 75.0)
     killed = cli("status", NAME)
     assert "unfinished" in killed.out
     assert f"{said}\n" in killed.out, "nobody is at work: there is no eta"
@@ -278,10 +278,10 @@ def test_one_of_another_folder_is_shown_and_stopped_only_by_its_id(
     cli: Homing, homing_home: Path, tmp_path: Path
 ) -> None:
     folder = begin(homing_home)
-    theirs = tmp_path / "theirs"
-    (folder / PROJECT_NOTE).write_bytes(project_note(str(theirs)))
+    reference = tmp_path / "upstream"
+    (folder / PROJECT_NOTE).write_bytes(project_note(str(reference)))
     with at_work(folder):
-        assert f"{NAME} was started in {theirs}." in cli("status", "moss").err
+        assert f"{NAME} was started in {reference}." in cli("status", "moss").err
         refused = cli("stop", "moss")
         assert refused.code == 2
         assert f"homing stop {NAME}" in refused.err

@@ -151,7 +151,7 @@ def test_a_store_that_does_not_answer_holds_up_no_end(
     waits, waited = threading.Event(), list[bool]()
     monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
     monkeypatch.setattr(home.world, "together", World().together)  # with real time
-    monkeypatch.setattr("homing.cloud.destroy.read_signs", lambda *_: waited.append(waits.wait(20)))
+    monkeypatch.setattr("homing.cloud.destroy.read_reports", lambda *_: waited.append(waits.wait(20)))
     monkeypatch.setattr(Home, "store_of", lambda *_: None)
     home.ledger.set_run(line.run_id, store="s3://far-away/moss")
     run = home.ledger.run(line.run_id)

@@ -50,7 +50,7 @@ def go(
     home: Home,
     ready: Draft,
     between: Callable[[], object] = lambda: None,
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> tuple[Draft, Launched]:
     """With one more offer, to which the person agrees after `between`."""
     other = SimpleNamespace(offer=dataclasses.replace(ready.order.offer, region="elsewhere"), timing=ready.timing,
@@ -60,7 +60,7 @@ def go(
         between()
         return True
 
-    return launch_any(ready, [other], home, tell=tell, agree=agree)  # type: ignore[list-item]
+    return launch_any(ready, [other], home, notify=notify, agree=agree)  # type: ignore[list-item]
 
 
 def destroys(home: Home, run: RunRow) -> None:
@@ -154,31 +154,31 @@ def test_a_limit_that_is_lowered_while_the_first_offer_is_asked_for_holds_on_the
 def test_a_limit_that_is_changed_while_the_question_stands_holds_on_the_next_and_is_asked_about_again(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     answers = iter([lambda: in_another_terminal(home, sets_limit("0.50", 7200.0)), lambda: None])
     refuse_first(home, monkeypatch)
-    ready, done = go(home, make_draft(home, tmp_path), between=lambda: next(answers)(), tell=told.append)
+    ready, done = go(home, make_draft(home, tmp_path), between=lambda: next(answers)(), notify=messages.append)
     assert next(answers, None) is None, "the question named other limits"
     assert (ready.attempt, ready.spend_limit_usd) == (2, Decimal("0.50"))
     assert home.ledger.find("moss").spend_limit_usd == home.ledger.lines()[-1].limit_usd == "0.50"
     assert limits_of(home, done.run).time_s == 7200.0
     assert (done.heartbeat.spend_limit_usd, done.heartbeat.time_limit_s) == ("0.50", 7200.0)
-    assert "Its limits have changed: $0.50, time 2h00m" in told
+    assert "Its limits have changed: $0.50, time 2h00m" in messages
 
 
 def test_an_offer_that_no_longer_fits_a_limit_lowered_while_the_question_stands_is_not_taken(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     refuse_first(home, monkeypatch)
     with pytest.raises(NoOffer):
         go(
             home,
             make_draft(home, tmp_path),
             between=lambda: in_another_terminal(home, sets_limit("0.0001")),
-            tell=told.append,
+            notify=messages.append,
         )
-    assert any("The spend limit of $0.0001 is too low" in text for text in told)
+    assert any("The spend limit of $0.0001 is too low" in text for text in messages)
     assert home.ledger.find("moss").spend_limit_usd == "0.0001"
     assert is_nothing_rented(home)
 
@@ -188,7 +188,7 @@ def test_a_plain_failed_launch_keeps_its_reason_when_it_is_destroyed(
 ) -> None:
     refuse_first(home, monkeypatch)
     with pytest.raises(NoOffer):
-        launch_any(make_draft(home, tmp_path), [], home, tell=lambda text: None, agree=lambda row, ready: True)
+        launch_any(make_draft(home, tmp_path), [], home, notify=lambda text: None, agree=lambda row, ready: True)
     in_another_terminal(home, destroys)
     row = home.ledger.find("moss")
     assert (row.state, row.reason) == ("failed", "launch: It is sold out.")

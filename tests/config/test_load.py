@@ -211,9 +211,9 @@ def test_before_prep_the_tokens_are_estimated_and_said_to_be(load: Load) -> None
 @pytest.mark.acceptance(22)
 def test_goethes_four_epochs_are_7751_steps(load: Load, folder: Path) -> None:
     manifest = put_data(folder, name="goethe-75m", vocab_size=32_768) / "manifest.json"
-    told = json.loads(manifest.read_text())
-    told["splits"]["train"]["num_tokens"] = 254_000_000
-    manifest.write_text(json.dumps(told))
+    messages = json.loads(manifest.read_text())
+    messages["splits"]["train"]["num_tokens"] = 254_000_000
+    manifest.write_text(json.dumps(messages))
     preset = (preset_dir() / "goethe-75m.yaml").read_text()
     whole = load(preset, name="goethe-75m.yaml")
     assert (whole.run.phases[0].num_steps, whole.warnings) == (7751, []), "as 254M x 4 / 131,072, about 1B tokens"
@@ -379,8 +379,8 @@ def test_a_derived_batch_does_not_read_a_small_text_over_and_over(load: Load, fo
     assert 300 * phase.batch_tokens <= 4 * guess
     assert phase.batch_tokens % loaded.run.model.context == 0
     assert "4 passes" in loaded.run.origin["phases.0.batch_tokens"]
-    [told] = [warning for warning in loaded.warnings if f"{phase.batch_tokens:,} tokens per step" in warning]
-    assert "batch_tokens" in told
+    [messages] = [warning for warning in loaded.warnings if f"{phase.batch_tokens:,} tokens per step" in warning]
+    assert "batch_tokens" in messages
     (folder / "a.txt").write_bytes(b"moss " * 16_000_000)
     assert load(DIAL).run.phases[0].batch_tokens > phase.batch_tokens
 

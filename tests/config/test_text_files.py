@@ -14,7 +14,7 @@ from homing.config.text_files import num_text_bytes
 CHAT = "  - {kind: sft, steps: 5, batch_tokens: 256, data: {chat: [chat.jsonl]}}\n"
 
 
-def told(loaded: Loaded, key: str) -> list[str]:
+def messages(loaded: Loaded, key: str) -> list[str]:
     return [warning for warning in loaded.warnings if warning.startswith(f"{key}:")]
 
 
@@ -33,27 +33,27 @@ def test_text_that_is_missing_or_empty_is_warned_of_by_key_and_file(
     Path("empty.txt").touch()
     Path("folder").mkdir()
     loaded = load(BASE + f"data: {{text: ['{named}']}}\n")
-    [warning] = told(loaded, "data.text")
+    [warning] = messages(loaded, "data.text")
     assert words in warning
 
 
 def test_a_whole_text_or_one_that_is_prepared_is_not_warned_of(load: Callable[..., Loaded], folder: Path) -> None:
     Path("a.txt").write_text("moss")
-    assert not told(load(BASE + "data: {text: [a.txt]}\n"), "data.text")
+    assert not messages(load(BASE + "data: {text: [a.txt]}\n"), "data.text")
     put_data(folder)
-    assert not told(load(BASE + "data: {text: [gone.txt]}\n"), "data.text")
+    assert not messages(load(BASE + "data: {text: [gone.txt]}\n"), "data.text")
 
 
 def test_held_out_text_and_a_phases_conversations_are_looked_for_too(load: Callable[..., Loaded]) -> None:
     Path("a.txt").write_text("moss")
     loaded = load(BASE + CHAT + "data: {text: [a.txt], validation: [held.txt]}\n")
-    assert "'held.txt'" in told(loaded, "data.validation")[0]
-    assert "'chat.jsonl'" in told(loaded, "phases.1.data.chat")[0]
+    assert "'held.txt'" in messages(loaded, "data.validation")[0]
+    assert "'chat.jsonl'" in messages(loaded, "phases.1.data.chat")[0]
 
 
 def test_conversations_in_a_store_are_not_looked_for_here(load: Callable[..., Loaded]) -> None:
     loaded = load(BASE + CHAT.replace("chat.jsonl", "'s3://bucket/chat.jsonl'"))
-    assert not told(loaded, "phases.1.data.chat")
+    assert not messages(loaded, "phases.1.data.chat")
 
 
 def test_packed_text_counts_for_about_what_it_unpacks_to(tmp_path: Path) -> None:

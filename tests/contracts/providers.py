@@ -99,12 +99,12 @@ class ProviderContract:
     def test_it_says_whose_account_it_asks_and_says_the_same_again(
         self, provider: Provider, stranger: Provider, request_: Request
     ) -> None:
-        told = provider.account()
-        assert told
-        assert len(told.splitlines()) == 1
+        messages = provider.account()
+        assert messages
+        assert len(messages.splitlines()) == 1
         provider.create(request_)
-        assert provider.account() == told
-        assert stranger.account() == told, "one account may be that of several homes"
+        assert provider.account() == messages
+        assert stranger.account() == messages, "one account may be that of several homes"
 
     def test_offers_cover_the_needs_they_were_asked_for(self, provider: Provider) -> None:
         offers = provider.offers(Needs())

@@ -156,8 +156,12 @@ class RestFaults:
         def lacking(body: Any, field: str) -> Any:
             if isinstance(body, list):
                 return [lacking(each, field) for each in body]
-            told = {key: lacking(value, field) if key == self.list_key else value for key, value in body.items()}
-            return {**told, field: None} if is_null and field in told else {k: told[k] for k in told if k != field}
+            messages = {key: lacking(value, field) if key == self.list_key else value for key, value in body.items()}
+            return (
+                {**messages, field: None}
+                if is_null and field in messages
+                else {k: messages[k] for k in messages if k != field}
+            )
 
         def answer(request: HttpRequest, field: str) -> HttpResponse:
             reply = real(request)
@@ -209,9 +213,9 @@ class RestFaults:
             provider.destroy(made[0].id)
             return set(seen)
 
-        def put(told: dict[str, Any]) -> None:
+        def put(messages: dict[str, Any]) -> None:
             values.clear()
-            values.update(told)
+            values.update(messages)
 
         rig.world.http = http
         open_ = lambda: type(rig.provider)(home=tmp_path / "home", owner=owner, world=rig.world)  # noqa: E731

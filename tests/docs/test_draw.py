@@ -28,12 +28,12 @@ def draw() -> ModuleType:
 
 def row(run: str, seed: int, bits: float, **changes: Any) -> dict[str, Any]:
     curve = [[10 * n, 3.0 * n + 0.1 * seed, 2.0 + 4.0 / n + 0.1 * seed] for n in range(1, 101)]
-    told = {
+    messages = {
         "run": run, "seed": seed, "asked_s": 300.0, "asked_tokens": 0, "steps": 1000, "batch_tokens": 131072,
         "tokens_per_s": 500_000, "val_bits_per_byte": bits, "curve": curve, "device": "NVIDIA H200",
         "corpus_tokens": 2_000_000,
     }  # fmt: skip
-    return told | changes
+    return messages | changes
 
 
 def texts(svg: str) -> list[str]:
@@ -113,9 +113,9 @@ def test_by_tokens_the_best_of_each_family_is_told_with_how_many_were_tried(draw
     rows = [row(name, 0, bits, **by_tokens) for name, bits in (
         ("stock-6 lr=1", 0.9), ("stock-6 lr=2", 0.8), ("swift-6", 0.7), ("stock", 0.4)
     )]  # fmt: skip
-    told = draw.by_tokens(rows)
-    assert told[-2] == "| 1,000 | 2,000,000 | `stock-6`: 0.8000, best of 2 | `swift-6`: 0.7000, best of 1 |"
-    assert len([line for line in told if line.startswith("| 1,000")]) == 1
+    messages = draw.by_tokens(rows)
+    assert messages[-2] == "| 1,000 | 2,000,000 | `stock-6`: 0.8000, best of 2 | `swift-6`: 0.7000, best of 1 |"
+    assert len([line for line in messages if line.startswith("| 1,000")]) == 1
     assert draw.by_tokens([row("stock-6", 0, 0.9, **by_tokens)]) == []
 
 

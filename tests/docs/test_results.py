@@ -121,8 +121,8 @@ def test_sources_that_change_while_it_runs_are_not_clean_and_the_commit_is_that_
     (tmp_path / "src/area/code.py").write_text("later\n")
     git("commit", "-qam", "second")
     script.write_result("one", {"x": 1}, passed=True)
-    told = written(tmp_path, "one")
-    assert (told["commit"], told["is_clean"], told["changed"]) == (began, False, ["HEAD moved meanwhile"])
+    messages = written(tmp_path, "one")
+    assert (messages["commit"], messages["is_clean"], messages["changed"]) == (began, False, ["HEAD moved meanwhile"])
 
 
 def test_outside_a_repository_no_result_claims_a_commit(tmp_path: Path) -> None:

@@ -85,11 +85,11 @@ class RealMachines:
 
     def _programs(self, instance_id: str, machine: Machine, kind: str) -> dict[str, str]:
         here = f"s#{ROOT}#{machine.root}#g; s#{IMDS}/latest#{IMDS}/{instance_id}/latest#g"
-        tell = f'exec /usr/bin/curl -fsS -X POST "{self._url}/double/$what/{instance_id}"\n'
+        notify = f'exec /usr/bin/curl -fsS -X POST "{self._url}/double/$what/{instance_id}"\n'
         family = kind.partition(".")[0]
         card = driver_name(_CARDS[family]) if family in _CARDS else ""
         return {
-            "shutdown": f'case "$2" in now) what=shutdown ;; +*) what="timer/${{2#+}}" ;; *) exit 1 ;; esac\n{tell}',
+            "shutdown": f'case "$2" in now) what=shutdown ;; +*) what="timer/${{2#+}}" ;; *) exit 1 ;; esac\n{notify}',
             # After the check of its hash: the place of its folders is this double's, not a part of what travelled.
             "mv": '/bin/mv "$@" || exit $?\nfor file; do :; done\n'
             f'case "$file" in *boot.json) sed -i "{here}" "$file" ;; esac\n',

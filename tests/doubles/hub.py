@@ -175,15 +175,15 @@ class Hub:
             raise Refusal(403, "GatedRepo", "Access is restricted")
         return repo
 
-    def create(self, wish: dict[str, Any], user: str, role: str) -> tuple[int, dict[str, str], bytes]:
-        owner = wish.get("organization") or user
+    def create(self, request: dict[str, Any], user: str, role: str) -> tuple[int, dict[str, str], bytes]:
+        owner = request.get("organization") or user
         if role != "write" or owner != user:
             raise Refusal(403, "", "You don't have the rights to create a repository there")
-        key = (wish.get("type") or "model", f"{owner}/{wish['name']}")
+        key = (request.get("type") or "model", f"{owner}/{request['name']}")
         with self.lock:
             if key in self.repos:
                 return 409, {}, json.dumps({"error": "exists", "url": f"{self.endpoint}/{key[1]}"}).encode()
-            is_private = wish.get("visibility") == "private" or bool(wish.get("private"))
+            is_private = request.get("visibility") == "private" or bool(request.get("private"))
             self.repos[key] = Repo(is_private=is_private)
         return _json({"url": f"{self.endpoint}/{key[1]}", "name": key[1]})
 
@@ -197,8 +197,8 @@ class Hub:
             named = repo.at(after or "main")
             if named is None:
                 raise Refusal(404, "RevisionNotFound", "no such revision")
-            told = {"id": repo_id, "sha": named.oid, "private": repo.is_private, "siblings": []}
-            return _json({**told, "gated": "manual" if repo.is_gated else False})
+            messages = {"id": repo_id, "sha": named.oid, "private": repo.is_private, "siblings": []}
+            return _json({**messages, "gated": "manual" if repo.is_gated else False})
         if verb == "lfs":
             return self.lfs_batch(json.loads(body))
         revision, _, name = after.partition("/")
@@ -238,9 +238,9 @@ class Hub:
         status, more, reply = _json(items)
         return status, {**more, **headers}, reply
 
-    def preupload(self, commit: Commit, wish: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+    def preupload(self, commit: Commit, request: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         answers = []
-        for file in wish["files"]:
+        for file in request["files"]:
             there = commit.files.get(file["path"])
             mode = "lfs" if file["size"] > LFS_FROM else "regular"
             oid = there.oid if there else None
@@ -287,9 +287,9 @@ class Hub:
 
     # --- large files ---
 
-    def lfs_batch(self, wish: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+    def lfs_batch(self, request: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         objects = []
-        for item in wish["objects"]:
+        for item in request["objects"]:
             upload = {"actions": {"upload": {"href": f"{self.endpoint}/lfs/{item['oid']}"}}}
             objects.append({**item, **({} if item["oid"] in self.blobs else upload)})
         return _json({"transfer": "basic", "objects": objects})

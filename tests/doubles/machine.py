@@ -246,7 +246,7 @@ def fingerprints() -> frozenset[str]:
     peek = _Peek()
     for store in _STORES:
         lock = code_bundle.lock(store)
-        told = Bootstrap(
+        messages = Bootstrap(
             lock=list(lock.lines),
             torch=lock.torch_version,
             torch_lock=list(lock.torch),
@@ -254,7 +254,7 @@ def fingerprints() -> frozenset[str]:
             python="python3",
             env_dir="/cache/env-",
         )
-        bootstrap._environment(bare_boot(bootstrap=told), told, peek)
+        bootstrap._environment(bare_boot(bootstrap=messages), messages, peek)
     return frozenset(peek.asked)
 
 

@@ -132,7 +132,7 @@ def running(folder: Path, replace: dict[str, str] | None = None) -> Iterator[Mod
 
 def let_the_sdk_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK tries again as often as ever, without its pauses."""
-    import modal._utils.grpc_utils as theirs
+    import modal._utils.grpc_utils as reference
 
     class Hurried:
         def __getattr__(self, name: str) -> Any:
@@ -141,7 +141,7 @@ def let_the_sdk_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         async def sleep(self, seconds: float) -> None:
             await asyncio.sleep(min(seconds, 0.002))
 
-    monkeypatch.setattr(theirs, "asyncio", Hurried())
+    monkeypatch.setattr(reference, "asyncio", Hurried())
 
 
 def _hang_up(url: str) -> None:

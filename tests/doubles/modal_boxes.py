@@ -61,8 +61,8 @@ class Box:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def here(self, text: str) -> str:
-        for theirs, ours in self.replace.items():
-            text = text.replace(theirs, ours)
+        for reference, ours in self.replace.items():
+            text = text.replace(reference, ours)
         return text
 
     def start(self) -> None:

@@ -194,7 +194,7 @@ class Modal:
         folder = self.folder / one.id
         folder.mkdir(parents=True)
         definition = one.definition
-        replace = {theirs: ours.format(box=folder) for theirs, ours in self.replace.items()}
+        replace = {reference: ours.format(box=folder) for reference, ours in self.replace.items()}
         files = {path: self.data[sha] for mount_id in definition.mount_ids for path, sha in self.mounts[mount_id]}
         box = Box(one.id, folder, replace, list(definition.entrypoint_args), one.env, files, gpu=one.gpu)
         for mount in definition.volume_mounts:

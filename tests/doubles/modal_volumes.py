@@ -89,9 +89,9 @@ class Mount:
                 if self._base.get(path) != data:
                     target = self.folder / path
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    aside = target.with_name(f"{target.name}.reload")
-                    aside.write_bytes(data)
-                    aside.rename(target)
+                    temporary = target.with_name(f"{target.name}.reload")
+                    temporary.write_bytes(data)
+                    temporary.rename(target)
             self._base = dict(self.volume.files)
 
     def _scan(self) -> dict[str, bytes]:

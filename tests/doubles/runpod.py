@@ -236,8 +236,10 @@ class RunpodDouble(FakeCloud):
         if caller is not None or self.balance_usd is None or "mutation" in query:
             return _json_reply(200, {"errors": [{"message": "not authorized"}], "data": None})
         rate = sum((Decimal(thing.rate_usd_per_hour) for thing in self._live.values()), Decimal(0))
-        told = {"id": self.account, "clientBalance": float(self.balance_usd), "currentSpendPerHr": float(rate)}
-        return _json_reply(200, {"data": {"myself": {name: told[name] for name in told if name in query.split()}}})
+        messages = {"id": self.account, "clientBalance": float(self.balance_usd), "currentSpendPerHr": float(rate)}
+        return _json_reply(
+            200, {"data": {"myself": {name: messages[name] for name in messages if name in query.split()}}}
+        )
 
     def _catalogue(self, query: dict[str, str]) -> HttpResponse:
         has_stock = query.get("include") == "AVAILABILITY"

@@ -38,8 +38,8 @@ def free_port() -> int:
 
 def program(name: str) -> str:
     """From the environment that runs the tests, else from the path."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    neighbor = Path(sys.executable).parent / name
+    found = str(neighbor) if neighbor.exists() else shutil.which(name)
     assert found, f"{name} is not installed: pip install -e '.[test]'"
     return found
 

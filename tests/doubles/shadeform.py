@@ -593,10 +593,10 @@ def _thresholds(asked: Any, *, may_clear: bool = False) -> dict[str, Any]:
 
 
 def _script_of(asked: dict[str, Any]) -> str:
-    told = asked.get("launch_configuration") or {"type": "script", "script_configuration": {"base64_script": ""}}
+    messages = asked.get("launch_configuration") or {"type": "script", "script_configuration": {"base64_script": ""}}
     try:
-        assert told["type"] == "script", told
-        return base64.b64decode(told["script_configuration"]["base64_script"], validate=True).decode()
+        assert messages["type"] == "script", messages
+        return base64.b64decode(messages["script_configuration"]["base64_script"], validate=True).decode()
     except (KeyError, AssertionError, binascii.Error, UnicodeDecodeError) as exc:
         raise Refusal(400, {"message": "launch_configuration is not valid"}) from exc
 

@@ -20,14 +20,14 @@ from homing.gpus import GPUS
 
 def offer(device: str = "H100", num_gpus: int = 1, rate: str = "2.49", **more: Any) -> Offer:
     memory = GPUS[device].memory_gib * 2**30 if device in GPUS else 16 * 10**9
-    told = {
+    messages = {
         "provider": "shop",
         "name": f"{num_gpus}x_{device.lower()}",
         "num_cores": 16,
         "memory_bytes": memory,
         **more,
     }
-    return Offer(device=device, num_gpus=num_gpus, rate_usd_per_hour=Decimal(rate), **told)
+    return Offer(device=device, num_gpus=num_gpus, rate_usd_per_hour=Decimal(rate), **messages)
 
 
 @dataclass

@@ -127,15 +127,15 @@ def _serve(provider: str, folder: Path, patch: pytest.MonkeyPatch) -> subprocess
     if provider == "aws":
         server, cloud = aws_server.start(folder, pending_s=0.2, late_s=0.2)
         keys = {"AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "of-the-account"}
-        told = {"AWS_ENDPOINT_URL": cloud.url, "AWS_REGION": "us-east-1", **keys}
+        messages = {"AWS_ENDPOINT_URL": cloud.url, "AWS_REGION": "us-east-1", **keys}
     else:
         folder.mkdir(exist_ok=True)
         module, words, name = _SERVERS[provider]
         server = subprocess.Popen([sys.executable, "-m", module, *words, str(folder)], cwd=_ROOT)
         world, path = World(), folder / name
         assert wait_until(lambda: world.exists(path), timeout_s=_START_S, every_s=0.1, world=world), "no server"
-        told = json.loads(path.read_bytes()) if provider != "fake" else {}  # who uses the fake cloud looks at home
-    for name, value in told.items():
+        messages = json.loads(path.read_bytes()) if provider != "fake" else {}  # who uses the fake cloud looks at home
+    for name, value in messages.items():
         patch.setenv(name, value)
     return server
 
@@ -156,8 +156,8 @@ def _hurry(provider: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def _cannot(cannot: Any, adapter: Any) -> dict[str, str]:
-    told = cannot.fget(adapter) if isinstance(cannot, property) else cannot
-    return {feature: text for feature, text in told.items() if feature != "file_store"}
+    messages = cannot.fget(adapter) if isinstance(cannot, property) else cannot
+    return {feature: text for feature, text in messages.items() if feature != "file_store"}
 
 
 def _end_all(provider: Provider) -> None:
@@ -223,10 +223,10 @@ class Rig:
         return True
 
     def draft(self, steps: int, step_s: float = 0.01) -> Draft:
-        told = self._told()
-        if told is None:
+        messages = self._told()
+        if messages is None:
             return make_draft(self.home, self.folder, steps=steps, step_s=step_s, provider=self.provider)
-        run = dataclasses.replace(make_run(self.folder), cloud=told)
+        run = dataclasses.replace(make_run(self.folder), cloud=messages)
         self.home.configure(run)
         offer = self.home.provider(self.provider).offers(Needs())[0]
         order = LaunchOrder(run, "name: moss\n", is_prepared=True, offer=offer, spend_limit_usd=Decimal("1.00"))

@@ -81,9 +81,9 @@ def ready(
     store: str = STORE,
     **settings: Any,
 ) -> Draft:
-    told = {"instance_types": ["g5.xlarge"], "metadata_url": cloud.metadata_url, **settings}
+    messages = {"instance_types": ["g5.xlarge"], "metadata_url": cloud.metadata_url, **settings}
     # `watch` guards too: it would go on with what was taken away by itself, on AWS.
-    where = Cloud(providers=["aws"], settings={"aws": told}, on_preempt="stop")
+    where = Cloud(providers=["aws"], settings={"aws": messages}, on_preempt="stop")
     run = dataclasses.replace(make_run(tmp_path), cloud=where, store=store)
     home.configure(run)
     offer = home.provider("aws").offers(Needs())[0]
@@ -98,8 +98,8 @@ def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
     home: Home, cloud: AwsCloudDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real model, trained on a type without a card; no SSH: its files come by signed addresses, and by its role."""
-    told = f"{{instance_types: [m5.large], metadata_url: {cloud.metadata_url}}}"
-    loaded = stone(tmp_path, monkeypatch, f"store: {STORE}\ncloud: {{providers: [aws], aws: {told}}}")
+    messages = f"{{instance_types: [m5.large], metadata_url: {cloud.metadata_url}}}"
+    loaded = stone(tmp_path, monkeypatch, f"store: {STORE}\ncloud: {{providers: [aws], aws: {messages}}}")
     home.configure(loaded.run)
     offer = home.provider("aws").offers(needs_of(loaded.run))[0]
     assert offer.is_spot
@@ -256,11 +256,11 @@ def test_the_volume_of_a_run_is_formatted_once_and_found_again(
     first = launch(ready(home, cloud, tmp_path, steps=100_000, step_s=0.05, volume="20GB"), home)
     assert "formatting the new volume" in home.provider("aws").log(first.instance.id)
     destroy_run(home, first.run)
-    told = ready(home, cloud, tmp_path, steps=100_000, step_s=0.05, volume="20GB").order
-    run = dataclasses.replace(told.run, id=first.run.id)
-    made = draft(dataclasses.replace(told, resume=True, run=run), home)
+    messages = ready(home, cloud, tmp_path, steps=100_000, step_s=0.05, volume="20GB").order
+    run = dataclasses.replace(messages.run, id=first.run.id)
+    made = draft(dataclasses.replace(messages, resume=True, run=run), home)
     made = dataclasses.replace(
-        made, order=dataclasses.replace(made.order, trainer_argv=told.trainer_argv, heartbeat_s=0.2)
+        made, order=dataclasses.replace(made.order, trainer_argv=messages.trainer_argv, heartbeat_s=0.2)
     )
     second = launch(made, home)
     said = home.provider("aws").log(second.instance.id)

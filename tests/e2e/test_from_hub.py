@@ -13,7 +13,7 @@ from tests.cloud.rig import homing, look_more_often
 from tests.doubles import hub as hub_double
 from tests.doubles import s3_servers
 from tests.doubles.hub import READ, Commit, File, Hub
-from tests.lm.model.open_weights.foreign_models import write_their_tokenizer, write_theirs
+from tests.lm.model.open_weights.foreign_models import write_reference, write_their_tokenizer
 
 from homing.config import load_run
 
@@ -32,14 +32,14 @@ store: s3://runs/cat?endpoint={endpoint}
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    write_theirs(tmp_path / "theirs", "llama", vocab_size=400, max_shard_size="30KB")
-    write_their_tokenizer(tmp_path / "theirs", "llama", TEXT)
+    write_reference(tmp_path / "upstream", "llama", vocab_size=400, max_shard_size="30KB")
+    write_their_tokenizer(tmp_path / "upstream", "llama", TEXT)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_TOKEN", READ)
     with hub_double.running() as running:
         files = {
-            p.name: File(p.read_bytes(), is_lfs=p.suffix == ".safetensors") for p in (tmp_path / "theirs").iterdir()
+            p.name: File(p.read_bytes(), is_lfs=p.suffix == ".safetensors") for p in (tmp_path / "upstream").iterdir()
         }
         running.add("them/tiny", is_private=False).commits.append(Commit(COMMIT, "weights", files))
         monkeypatch.setenv("HF_ENDPOINT", running.endpoint)

@@ -57,7 +57,7 @@ def test_an_image_is_built_tried_and_pushed_and_the_registry_has_it(tmp_path: Pa
     said: list[str] = []
     with registry() as server:
         name = f"{server.name}/me/train:1"
-        built = build(context, name, world, is_pushed=True, tell=said.append)
+        built = build(context, name, world, is_pushed=True, notify=said.append)
         manifest = json.loads(server.manifests["me/train:1"])
         assert {layer["digest"] for layer in manifest["layers"]} <= set(server.blobs)
         assert re.fullmatch(re.escape(f"{server.name}/me/train@sha256:") + "[0-9a-f]{64}", built.pinned)

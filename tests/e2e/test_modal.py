@@ -111,8 +111,8 @@ def test_offers_launch_train_watch_push_self_destruct_fetch_receipt(modal: Modal
     (one,) = modal.sandboxes.values()
     (line,) = json.loads(homing("ledger", "--json"))["lines"]
     assert (line["state"], line["billing"]) == ("gone", "no")
-    ours, theirs = float(line["spend_usd"]), modal.bill_usd(one.id)
-    assert theirs <= ours <= theirs + 180 * one.rate_usd / 3600, "at least what is billed, and not much more"
+    ours, reference = float(line["spend_usd"]), modal.bill_usd(one.id)
+    assert reference <= ours <= reference + 180 * one.rate_usd / 3600, "at least what is billed, and not much more"
     assert json.loads(homing("runs", "--json"))["billing"] == []
 
 

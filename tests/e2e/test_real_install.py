@@ -51,14 +51,14 @@ def test_a_bare_python_becomes_one_that_trains_and_pushes(
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     found = lock("s3://bucket/prefix")
     bare = str(Path(sys.base_prefix) / "bin" / "python3")
-    told = with_(
+    messages = with_(
         boot,  # type: ignore[arg-type]
         lock=list(found.lines), torch=found.torch_version, torch_lock=torch_here(found), uv=found.uv,
         torch_range=list(TORCH_RANGE), python=bare, env_dir=str(tmp_path / "cache" / "env-"),
     )  # fmt: skip
-    assert bootstrap.run(told, World()) == 0, problem(told)
-    assert "created," in next(event.text for event in events(told) if "torch" in event.text)
-    python = Path(told.work_dir) / "env/bin/python"
+    assert bootstrap.run(messages, World()) == 0, problem(messages)
+    assert "created," in next(event.text for event in events(messages) if "torch" in event.text)
+    python = Path(messages.work_dir) / "env/bin/python"
     said = World().run([str(python), "-I", "-c", f"import sys; {PROBE}"], 300.0)
     assert said.code == 0, said.err
     assert said.out.split() == ["2.0", str(python.parent.parent)], said.out

@@ -69,7 +69,7 @@ def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
     assert any("RunPod has no spend limit" in said for said in guards(made, home))
 
     said: list[str] = []
-    done = launch(made, home, tell=said.append)
+    done = launch(made, home, notify=said.append)
     assert done.instance.mark == done.heartbeat.mark
     pod_id = done.instance.id
     machine = runpod.machine(pod_id)

@@ -68,9 +68,9 @@ def home(homing_home: Path, shadeform: ShadeformServer, monkeypatch: pytest.Monk
     return open_home(homing_home, monkeypatch)
 
 
-def rented(home: Home, store: str, tmp_path: Path, steps: int, step_s: float = 0.02, **told: Any) -> Draft:
-    told = {"is_one_guard_enough": True, **told}
-    return stand_in(home, store, tmp_path, "shadeform", steps=steps, step_s=step_s, **told)
+def rented(home: Home, store: str, tmp_path: Path, steps: int, step_s: float = 0.02, **messages: Any) -> Draft:
+    messages = {"is_one_guard_enough": True, **messages}
+    return stand_in(home, store, tmp_path, "shadeform", steps=steps, step_s=step_s, **messages)
 
 
 def made_at(home: Home, run_id: str) -> float:

@@ -67,7 +67,7 @@ def ready(
 
 def test_launch_heartbeat_stop_fetch_destroy(home: Home, sshd: Sshd, tmp_path: Path) -> None:
     said: list[str] = []
-    done = launch(ready(home, sshd, tmp_path, steps=2000, step_s=0.05), home, tell=said.append)
+    done = launch(ready(home, sshd, tmp_path, steps=2000, step_s=0.05), home, notify=said.append)
     assert done.heartbeat.mark == done.instance.mark
     assert any("wheel" in line for line in said)
     stages = [event for event in events(tmp_path, done.run.id) if event["kind"] == "stage_done"]

@@ -83,13 +83,13 @@ def stone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> Loaded:
     return load_run("runs/stone.yaml", ())
 
 
-def ready(home: Home, run: Run, provider: str, argv: tuple[str, ...] = (), **told: Any) -> Draft:
+def ready(home: Home, run: Run, provider: str, argv: tuple[str, ...] = (), **messages: Any) -> Draft:
     """What `homing launch` makes of a run file, on the cheapest offer; a double has no card, so it trains without."""
     run = dataclasses.replace(run, cloud=dataclasses.replace(run.cloud, providers=[provider]))
     home.configure(run)
     offer = min(home.provider(provider).offers(Needs()), key=lambda each: each.rate_usd_per_hour)
     order = LaunchOrder(
-        run, "name: moss\n", is_prepared=True, offer=offer, spend_limit_usd=Decimal("1.00"), heartbeat_s=0.2, **told
+        run, "name: moss\n", is_prepared=True, offer=offer, spend_limit_usd=Decimal("1.00"), heartbeat_s=0.2, **messages
     )
     made = draft(order, home)
     place = home.provider(provider).place(made.mark)
@@ -111,13 +111,13 @@ def stand_in(
     steps: int,
     step_s: float = 0.02,
     settings: dict[str, Any] | None = None,
-    **told: Any,
+    **messages: Any,
 ) -> Draft:
     """The small trainer in place of the real one: no torch, and as long as a test wants it."""
     cloud = Cloud(providers=[provider], settings={provider: settings or {}})
     run = dataclasses.replace(make_run(tmp_path), store=store, cloud=cloud)
     argv = tuple(trainer_argv(tmp_path, startup_script.WORK_DIR, steps=steps, step_s=step_s))
-    return ready(home, run, provider, argv, **told)
+    return ready(home, run, provider, argv, **messages)
 
 
 def wait_for_checkpoint(home: Home, run: RunRow) -> None:

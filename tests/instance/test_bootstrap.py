@@ -53,8 +53,8 @@ def boot(tmp_path: Path) -> Boot:
     )  # fmt: skip
 
 
-def with_(boot: Boot, **told: object) -> Boot:
-    return dataclasses.replace(boot, bootstrap=Bootstrap(**told))  # type: ignore[arg-type]
+def with_(boot: Boot, **messages: object) -> Boot:
+    return dataclasses.replace(boot, bootstrap=Bootstrap(**messages))  # type: ignore[arg-type]
 
 
 def events(boot: Boot) -> list[Event]:
@@ -78,8 +78,8 @@ def wheel(folder: Path, *names_: str) -> tuple[str, str]:
 @pytest.mark.acceptance(71)
 def test_every_stage_is_told_with_its_name_and_seconds(boot: Boot) -> None:
     assert bootstrap.run(with_(boot), World()) == 0
-    told = [(event.kind, event.data["stage"]) for event in events(boot)]
-    assert told == [
+    messages = [(event.kind, event.data["stage"]) for event in events(boot)]
+    assert messages == [
         ("stage_done", stage) for stage in ("directories", "disk", "gpu", "code", "environment", "compiler", "probe")
     ]
     assert all(event.data["seconds"] >= 0 for event in events(boot))
@@ -142,8 +142,8 @@ def test_a_disk_that_gives_back_something_else_is_found(boot: Boot) -> None:
     ],
 )
 def test_the_card_is_the_one_that_was_rented(boot: Boot, answer: str | int, count: int, wrong: str) -> None:
-    told = with_(boot, gpu_names=["h100", "h10080gbhbm3"], num_gpus=count)
-    assert bootstrap.run(told, Machine(nvidia_smi=answer)) == int(bool(wrong))
+    messages = with_(boot, gpu_names=["h100", "h10080gbhbm3"], num_gpus=count)
+    assert bootstrap.run(messages, Machine(nvidia_smi=answer)) == int(bool(wrong))
     if wrong:
         assert wrong in problem(boot)
 
@@ -151,20 +151,20 @@ def test_the_card_is_the_one_that_was_rented(boot: Boot, answer: str | int, coun
 @pytest.mark.acceptance("X22")
 def test_code_is_checked_by_hash_unpacked_once_and_kept_in_its_folder(boot: Boot, tmp_path: Path) -> None:
     name, sha256 = wheel(Path(boot.work_dir), "homing/__init__.py", "homing/a/b.py")
-    told = {"code": name, "code_sha256": sha256, "code_dir": str(tmp_path / "code")}
-    assert bootstrap.run(with_(boot, **told), World()) == 0
+    messages = {"code": name, "code_sha256": sha256, "code_dir": str(tmp_path / "code")}
+    assert bootstrap.run(with_(boot, **messages), World()) == 0
     assert (tmp_path / "code" / "homing" / "a" / "b.py").read_text() == "# homing/a/b.py\n"
     (Path(boot.work_dir) / bootstrap.NOTE).unlink()
     (Path(boot.work_dir) / name).unlink()
-    assert bootstrap.run(with_(boot, **told), World()) == 0, "unpacked before: the wheel is not needed"
+    assert bootstrap.run(with_(boot, **messages), World()) == 0, "unpacked before: the wheel is not needed"
 
 
 @pytest.mark.acceptance(37)
 @pytest.mark.parametrize("name", ["../evil.py", "/tmp/evil.py", "homing/../../evil.py"])
 def test_code_cannot_be_written_outside_its_folder(boot: Boot, tmp_path: Path, name: str) -> None:
     file, sha256 = wheel(Path(boot.work_dir), name)
-    told = {"code": file, "code_sha256": sha256, "code_dir": str(tmp_path / "a" / "b" / "code")}
-    assert bootstrap.run(with_(boot, **told), World()) == 1
+    messages = {"code": file, "code_sha256": sha256, "code_dir": str(tmp_path / "a" / "b" / "code")}
+    assert bootstrap.run(with_(boot, **messages), World()) == 1
     assert "outside" in problem(boot)
     assert not list(tmp_path.rglob("evil.py"))
 
@@ -172,8 +172,8 @@ def test_code_cannot_be_written_outside_its_folder(boot: Boot, tmp_path: Path, n
 @pytest.mark.acceptance(37, 46)
 def test_another_wheel_than_the_one_that_left_home_is_refused(boot: Boot, tmp_path: Path) -> None:
     name, _ = wheel(Path(boot.work_dir), "homing/__init__.py")
-    told = {"code": name, "code_sha256": "0" * 64, "code_dir": str(tmp_path / "code")}
-    assert bootstrap.run(with_(boot, **told), World()) == 1
+    messages = {"code": name, "code_sha256": "0" * 64, "code_dir": str(tmp_path / "code")}
+    assert bootstrap.run(with_(boot, **messages), World()) == 1
     assert not (tmp_path / "code" / "homing").exists()
 
 
@@ -185,21 +185,21 @@ def test_an_environment_is_made_from_the_lock_once_and_found_again_by_its_finger
     lock = tmp_path / "tiny-1.0-py3-none-any.whl"
     _tiny_wheel(lock)
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()
-    told = with_(
+    messages = with_(
         boot,
         lock=[f"tiny @ file://{lock} --hash=sha256:{digest}"],
         python=sys.executable,
         env_dir=str(tmp_path / "cache" / "env-"),
     )
-    assert bootstrap.run(told, Machine()) == 0
+    assert bootstrap.run(messages, Machine()) == 0
     python = Path(boot.work_dir) / "env" / "bin" / "python"
     assert World().run([str(python), "-c", "import tiny; print(tiny.N)"], 60).out.strip() == "7"
     (Path(boot.work_dir) / bootstrap.NOTE).unlink()
     again = Machine()
-    assert bootstrap.run(told, again) == 0
+    assert bootstrap.run(messages, again) == 0
     assert not [argv for argv in again.asked if "venv" in argv or "install" in argv]
     assert "already created" in [event for event in events(boot) if event.data["stage"] == "environment"][-1].text
-    other = dataclasses.replace(told, work_dir=str(tmp_path / "other"))
+    other = dataclasses.replace(messages, work_dir=str(tmp_path / "other"))
     (tmp_path / "other" / "run").mkdir(parents=True)
     assert bootstrap.run(other, Machine()) == 0
     assert len([path for path in (tmp_path / "cache").glob("env-*") if path.is_dir()]) == 1
@@ -215,7 +215,7 @@ def _tiny_wheel(path: Path) -> None:
 
 @pytest.mark.acceptance(8)
 @pytest.mark.parametrize(
-    ("said", "is_theirs"),
+    ("said", "is_reference"),
     [
         ("3 12\n2.11.0+cu130\n/opt/image site\n", True),
         ("3 12\n2.10.1\n/opt/x\n", False),
@@ -223,30 +223,32 @@ def _tiny_wheel(path: Path) -> None:
         ("3 12\n\n", False),
     ],
 )
-def test_the_images_own_torch_is_used_if_it_is_in_range(boot: Boot, tmp_path: Path, said: str, is_theirs: bool) -> None:
+def test_the_images_own_torch_is_used_if_it_is_in_range(
+    boot: Boot, tmp_path: Path, said: str, is_reference: bool
+) -> None:
     # -c asks for versions, venv and pip do nothing here, ln leads to where they would have made it.
     machine = Machine(**{"importlib": said, "venv": "", "install": "", "ln": "", "uv --version": 1})
-    told = with_(
+    messages = with_(
         boot, lock=["numpy==2.0"], torch="torch==2.13.0", torch_lock=["torch==2.13.0 --hash=sha256:aa"],
         torch_range=list(TORCH_RANGE), python="python3",
         env_dir=str(tmp_path / "env-"),
     )  # fmt: skip
     machine.makes_folders = True
-    assert bootstrap.run(told, machine) == 0, problem(boot)
+    assert bootstrap.run(messages, machine) == 0, problem(boot)
     (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
-    assert ("torch==2.13.0" in (env / "lock.txt").read_text()) is not is_theirs
+    assert ("torch==2.13.0" in (env / "lock.txt").read_text()) is not is_reference
     pth = env / "lib/python3.12/site-packages/image.pth"
-    assert pth.exists() is is_theirs
-    assert not is_theirs or "'/opt/image site'" in pth.read_text()
+    assert pth.exists() is is_reference
+    assert not is_reference or "'/opt/image site'" in pth.read_text()
 
 
 @pytest.mark.slow
 def test_a_torch_that_lies_in_another_environment_is_seen_from_the_new_one(boot: Boot, tmp_path: Path) -> None:
-    told = with_(
+    messages = with_(
         boot, lock=[], torch="torch==2.13.0", torch_range=list(TORCH_RANGE), python=sys.executable,
         env_dir=str(tmp_path / "env-"),
     )  # fmt: skip
-    assert bootstrap.run(told, World()) == 0, problem(boot)
+    assert bootstrap.run(messages, World()) == 0, problem(boot)
     python = Path(boot.work_dir) / "env/bin/python"
     code = "import importlib.util as u; print(u.find_spec('torch').origin)"
     assert "torch" in World().run([str(python), "-c", code], 60).out
@@ -267,9 +269,9 @@ def test_while_another_launch_makes_the_environment_it_is_waited_for_and_not_for
         def sleep(self, seconds: float) -> None:
             self.waited_s += seconds
 
-    told = with_(boot, lock=["x==1"], python="python3", env_dir=str(tmp_path / "env-"))
+    messages = with_(boot, lock=["x==1"], python="python3", env_dir=str(tmp_path / "env-"))
     taken = Taken(importlib="3 12\n")
-    assert bootstrap.run(told, taken) == 1
+    assert bootstrap.run(messages, taken) == 1
     assert "another launch" in problem(boot)
     assert taken.waited_s >= bootstrap.INSTALL_S
     assert not any("venv" in argv for argv in taken.asked)
@@ -336,8 +338,8 @@ def test_a_python_that_is_too_old_gets_one_by_uv_which_comes_from_the_index(boot
     (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
     assert [uv, "venv", "--python", bootstrap.PYTHON, "--clear", str(env)] in machine.asked
     assert machine.pythons_dir == str(tmp_path / "python"), "with the environments, wherever those lie"
-    told = [uv, "pip", "install", "--python", f"{env}/bin/python", *bootstrap.VERIFIED, "-r", f"{env}/lock.txt"]
-    assert installs(machine) == [told], "no pip is in what uv makes"
+    messages = [uv, "pip", "install", "--python", f"{env}/bin/python", *bootstrap.VERIFIED, "-r", f"{env}/lock.txt"]
+    assert installs(machine) == [messages], "no pip is in what uv makes"
     lock = (env / "lock.txt").read_text().splitlines()
     assert lock == ["numpy==2.0", *TORCH], "the torch of an old Python is of no use"
     assert f"Python {bootstrap.PYTHON} from uv, because python3 is 3.10" in events(boot)[4].text
@@ -353,13 +355,13 @@ def test_a_python_that_makes_no_environments_has_them_made_by_uv(boot: Boot, tmp
     assert installs(machine)[0][0] == uv_in(tmp_path)
 
 
-@pytest.mark.parametrize(("said", "is_theirs"), [("uv 0.8.0\n", True), ("uv 0.7.22\n", False)])
+@pytest.mark.parametrize(("said", "is_reference"), [("uv 0.8.0\n", True), ("uv 0.7.22\n", False)])
 def test_the_machines_own_uv_is_taken_if_it_is_new_enough(
-    boot: Boot, tmp_path: Path, said: str, is_theirs: bool
+    boot: Boot, tmp_path: Path, said: str, is_reference: bool
 ) -> None:
     machine = WithoutUv(**{"importlib": "3 10\n\n", "uv --version": said})
     assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
-    assert installs(machine)[0][0] == ("uv" if is_theirs else uv_in(tmp_path))
+    assert installs(machine)[0][0] == ("uv" if is_reference else uv_in(tmp_path))
 
 
 @pytest.mark.parametrize(("num_silent", "code"), [(1, 0), (2, 0), (3, 1)])
@@ -438,8 +440,8 @@ def test_a_driver_that_is_older_than_our_torch_gets_the_wheel_for_it(
     boot: Boot, tmp_path: Path, smi: str, said: str, is_older: bool
 ) -> None:
     machine = WithoutUv(**{"importlib": said, "--query-gpu": SMI, "nvidia-smi": smi})
-    told = bare(boot, tmp_path, num_gpus=1, older_cuda=["12.9", "12.6"], torch_index="https://index.test/whl")
-    assert bootstrap.run(told, machine) == 0, problem(boot)
+    messages = bare(boot, tmp_path, num_gpus=1, older_cuda=["12.9", "12.6"], torch_index="https://index.test/whl")
+    assert bootstrap.run(messages, machine) == 0, problem(boot)
     (install,) = installs(machine)
     (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
     assert "--require-hashes" in install
@@ -459,9 +461,9 @@ def test_a_machine_without_a_card_asks_no_driver(boot: Boot, tmp_path: Path) -> 
 
 
 def test_a_torch_that_sees_no_card_where_one_was_rented_is_told_as_such(boot: Boot) -> None:
-    told = with_(boot, num_gpus=1, probe_argv=["probe-it"], probe_floor={"matmul_tflops": 300.0})
+    messages = with_(boot, num_gpus=1, probe_argv=["probe-it"], probe_floor={"matmul_tflops": 300.0})
     answers: dict[str, str | int] = {"nvidia-smi": SMI, "probe-it": '{"device": "cpu", "torch": "2.13.0+cu130"}'}
-    assert bootstrap.run(told, Machine(**answers)) == 1
+    assert bootstrap.run(messages, Machine(**answers)) == 1
     assert "torch 2.13.0+cu130 sees no GPU" in problem(boot)
 
 
@@ -487,8 +489,8 @@ def test_a_rented_machine_gets_the_compiler_that_triton_needs_and_a_persons_own_
             return done
 
     machine = Apt(**{"--query-gpu": SMI, "Python.h": before, "apt-get": "", "probe-it": "{}"})
-    told = with_(boot, num_gpus=1, may_add=may_add, probe_argv=["probe-it"])
-    assert bootstrap.run(told, machine) == 0, problem(boot)
+    messages = with_(boot, num_gpus=1, may_add=may_add, probe_argv=["probe-it"])
+    assert bootstrap.run(messages, machine) == 0, problem(boot)
     assert said in events(boot)[5].text
     assert any("apt-get" in argv for argv in machine.asked) is (may_add and bool(before))
 
@@ -524,8 +526,8 @@ def test_a_network_that_fails_while_packages_come_is_tried_again_and_not_for_eve
             machine.answers["install"] = ""
 
     monkeypatch.setattr(machine, "sleep", sleep)
-    told = with_(boot, lock=["numpy==2.0"], python="python3", env_dir=str(tmp_path / "env-"))
-    assert bootstrap.run(told, machine) == code
+    messages = with_(boot, lock=["numpy==2.0"], python="python3", env_dir=str(tmp_path / "env-"))
+    assert bootstrap.run(messages, machine) == code
     assert waited == list(bootstrap.PAUSES_S)[:num_failures]
     assert len([argv for argv in machine.asked if "install" in argv]) == len(waited) + 1
     assert len([argv for argv in machine.asked if "venv" in argv]) == 1, "what came already is kept"
@@ -552,25 +554,25 @@ def test_it_runs_straight_from_the_wheel_on_a_python_that_has_nothing_installed(
 
     work = Path(boot.work_dir)
     (work / WHEEL).write_bytes(wheel_bytes(World()))
-    told = {"code": WHEEL, "code_sha256": World().sha256(work / WHEEL), "code_dir": str(tmp_path / "code")}
-    (work / file_names.BOOT).write_text(codec.dumps(with_(boot, **told)))
+    messages = {"code": WHEEL, "code_sha256": World().sha256(work / WHEEL), "code_dir": str(tmp_path / "code")}
+    (work / file_names.BOOT).write_text(codec.dumps(with_(boot, **messages)))
 
     def argv(sha256: str) -> list[str]:
         start = [sys.executable, "-S", "-I", "-c", VERIFIED_START]
         return [*start, str(work / WHEEL), sha256, str(work / file_names.BOOT)]
 
-    done = World().run(argv(told["code_sha256"]), 60.0)
+    done = World().run(argv(messages["code_sha256"]), 60.0)
     assert (done.code, done.err) == (0, "")
     assert (tmp_path / "code" / "homing" / "instance" / "bootstrap.py").exists()
     (work / bootstrap.NOTE).unlink()
     (work / file_names.BOOT).write_text(
-        codec.dumps(with_(boot, **{**told, "code_dir": str(tmp_path / "b"), "code_sha256": "0"}))
+        codec.dumps(with_(boot, **{**messages, "code_dir": str(tmp_path / "b"), "code_sha256": "0"}))
     )
-    assert World().run(argv(told["code_sha256"]), 60.0).code == 1
+    assert World().run(argv(messages["code_sha256"]), 60.0).code == 1
     assert "is not the file that home sent" in problem(boot)
     refused = World().run(argv("0" * 64), 60.0)
     assert refused.code == 1
-    assert "was replaced: its sha256 is " + told["code_sha256"] in refused.err
+    assert "was replaced: its sha256 is " + messages["code_sha256"] in refused.err
 
 
 @pytest.mark.regression("instance-hashes")
@@ -578,10 +580,10 @@ def test_packages_are_installed_only_with_their_hashes(boot: Boot, tmp_path: Pat
     for said in ("3 12\n\n", "3 10\n\n", "3 12\n2.11.0\n/opt/image\n"):
         (tmp_path / "work" / bootstrap.NOTE).unlink(missing_ok=True)
         machine = WithoutUv(importlib=said)
-        told = with_(
+        messages = with_(
             boot, lock=["numpy==2.0 --hash=sha256:aa"], torch="torch==2.13.0", torch_range=list(TORCH_RANGE),
             python="python3", env_dir=str(tmp_path / "env-"),
         )  # fmt: skip
-        assert bootstrap.run(told, machine) == 0, problem(boot)
+        assert bootstrap.run(messages, machine) == 0, problem(boot)
         for argv in machine.asked:
             assert "install" not in argv or "apt-get" in argv or "--require-hashes" in argv, argv

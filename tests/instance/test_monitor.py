@@ -36,11 +36,11 @@ def events(run_dir: Path) -> list[Event]:
     return [codec.loads(Event, line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def lines(clock: Clock, run_dir: Path, losses: list[float | None], **told: object) -> None:
+def lines(clock: Clock, run_dir: Path, losses: list[float | None], **messages: object) -> None:
     for loss in losses:
         clock.pass_s(1)
         step = lines.step = getattr(lines, "step", 0) + 1  # type: ignore[attr-defined]
-        metric = dataclasses.replace(Metric(clock.now(), "pretrain", step, 9999, step * 10, loss), **told)  # type: ignore[arg-type]
+        metric = dataclasses.replace(Metric(clock.now(), "pretrain", step, 9999, step * 10, loss), **messages)  # type: ignore[arg-type]
         clock.append(run_dir / file_names.METRICS, (codec.dumps(metric) + "\n").encode())
 
 
@@ -140,11 +140,11 @@ def test_each_alarm_is_told_once_also_by_a_second_lookout(clock: Clock, run_dir:
     assert set(events(run_dir)[0].data["use"]) >= {"cpu", "memory"}
 
 
-@pytest.mark.parametrize(("wish", "stops"), [("alert", None), ("stop", "m")])
+@pytest.mark.parametrize(("control_request", "stops"), [("alert", None), ("stop", "m")])
 def test_an_alert_stops_the_run_only_where_the_run_file_says_so(
-    clock: Clock, run_dir: Path, wish: str, stops: str | None
+    clock: Clock, run_dir: Path, control_request: str, stops: str | None
 ) -> None:
-    lookout = make_lookout(clock, run_dir, on_divergence=wish)
+    lookout = make_lookout(clock, run_dir, on_divergence=control_request)
     lines(clock, run_dir, [3.0, *[None] * 10])
     lookout.look()
     (alert,) = events(run_dir)
@@ -159,7 +159,7 @@ def test_it_follows_limits_that_home_changed(clock: Clock, run_dir: Path) -> Non
     assert events(run_dir) == []
 
 
-class Told(Clock):
+class Messages(Clock):
     """The machine's own address answers as it is told."""
 
     def __init__(self, *answers: int | Exception) -> None:
@@ -174,7 +174,7 @@ class Told(Clock):
 
 
 def test_a_notice_of_preemption_is_told_once_and_only_a_yes_is_one(run_dir: Path) -> None:
-    machine = Told(404, NetworkError("refused"), 500, 200)
+    machine = Messages(404, NetworkError("refused"), 500, 200)
     lookout = make_lookout(machine, run_dir, notice_url="http://169.254.0.1/notice")
     for _ in range(6):
         lookout.look()

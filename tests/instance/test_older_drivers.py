@@ -47,13 +47,13 @@ class RealPip(Machine):
 
 def boot_with_index(boot: Boot, tmp_path: Path, url: str, tags: list[str]) -> Boot:
     """As it comes to the instance, by JSON."""
-    told = {
+    messages = {
         "torch": "torch==2.13.0", "torch_lock": TORCH, "torch_range": list(TORCH_RANGE), "cuda": TORCH_CUDA, "uv": UV,
         "python": sys.executable, "env_dir": str(tmp_path / "env-"), "num_gpus": 1, "lock": [],
         "older_cuda": tags, "torch_index": url,
     }  # fmt: skip
     document = json.loads(codec.dumps(with_(boot)))
-    return codec.loads(Boot, json.dumps({**document, "bootstrap": {**document["bootstrap"], **told}}))
+    return codec.loads(Boot, json.dumps({**document, "bootstrap": {**document["bootstrap"], **messages}}))
 
 
 @pytest.mark.acceptance(8)
@@ -74,8 +74,8 @@ def test_an_older_driver_gets_a_torch_that_was_built_for_it_from_the_index(
     """By a real pip from an index whose folders hold differently tagged wheels. The last image has a torch that the
     driver cannot run."""
     with PackageIndex(builds) as index:
-        told = boot_with_index(boot, tmp_path, index.url, ["12.9", "12.6"])
-        assert bootstrap.run(told, RealPip(driver, image)) == 0, problem(boot)
+        messages = boot_with_index(boot, tmp_path, index.url, ["12.9", "12.6"])
+        assert bootstrap.run(messages, RealPip(driver, image)) == 0, problem(boot)
     python = Path(boot.work_dir) / "env/bin/python"
     found = subprocess.run([python, "-Ic", "import torch; print(torch.__version__)"], capture_output=True, text=True)
     assert found.stdout.strip() == installed, found.stderr
@@ -86,8 +86,8 @@ def test_a_driver_for_which_no_torch_of_ours_was_built_ends_the_boot_and_no_torc
     boot: Boot, tmp_path: Path
 ) -> None:
     with PackageIndex(PYTORCH_2026_11) as index:
-        told = boot_with_index(boot, tmp_path, index.url, ["12.9", "12.6"])
-        assert bootstrap.run(told, RealPip("11.8")) == 1
+        messages = boot_with_index(boot, tmp_path, index.url, ["12.9", "12.6"])
+        assert bootstrap.run(messages, RealPip("11.8")) == 1
     assert "the driver supports CUDA 11.8 only; torch is available for 13.0, 12.9 and 12.6" in problem(boot)
     assert index.asked == []
 

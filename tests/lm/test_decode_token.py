@@ -71,7 +71,7 @@ def text(model: Decoder, *, num_prompt: int = 5, num_tokens: int = 40, **setting
 def compare_logits(model: Decoder, *, tolerance: float) -> None:
     ids = torch.randint(100, (2 * REACH,), generator=torch.Generator().manual_seed(0)).tolist()
     parts = [ids[:9], *([number] for number in ids[9:])]
-    steps, grown = kv_reader.Reader(model, capacity=len(ids), tell=pytest.fail), model.new_cache()
+    steps, grown = kv_reader.Reader(model, capacity=len(ids), notify=pytest.fail), model.new_cache()
     for left, part in zip(range(len(parts), 0, -1), parts, strict=True):
         with torch.no_grad():
             wanted_V = model.next_logits(torch.tensor([part], device=model.device), grown)[0]
@@ -177,12 +177,12 @@ def test_what_was_captured_is_given_back_after_the_text_and_where_nobody_asks_fo
 
 
 def test_a_capture_that_fails_is_told_and_undone_and_the_text_is_the_same(cuda: StreamsOnly) -> None:
-    model, told = built(), list[str]()
+    model, messages = built(), list[str]()
     wanted = text(model, **DRAWN)
     cuda.log.clear()
     cuda.is_failing = True
-    assert text(model, tell=told.append, **DRAWN) == wanted
-    assert told == [
+    assert text(model, notify=messages.append, **DRAWN) == wanted
+    assert messages == [
         "warning: CUDA graphs failed; generation continues without them, slower. "
         "operation failed due to a previous error during capture"
     ]
@@ -216,11 +216,11 @@ def captured_and_plain(model: Decoder, monkeypatch: pytest.MonkeyPatch, **settin
 
     with monkeypatch.context() as patched:
         patched.setattr(cuda_graphs.Graphs, "capture", counted)
-        found = text(model, tell=pytest.fail, **settings)
+        found = text(model, notify=pytest.fail, **settings)
         assert captures
         captures.clear()
         patched.setattr(kv_reader, "WORTH", REACH + 1)
-        wanted = text(model, tell=pytest.fail, **settings)
+        wanted = text(model, notify=pytest.fail, **settings)
         assert not captures
     return found, wanted
 
@@ -266,11 +266,11 @@ def test_on_a_card_captured_steps_have_the_logits_of_a_cache_that_grows(name: st
 )
 def test_on_a_card_nothing_is_held_after_a_text(name: str) -> None:
     model = built(**MODELS[name]).to("cuda").set_precision("bf16")
-    text(model, tell=pytest.fail, **DRAWN)  # what is set up once for all stays
+    text(model, notify=pytest.fail, **DRAWN)  # what is set up once for all stays
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     for _ in range(3):
-        text(model, tell=pytest.fail, **DRAWN)
+        text(model, notify=pytest.fail, **DRAWN)
     assert torch.cuda.memory_allocated() == before[0]
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() == before[1]
@@ -280,8 +280,8 @@ def test_on_a_card_nothing_is_held_after_a_text(name: str) -> None:
     "name", [pytest.param(name, marks=on_a_card) for name in ("qwen3, two heads for one", "swift")]
 )
 def test_on_a_card_a_capture_that_fails_leaves_a_card_that_works(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, told = built(**MODELS[name]).to("cuda").set_precision("bf16"), list[str]()
-    wanted = text(model, tell=pytest.fail, **DRAWN)
+    model, messages = built(**MODELS[name]).to("cuda").set_precision("bf16"), list[str]()
+    wanted = text(model, notify=pytest.fail, **DRAWN)
     plain = Decoder._logits
 
     def waits(self: Decoder, h: torch.Tensor) -> torch.Tensor:
@@ -291,9 +291,9 @@ def test_on_a_card_a_capture_that_fails_leaves_a_card_that_works(name: str, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(Decoder, "_logits", waits)
-        assert text(model, tell=told.append, **DRAWN) == wanted
-    assert len(told) == 1
-    assert text(model, tell=pytest.fail, **DRAWN) == wanted
+        assert text(model, notify=messages.append, **DRAWN) == wanted
+    assert len(messages) == 1
+    assert text(model, notify=pytest.fail, **DRAWN) == wanted
 
 
 @pytest.mark.gpu

@@ -14,8 +14,15 @@ LIMIT = Decimal("1.00")
 def billed(
     number: int, since: float = 0.0, until: float | None = 3600.0, usd: str = "0.36", **more: Any
 ) -> dict[str, Any]:
-    told = {"id": f"i-{number}", "mark": f"m-{number}", "since": since, "until": until, "usd": usd, "kind": "instance"}
-    return {**told, **more}
+    messages = {
+        "id": f"i-{number}",
+        "mark": f"m-{number}",
+        "since": since,
+        "until": until,
+        "usd": usd,
+        "kind": "instance",
+    }
+    return {**messages, **more}
 
 
 def line(number: int, usd: str = "0.36", destroyed_at: float | None = 3600.0) -> LedgerLine:

@@ -68,7 +68,7 @@ def add(folder: Path, name: str, *documents: object) -> None:
 
 
 def _metric(phase: str, step: int, num_steps: int) -> Metric:
-    told = {"val_loss": 3.0 - step / 10, "val_bits_per_byte": 1.0} if step % 5 == 0 else {}
+    messages = {"val_loss": 3.0 - step / 10, "val_bits_per_byte": 1.0} if step % 5 == 0 else {}
     return Metric(
         100.0 + step,
         phase,
@@ -79,7 +79,7 @@ def _metric(phase: str, step: int, num_steps: int) -> Metric:
         tokens_per_s=100.0 * step,
         mfu=0.4,
         step_s=0.5,
-        **told,
+        **messages,
     )
 
 

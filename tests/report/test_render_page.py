@@ -14,8 +14,8 @@ from homing.report.report_data import Happening, Kept, Phase, Sample
 EVIL = '</pre><script>alert(1)</script><img src="http://out.test/x">'
 
 
-def report(**told: object) -> Report:
-    return Report("moss-1", "moss", "done", "Every phase is trained.", True, True, 0.0, "0.1.0", **told)  # type: ignore[arg-type]
+def report(**messages: object) -> Report:
+    return Report("moss-1", "moss", "done", "Every phase is trained.", True, True, 0.0, "0.1.0", **messages)  # type: ignore[arg-type]
 
 
 class Tags(html.parser.HTMLParser):

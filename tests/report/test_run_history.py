@@ -6,8 +6,8 @@ from homing.report.run_history import happenings, phases
 from homing.wire.event_lines import Event, Metric
 
 
-def metric(step: int, **told: float) -> Metric:
-    return Metric(float(step), "pretrain", step, 1000, step, loss=1.0, **told)  # type: ignore[arg-type]
+def metric(step: int, **messages: float) -> Metric:
+    return Metric(float(step), "pretrain", step, 1000, step, loss=1.0, **messages)  # type: ignore[arg-type]
 
 
 def test_of_many_events_alike_the_first_and_the_last_are_shown_with_their_count() -> None:

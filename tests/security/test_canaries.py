@@ -78,8 +78,8 @@ def test_none_of_twenty_secrets_leaks(moto: Server, new_bucket, home: Home, tmp_
     ready = draft_in(f"s3://{new_bucket(moto)}/homing?endpoint={moto.endpoint}", home, tmp_path)
     assert len(CANARIES) == 20
     assert found_in(json.dumps(dry_run(ready, home).to_dict()).encode()) == []
-    told: list[str] = []
-    launched = launch(ready, home, tell=told.append)
+    messages: list[str] = []
+    launched = launch(ready, home, notify=messages.append)
     seen: dict[str, tuple[bytes, bytes]] = {}
 
     def all_ended() -> bool:
@@ -111,4 +111,4 @@ def test_none_of_twenty_secrets_leaks(moto: Server, new_bucket, home: Home, tmp_
     entries = store.list("")
     assert entries
     assert {entry.key: found for entry in entries if (found := found_in(store.read(entry.key)))} == {}
-    assert found_in("\n".join(told).encode()) == []
+    assert found_in("\n".join(messages).encode()) == []

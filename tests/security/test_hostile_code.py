@@ -20,7 +20,7 @@ import pytest
 from tests.cloud.rig import make_run
 
 from homing.cloud.machine_setup.boot_files import make_boot, prepare_inputs
-from homing.cloud.machine_setup.bootstrap_spec import furnish
+from homing.cloud.machine_setup.bootstrap_spec import make_bootstrap_spec
 from homing.cloud.providers.base import InputFile, Offer, Order, Place, Request
 from homing.errors import HomingError
 from homing.store import FileStore
@@ -68,13 +68,13 @@ def test_nothing_is_imported_from_a_wheel_that_is_not_the_one_that_left_home(tmp
     work, ran = tmp_path / "work", tmp_path / "foreign-code-ran"
     work.mkdir()
     place = Place(str(work), sys.executable, END, base_python=sys.executable, cache_dir=str(tmp_path / "cache"))
-    boot, files = furnish(boot_of(run, work), place, run, CPU, World(), is_stand_in=True)
+    boot, files = make_bootstrap_spec(boot_of(run, work), place, run, CPU, World(), is_stand_in=True)
     for name, data in files.items():
         (work / name).write_bytes(data)
     (work / file_names.BOOT).write_text(codec.dumps(boot))
     assert boot.bootstrap is not None
     (work / boot.bootstrap.code).write_bytes(wheel_that_runs(f"open({str(ran)!r}, 'w').close()\n"))
-    done = subprocess.run(boot.furnish_argv, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(boot.bootstrap_argv, capture_output=True, timeout=60, check=False)
     assert not ran.exists(), "code of another writer ran on the instance"
     assert done.returncode != 0
     assert b"was replaced" in done.stderr

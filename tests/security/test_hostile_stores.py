@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from homing.cloud.artifacts.fetch import fetch
-from homing.cloud.contact.heartbeats import read_signs
+from homing.cloud.contact.heartbeats import read_reports
 from homing.cloud.home import Home
 from homing.cloud.launch.resume import resume_inputs
 from homing.cloud.ledger.ledger import RunRow
@@ -161,28 +161,30 @@ SIGNS = {
 
 
 @pytest.fixture
-def signs(store: FileStore) -> dict[str, str]:
+def reports(store: FileStore) -> dict[str, str]:
     written = {name: codec.dumps(document) + "\n" for name, document in SIGNS.items()}
     for name, text in written.items():
         store.put_bytes(f"runs/{RUN_ID}/{name}", text.encode())
-    assert read_signs(store, RUN_ID, None).is_limit
+    assert read_reports(store, RUN_ID, None).is_limit
     return written
 
 
 @pytest.mark.parametrize("document", [file_names.HEARTBEAT, file_names.OUTCOME])
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_signs_of_life_are_told_as_such(
-    store: FileStore, signs: dict[str, str], document: str, text: bytes
+    store: FileStore, reports: dict[str, str], document: str, text: bytes
 ) -> None:
     store.put_bytes(f"runs/{RUN_ID}/{document}", text)
     with pytest.raises(IntegrityError, match=rf"Cannot read .*{document} in "):
-        read_signs(store, RUN_ID, None)
+        read_reports(store, RUN_ID, None)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_hostile_event_says_nothing_and_hides_no_other(store: FileStore, signs: dict[str, str], text: bytes) -> None:
+def test_a_hostile_event_says_nothing_and_hides_no_other(
+    store: FileStore, reports: dict[str, str], text: bytes
+) -> None:
     key = f"runs/{RUN_ID}/{file_names.EVENTS}"
-    store.put_bytes(key, text + b"\n" + signs[file_names.EVENTS].encode())
-    assert read_signs(store, RUN_ID, None).is_limit
+    store.put_bytes(key, text + b"\n" + reports[file_names.EVENTS].encode())
+    assert read_reports(store, RUN_ID, None).is_limit
     store.put_bytes(key, text + b"\n")
-    assert not read_signs(store, RUN_ID, None).is_limit
+    assert not read_reports(store, RUN_ID, None).is_limit

@@ -122,9 +122,9 @@ class _Startup(Startup):
 
     def __init__(self, world: SimWorld, script: str, cloud: SimAws) -> None:
         super().__init__(world, script.replace("BEGIN_BY=''", "BEGIN_BY='1e18'"))
-        told = dict(re.findall(r"^([A-Z_]+)=(-?\d+)$", script, re.MULTILINE))
-        self._cloud, self._follow_s = cloud, float(told["FOLLOW_S"])
-        self._at, self._most_s = int(told["SYSTEM_TIMER_AT"]), 60 * int(told["SYSTEM_TIMER_MAX_M"])
+        messages = dict(re.findall(r"^([A-Z_]+)=(-?\d+)$", script, re.MULTILINE))
+        self._cloud, self._follow_s = cloud, float(messages["FOLLOW_S"])
+        self._at, self._most_s = int(messages["SYSTEM_TIMER_AT"]), 60 * int(messages["SYSTEM_TIMER_MAX_M"])
         self._armed = self._offset = self._looked_at = 0.0
 
     def prepare(self) -> None:
@@ -138,18 +138,18 @@ class _Startup(Startup):
             return
         self._looked_at = self.world.monotonic()
         try:
-            told = json.loads(self.world.read(f"{WORK_DIR}/{file_names.BOOT}"))
+            messages = json.loads(self.world.read(f"{WORK_DIR}/{file_names.BOOT}"))
             before, began = map(float, self.world.read(f"{WORK_DIR}/{file_names.CLOCK}").split(b" ")[:2])
         except OSError:
             return
         with contextlib.suppress(OSError):
             changed = json.loads(self.world.read(f"{WORK_DIR}/run/limits.json"))
-            told.update({name: value for name, value in changed.items() if value is not None})
-        spend = told["spend_limit_usd"] and Decimal(told["spend_limit_usd"])
-        rate, spent = Decimal(told["rate_usd_per_hour"]), Decimal(told["spent_before_usd"])
-        allowed = allowed_s(rate, spend, spent, told["time_limit_s"])
+            messages.update({name: value for name, value in changed.items() if value is not None})
+        spend = messages["spend_limit_usd"] and Decimal(messages["spend_limit_usd"])
+        rate, spent = Decimal(messages["rate_usd_per_hour"]), Decimal(messages["spent_before_usd"])
+        allowed = allowed_s(rate, spend, spent, messages["time_limit_s"])
         now = self.world.boottime()
-        left = int(allowed - reserve_s(PROVIDER, allowed, told["stop_grace_s"]) - before - now + began)
+        left = int(allowed - reserve_s(PROVIDER, allowed, messages["stop_grace_s"]) - before - now + began)
         is_late, is_early = self._armed - now - left > 5 and self._armed - now > 65, now + left - self._armed > 90
         if is_late or is_early or abs(self.world.now() - now - self._offset) > 5:
             self._arm(left)
@@ -199,9 +199,9 @@ class _Clients:
             return _open(api, service, region)
 
     @classmethod
-    def _send(cls, request: Any, **told: Any) -> Any:
+    def _send(cls, request: Any, **messages: Any) -> Any:
         assert cls.stage.running is not None, "the director asks AWS nothing"
-        return _through(cls.stage.running.proc.world)(request, **told)  # type: ignore[attr-defined]
+        return _through(cls.stage.running.proc.world)(request, **messages)  # type: ignore[attr-defined]
 
 
 _open, _through = aws_api.AwsApi._open, aws_api._through
@@ -217,8 +217,8 @@ def _cannot(aws: Aws) -> dict[Feature, str]:
 @contextlib.contextmanager
 def pace() -> Iterator[None]:
     """What the simulation cannot do is left out, as on RunPod; the offer costs what a day's limits are drawn for."""
-    beside = offers.disk_usd_per_hour(offers.LEAST_GB) + offers._ADDRESS_USD_PER_HOUR
-    price = (Decimal("3.6") - beside) / Decimal("1.1") / Decimal(str(min(double.SPOT_SHARE.values())))
+    neighbor = offers.disk_usd_per_hour(offers.LEAST_GB) + offers._ADDRESS_USD_PER_HOUR
+    price = (Decimal("3.6") - neighbor) / Decimal("1.1") / Decimal(str(min(double.SPOT_SHARE.values())))
     endpoint = {"AWS_ENDPOINT_URL": f"https://{CLOUD_HOST}", "AWS_EC2_METADATA_DISABLED": "true"}
     with (
         mock.patch.object(Aws, "cannot", property(_cannot)),

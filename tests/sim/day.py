@@ -102,11 +102,11 @@ class Day:
     def _clock_steps(self, r: random.Random) -> list[tuple[str, float, float]]:
         """Whose time of day is set, when, and by how much: hours, either way. Its other clocks go on."""
         found = []
-        for whose in ("home", "machine"):
+        for owner in ("home", "machine"):
             at, step_s = r.uniform(0, self.limit_s), r.choice((-1, 1)) * r.choice((18000.0, 86400.0))
             if r.random() < 0.08:
-                self.kinds.append(f"{whose} clock set by hours")
-                found.append((whose, at, step_s))
+                self.kinds.append(f"{owner} clock set by hours")
+                found.append((owner, at, step_s))
         return found
 
     def _overtake(self, r: random.Random) -> None:
@@ -135,16 +135,16 @@ class Day:
 
     def _trainer(self) -> dict[str, float]:
         r = self.random
-        told = {"steps": float(r.choice((8, 20, 40, 200))), "step_s": r.choice((2.0, 5.0, 8.0)), "save_every": 4.0}
-        told["save_s"] = r.choice((0.2, 2.0))
+        messages = {"steps": float(r.choice((8, 20, 40, 200))), "step_s": r.choice((2.0, 5.0, 8.0)), "save_every": 4.0}
+        messages["save_s"] = r.choice((0.2, 2.0))
         for name, chance in (("crash_at", 0.12), ("hang_at", 0.06), ("nan_at", 0.04), ("deaf", 0.08)):
             step = float(r.randint(1, 12))
             if r.random() < chance:
-                told[name] = 1.0 if name == "deaf" else step
+                messages[name] = 1.0 if name == "deaf" else step
                 self.kinds.append(f"trainer {name.split('_')[0]}")
-        if "crash_at" in told:
-            told["crashes"] = float(r.choice((1, 2, 99)))
-        return told
+        if "crash_at" in messages:
+            messages["crashes"] = float(r.choice((1, 2, 99)))
+        return messages
 
     def _cloud_faults(self) -> Faults:
         r = self.random

@@ -35,8 +35,8 @@ _REASONS = {"preempted": "Server.SpotInstanceTermination", "itself": "Client.Ins
 class Ec2(FakeCloud):
     """The engine; what it says, `aws` says for it."""
 
-    def __init__(self, *, machines: SimAws, rate_usd_per_hour: str, seed: int, **told: Any) -> None:
-        super().__init__(machines=machines, offers=[], api_key="", seed=seed, **told)
+    def __init__(self, *, machines: SimAws, rate_usd_per_hour: str, seed: int, **messages: Any) -> None:
+        super().__init__(machines=machines, offers=[], api_key="", seed=seed, **messages)
         self.aws = Shown(self)
         mock_random.seed(seed)
         double._backend(REGION)  # moto lays out its networks at the first question; here before any

@@ -49,8 +49,8 @@ _CODES = {"guard": 124, "deleted": 137}
 class ModalCloud(FakeCloud):
     """Sandboxes under unique names, each with a timeout of its own."""
 
-    def __init__(self, **told: Any) -> None:
-        super().__init__(offers=[], api_key="", **told)
+    def __init__(self, **messages: Any) -> None:
+        super().__init__(offers=[], api_key="", **messages)
         self.tags: dict[str, dict[str, str]] = {}
         self.has_app = False
 
@@ -196,7 +196,7 @@ def pace() -> Iterator[None]:
     can = {feature: text for feature, text in Modal.cannot.items() if feature != "file_store"}
     with (
         mock.patch.object(Modal, "cannot", can),
-        mock.patch("homing.cloud.providers.modal.api.open_door", SimDoor),
+        mock.patch("homing.cloud.providers.modal.api.connect", SimDoor),
         mock.patch.object(machine, "place", _place),
         mock.patch.object(offers, "_BOOT_S", 45.0),
         mock.patch.object(

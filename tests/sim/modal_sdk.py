@@ -1,6 +1,6 @@
 """Modal's SDK on the stage, as far as the adapter calls it: its own names, its own exceptions, each call over the line.
 
-SimDoor    in the place of store/modal_client.Door: a call is a coroutine that never waits for anything real
+SimDoor    in the place of store/modal_client.Connection: a call is a coroutine that never waits for anything real
 Sdk        `modal` itself: App.lookup.aio, Sandbox.create.aio, ...; whatever arrives is tests/sim/modal.py's
 """
 
@@ -83,8 +83,8 @@ class _Sdk:
     async def _rates(self) -> dict[str, Decimal]:
         # All cards cost the same: one that the account told nothing of would be offered at the rate of a dated table.
         rates = {offers.rate_key(card.name): self._card_usd for card in offers._CARDS}
-        told = self.ask("offers", lambda ways: rates)
-        return chance_in(told, self.line.absurd_dice, self.line.absurd_rate)
+        messages = self.ask("offers", lambda ways: rates)
+        return chance_in(messages, self.line.absurd_dice, self.line.absurd_rate)
 
     @property
     def _card_usd(self) -> Decimal:
@@ -95,13 +95,15 @@ class _Sdk:
         """Of `H100!:1` and the like."""
         return self._card_usd * int(asked.partition(":")[2]) if asked is not None else Decimal(0)
 
-    async def _create(self, *argv: str, client: Any, image: _Image, secrets: list[dict[str, str]], **told: Any) -> Any:
+    async def _create(
+        self, *argv: str, client: Any, image: _Image, secrets: list[dict[str, str]], **messages: Any
+    ) -> Any:
         files = {path: self._world.read(source) for path, source in image.files}
-        env = {**told["env"], **{name: value for secret in secrets for name, value in secret.items()}}
+        env = {**messages["env"], **{name: value for secret in secrets for name, value in secret.items()}}
         at = list(argv).index("homing") + 1  # after the first command's own text
-        wanted = {**told, "files": files, "argv": list(argv[at:]), "env": env}
+        wanted = {**messages, "files": files, "argv": list(argv[at:]), "env": env}
         until = self._world.sim.t + self.timeout_s
-        rate = self._gpu_usd(told["gpu"]) + _rest_usd(told["cpu"][1], told["memory"][1])
+        rate = self._gpu_usd(messages["gpu"]) + _rest_usd(messages["cpu"][1], messages["memory"][1])
         made = self.ask("create", lambda ways: self.line.cloud.create(wanted, rate, ways))
         if not made:
             self.line._pause(self._world, until - self._world.sim.t)
@@ -144,8 +146,8 @@ class _Sandbox:
         self.logs = SimpleNamespace(tail=SimpleNamespace(aio=self._tail))
 
     async def _tags(self) -> dict[str, str]:
-        told = self._sdk.ask("describe", lambda ways: self._sdk.line.cloud.tags[self.object_id])
-        return chance_in(told, self._sdk.line.absurd_dice, self._sdk.line.absurd_rate)
+        messages = self._sdk.ask("describe", lambda ways: self._sdk.line.cloud.tags[self.object_id])
+        return chance_in(messages, self._sdk.line.absurd_dice, self._sdk.line.absurd_rate)
 
     async def _terminate(self) -> None:
         self._sdk.ask("destroy", lambda ways: self._sdk.line.cloud.terminate(self.object_id, ways))

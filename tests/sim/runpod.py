@@ -152,10 +152,10 @@ class Startup:
 
     def __init__(self, world: SimWorld, script: str) -> None:
         self.world = world
-        told = dict(re.findall(r"^([A-Z_]+)='?([^'\n]*)'?$", script, re.MULTILINE))
-        self.end_within_s, self.grace_s = float(told["END_WITHIN_S"]), float(told["GRACE_S"])
-        self.begin_by, self.look_s = float(told["BEGIN_BY"]), float(told["LOOK_S"])
-        self.mark = told["MARK"]
+        messages = dict(re.findall(r"^([A-Z_]+)='?([^'\n]*)'?$", script, re.MULTILINE))
+        self.end_within_s, self.grace_s = float(messages["END_WITHIN_S"]), float(messages["GRACE_S"])
+        self.begin_by, self.look_s = float(messages["BEGIN_BY"]), float(messages["LOOK_S"])
+        self.mark = messages["MARK"]
         self.agent: int | None = None
 
     def run(self) -> int:

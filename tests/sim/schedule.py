@@ -128,15 +128,15 @@ class _Play:
 
         if self.day.store_refuses_at is not None:
             self.stage.at(self.day.store_refuses_at, lambda: self._weather("store refuses for good", self._refuse))
-        for whose, at, step_s in self.day.clock_steps:
-            stage_at = functools.partial(self._set_clocks, whose, step_s)
-            self.stage.at(at, lambda whose=whose, change=stage_at: self._weather(f"{whose} clock set by hours", change))
+        for owner, at, step_s in self.day.clock_steps:
+            stage_at = functools.partial(self._set_clocks, owner, step_s)
+            self.stage.at(at, lambda owner=owner, change=stage_at: self._weather(f"{owner} clock set by hours", change))
 
     def _refuse(self) -> None:
         self.stage.store.is_refusing = True
 
-    def _set_clocks(self, whose: str, step_s: float) -> None:
-        for host in [self.stage.home] if whose == "home" else self._machines():
+    def _set_clocks(self, owner: str, step_s: float) -> None:
+        for host in [self.stage.home] if owner == "home" else self._machines():
             host.skew_s += step_s
 
     def _weather(self, kind: str, change: Callable[[], None]) -> None:
@@ -320,8 +320,8 @@ class _Play:
         more = sum(run.startswith("resume") for run in self.verdict.counts) if is_resume else 0
         limit = self.day.limit_usd * (1 + more)
         limits = dataclasses.replace(Limits(), unsaved_s=self.day.unsaved_s)
-        told = {"provider": self.stage.provider, "limit": str(limit), "resume": is_resume, "limits": limits}
-        ready = self.stage.draft(home, **told)
+        messages = {"provider": self.stage.provider, "limit": str(limit), "resume": is_resume, "limits": limits}
+        ready = self.stage.draft(home, **messages)
         self.stage.truth.limits_usd[ready.run.id] = limit
         self.verdict.is_announced = any("it keeps billing at" in said for said in guards(ready, home))
         return launch(ready, home)

@@ -127,26 +127,26 @@ class Stage(Sim):
 
     # --- a run ---
 
-    def order(self, home: Home, name: str = "moss", **told: Any) -> LaunchOrder:
-        told = {"limit": "1.00", "provider": "local", "resume": False, "limits": Limits(), **told}
-        run = _run(name, told["limits"], told["provider"])
+    def order(self, home: Home, name: str = "moss", **messages: Any) -> LaunchOrder:
+        messages = {"limit": "1.00", "provider": "local", "resume": False, "limits": Limits(), **messages}
+        run = _run(name, messages["limits"], messages["provider"])
         home.configure(run)
-        offers = home.provider(told["provider"]).offers(Needs(gpu="H100"))
+        offers = home.provider(messages["provider"]).offers(Needs(gpu="H100"))
         if not offers:  # its only one had a figure that cannot be right
-            raise NoOffer(f"{told['provider']} offers nothing that fits.")
+            raise NoOffer(f"{messages['provider']} offers nothing that fits.")
         return LaunchOrder(
             run=run,
             run_file_text=f"name: {name}\n",
             is_prepared=True,
             offer=offers[0],
-            spend_limit_usd=Decimal(told["limit"]),
-            resume=told["resume"],
+            spend_limit_usd=Decimal(messages["limit"]),
+            resume=messages["resume"],
             # Where no machine can end itself a launch wants a guard on duty; these days do without, and say so.
             is_one_guard_enough=self.provider == "shadeform",
         )
 
-    def draft(self, home: Home, **told: Any) -> Draft:
-        return draft(self.order(home, **told), home)
+    def draft(self, home: Home, **messages: Any) -> Draft:
+        return draft(self.order(home, **messages), home)
 
     def close(self) -> None:
         super().close()

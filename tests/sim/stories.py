@@ -103,8 +103,8 @@ class Rig:
         self.stage.programs.trainer = trainer
 
         def verb(home: Home) -> Any:
-            told = {"provider": self.stage.provider, "limit": str(self.limit), "resume": is_resume}
-            ready = self.stage.draft(home, **told)
+            messages = {"provider": self.stage.provider, "limit": str(self.limit), "resume": is_resume}
+            ready = self.stage.draft(home, **messages)
             self.stage.truth.limits_usd[ready.run.id] = self.limit
             return launch(ready, home)
 

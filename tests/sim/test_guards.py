@@ -29,8 +29,8 @@ def guard(home: Home) -> None:
         wait_for_next(home, guard_pass(home, every_s=30.0), 30.0)
 
 
-def planned(stage: Stage, tell: Any) -> Any:
-    return stage.finish(stage.client("plan", lambda home: tell(stage.draft(home, provider="fake"), home))).answer
+def planned(stage: Stage, notify: Any) -> Any:
+    return stage.finish(stage.client("plan", lambda home: notify(stage.draft(home, provider="fake"), home))).answer
 
 
 @pytest.mark.regression("guard-without-keys")

@@ -50,7 +50,7 @@ def test_a_create_that_is_repeated_without_looking_is_found(monkeypatch: pytest.
 
 
 def test_a_launch_that_does_not_undo_itself_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(draft: Any, home: Any, exc: BaseException, tell: Any, intent: Any) -> None:
+    def forget(draft: Any, home: Any, exc: BaseException, notify: Any, intent: Any) -> None:
         for line in home.ledger.lines(draft.run.id):
             if line.destroyed_at is None:
                 home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(0), note="")

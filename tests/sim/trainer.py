@@ -31,13 +31,13 @@ _FILES = (file_names.WEIGHTS, file_names.OPTIMIZER, file_names.STATE)
 class Trainer:
     def __init__(self, world: SimWorld, argv: list[str]) -> None:
         self.world, self.dir = world, argv[0]
-        self.told = {"steps": 20.0, "step_s": 5.0, "save_every": 5.0, "keep": 2.0, "save_s": 0.5}
-        self.told.update({name: float(value) for name, value in (word.split("=") for word in argv[1:])})
+        self.messages = {"steps": 20.0, "step_s": 5.0, "save_every": 5.0, "keep": 2.0, "save_s": 0.5}
+        self.messages.update({name: float(value) for name, value in (word.split("=") for word in argv[1:])})
         self.is_signalled = False
 
     def run(self) -> int:
-        world, told = self.world, self.told
-        if not told.get("deaf"):
+        world, messages = self.world, self.messages
+        if not messages.get("deaf"):
             world.proc.handlers[signals.SIGTERM] = self._on_term
         else:
             world.proc.handlers[signals.SIGTERM] = lambda number: None
@@ -45,19 +45,21 @@ class Trainer:
         begun = max(self._steps(), default=0)
         world.sim.truth.trainer_begins(world.proc, begun)  # type: ignore[attr-defined]
         self._say("resumed" if begun else "phase_started", f"from step {begun}")
-        num_steps = int(told["steps"])
+        num_steps = int(messages["steps"])
         for step in range(begun + 1, num_steps + 1):
-            world.sleep(told["step_s"])
+            world.sleep(messages["step_s"])
             code = self._mishap(step)
             if code is not None:
                 return code
-            left_s = (num_steps - step) * told["step_s"] + 2 * told["save_s"]
-            metric = Metric(world.now(), PHASE, step, num_steps, step * 10, 3.0, step_s=told["step_s"], eta_s=left_s)
+            left_s = (num_steps - step) * messages["step_s"] + 2 * messages["save_s"]
+            metric = Metric(
+                world.now(), PHASE, step, num_steps, step * 10, 3.0, step_s=messages["step_s"], eta_s=left_s
+            )
             world.append(f"{self.dir}/{file_names.METRICS}", (codec.dumps(metric) + "\n").encode())
             is_stop, land_by = self._control()
-            is_landing = land_by is not None and self._clock() + min(left_s, 2 * told["step_s"]) > land_by
+            is_landing = land_by is not None and self._clock() + min(left_s, 2 * messages["step_s"]) > land_by
             is_last = step == num_steps
-            if is_last or is_stop or is_landing or step % int(told["save_every"]) == 0:
+            if is_last or is_stop or is_landing or step % int(messages["save_every"]) == 0:
                 self._save(step, is_final=is_last)
             if is_stop and not is_last:
                 return self._end("stopped", file_names.EXIT_STOPPED, step)
@@ -69,18 +71,18 @@ class Trainer:
         self.is_signalled = True
 
     def _mishap(self, step: int) -> int | None:
-        world, told = self.world, self.told
-        if step == told.get("hang_at") and not world.exists(f"{self.dir}/.hung"):
+        world, messages = self.world, self.messages
+        if step == messages.get("hang_at") and not world.exists(f"{self.dir}/.hung"):
             world.write(f"{self.dir}/.hung", b"")
             while True:
                 world.sleep(600)
-        if step == told.get("crash_at"):
+        if step == messages.get("crash_at"):
             path = f"{self.dir}/.crashes"
             count = int(world.read(path)) + 1 if world.exists(path) else 1
             world.write(path, str(count).encode())
-            if count <= told.get("crashes", 1e9):
+            if count <= messages.get("crashes", 1e9):
                 return 1
-        if step == told.get("nan_at"):
+        if step == messages.get("nan_at"):
             return self._end("failed", file_names.EXIT_FAILED, step, is_final=True)
         return None
 
@@ -89,8 +91,8 @@ class Trainer:
             body = json.loads(self.world.read(f"{self.dir}/{file_names.CONTROL}"))
         except (OSError, ValueError):
             body = {}
-        is_stop = (bool(body.get("stop")) or self.is_signalled) and not self.told.get("deaf")
-        return is_stop, None if self.told.get("deaf") else body.get("land_by")
+        is_stop = (bool(body.get("stop")) or self.is_signalled) and not self.messages.get("deaf")
+        return is_stop, None if self.messages.get("deaf") else body.get("land_by")
 
     def _clock(self) -> float:
         return self.world.boottime()
@@ -103,23 +105,23 @@ class Trainer:
 
     def _save(self, step: int, *, is_final: bool) -> None:
         world, folder = self.world, f"{self.dir}/{file_names.CHECKPOINTS}/{PHASE}"
-        aside = f"{folder}/.aside-{step}"
-        world.rmtree(aside)
-        world.mkdir(aside)
+        temporary = f"{folder}/.aside-{step}"
+        world.rmtree(temporary)
+        world.mkdir(temporary)
         files = []
         for name in _FILES:
             data = f"{name} {PHASE} {step} ".encode() * 20
-            world.write(f"{aside}/{name}", data)
+            world.write(f"{temporary}/{name}", data)
             files.append(FileHash(name=name, num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
-        world.sleep(self.told["save_s"])
+        world.sleep(self.messages["save_s"])
         manifest = CheckpointManifest("moss", "?", PHASE, step, step * 10, is_final, "", 1, files, world.now())
-        world.write(f"{aside}/{file_names.MANIFEST}", codec.dumps(manifest, indent=1).encode())
+        world.write(f"{temporary}/{file_names.MANIFEST}", codec.dumps(manifest, indent=1).encode())
         if not world.exists(f"{folder}/{file_names.step_dir(step)}"):
-            world.rename(aside, f"{folder}/{file_names.step_dir(step)}")
+            world.rename(temporary, f"{folder}/{file_names.step_dir(step)}")
         for name in (file_names.LATEST, file_names.BEST):
             world.write(f"{folder}/{name}", codec.dumps(Pointer(step=step)).encode())
         self._say("checkpoint_saved", f"step {step}", step)
-        for old in self._steps()[: -int(self.told["keep"])]:
+        for old in self._steps()[: -int(self.messages["keep"])]:
             world.rmtree(f"{folder}/{file_names.step_dir(old)}")
 
     def _say(self, kind: str, text: str, step: int | None = None) -> None:
@@ -129,5 +131,5 @@ class Trainer:
     def _end(self, state: str, code: int, step: int, *, is_final: bool = False) -> int:
         outcome = Outcome(state, f"stand-in: {state}", code, PHASE, step, self.world.now(), is_final=is_final)
         self.world.write(f"{self.dir}/{file_names.OUTCOME}", codec.dumps(outcome).encode())
-        self.world.sleep(self.told.get("exit_s", 0.0))
+        self.world.sleep(self.messages.get("exit_s", 0.0))
         return code

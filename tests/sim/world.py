@@ -159,13 +159,13 @@ class SimWorld(World):
 
     def _half(self, disk: Disk, path: str, data: bytes) -> None:
         """In the midst of a write: who dies here leaves its unfinished file behind."""
-        aside = f"{path}.tmp-{self.proc.pid}-{self.sim.random.getrandbits(32):08x}"
+        temporary = f"{path}.tmp-{self.proc.pid}-{self.sim.random.getrandbits(32):08x}"
         try:
             self.point("  half", path)
         except Killed:
             if self.proc.calls == self.proc.kill_at:
                 with contextlib.suppress(OSError):
-                    disk.put(aside, data[: len(data) // 2], self.machine.now())
+                    disk.put(temporary, data[: len(data) // 2], self.machine.now())
             raise
 
     def _at(self, name: str, path: PathLike) -> tuple[Disk, str]:

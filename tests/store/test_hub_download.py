@@ -53,9 +53,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def take(item: Input, path: Path, world: World | None = None) -> list[str]:
-    told: list[str] = []
-    take_from_hub(item, str(path), world or Quick(), lambda kind, text: told.append(f"{kind} {text}"))
-    return told
+    messages: list[str] = []
+    take_from_hub(item, str(path), world or Quick(), lambda kind, text: messages.append(f"{kind} {text}"))
+    return messages
 
 
 def bodies(hub: Hub) -> list[str]:
@@ -75,10 +75,10 @@ def test_it_comes_whole_and_no_token_is_shown_to_anybody(
 
 def test_a_line_that_breaks_is_taken_up_where_it_broke(hub: Hub, item: Input, path: Path) -> None:
     hub.cuts = [("/cdn/", 1_000_000), ("/cdn/", 500_000)]
-    told = take(item, path)
+    messages = take(item, path)
     assert path.read_bytes() == WEIGHTS
     assert bodies(hub) == ["", "bytes=1000000-", "bytes=1500000-"]
-    assert "the connection dropped after 1,000,000 of 3,000,000 bytes" in told[0]
+    assert "the connection dropped after 1,000,000 of 3,000,000 bytes" in messages[0]
 
 
 def test_another_process_goes_on_with_what_the_first_one_left(hub: Hub, item: Input, path: Path) -> None:
@@ -90,20 +90,20 @@ def test_another_process_goes_on_with_what_the_first_one_left(hub: Hub, item: In
 
 def test_a_beginning_that_was_wrong_is_thrown_away_and_all_of_it_asked_for(hub: Hub, item: Input, path: Path) -> None:
     path.with_name(f"{path.name}.part").write_bytes(b"x" * 2_000_000)
-    told = take(item, path)
+    messages = take(item, path)
     assert path.read_bytes() == WEIGHTS
     assert bodies(hub) == ["bytes=2000000-", ""]
-    assert "sha256" in told[0]
+    assert "sha256" in messages[0]
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_hub_in_trouble_is_asked_again_later_and_later(hub: Hub, item: Input, path: Path, status: int) -> None:
     world = Quick()
     hub.failures = [("/resolve/", status)] * 3
-    told = take(item, path, world)
+    messages = take(item, path, world)
     assert path.read_bytes() == WEIGHTS
     assert world.pauses == [1.0, 2.0, 4.0]
-    assert told[0] == f"input_retried {item.path}: HTTP {status}; retrying.", "which is no progress"
+    assert messages[0] == f"input_retried {item.path}: HTTP {status}; retrying.", "which is no progress"
 
 
 def test_the_hubs_own_wish_to_wait_is_heeded(
@@ -199,6 +199,6 @@ def test_a_slow_line_says_now_and_then_how_far_it_is(hub: Hub, item: Input, path
             self.pauses.append(20.0)
             return super().monotonic()
 
-    told = take(item, path, Slow())
-    assert told
-    assert all(line.startswith("input_fetching ") and line.endswith("from the Hub.") for line in told)
+    messages = take(item, path, Slow())
+    assert messages
+    assert all(line.startswith("input_fetching ") and line.endswith("from the Hub.") for line in messages)

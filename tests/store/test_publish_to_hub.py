@@ -86,10 +86,10 @@ def test_what_lies_there_is_replaced_only_when_agreed_and_old_weights_go_with_it
 def test_a_commit_by_another_in_between_is_not_written_over(hub: Hub, folder: Path) -> None:
     repo = hub.add("me/tiny")
     looked = look(ADDRESS, World())
-    repo.commits.append(Commit("b" * 40, "theirs", {"README.md": File(b"theirs", is_lfs=False)}))
+    repo.commits.append(Commit("b" * 40, "upstream", {"README.md": File(b"upstream", is_lfs=False)}))
     with pytest.raises(StoreError, match="changed by someone else"):
         publish(looked, str(folder), names(folder), is_public=False, title="mine")
-    assert repo.head.title == "theirs"
+    assert repo.head.title == "upstream"
 
 
 def test_what_the_hub_holds_otherwise_is_said(hub: Hub, folder: Path) -> None:

@@ -45,8 +45,8 @@ def draft_in(store: str, home: Home, tmp_path: Path) -> Draft:
 def live_it(store: str, home: Home, tmp_path: Path, canary: str) -> None:
     ready = draft_in(store, home, tmp_path)
     assert canary not in str(dry_run(ready, home).to_dict())
-    told: list[str] = []
-    launched = launch(ready, home, tell=told.append)
+    messages: list[str] = []
+    launched = launch(ready, home, notify=messages.append)
     shown = subprocess.run(["ps", "-axww", "-o", "args"], capture_output=True, text=True, check=True, timeout=30).stdout
     servers = ("rclone serve", "moto_server")  # the doubles, which have the key on the other side
     assert [line for line in shown.splitlines() if canary in line and not any(each in line for each in servers)] == []
@@ -68,7 +68,7 @@ def live_it(store: str, home: Home, tmp_path: Path, canary: str) -> None:
     assert kept.num_bytes > 0
     written = [path for path in home.path.rglob("*") if path.is_file()]
     assert [path for path in written if canary.encode() in path.read_bytes()] == []
-    assert canary not in "".join(told)
+    assert canary not in "".join(messages)
     store_now = home.store_of(row)
     for entry in store_now.list("runs/"):
         assert canary.encode() not in store_now.read(entry.key), entry.key

@@ -15,9 +15,9 @@ from homing.world import World
 
 
 def metric(step: int, loss: float | None = None, phase: str = "pretrain", **more: float) -> Metric:
-    told = 5.0 / step if loss is None else loss
+    messages = 5.0 / step if loss is None else loss
     return Metric(
-        t=1_700_000_000.0 + step, phase=phase, step=step, num_steps=20, num_tokens=step * 64, loss=told, **more
+        t=1_700_000_000.0 + step, phase=phase, step=step, num_steps=20, num_tokens=step * 64, loss=messages, **more
     )
 
 

@@ -27,19 +27,19 @@ class Notebook:
     """A sink that writes down what it is told; it can be made to fail."""
 
     def __init__(self, what: What) -> None:
-        self.told: list[Any] = []
+        self.messages: list[Any] = []
 
     def log(self, metric: Metric) -> None:
-        self.told.append(metric.step)
+        self.messages.append(metric.step)
 
     def rewind(self, metric: Metric) -> None:
-        self.told.append(f"back to {metric.step}")
+        self.messages.append(f"back to {metric.step}")
 
     def flush(self) -> None:
         pass
 
     def close(self, state: str) -> None:
-        self.told.append(state)
+        self.messages.append(state)
 
 
 def with_notebook(follower: Follower) -> tuple[Follower, Notebook]:
@@ -51,15 +51,15 @@ def with_notebook(follower: Follower) -> tuple[Follower, Notebook]:
 def test_each_line_is_told_once_also_by_a_follower_that_starts_again(follower: Make, run_dir: Path) -> None:
     first, book = with_notebook(follower("tensorboard"))
     assert first.catch_up()
-    assert book.told == []
+    assert book.messages == []
     write(run_dir, metric(1), metric(2), torn='{"t": 3')
     assert first.catch_up()
     assert first.catch_up()
-    assert book.told == [1, 2]
+    assert book.messages == [1, 2]
     second, other = with_notebook(follower("tensorboard"))
     write(run_dir, metric(1), metric(2), metric(3))
     assert second.catch_up()
-    assert other.told == [3]
+    assert other.messages == [3]
 
 
 def test_after_a_fall_back_the_sink_is_rewound_to_where_the_lines_differ(follower: Make, run_dir: Path) -> None:
@@ -68,12 +68,12 @@ def test_after_a_fall_back_the_sink_is_rewound_to_where_the_lines_differ(followe
     each.catch_up()
     write(run_dir, metric(1), metric(2), metric(3, loss=9.0))
     each.catch_up()
-    assert book.told == [1, 2, 3, 4, "back to 3", 3]
+    assert book.messages == [1, 2, 3, 4, "back to 3", 3]
     write(run_dir, metric(1), metric(2))  # cut, and nothing new yet
     each.catch_up()
     write(run_dir, metric(1), metric(2), metric(3, loss=7.0))
     each.catch_up()
-    assert book.told[-1] == 3
+    assert book.messages[-1] == 3
 
 
 def test_a_line_that_cannot_be_read_is_passed_over(follower: Make, run_dir: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_line_that_cannot_be_read_is_passed_over(follower: Make, run_dir: Path
     write(run_dir, metric(1), torn="{half\n")
     assert each.catch_up()
     assert each.catch_up()
-    assert book.told == [1]
+    assert book.messages == [1]
 
 
 def test_what_a_tracker_refused_is_told_again_and_nothing_is_lost(follower: Make, run_dir: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_a_tracker_refused_is_told_again_and_nothing_is_lost(follower: Make
     each.open_ = open_
     write(run_dir, metric(1), metric(2))
     assert [each.catch_up() for _ in range(4)] == [False, False, False, True]
-    assert book.told == [1, 2]
+    assert book.messages == [1, 2]
     assert each.num_failed == 0
 
 
@@ -107,7 +107,7 @@ def test_it_ends_when_the_run_has_and_all_is_told(follower: Make, run_dir: Path)
     write(run_dir, metric(1))
     end(run_dir, "stopped")
     assert each.follow(every_s=0.01) == "stopped"
-    assert book.told == [1, "stopped"]
+    assert book.messages == [1, "stopped"]
 
 
 def test_a_run_that_falls_silent_is_left_after_a_day(follower: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_metrics_in_a_store_are_followed_too(follower: Make, tmp_path: Path) -> 
     assert each.catch_up()
     write(tmp_path / "store/runs/moss-1", metric(1))
     assert each.catch_up()
-    assert book.told == [1]
+    assert book.messages == [1]
 
 
 def test_a_store_that_is_gone_is_tried_again(follower: Make, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_store_that_is_gone_is_tried_again(follower: Make, tmp_path: Path) -> 
     assert not each.catch_up()
     write(tmp_path / "none/runs/moss-1", metric(1))
     assert each.catch_up()
-    assert book.told == [1]
+    assert book.messages == [1]
 
 
 def test_figures_are_told_by_name_and_what_was_not_measured_is_not_a_figure() -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # their p
 Make = Callable[[str], Follower]
 
 
-def tell(follower: Follower, run_dir: Path) -> None:
+def notify(follower: Follower, run_dir: Path) -> None:
     """In two parts, with a fall back between: steps 5 and 6 are told twice, and the second telling counts."""
     earlier = [dataclasses.replace(metric(step, loss=99.0), t=METRICS[0].t + step / 2) for step in (5, 6)]
     before = [*METRICS[:4], *earlier]
@@ -36,7 +36,7 @@ def tell(follower: Follower, run_dir: Path) -> None:
 
 @pytest.mark.acceptance(115)
 def test_tensorboard(follower: Make, run_dir: Path, tmp_path: Path) -> None:
-    tell(follower("tensorboard"), run_dir)
+    notify(follower("tensorboard"), run_dir)
     reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     read = reader.EventAccumulator(str(tmp_path / "files/tensorboard/moss-1/pretrain"))
     read.Reload()
@@ -48,15 +48,15 @@ def test_tensorboard(follower: Make, run_dir: Path, tmp_path: Path) -> None:
 @pytest.mark.acceptance(116)
 def test_mlflow(follower: Make, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    tell(follower("mlflow"), run_dir)
+    notify(follower("mlflow"), run_dir)
     client = importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri=f"file://{tmp_path}/files/mlruns")
     experiment = client.get_experiment_by_name("homing")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.run_name == "moss under glass"
     assert run.info.status == "FINISHED"
     assert run.data.params == {"width": "64"}
-    told = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "pretrain/loss")}
-    assert list(told.items()) == LOSSES
+    messages = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "pretrain/loss")}
+    assert list(messages.items()) == LOSSES
     # A follower that starts again goes on with the same run.
     (tmp_path / "mlflow.json").unlink()
     assert follower("mlflow").catch_up()
@@ -68,25 +68,25 @@ def test_wandb_offline(follower: Make, run_dir: Path, tmp_path: Path, monkeypatc
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    tell(follower("wandb"), run_dir)
+    notify(follower("wandb"), run_dir)
     (file,) = (tmp_path / "files/wandb").glob("wandb/offline-run-*/run-moss-1.wandb")
-    told: dict[float, float] = {}
+    messages: dict[float, float] = {}
 
     def is_written() -> bool:  # by its own process, which may take a moment longer than ours
-        told.update({row["pretrain/step"]: row["pretrain/loss"] for row in wandb_history(file)})
-        return len(told) == len(METRICS)
+        messages.update({row["pretrain/step"]: row["pretrain/loss"] for row in wandb_history(file)})
+        return len(messages) == len(METRICS)
 
     assert wait_until(is_written, timeout_s=60, every_s=0.2, world=World())
-    assert list(told.items()) == LOSSES
+    assert list(messages.items()) == LOSSES
 
 
 def test_trackio(follower: Make, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage: Any = importlib.import_module("trackio.sqlite_storage")
     monkeypatch.setattr(storage, "TRACKIO_DIR", tmp_path / "trackio")
-    tell(follower("trackio"), run_dir)
+    notify(follower("trackio"), run_dir)
     rows = storage.SQLiteStorage.get_logs("homing", "moss under glass")
-    told = {row["step"]: row["pretrain/loss"] for row in rows}
-    assert sorted(told.items()) == LOSSES
+    messages = {row["step"]: row["pretrain/loss"] for row in rows}
+    assert sorted(messages.items()) == LOSSES
 
 
 def wandb_history(path: Path) -> Iterator[dict[str, float]]:

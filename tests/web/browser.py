@@ -262,11 +262,11 @@ class Page:
                 self.outside.append(url)
 
 
-def _wait(is_so: Callable[[], bool], told: Callable[[], str], timeout_s: float = _WAIT_S) -> None:
+def _wait(is_so: Callable[[], bool], messages: Callable[[], str], timeout_s: float = _WAIT_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
         if time.monotonic() > deadline:
-            raise Broken(f"after {timeout_s:g} s {told()}")
+            raise Broken(f"after {timeout_s:g} s {messages()}")
         time.sleep(0.02)
 
 

@@ -31,14 +31,14 @@ HERE, RENTED, FAILED = "first-20260101-120000-ab12", "moss-20260101-130000-c0de"
 MARK = "homing-abc123-moss-1"
 
 
-class Told:
+class Messages:
     """A source whose feeds a test writes itself."""
 
     def __init__(self) -> None:
         self.all, self.one, self.is_ending = Feed(), Feed(), False
         self.num_open = 0
-        self.all.is_told.set()
-        self.one.is_told.set()
+        self.all.is_reported.set()
+        self.one.is_reported.set()
 
     def all_runs(self) -> AbstractContextManager[Feed]:
         return self._counted(self.all)
@@ -79,8 +79,8 @@ def add(folder: Path, name: str, *documents: Any) -> None:
         file.writelines(codec.dumps(each) + "\n" for each in documents)
 
 
-def step(number: int, loss: float | None = 3.0, **told: Any) -> Metric:
-    settings: dict[str, Any] = {"tokens_per_s": 6400.0, "mfu": 0.41, "memory_bytes": 2_000_000_000, **told}
+def step(number: int, loss: float | None = 3.0, **messages: Any) -> Metric:
+    settings: dict[str, Any] = {"tokens_per_s": 6400.0, "mfu": 0.41, "memory_bytes": 2_000_000_000, **messages}
     return Metric(1000.0 + number, "pretrain", number, 20, 64 * number, loss, **settings)
 
 

@@ -17,9 +17,9 @@ from tests.lm.tiny import make_data, make_run
 
 from homing.lm.generate import load_for_use
 from homing.web import model_server as server_module
-from homing.web import model_session as voice_module
+from homing.web import model_session as session_module
 from homing.web.model_server import hosts_for, listen, serving
-from homing.web.model_session import Voice
+from homing.web.model_session import GenerationSession
 from homing.web.openai_format import Defaults
 from homing.web.worker import Text, Worker
 
@@ -41,7 +41,7 @@ class Script:
         self._steps: threading.Semaphore | None = None
         self._tokenizer: Any = None
         self._monkeypatch = monkeypatch
-        monkeypatch.setattr(voice_module, "generate", self._generate)
+        monkeypatch.setattr(session_module, "generate", self._generate)
 
     def hold(self) -> None:
         """From now on a token comes only when `step` lets it, and one more after a text was given up."""
@@ -124,7 +124,9 @@ def served(
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     hosts = hosts_for("127.0.0.1")
     with (
-        serving(Voice(model, tokenizer, folder), sock, token=token, hosts=hosts, defaults=defaults or Defaults()),
+        serving(
+            GenerationSession(model, tokenizer, folder), sock, token=token, hosts=hosts, defaults=defaults or Defaults()
+        ),
         httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False) as client,
     ):
         yield client

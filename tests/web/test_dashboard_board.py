@@ -71,7 +71,7 @@ def sections(board: Board) -> dict[str, Any]:
 
 def run_in(board: Board, run_id: str) -> dict[str, Any]:
     with board.one_run(run_id) as feed:
-        assert feed.is_told.wait(60)
+        assert feed.is_reported.wait(60)
         return feed.whole()
 
 
@@ -86,9 +86,9 @@ def test_all_runs_are_shown_with_the_figures_of_homing_runs(
         for thread in looks:
             thread.join()
         board._tick()
-    told = sections(board)
-    rows = {row["run"]: row for row in told["runs"]}
-    assert [row["run"] for row in told["runs"]][2] == FAILED, "what lives comes first"
+    messages = sections(board)
+    rows = {row["run"]: row for row in messages["runs"]}
+    assert [row["run"] for row in messages["runs"]][2] == FAILED, "what lives comes first"
     assert rows[HERE]["state"] == "training"
     assert rows[HERE]["step"] == "6/20"
     assert rows[RENTED]["billing"] == "yes"
@@ -97,33 +97,33 @@ def test_all_runs_are_shown_with_the_figures_of_homing_runs(
     assert 0 < rows[RENTED]["share"] < 0.1
     assert rows[FAILED]["reason"] == "Out of memory at step 12."
     assert rows[FAILED]["spent"].startswith("$0.70")
-    assert told["money"]["words"] == ["1 instance may still be billing, $2.50/h. End all: homing destroy --all"]
-    assert told["money"]["is_billing"]
+    assert messages["money"]["words"] == ["1 instance may still be billing, $2.50/h. End all: homing destroy --all"]
+    assert messages["money"]["is_billing"]
 
 
 def test_an_empty_home_is_told_as_empty(board: Board) -> None:
     board._tick()
-    told = sections(board)
-    assert (told["runs"], told["money"]["is_empty"]) == ([], True)
-    assert told["money"]["words"] == ["Asking the providers ..."], "nobody said yet that nothing bills"
+    messages = sections(board)
+    assert (messages["runs"], messages["money"]["is_empty"]) == ([], True)
+    assert messages["money"]["words"] == ["Asking the providers ..."], "nobody said yet that nothing bills"
     board._ask()
     board._tick()
     assert sections(board)["money"]["words"] == ["Nothing is billing."]
     assert board._money.asked_at is not None
     board._money.asked_at -= 3600
     board._tick()
-    told = sections(board)["money"]
-    assert told["words"] == ["Nothing is known to be billing."], "an answer from an hour ago is none"
-    assert "have not responded since" in told["problems"][0]
+    messages = sections(board)["money"]
+    assert messages["words"] == ["Nothing is known to be billing."], "an answer from an hour ago is none"
+    assert "have not responded since" in messages["problems"][0]
 
 
 def test_a_provider_that_cannot_be_asked_is_told_and_its_run_stays_billing(board: Board, home: Home) -> None:
     rent(home)
     board._ask()
     board._tick()
-    told = sections(board)["money"]
-    assert any("Could not query" in problem for problem in told["problems"]), told
-    assert told["is_billing"]
+    messages = sections(board)["money"]
+    assert any("Could not query" in problem for problem in messages["problems"]), messages
+    assert messages["is_billing"]
 
 
 def test_a_store_that_does_not_answer_holds_back_its_own_line_alone(
@@ -230,38 +230,38 @@ def test_a_run_over_its_limit_is_shown_and_not_ended(board: Board, home: Home) -
 
 def test_one_run_has_its_curves_samples_events_log_and_commands(board: Board, home: Home) -> None:
     with at_work(train_here(home.path)):
-        told = run_in(board, HERE)
-    assert [point[:2] for point in told["points"]] == [["pretrain", n] for n in (1, 2, 3, 4, 5, 6, 6)]
-    assert told["points"][1][3:7] == [3.0, None, 6400.0, 0.41]
-    assert told["points"][-1][3:5] == [None, 1.25]
-    assert told["samples"] == [{"name": "pretrain-00000005.txt", "text": "once <b>upon</b> a time"}]
-    assert "trainer: Phase pretrain begins." in told["events"][0]["text"]
-    assert told["log trainer"] == ["trainer begins", "with *** in its log"]
-    assert told["head"]["line"].startswith("step 6/20 | loss 1.000 | 6.4k tok/s | mfu 41% | GPU memory")
-    assert [each["command"] for each in told["next"]][:3] == [
+        messages = run_in(board, HERE)
+    assert [point[:2] for point in messages["points"]] == [["pretrain", n] for n in (1, 2, 3, 4, 5, 6, 6)]
+    assert messages["points"][1][3:7] == [3.0, None, 6400.0, 0.41]
+    assert messages["points"][-1][3:5] == [None, 1.25]
+    assert messages["samples"] == [{"name": "pretrain-00000005.txt", "text": "once <b>upon</b> a time"}]
+    assert "trainer: Phase pretrain begins." in messages["events"][0]["text"]
+    assert messages["log trainer"] == ["trainer begins", "with *** in its log"]
+    assert messages["head"]["line"].startswith("step 6/20 | loss 1.000 | 6.4k tok/s | mfu 41% | GPU memory")
+    assert [each["command"] for each in messages["next"]][:3] == [
         f"homing watch {HERE}", f"homing logs {HERE} -f", f"homing stop {HERE}",
     ]  # fmt: skip
-    assert dict(told["rows"])["trained"] == "on this computer; not billing"
-    assert told["report"]["kept"] == []
-    assert told["problems"] == []
+    assert dict(messages["rows"])["trained"] == "on this computer; not billing"
+    assert messages["report"]["kept"] == []
+    assert messages["problems"] == []
 
 
 def test_a_rented_run_has_its_dollars_and_the_command_that_ends_billing(board: Board, home: Home) -> None:
     rent(home, began=600.0)
-    told = run_in(board, RENTED)
-    dollars = [point[-1] for point in told["points"]]
+    messages = run_in(board, RENTED)
+    dollars = [point[-1] for point in messages["points"]]
     assert dollars == pytest.approx([2.5 * n / 3600 for n in range(1, 7)], abs=1e-5)
-    assert {"why": "End billing now", "command": f"homing destroy {RENTED}"} in told["next"]
-    assert told["head"]["limit_usd"] == 12.0
-    assert "| $0.4" in told["head"]["line"]
-    assert told["report"]["attempts"][0]["billing"] in ("yes", "maybe")
+    assert {"why": "End billing now", "command": f"homing destroy {RENTED}"} in messages["next"]
+    assert messages["head"]["limit_usd"] == 12.0
+    assert "| $0.4" in messages["head"]["line"]
+    assert messages["report"]["attempts"][0]["billing"] in ("yes", "maybe")
 
 
 def test_a_store_that_is_away_is_a_problem_and_no_empty_run(board: Board, home: Home) -> None:
     folder = rent(home)
     folder.parent.parent.rename(home.path / "elsewhere")
-    told = run_in(board, RENTED)
-    assert told["problems"], "blindness is told"
+    messages = run_in(board, RENTED)
+    assert messages["problems"], "blindness is told"
 
 
 def test_a_look_that_gets_no_answer_is_told_while_it_waits(
@@ -279,7 +279,7 @@ def test_a_look_that_gets_no_answer_is_told_while_it_waits(
     with board.one_run(RENTED) as feed:
         assert is_asked.wait(60)
         board._tick()
-        assert not feed.is_told.is_set(), "not before its time"
+        assert not feed.is_reported.is_set(), "not before its time"
         monkeypatch.setattr(dashboard_run, "ASK_S", -1.0)
         board._tick()
         assert "No response for more than" in feed.whole()["problems"][0]
@@ -411,8 +411,8 @@ def test_one_look_at_a_far_store_lists_the_run_once(home: Home, monkeypatch: pyt
     for number in (1, 2):
         following._read_on([])
         assert listed == [f"runs/{RENTED}/"] * number
-    told = following.feed.whole()
-    assert (len(told["points"]), len(told["samples"]), told["log agent"]) == (6, 1, ["agent begins"])
+    messages = following.feed.whole()
+    assert (len(messages["points"]), len(messages["samples"]), messages["log agent"]) == (6, 1, ["agent begins"])
 
 
 @pytest.mark.parametrize(("url", "pause_s"), [("file:/a", 2.0), ("s3://a/b", 2.5), ("hf:a/b", 30.0)])
@@ -447,8 +447,8 @@ def test_a_plan_is_remembered_when_the_launch_has_its_machine(home: Home, monkey
     row = home.ledger.run(RENTED)
     assert row is not None
     first, second = Planned(Decimal(1), []), Planned(Decimal(2), [])
-    papers: list[Planned | None] = [None, first, second, first]
-    monkeypatch.setattr(dashboard_run, "planned", lambda home, run: papers.pop(0))
+    run_documents: list[Planned | None] = [None, first, second, first]
+    monkeypatch.setattr(dashboard_run, "planned", lambda home, run: run_documents.pop(0))
     launching, known = dataclasses.replace(row, state="launching"), dict[str, Planned]()
     assert plan_of(known, home, row, MARK) is None
     assert plan_of(known, home, launching, MARK) is first

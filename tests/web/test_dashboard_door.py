@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 import pytest
-from tests.web.dashboard_rig import HERE, TOKEN, Told, served
+from tests.web.dashboard_rig import HERE, TOKEN, Messages, served
 
 from homing.web.dashboard.access_check import OPEN
 from homing.web.dashboard.dashboard_app import make_app
@@ -91,7 +91,7 @@ def ask(app: Any, method: str, path: str, headers: list[tuple[str, str]]) -> tup
 
 @pytest.fixture(scope="module")
 def app() -> Any:
-    source = Told()
+    source = Messages()
     source.all.put("money", SECRET)
     source.one.put("head", SECRET)
     source.is_ending = True  # a stream says what is to be said of it and ends
@@ -185,7 +185,7 @@ def test_what_is_said_twice_is_not_believed_once(app: Any) -> None:
 
 
 def test_a_mistake_of_ours_is_answered_with_the_same_headers(app: Any) -> None:
-    class Broken(Told):
+    class Broken(Messages):
         def all_runs(self) -> Any:
             raise ZeroDivisionError("inside")
 
@@ -225,7 +225,7 @@ RAW = [
 
 
 def test_over_a_real_socket_the_tricks_of_the_wire_lead_nowhere() -> None:
-    source = Told()
+    source = Messages()
     source.all.put("money", SECRET)
     given = f"Authorization: Bearer {TOKEN}\r\n".encode()
     answers = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.web.dashboard_rig import HERE, Told, served, until
+from tests.web.dashboard_rig import HERE, Messages, served, until
 
 from homing.web.dashboard import dashboard_app as app_module
 from homing.web.dashboard.section_feed import Feed
@@ -47,12 +47,12 @@ def test_a_section_forgets_its_beginning_and_no_reader_misses_or_repeats_an_item
 
 
 @pytest.fixture
-def source() -> Told:
-    return Told()
+def source() -> Messages:
+    return Messages()
 
 
 @pytest.fixture
-def client(source: Told) -> Iterator[httpx.Client]:
+def client(source: Messages) -> Iterator[httpx.Client]:
     with served(source, source.end) as client:
         yield client
 
@@ -63,7 +63,7 @@ def parts_of(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line[6:])
 
 
-def test_a_stream_tells_what_is_added_while_it_is_read(client: httpx.Client, source: Told) -> None:
+def test_a_stream_tells_what_is_added_while_it_is_read(client: httpx.Client, source: Messages) -> None:
     source.one.add("log trainer", ["one\u2028line\x85still"])
     with client.stream("GET", f"/api/runs/{HERE}/live") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -76,7 +76,7 @@ def test_a_stream_tells_what_is_added_while_it_is_read(client: httpx.Client, sou
 
 
 def test_who_leaves_is_noticed_and_the_others_go_on(
-    client: httpx.Client, source: Told, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, source: Messages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = threading.Event()
     real = source._counted
@@ -101,8 +101,8 @@ def test_who_leaves_is_noticed_and_the_others_go_on(
             httpx.Client(base_url=client.base_url, headers=client.headers, trust_env=False) as other,
             other.stream("GET", "/api/runs/live") as leaves,
         ):
-            theirs = parts_of(leaves)  # held: when it goes the connection goes
-            next(theirs)
+            reference = parts_of(leaves)  # held: when it goes the connection goes
+            next(reference)
             assert source.num_open == 2
         assert left.wait(30)
         assert source.num_open == 1
@@ -118,7 +118,7 @@ def test_a_stream_without_news_says_that_it_lives(client: httpx.Client, monkeypa
         assert next(line for line in lines if line) == ": nothing new"
 
 
-def test_the_server_ends_while_streams_are_read(source: Told) -> None:
+def test_the_server_ends_while_streams_are_read(source: Messages) -> None:
     source.all.put("money", 1)
     ended = threading.Event()
     with served(source, source.end) as client:
@@ -148,9 +148,9 @@ def test_an_unknown_run_and_an_unknown_path_are_told_in_words(client: httpx.Clie
 
 
 def test_a_run_whose_store_is_silent_is_answered_in_words_and_holds_up_no_end(
-    client: httpx.Client, source: Told, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, source: Messages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source.one.is_told.clear()
+    source.one.is_reported.clear()
     monkeypatch.setattr(app_module, "_FIRST_S", 0.0)
     answer = client.get(f"/api/runs/{HERE}")
     assert (answer.status_code, "No answer" in answer.json()["error"]["message"]) == (504, True)

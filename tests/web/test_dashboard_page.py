@@ -13,7 +13,7 @@ from tests.web.dashboard_rig import (
     HERE,
     RENTED,
     TOKEN,
-    Told,
+    Messages,
     add,
     at_work,
     fail,
@@ -118,7 +118,7 @@ def test_a_token_that_comes_later_is_taken_and_one_that_no_header_holds_locks_no
 
 def test_a_connection_that_is_silent_is_told_and_made_anew(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "_QUIET_S", 1e9)  # as of a server at the other end of a tunnel that is gone
-    source = Told()
+    source = Messages()
     with ExitStack() as stack:
         client = stack.enter_context(served(source, source.end))
         page = stack.enter_context(browser.page(f"{client.base_url}/#token={TOKEN}"))
@@ -131,7 +131,7 @@ def test_a_connection_that_is_silent_is_told_and_made_anew(browser: Browser, mon
 
 
 def test_curves_come_back_after_a_phase_without_any(browser: Browser) -> None:
-    source = Told()
+    source = Messages()
     point = ["pretrain", 1, 1000.0, 3.0, None, 6400.0, None, None, None, None]
     source.one.add("points", [point])
     with served(source, source.end) as client, browser.page(f"{client.base_url}/#token={TOKEN}") as page:

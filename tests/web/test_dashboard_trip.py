@@ -34,16 +34,16 @@ def test_a_rented_run_is_seen_from_its_first_heartbeat_to_its_receipt(cli: Homin
             until(has_ended)
             (row,) = feed.whole()["runs"]
             assert row["billing"] == "no"
-            assert one.is_told.wait(60)
+            assert one.is_reported.wait(60)
         with board.one_run(row["run"]) as one:
-            assert one.is_told.wait(60)
-            told = one.whole()
+            assert one.is_reported.wait(60)
+            messages = one.whole()
     board.end()
-    assert [point[1] for point in told["points"]] == list(range(1, 41))
-    assert told["head"]["state"] == "done"
-    assert f"homing fetch {row['run']}" in [each["command"] for each in told["next"]]
-    assert {each["step"] for each in told["report"]["kept"]} >= {40}
-    assert told["report"]["attempts"][0]["billing"] == "no"
-    assert told["problems"] == []
+    assert [point[1] for point in messages["points"]] == list(range(1, 41))
+    assert messages["head"]["state"] == "done"
+    assert f"homing fetch {row['run']}" in [each["command"] for each in messages["next"]]
+    assert {each["step"] for each in messages["report"]["kept"]} >= {40}
+    assert messages["report"]["attempts"][0]["billing"] == "no"
+    assert messages["problems"] == []
     said = cli("runs", "--json").json["runs"][0]
     assert (said["state"], said["is_billing"]) == ("done", False)

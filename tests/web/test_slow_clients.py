@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.web.dashboard_rig import Told
+from tests.web.dashboard_rig import Messages
 from tests.web.rig import CONTEXT, Script, served
 
 from homing.web.dashboard.dashboard_app import make_app
 from homing.web.loopback_server import Server, hosts_for, listen
-from homing.web.model_session import Voice
+from homing.web.model_session import GenerationSession
 
 TEXT = "/v1/completions"
 MANY = 300
@@ -31,7 +31,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 @contextmanager
 def dashboard() -> Iterator[httpx.Client]:
-    source, sock = Told(), listen("127.0.0.1", 0)
+    source, sock = Messages(), listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     server = Server(make_app(source, token="t" * 20, hosts=hosts_for("127.0.0.1")), sock, source.end, "test")
     try:
@@ -123,13 +123,13 @@ def test_prompts_are_encoded_one_at_a_time_by_the_worker(
     models: Path, monkeypatch: pytest.MonkeyPatch, script: Script
 ) -> None:
     threads: list[str] = []
-    begin = Voice.begin
+    begin = GenerationSession.begin
 
-    def noted(voice: Voice, *given: Any) -> list[int]:
+    def noted(session: GenerationSession, *given: Any) -> list[int]:
         threads.append(threading.current_thread().name)
-        return begin(voice, *given)
+        return begin(session, *given)
 
-    monkeypatch.setattr(Voice, "begin", noted)
+    monkeypatch.setattr(GenerationSession, "begin", noted)
     script.says = "ab"
     with served(models / "pretrain", monkeypatch, script) as client:
         assert client.post(TEXT, json={"prompt": "moss"}).status_code == 200
@@ -151,25 +151,25 @@ def test_a_body_without_its_length_is_counted_as_it_comes(
     models: Path, monkeypatch: pytest.MonkeyPatch, script: Script
 ) -> None:
     with served(models / "pretrain", monkeypatch, script) as client:
-        pieces = (b"x" * 65536 for _ in range(80))
-        found = client.post(TEXT, content=pieces)
+        chunks = (b"x" * 65536 for _ in range(80))
+        found = client.post(TEXT, content=chunks)
     assert found.status_code == 413
 
 
 def test_encoding_stops_between_two_parts_when_nobody_waits(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from homing.lm.generate import load_for_use
-    from homing.web import model_session as voice_module
+    from homing.web import model_session as session_module
 
-    monkeypatch.setattr(voice_module, "_FIRST_PART", 8)
-    voice = Voice(*load_for_use(models / "pretrain", "cpu"), models / "pretrain")
+    monkeypatch.setattr(session_module, "_FIRST_PART", 8)
+    session = GenerationSession(*load_for_use(models / "pretrain", "cpu"), models / "pretrain")
     asked: list[bool] = []
 
     def is_wanted() -> bool:
         asked.append(True)
         return len(asked) < 2
 
-    with pytest.raises(voice_module.GivenUp):
-        voice.begin("moss grows on stones " * 20, is_wanted)
+    with pytest.raises(session_module.GivenUp):
+        session.begin("moss grows on stones " * 20, is_wanted)
     assert len(asked) == 2
-    whole = voice.begin("moss grows on stones ", lambda: True)
-    assert whole[1:] == voice._tokenizer.encode("moss grows on stones ")
+    whole = session.begin("moss grows on stones ", lambda: True)
+    assert whole[1:] == session._tokenizer.encode("moss grows on stones ")

@@ -14,7 +14,7 @@ from homing.errors import DataError
 from homing.lm.data.chat.template import find_template
 from homing.lm.rl.prompter import Prompter
 from homing.wire.file_names import CHAT_TEMPLATE, TOKENIZER_CONFIG
-from homing.wire.template_file import template_beside
+from homing.wire.template_file import read_chat_template
 
 NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
 
@@ -38,7 +38,7 @@ def test_a_file_of_its_own_wins_and_of_several_the_default_is_meant(
         (tmp_path / TOKENIZER_CONFIG).write_text(json.dumps(config))
     if own is not None:
         (tmp_path / CHAT_TEMPLATE).write_text(own)
-    found = template_beside(tmp_path)
+    found = read_chat_template(tmp_path)
     assert found.source == source
     assert found.path == tmp_path / (CHAT_TEMPLATE if own else TOKENIZER_CONFIG)
     assert found.config == (config or {})

@@ -203,7 +203,7 @@ class Board:
                 "words": words if money.asked_at is not None or billing else ["Asking the providers ..."],
                 "is_billing": bool(billing or money.things),
                 "asked": format_moment(money.asked_at) if money.asked_at is not None else "",
-                "beside": [
+                "others": [
                     *(_cells(forgotten_row(line, now)) for line in forgotten),
                     *(_cells(thing_row(each, now)) for each in money.things),
                 ],
@@ -214,7 +214,7 @@ class Board:
                 "home": str(self._home.path),
             },
         )
-        self._feed.is_told.set()
+        self._feed.is_reported.set()
         with self._lock:
             followed = [following for following, _ in self._followed.values()]
         for each in followed:
@@ -286,11 +286,13 @@ class Board:
         if last is None:
             return Status(row, lines, None, spend, None, at=now)
         is_same = bool(lines) and bool(last.lines) and lines[-1].mark == last.lines[-1].mark
-        signs = last.signs if is_same or not lines else None  # signs of an earlier attempt say nothing about this one
-        return dataclasses.replace(last, run=row, lines=lines, signs=signs, spend_usd=spend, at=now)
+        reports = (
+            last.reports if is_same or not lines else None
+        )  # signs of an earlier attempt say nothing about this one
+        return dataclasses.replace(last, run=row, lines=lines, reports=reports, spend_usd=spend, at=now)
 
     def _row(self, status: Status, now: float) -> dict[str, Any]:
-        beat = status.signs.heartbeat if status.signs else None
+        beat = status.reports.heartbeat if status.reports else None
         mark = status.lines[-1].mark if status.lines else ""
         plan = plan_of(self._plans, self._home, status.run, mark) if status.run.is_live else None
         last = self._looks.get(status.run.id)

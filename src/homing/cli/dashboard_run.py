@@ -30,7 +30,7 @@ from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.meter import billing_lines
 from homing.cloud.reconcile.run_status import BY_REWARD, look, newest_beat
-from homing.cloud.watch.event_feed import News
+from homing.cloud.watch.event_feed import EventFeed
 from homing.cloud.watch.log_files import PROGRAMS
 from homing.cloud.watch.progress import Planned, planned, progress_line
 from homing.errors import HomingError
@@ -71,7 +71,7 @@ class Following:
         self._is_over = False  # neither live nor billing
         self._metrics: list[Metric] = []
         self._points: list[list[Any]] = []  # one per metric
-        self._opened: tuple[Remembering, News, dict[str, Tail]] | None = None
+        self._opened: tuple[Remembering, EventFeed, dict[str, Tail]] | None = None
         threading.Thread(target=self._follow, name=f"homing-dashboard {self._id}", daemon=True).start()
 
     def leave(self) -> None:
@@ -82,7 +82,7 @@ class Following:
         since, now = self._since, self._home.world.monotonic()
         if since is not None and now - since > ASK_S:
             self._put("problems", [f"No response for more than {ASK_S:g} s: showing older data. Still trying."])
-            self.feed.is_told.set()
+            self.feed.is_reported.set()
 
     def _follow(self) -> None:
         world = self._home.world
@@ -93,7 +93,7 @@ class Following:
             self._look("report", _REPORT_S, self._report)
             self._since = None
             self._put("problems", list(dict.fromkeys(itertools.chain(*self._problems.values()))))
-            self.feed.is_told.set()
+            self.feed.is_reported.set()
             self._is_left.wait(self._pause_s())
 
     def _pause_s(self) -> float:
@@ -143,7 +143,7 @@ class Following:
             return look_again(self._home, self._run)
         return self._home.ledger.run(self._id) or self._run
 
-    def _open(self) -> tuple[Remembering, News, dict[str, Tail]]:
+    def _open(self) -> tuple[Remembering, EventFeed, dict[str, Tail]]:
         if self._opened is None:
             is_here = isinstance(self._run, Trained)
             found = store_here(self._home) if is_here else self._home.store_of(cast(RunRow, self._run))
@@ -151,7 +151,7 @@ class Following:
             store = cast(Store, remembering)
             programs = ("trainer",) if is_here else PROGRAMS
             logs = {each: Tail(store, run_key(self._id, file_names.LOGS, f"{each}.log")) for each in programs}
-            self._opened = remembering, News(store, self._id, is_curve=True), logs
+            self._opened = remembering, EventFeed(store, self._id, is_curve=True), logs
         return self._opened
 
     def _add_points(self, metrics: Sequence[Metric], lines: Sequence[LedgerLine]) -> None:
@@ -175,7 +175,7 @@ class Following:
         else:
             self.feed.add("points", fresh)
 
-    def _head(self, feed: News, problems: list[str]) -> dict[str, Any]:
+    def _head(self, feed: EventFeed, problems: list[str]) -> dict[str, Any]:
         if isinstance(self._run, Trained):
             run = self._run
             head = {"run": run.run, "name": run.name, "state": run.state, "reason": run.reason, "phases": run.phases,

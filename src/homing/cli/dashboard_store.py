@@ -4,7 +4,7 @@
   other stores   a growing file only if its size or hash in the listing changed; one listing of the run serves a whole
                  look, because stores count or bill each listing
 
-`News` and `Tail` still receive the whole file on each read, so they need no changes.
+`EventFeed` and `Tail` still receive the whole file on each read, so they need no changes.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from homing.cloud.ledger.run_record import is_removed
 from homing.config import home, run_files
 from homing.config.model_folders import MODELS, manifest_in
 from homing.config.parse.key_suggestions import nearest
-from homing.config.projects import begun_elsewhere, file_called, is_still_theirs, name_meant
+from homing.config.projects import begun_elsewhere, belongs_to_other_folder, file_called, name_meant
 from homing.errors import DataError, HomingError, UsageError
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import Pointer, figure_of
@@ -316,7 +316,7 @@ def _models_called(name: str) -> list[_Models]:
     found = [_Models(run_id, tuple(folders), run_dirs.get(run_id)) for run_id, folders in by_run.items()]
     found.sort(key=lambda each: each.run, reverse=True)  # ids contain the time
     # Stable sort: the newest stays first.
-    found.sort(key=lambda each: (bool(each.run), not each.fetched and is_still_theirs(each.run)))
+    found.sort(key=lambda each: (bool(each.run), not each.fetched and belongs_to_other_folder(each.run)))
     return found
 
 

@@ -25,7 +25,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.reconcile.unknown_billing import check_lost
 from homing.config.paths import RUN_SUFFIXES, run_files, typed_name
-from homing.config.projects import begun_elsewhere, file_called, is_still_theirs, name_meant
+from homing.config.projects import begun_elsewhere, belongs_to_other_folder, file_called, name_meant
 from homing.errors import HomingError, UsageError
 
 __all__ = ["find_any", "find_finished", "find_run", "is_stranger", "name_here"]
@@ -106,7 +106,7 @@ def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = 
     own = [row for row in called if begun_elsewhere(row.id) is None] if name is not None else []
     billing = home.ledger.billing_runs() if len(own) > 1 else set()
     # Stable sort: the newest stays first.
-    own.sort(key=lambda row: (is_still_theirs(row.id), not row.is_live and row.id not in billing))
+    own.sort(key=lambda row: (belongs_to_other_folder(row.id), not row.is_live and row.id not in billing))
     if not own:
         return _from_elsewhere(home, called, brings, changes)
     live = next((row for row in called if row.is_live and row not in own), None)

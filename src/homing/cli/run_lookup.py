@@ -27,7 +27,7 @@ __all__ = ["find_any", "find_run", "last_word", "meet_host", "open_home", "parse
 def open_home() -> Iterator[Home]:
     """Open the home for one verb. Warn immediately if the ledger had to be repaired or recovered."""
     home = Home(home_path(), World())
-    home.ledger.file.tell = lambda text: output.say(f"warning: {text}")
+    home.ledger.file.notify = lambda text: output.say(f"warning: {text}")
     yield home
 
 

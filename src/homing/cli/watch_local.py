@@ -1,6 +1,6 @@
 """`watch`, `status`, `logs` and `stop` for a run trained on this computer: the same output, without money.
 
-  run directory --News--> events, validations, samples, the progress line ... how it ended
+  run directory --EventFeed--> events, validations, samples, the progress line ... how it ended
   stop --control.json--> trainer, between two steps
 
 Nothing is guarded here, because there is no instance to bill.
@@ -16,7 +16,7 @@ from homing.cli.local_runs import Trained, look_again, store_here
 from homing.cloud.contact.heartbeats import Tail
 from homing.cloud.home import Home
 from homing.cloud.reconcile.run_status import check_interval, how_far, newest_in
-from homing.cloud.watch.event_feed import News, Report
+from homing.cloud.watch.event_feed import EventFeed, Report
 from homing.cloud.watch.log_files import check_program, follow_tail
 from homing.errors import HomingError, UsageError
 from homing.store import run_key
@@ -34,7 +34,7 @@ _NO_WORD = "no trainer is running, and the last one left no error message."
 def watch_here(home: Home, run: Trained, *, every_s: float) -> Iterator[Report]:
     """Yield reports of the run; the last is `end`, when no trainer is running any more."""
     check_interval(every_s)
-    feed, last, due = News(store_here(home), run.run), "", home.world.monotonic()
+    feed, last, due = EventFeed(store_here(home), run.run), "", home.world.monotonic()
     is_first = True
     while True:
         # Check the state before reading the files, so that everything written up to the end is read.
@@ -57,7 +57,7 @@ def watch_here(home: Home, run: Trained, *, every_s: float) -> Iterator[Report]:
         home.world.sleep(min(every_s, _POLL_S))
 
 
-def progress_of(run: Trained, feed: News) -> str:
+def progress_of(run: Trained, feed: EventFeed) -> str:
     """Return the progress line in the same order as for a rented run; during training also GPU memory and ETA."""
     metric = feed.metric
     if metric is None or metric.phase != run.phase:  # nothing reported for this phase yet
@@ -73,7 +73,7 @@ def progress_of(run: Trained, feed: News) -> str:
     return " | ".join(parts)
 
 
-def _data(run: Trained, feed: News) -> dict[str, Any]:
+def _data(run: Trained, feed: EventFeed) -> dict[str, Any]:
     metric = codec.dump(feed.metric) if feed.metric is not None else None
     return {**run.to_dict(), "metric": metric, "figures": feed.figures.get(run.phase, {})}
 
@@ -83,7 +83,9 @@ def newest_saved(home: Home, run: Trained) -> str:
     return newest_in(store_here(home), run.run, lambda: list(run.phases))
 
 
-def log_of(home: Home, run: Trained, program: str, *, is_following: bool, tell: Callable[[str], None]) -> Iterator[str]:
+def log_of(
+    home: Home, run: Trained, program: str, *, is_following: bool, notify: Callable[[str], None]
+) -> Iterator[str]:
     """Yield the lines of the trainer's log; a local run has no other program."""
     check_program(program, run.run)
     if program != "trainer":
@@ -95,7 +97,7 @@ def log_of(home: Home, run: Trained, program: str, *, is_following: bool, tell: 
     tail = Tail(store_here(home), run_key(run.run, file_names.LOGS, f"{program}.log"))
     if not is_following:
         return iter(tail.lines())
-    return follow_tail(tail, lambda: not look_again(home, run).is_live, home.world, tell)
+    return follow_tail(tail, lambda: not look_again(home, run).is_live, home.world, notify)
 
 
 def ask_to_stop(home: Home, run: Trained) -> None:

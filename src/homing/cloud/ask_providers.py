@@ -13,16 +13,16 @@ from typing import TypeVar
 from homing.errors import HomingError, ProviderSilent
 from homing.world import World
 
-__all__ = ["ASK_S", "HURRY_S", "ask_all", "ask_store", "cause", "patience_s"]
+__all__ = ["ASK_S", "NEAR_LIMIT_TIMEOUT_S", "ask_all", "ask_store", "cause", "patience_s"]
 
 ASK_S = 30.0  # how long a provider may take to answer
-HURRY_S = 5.0  # the same when a limit is near: a handful of such calls precede the limit check
+NEAR_LIMIT_TIMEOUT_S = 5.0  # the same when a limit is near: a handful of such calls precede the limit check
 T = TypeVar("T")
 
 
 def patience_s(world: World, by: float) -> float:
     """Return how long to wait for an answer if a limit needs the caller at `by` (Unix seconds)."""
-    return min(ASK_S, max(HURRY_S, by - world.now()))
+    return min(ASK_S, max(NEAR_LIMIT_TIMEOUT_S, by - world.now()))
 
 
 def ask_store(address: str, question: Callable[[], T], name: str, world: World) -> T:

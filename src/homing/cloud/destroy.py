@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from homing.cloud.ask_providers import HURRY_S, ask_store
-from homing.cloud.contact.heartbeats import read_signs
+from homing.cloud.ask_providers import NEAR_LIMIT_TIMEOUT_S, ask_store
+from homing.cloud.contact.heartbeats import read_reports
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.clock_steps import follow_clock
@@ -81,13 +81,13 @@ def would_be_lost(home: Home, run: RunRow) -> str:
         return ""
     try:
         name = f"The store of {run.id}"
-        signs = ask_store(run.store, lambda: read_signs(home.store_of(run), run.id, lines[-1]), name, home.world)
+        reports = ask_store(run.store, lambda: read_reports(home.store_of(run), run.id, lines[-1]), name, home.world)
     except (HomingError, WireError, OSError) as exc:
         return f"could not read the store ({exc}), so what was pushed is unknown"
-    if signs.heartbeat is None:
+    if reports.heartbeat is None:
         return ""  # nothing was trained yet
-    beat = signs.heartbeat
-    if beat.is_pushed and signs.outcome is not None:
+    beat = reports.heartbeat
+    if beat.is_pushed and reports.outcome is not None:
         return ""
     at = f" at step {beat.step:,} of {beat.num_steps:,}" if beat.num_steps else ""  # unknown before the first metrics
     return f"it is {beat.state}{at}; anything not pushed is lost"
@@ -157,7 +157,7 @@ def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float, by: fl
 
     calls = [lambda own=own: _destroy_in_turn(home, own, deadline_s) for own in by_provider.values()]
     # A single provider delays no other, so its own deadlines apply in full.
-    longest_s = min(_longest_s(by_provider, deadline_s), max(HURRY_S, by - home.world.now()))
+    longest_s = min(_longest_s(by_provider, deadline_s), max(NEAR_LIMIT_TIMEOUT_S, by - home.world.now()))
     is_alone = len(calls) == 1 and math.isinf(by)
     found = [calls[0]()] if is_alone else home.world.together(calls, longest_s)
     problems: dict[str, Problem] = {}

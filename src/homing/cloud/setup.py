@@ -95,10 +95,10 @@ def _make_store(url: str, home: Home) -> None:
 
 
 def _make_bucket(url: str) -> None:
-    from homing.store.s3.client import open_door, region_of, s3_failures
+    from homing.store.s3.client import connect, region_of, s3_failures
 
     address = parse_s3(url)
-    s3 = open_door(address)
+    s3 = connect(address)
     region = address.region or region_of(address)
     # us-east-1 is the one region that must not be named.
     where = {} if region in ("", "us-east-1") else {"CreateBucketConfiguration": {"LocationConstraint": region}}

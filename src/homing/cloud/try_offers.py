@@ -48,7 +48,7 @@ def launch_any(
     others: Sequence[OfferPlan],
     home: Home,
     *,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     agree: Callable[[OfferPlan, Draft], bool],
 ) -> tuple[Draft, Launched]:
     """Launch on `first`, which is already agreed to, or else on one of `others`, in order.
@@ -60,11 +60,11 @@ def launch_any(
     with _resuming(first, home):
         while True:
             try:
-                return ready, launch(ready, home, tell=tell, last=last)
+                return ready, launch(ready, home, notify=notify, last=last)
             except (NoOffer, NeverCame) as exc:
                 how = "is gone" if isinstance(exc, NoOffer) else "never came up and is destroyed"
-                tell(f"{name_of(ready.order.offer)} {how}: {' '.join(exc.why.split()) or exc.what}")
-                found = _next(first, rest, home, tell, agree)
+                notify(f"{name_of(ready.order.offer)} {how}: {' '.join(exc.why.split()) or exc.what}")
+                found = _next(first, rest, home, notify, agree)
                 if found is None:
                     raise
                 ready, last = found
@@ -94,7 +94,7 @@ def _next(
     first: Draft,
     rest: list[OfferPlan],
     home: Home,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     agree: Callable[[OfferPlan, Draft], bool],
 ) -> tuple[Draft, RunRow] | None:
     """Take offers from `rest` until one can be launched. Return its draft and the run row it is based on.
@@ -109,15 +109,15 @@ def _next(
             try:
                 ready = _instead(first, last, row, home)
             except UsageError as exc:  # too expensive for the rest of the limit, or it cannot reach the store
-                tell(f"{name_of(row.offer)}: {exc.what}")
+                notify(f"{name_of(row.offer)}: {exc.what}")
                 break
             if agreed is not None:
                 if _limits(ready) == _limits(agreed):
                     return ready, last
                 time = f", time {format_duration(ready.run.limits.time_s)}" if ready.run.limits.time_s else ""
-                tell(f"Its limits have changed: {meter.show_usd(ready.spend_limit_usd)}{time}")
+                notify(f"Its limits have changed: {meter.show_usd(ready.spend_limit_usd)}{time}")
             rate = meter.show_usd(row.offer.rate_usd_per_hour)
-            tell(f"Next: {name_of(row.offer)} at {rate}/h, {meter.show_usd(row.cost_usd)} to finish")
+            notify(f"Next: {name_of(row.offer)} at {rate}/h, {meter.show_usd(row.cost_usd)} to finish")
             if not agree(row, ready):
                 return None
             agreed, last = ready, _as_undone(first, home)

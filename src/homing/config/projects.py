@@ -29,9 +29,9 @@ from homing.wire.run_json import Run
 __all__ = [
     "PROJECT_NOTE",
     "begun_elsewhere",
+    "belongs_to_other_folder",
     "file_called",
     "find_run_file",
-    "is_still_theirs",
     "launch_again",
     "name_in",
     "name_meant",
@@ -132,7 +132,7 @@ def begun_elsewhere(run_id: str) -> Path | None:
     return folder
 
 
-def is_still_theirs(run_id: str) -> bool:
+def belongs_to_other_folder(run_id: str) -> bool:
     """Return whether the run was begun in another folder that still exists.
 
     If this folder is a copy of that one, runs begun here take precedence.

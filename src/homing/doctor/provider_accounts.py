@@ -25,7 +25,7 @@ from homing.world import HttpRequest, NetworkError
 __all__ = ["check_hub", "check_providers"]
 
 ANSWER_S = 45.0
-_NOBODY = "000000"  # a dummy owner: checking a home must not create its owner
+_DUMMY_OWNER = "000000"  # a dummy owner: checking a home must not create its owner
 
 
 def check_providers(examined: Examined) -> list[Check]:
@@ -50,9 +50,9 @@ def _ask_all(names: list[str], examined: Examined) -> list[Any]:
     """Check all providers in parallel, and tell the person which ones are still pending."""
     waiting = list(names)
 
-    def tell() -> None:
+    def notify() -> None:
         if waiting:
-            examined.tell(f"{', '.join(waiting)}; at most {ANSWER_S:g} s")
+            examined.notify(f"{', '.join(waiting)}; at most {ANSWER_S:g} s")
 
     def ask(name: str) -> list[Check]:
         try:
@@ -60,9 +60,9 @@ def _ask_all(names: list[str], examined: Examined) -> list[Any]:
         finally:
             if name in waiting:  # otherwise it answered after the deadline
                 waiting.remove(name)
-                tell()
+                notify()
 
-    tell()
+    notify()
     answers = examined.home.world.together([partial(ask, name) for name in names], ANSWER_S)
     waiting.clear()
     return answers
@@ -153,7 +153,7 @@ def _open(name: str, examined: Examined) -> Provider:
     home = examined.home
     if home.world.exists(home.path / "owner"):
         return home.provider(name)
-    return open_provider(name, home=home.path, owner=_NOBODY, world=home.world)
+    return open_provider(name, home=home.path, owner=_DUMMY_OWNER, world=home.world)
 
 
 def _configure(provider: Provider, name: str, run: Run) -> None:

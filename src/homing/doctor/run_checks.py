@@ -66,5 +66,5 @@ CHECKS: list[tuple[str, Callable[[Examined], list[Check]]]] = [
 def examine(examined: Examined) -> Iterator[Check]:
     """Yield each result as it arrives: some checks use the network and may be slow."""
     for subject, question in CHECKS:
-        examined.tell(subject)
+        examined.notify(subject)
         yield from question(examined)

@@ -45,7 +45,7 @@ class Examined:
     run_error: HomingError | None = None  # why the run file could not be read
     is_prepared: bool = True
     named: tuple[str, ...] = ()  # providers named on the command line
-    tell: Callable[[str], None] = lambda text: None  # reports the current check to the person waiting
+    notify: Callable[[str], None] = lambda text: None  # reports the current check to the person waiting
 
     @cached_property
     def providers(self) -> list[str]:

@@ -45,10 +45,10 @@ class Steps(Generic[Made]):
 
     def __init__(
         self, model: Decoder, cache: RowCache, make: Callable[[Tensor], Made], *, is_captured: bool,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._model, self.cache, self._make = model, cache, make
-        self.is_captured, self._tell = is_captured, tell
+        self.is_captured, self._notify = is_captured, notify
         self._ids_B = torch.zeros(len(cache.places_B), dtype=torch.int64, device=model.device)
         self._captures = Graphs(model.device)
         self._graphs: dict[int, tuple[Callable[[], None], Made]] = {}
@@ -100,4 +100,4 @@ class Steps(Generic[Made]):
             made.clear()
             self._graphs.clear()
             self._captures.forget()
-            self._tell(problem)
+            self._notify(problem)

@@ -195,7 +195,7 @@ def _build(here: _Here, phase: Phase) -> _Model:
     start, run = start_of(here, phase, None), here.run
     num_layers = _layers_that_fit(run, here.device, BYTES_PER_PARAM if phase.method == "full" else BYTES_PER_FROZEN)
     is_whole = num_layers == run.model.num_layers
-    if start is not None and is_whole and _lies_here(start):
+    if start is not None and is_whole and _is_here(start):
         torch.manual_seed(run.seed)
         return _Model(load_model(here, phase, start)[0], describe_start(here, start), is_trained=True)
     model = Decoder(dataclasses.replace(run.model, num_layers=num_layers))
@@ -211,7 +211,7 @@ def _build(here: _Here, phase: Phase) -> _Model:
     return _Model(model, "random ones of that shape", False, [f"The weights of {named}: {why}."])
 
 
-def _lies_here(folder: Path) -> bool:
+def _is_here(folder: Path) -> bool:
     """Return whether the weights are here.
 
     For open weights there may be only metadata: the instance downloads the rest.

@@ -33,9 +33,9 @@ _TAKES_MACHINE: tuple[Act, ...] = ("preempt", "vanish", "hang")
 
 
 class Acts:
-    def __init__(self, acts: list[Act], home: Home, cloud: ServedCloud, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, acts: list[Act], home: Home, cloud: ServedCloud, notify: Callable[[str, str], None]) -> None:
         self.left = list(acts)
-        self._home, self._cloud, self._tell = home, cloud, tell
+        self._home, self._cloud, self._notify = home, cloud, notify
         self._taken: list[str] = []  # marks of machines taken by an act
 
     def await_first(self, run: RunRow) -> None:
@@ -51,13 +51,13 @@ class Acts:
         instances = self._cloud.living()
         if len(instances) == 1:
             act = self.left.pop(0)
-            self._tell("fault", f"{act}: now")
+            self._notify("fault", f"{act}: now")
             self._play(act, run, instances[0])
 
     def _due(self, run: RunRow) -> Literal["later", "now", "over"]:
         """Decide by the newest heartbeat: due from the first step on, or for `vanish` from the first checkpoint on."""
         status = look(self._home, run)
-        beat = status.signs.heartbeat if status.signs else None
+        beat = status.reports.heartbeat if status.reports else None
         if beat is None or beat.mark in self._taken:
             return "later"
         if beat.state not in ("booting", "fetching", "training"):
@@ -85,7 +85,7 @@ class Acts:
             self._cloud.kill()
             self._home.world.sleep(_DOWN_S)
             self._cloud.serve()
-            self._tell("line", "the cloud is back")
+            self._notify("line", "the cloud is back")
 
     def _wait_for_silence(self, run: RunRow) -> None:
         """Wait until a frozen machine has been silent for a while, then destroy it as a person would."""
@@ -94,7 +94,7 @@ class Acts:
             return (look(self._home, run).heartbeat_age_s or 0.0) > _SILENCE_S
 
         wait_until(is_silent, timeout_s=_WAIT_S, every_s=_POLL_S, world=self._home.world)
-        self._tell("line", f"no heartbeat for {format_duration(_SILENCE_S)}: homing destroy {run.name}")
+        self._notify("line", f"no heartbeat for {format_duration(_SILENCE_S)}: homing destroy {run.name}")
         destroy_run(self._home, run)
 
     def _take_store_away(self) -> None:
@@ -102,4 +102,4 @@ class Acts:
         world.rename(store, store.with_name("store-away"))
         world.sleep(_DOWN_S)
         world.rename(store.with_name("store-away"), store)
-        self._tell("line", f"the store is back after {format_duration(_DOWN_S)}")
+        self._notify("line", f"the store is back after {format_duration(_DOWN_S)}")

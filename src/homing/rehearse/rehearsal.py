@@ -34,7 +34,7 @@ from homing.wire import file_names
 from homing.wire.run_json import Run
 from homing.world import World
 
-__all__ = ["DEFAULT_LIMIT_USD", "Rehearsal", "RehearsalOrder", "Told", "rehearse"]
+__all__ = ["DEFAULT_LIMIT_USD", "OnOutput", "Rehearsal", "RehearsalOrder", "rehearse"]
 
 DEFAULT_LIMIT_USD = Decimal("0.25")
 _WATCH_S = 3600.0  # for a shrunken run to end
@@ -42,7 +42,7 @@ _LOOK_S = 1.0  # acts are played between reports, so those come often
 _LINE_S = 10.0  # and are shown less often
 _MAX_ATTEMPTS = 6
 
-Told = Callable[[str, str], None]  # kind (step | line | fault), text
+OnOutput = Callable[[str, str], None]  # kind (step | line | fault), text
 
 
 @dataclass(frozen=True)
@@ -71,21 +71,21 @@ class Rehearsal:
         return self.verdict.problems
 
 
-def rehearse(order: RehearsalOrder, home_path: Path, world: World, tell: Told) -> Rehearsal:
+def rehearse(order: RehearsalOrder, home_path: Path, world: World, notify: OnOutput) -> Rehearsal:
     """Run the rehearsal. Problems of the rehearsed run are returned, not raised. Leaves nothing running."""
     scenes = find_scenes(order.faults)
     folder = home_path / "rehearsals" / new_run_id(order.run.name, world)
     home = Home(folder, world)
     world.mkdir(folder)
     cloud = ServedCloud(folder, world, seed=order.seed, has_guard=order.has_guard)
-    tell("step", f"The fake cloud, served from {folder}")
+    notify("step", f"The fake cloud, served from {folder}")
     cloud.serve()
-    acts = Acts([scene.act for scene in scenes.values() if scene.act], home, cloud, tell)
-    walk = _Walk(order, home, acts, tell)
+    acts = Acts([scene.act for scene in scenes.values() if scene.act], home, cloud, notify)
+    walk = _Walk(order, home, acts, notify)
     try:
         cloud.set_faults(faults_of(scenes).to_dict())
         for name, scene in scenes.items():
-            tell("fault", f"{name}: {scene.text}")
+            notify("fault", f"{name}: {scene.text}")
         walk.there()
         walk.back()
         if len(walk.failed_launches) > sum(scene.fails_launches for scene in scenes.values()):
@@ -105,8 +105,8 @@ def rehearse(order: RehearsalOrder, home_path: Path, world: World, tell: Told) -
 class _Walk:
     """The trip itself, step by step, as a person would type it."""
 
-    def __init__(self, order: RehearsalOrder, home: Home, acts: Acts, tell: Told) -> None:
-        self.order, self.home, self.acts, self.tell = order, home, acts, tell
+    def __init__(self, order: RehearsalOrder, home: Home, acts: Acts, notify: OnOutput) -> None:
+        self.order, self.home, self.acts, self.notify = order, home, acts, notify
         self.problems: list[str] = []
         self.failed_launches: list[str] = []
         self.num_attempts = 0
@@ -126,7 +126,7 @@ class _Walk:
             self._watch()
             if self._row().state == "done":
                 break
-            self.tell("step", f"The run was interrupted: {self._row().reason}")
+            self.notify("step", f"The run was interrupted: {self._row().reason}")
         if self.acts.left:
             self.problems.append(f"The run ended before {', '.join(self.acts.left)} could happen.")
         if self.run is None or self._row().state != "done":
@@ -134,14 +134,14 @@ class _Walk:
 
     def back(self) -> None:
         assert self.run is not None, "nothing was launched"
-        self.tell("step", "Fetch the model, verified by hash")
+        self.notify("step", "Fetch the model, verified by hash")
         model_dir = self.home.path / file_names.STORE_MODELS / self.run.name
         self.fetched = fetch(self.home, self._row(), model_dir)
-        self.tell("line", f"step {self.fetched.manifest.step:,} is in {model_dir}")
-        self.tell("step", "Destroy, confirmed by the provider")
+        self.notify("line", f"step {self.fetched.manifest.step:,} is in {model_dir}")
+        self.notify("step", "Destroy, confirmed by the provider")
         destroy_run(self.home, self._row())
         for finding in survey(self.home).to_answer:
-            self.tell("line", f"left over: {finding.thing} {finding.id}; it is destroyed")
+            self.notify("line", f"left over: {finding.thing} {finding.id}; it is destroyed")
             end_finding(self.home, finding)
 
     def _row(self) -> RunRow:
@@ -150,7 +150,7 @@ class _Walk:
 
     def _launch(self) -> bool:
         is_resumed = self.run is not None
-        self.tell("step", f"Launch {self.order.run.name}" + (" --resume" if is_resumed else ""))
+        self.notify("step", f"Launch {self.order.run.name}" + (" --resume" if is_resumed else ""))
         try:
             run = _on_fake(self.order.run, self.home, self.order.limit_usd, self.run.id if self.run else "")
             offer = make_plan(run, self.home).offers[0].offer
@@ -167,18 +167,18 @@ class _Walk:
                 self.home,
             )
             for sentence in guards(ready, self.home):
-                self.tell("line", sentence)
-            self.run = launch(ready, self.home, tell=lambda text: self.tell("line", text)).run
+                self.notify("line", sentence)
+            self.run = launch(ready, self.home, notify=lambda text: self.notify("line", text)).run
         except StillBilling:
             raise
         except HomingError as exc:
             self.failed_launches.append(exc.what)
-            self.tell("line", f"it failed and was undone: {exc.what}")
+            self.notify("line", f"it failed and was undone: {exc.what}")
             return False
         return True
 
     def _watch(self) -> None:
-        self.tell("step", f"Watch {self.order.run.name}")
+        self.notify("step", f"Watch {self.order.run.name}")
         assert self.run is not None
         deadline = self.home.world.monotonic() + _WATCH_S
         line_due = 0.0
@@ -186,7 +186,7 @@ class _Walk:
             now = self.home.world.monotonic()
             if report.kind not in ("line", "sample") or (report.kind == "line" and now >= line_due):
                 line_due = now + _LINE_S if report.kind == "line" else line_due
-                self.tell("line", report.text)
+                self.notify("line", report.text)
             self.acts.play_if_due(self._row())
             if self.home.world.monotonic() > deadline:
                 raise HomingError(

@@ -305,7 +305,7 @@ def _attempt(line: LedgerLine, now: float, bill: meter.Bill | None) -> Attempt:
         line.billing,
         str(meter.line_spend(line, now)),
         line.is_at_most,
-        str(bill.theirs_usd) if bill is not None else None,
+        str(bill.provider_usd) if bill is not None else None,
         line.note,
     )
 

@@ -40,7 +40,7 @@ __all__ = [
     "Versioned",
     "check_key",
     "disk_failed",
-    "is_aside",
+    "is_temporary_file",
     "not_in_store",
     "run_key",
     "unwatched",
@@ -142,15 +142,15 @@ PROBES = "homing-probe"  # prefix of the keys that preflight writes and deletes
 
 
 # Temporary files: those that World writes before renaming them, and those that `get` has not yet checked.
-_ASIDE = re.compile(r"\.(tmp-\d+|part)-[0-9a-f]{8}$")
+_TEMPORARY_NAME = re.compile(r"\.(tmp-\d+|part)-[0-9a-f]{8}$")
 
 
 _UNPLAIN = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
-def is_aside(name: str) -> bool:
+def is_temporary_file(name: str) -> bool:
     """Return True for the name of an unfinished file, which is never listed and never pushed."""
-    return bool(_ASIDE.search(name))
+    return bool(_TEMPORARY_NAME.search(name))
 
 
 def check_key(key: str) -> str:
@@ -163,7 +163,7 @@ def check_key(key: str) -> str:
         problem = "it is absolute, or has an empty, `.` or `..` part"
     elif _UNPLAIN.search(key):
         problem = "it has a backslash or a control character"
-    elif any(is_aside(part) for part in parts):
+    elif any(is_temporary_file(part) for part in parts):
         problem = "its name is reserved for unfinished files"
     if problem:
         raise StoreError(

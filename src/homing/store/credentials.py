@@ -51,11 +51,11 @@ def _plain(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, 
 def _aws_keys(url: str, environment: Mapping[str, str]) -> dict[str, str]:
     if environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY"):
         return _plain(environment, ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
-    from homing.store.s3.client import open_door
+    from homing.store.s3.client import connect
 
     # From a profile, single sign-on or a role: the instance cannot read those files, so pass their current values.
-    door = open_door(parse_s3(url))
-    found: Any = door.credentials
+    connection = connect(parse_s3(url))
+    found: Any = connection.credentials
     if found is None:
         return {}
     frozen = found.get_frozen_credentials()
@@ -63,7 +63,7 @@ def _aws_keys(url: str, environment: Mapping[str, str]) -> dict[str, str]:
         "AWS_ACCESS_KEY_ID": frozen.access_key,
         "AWS_SECRET_ACCESS_KEY": frozen.secret_key,
         "AWS_SESSION_TOKEN": frozen.token,
-        "AWS_REGION": str(door.client.meta.region_name or ""),
+        "AWS_REGION": str(connection.client.meta.region_name or ""),
     }
     return {name: value for name, value in named.items() if value}
 

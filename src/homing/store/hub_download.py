@@ -32,12 +32,12 @@ class HubFailed(StoreError):
     """A file that the Hub listed at launch cannot be downloaded from it."""
 
 
-def take_from_hub(item: Input, path: str, world: World, tell: Callable[[str, str], None]) -> None:
+def take_from_hub(item: Input, path: str, world: World, notify: Callable[[str, str], None]) -> None:
     """Download `item` to `path` and verify its sha256; raises HubFailed.
 
     `tell` is called now and then with the progress, and for every retry.
     """
-    taking = _Taking(item, f"{path}.part", world, tell)
+    taking = _Taking(item, f"{path}.part", world, notify)
     failures, wrong, moved_at = 0, 0, world.monotonic()
     furthest = taking.num_bytes  # bytes received again, from a server that always restarts, are not progress
     while True:
@@ -55,14 +55,14 @@ def take_from_hub(item: Input, path: str, world: World, tell: Callable[[str, str
         quiet_s = world.monotonic() - moved_at
         if quiet_s >= PATIENCE_S:
             raise _failed(item, f"{problem}, and no new bytes for {format_duration(quiet_s)}")
-        tell("input_retried", f"{item.path}: {problem}; retrying.")
+        notify("input_retried", f"{item.path}: {problem}; retrying.")
         world.sleep(min(max(wait_s, min(2.0**failures, _LONGEST_WAIT_S)), PATIENCE_S - quiet_s))
         failures += 1
 
 
 class _Taking:
-    def __init__(self, item: Input, part: str, world: World, tell: Callable[[str, str], None]) -> None:
-        self.item, self.part, self.world, self.tell = item, part, world, tell
+    def __init__(self, item: Input, part: str, world: World, notify: Callable[[str, str], None]) -> None:
+        self.item, self.part, self.world, self.notify = item, part, world, notify
         self.num_bytes, self._hash, self._reported_at = 0, hashlib.sha256(), world.monotonic()
         while self.world.exists(part) and (chunk := world.read(part, self.num_bytes, _CHUNK)):
             # Left by an earlier process.
@@ -102,7 +102,7 @@ class _Taking:
         if self.world.monotonic() - self._reported_at >= _REPORT_EVERY_S:
             self._reported_at = self.world.monotonic()
             of = format_bytes(self.item.num_bytes)
-            self.tell("input_fetching", f"{self.item.path}: {format_bytes(self.num_bytes)} of {of} from the Hub.")
+            self.notify("input_fetching", f"{self.item.path}: {format_bytes(self.num_bytes)} of {of} from the Hub.")
 
     def _count(self, chunk: bytes) -> None:
         self._hash.update(chunk)

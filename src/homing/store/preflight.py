@@ -56,22 +56,22 @@ def _look(store: Store, needs_write: bool) -> list[str]:
 
 
 def _look_s3(store: S3Store, needs_write: bool) -> list[str]:
-    door, address = store.door, store.address
+    connection, address = store.connection, store.address
     try:
-        lies_in = str(door.client.head_bucket(Bucket=address.bucket).get("BucketRegion") or "")
-        swept = sweep(door, store.world) if needs_write else 0
+        is_inside = str(connection.client.head_bucket(Bucket=address.bucket).get("BucketRegion") or "")
+        swept = sweep(connection, store.world) if needs_write else 0
     except s3_failures() as exc:
-        raise door.error(exc, "used") from exc
-    named = address.region or (region_of(address) if door.is_amazon else "")
-    if named and lies_in and named != lies_in:
+        raise connection.error(exc, "used") from exc
+    named = address.region or (region_of(address) if connection.is_amazon else "")
+    if named and is_inside and named != is_inside:
         raise StoreError(
             what=f"{store.url} is in another region.",
-            why=f"The bucket {address.bucket} is in {lies_in}, not in {named}.",
-            fix=f"Add ?region={lies_in} to the store's address, or set AWS_REGION={lies_in}",
+            why=f"The bucket {address.bucket} is in {is_inside}, not in {named}.",
+            fix=f"Add ?region={is_inside} to the store's address, or set AWS_REGION={is_inside}",
         )
     store.list(f"{PROBES}/")
-    notes = [f"{address.bucket} is reachable at {door.where} with the credentials from {door.source}"]
-    if door.is_temporary:
+    notes = [f"{address.bucket} is reachable at {connection.where} with the credentials from {connection.source}"]
+    if connection.is_temporary:
         notes.append("warning: these credentials are temporary; a run that lasts longer can no longer push")
     if swept:
         notes.append(f"aborted {swept} uploads that were unfinished for more than a day")
@@ -85,17 +85,17 @@ def _look_hub(store: HubStore, needs_write: bool) -> list[str]:
         try:
             store.list("runs/")
         except StoreError:
-            if not store.door.token:
+            if not store.connection.token:
                 raise
             return [f"{store.url} does not exist or is not visible to this token; a launch creates it as private"]
-    return [f"{store.url} is reachable at {store.door.endpoint} with {store.door.token_source.rstrip(',')}"]
+    return [f"{store.url} is reachable at {store.connection.endpoint} with {store.connection.token_source.rstrip(',')}"]
 
 
 def _look_modal(store: VolumeStore, needs_write: bool) -> list[str]:
     if store.is_there():
-        return [f"{store.url} is reachable with {store.door.who}"]
+        return [f"{store.url} is reachable with {store.connection.who}"]
     if needs_write and store.may_create:
-        return [f"creating {store.url} with {store.door.who}"]
+        return [f"creating {store.url} with {store.connection.who}"]
     if needs_write:
         store.list("")  # raises the error for a missing Volume
     return [f"{store.url} does not exist; a launch creates it"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from homing.errors import StoreError
 from homing.store.address import HubAddress
-from homing.store.hf.client import Door, UploadFailed, hub_failures, open_door, status_of
+from homing.store.hf.client import Connection, UploadFailed, connect, hub_failures, status_of
 from homing.world import World
 
 __all__ = ["Looked", "Published", "look", "publish"]
@@ -27,7 +27,7 @@ _PIECE = 16 << 20
 
 @dataclass(frozen=True)
 class Looked:
-    door: Door
+    connection: Connection
     user: str
     exists: bool
     is_private: bool
@@ -46,28 +46,28 @@ class Published:
 
 def look(address: HubAddress, world: World) -> Looked:
     """Inspect the repository; raises before anything is created if the token does not allow publishing."""
-    door = open_door(address, world)
+    connection = connect(address, world)
     repo = {"repo_id": address.repo_id, "repo_type": address.repo_type}
-    if not door.token:
-        raise _refused(door, "there is no token")
+    if not connection.token:
+        raise _refused(connection, "there is no token")
     try:
-        who = door.api.whoami()
+        who = connection.api.whoami()
     except hub_failures() as exc:
         if status_of(exc) in (401, 403):
-            raise _refused(door, "the token is invalid") from exc
-        raise door.raised(exc, "published") from exc
+            raise _refused(connection, "the token is invalid") from exc
+        raise connection.raised(exc, "published") from exc
     role = str(((who.get("auth") or {}).get("accessToken") or {}).get("role", ""))
     if role == "read":
-        raise _refused(door, "the token is read-only")
+        raise _refused(connection, "the token is read-only")
     try:
-        info = door.api.repo_info(**repo)
-        tree = list(door.api.list_repo_tree(recursive=True, **repo))
+        info = connection.api.repo_info(**repo)
+        tree = list(connection.api.list_repo_tree(recursive=True, **repo))
     except hub_failures() as exc:
         if status_of(exc) not in (401, 404):
-            raise door.raised(exc, "checked") from exc
-        return Looked(door, str(who.get("name", "")), False, True, "")
+            raise connection.raised(exc, "checked") from exc
+        return Looked(connection, str(who.get("name", "")), False, True, "")
     files = sorted(item.path for item in tree if hasattr(item, "size") and item.path != ".gitattributes")
-    return Looked(door, str(who.get("name", "")), True, bool(info.private), str(info.sha), files)
+    return Looked(connection, str(who.get("name", "")), True, bool(info.private), str(info.sha), files)
 
 
 def publish(
@@ -77,32 +77,32 @@ def publish(
     *,
     is_public: bool,
     title: str,
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Published:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    door, address = looked.door, looked.door.address
+    connection, address = looked.connection, looked.connection.address
     repo = {"repo_id": address.repo_id, "repo_type": address.repo_type}
     removed = [name for name in looked.files if name.endswith(_STALE) and name not in names]
     operations: list[Any] = [CommitOperationDelete(name) for name in removed]
     operations += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=f"{folder}/{name}") for name in names]
     try:
         if not looked.exists:
-            tell(f"creating {address.url}, {'public' if is_public else 'private'}")
-            door.api.create_repo(private=not is_public, exist_ok=True, **repo)
-        parent = looked.commit or str(door.api.repo_info(**repo).sha)
-        tell(f"pushing {len(names)} files")
-        made = door.api.create_commit(operations=operations, commit_message=title, parent_commit=parent, **repo)
+            notify(f"creating {address.url}, {'public' if is_public else 'private'}")
+            connection.api.create_repo(private=not is_public, exist_ok=True, **repo)
+        parent = looked.commit or str(connection.api.repo_info(**repo).sha)
+        notify(f"pushing {len(names)} files")
+        made = connection.api.create_commit(operations=operations, commit_message=title, parent_commit=parent, **repo)
     except ValueError as exc:  # the SDK's exception for a model card that the Hub rejects
         if status_of(exc):
-            raise door.raised(exc, "published") from exc
+            raise connection.raised(exc, "published") from exc
         raise StoreError(
             what=f"The Hub rejected the model card for {address.url}.",
             why=str(exc)[:500],
             fix="Fix the lines between the two --- at the top of README.md in the export, then publish again.",
         ) from exc
     except RuntimeError as exc:
-        raise door.raised(UploadFailed(exc), "published") from exc
+        raise connection.raised(UploadFailed(exc), "published") from exc
     except hub_failures() as exc:
         if status_of(exc) in (409, 412):
             raise StoreError(
@@ -110,33 +110,37 @@ def publish(
                 why="You agreed to replace its earlier content.",
                 fix="Check it, then publish again.",
             ) from exc
-        raise door.raised(exc, "published") from exc
-    num_bytes = _compare(door, repo, folder, names, str(made.oid))
+        raise connection.raised(exc, "published") from exc
+    num_bytes = _compare(connection, repo, folder, names, str(made.oid))
     is_private = looked.is_private if looked.exists else not is_public
-    return Published(f"{door.endpoint}/{address.repo_id}", str(made.oid), num_bytes, removed, is_private)
+    return Published(f"{connection.endpoint}/{address.repo_id}", str(made.oid), num_bytes, removed, is_private)
 
 
-def _compare(door: Door, repo: dict[str, str], folder: str, names: list[str], commit: str) -> int:
+def _compare(connection: Connection, repo: dict[str, str], folder: str, names: list[str], commit: str) -> int:
     """Compare the Hub's listing with the local files and return the total size; raises StoreError.
 
     Checks all sizes, and the sha256 of large files.
     """
     try:
-        tree = {item.path: item for item in door.api.list_repo_tree(recursive=True, revision=commit, **repo)}
+        tree = {item.path: item for item in connection.api.list_repo_tree(recursive=True, revision=commit, **repo)}
     except hub_failures() as exc:
-        raise door.raised(exc, "checked") from exc
+        raise connection.raised(exc, "checked") from exc
     odd = []
     total = 0
     for name in names:
-        size = door.world.size(f"{folder}/{name}")
+        size = connection.world.size(f"{folder}/{name}")
         total += size
         there = tree.get(name)
         lfs = getattr(there, "lfs", None)
-        if there is None or int(there.size) != size or (lfs and str(lfs.sha256) != _sha256(door.world, folder, name)):
+        if (
+            there is None
+            or int(there.size) != size
+            or (lfs and str(lfs.sha256) != _sha256(connection.world, folder, name))
+        ):
             odd.append(name)
     if odd:
         raise StoreError(
-            what=f"{door.address.url} does not contain what was pushed.",
+            what=f"{connection.address.url} does not contain what was pushed.",
             why=f"Different files: {', '.join(odd[:6])}.",
             fix="Publish again; the commit before it is still there.",
         )
@@ -151,9 +155,9 @@ def _sha256(world: World, folder: str, name: str) -> str:
     return digest.hexdigest()
 
 
-def _refused(door: Door, why: str) -> StoreError:
+def _refused(connection: Connection, why: str) -> StoreError:
     return StoreError(
-        what=f"Cannot publish to {door.address.url}.",
-        why=f"Using {door.token_source.rstrip(',')}: {why}.",
-        fix=f"Create a token with write access: {door.endpoint}/settings/tokens   then export HF_TOKEN=...",
+        what=f"Cannot publish to {connection.address.url}.",
+        why=f"Using {connection.token_source.rstrip(',')}: {why}.",
+        fix=f"Create a token with write access: {connection.endpoint}/settings/tokens   then export HF_TOKEN=...",
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from homing.errors import IntegrityError, StoreError
-from homing.store.base import Entry, NotInStore, Store, is_aside, run_key
+from homing.store.base import Entry, NotInStore, Store, is_temporary_file, run_key
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest, FileHash, Pointer
 from homing.wire.codec import WireError, record
@@ -345,7 +345,7 @@ class Pusher:
     def _walk(self) -> list[str]:
         """Return the files to push; hidden ones are locks and unfinished checkpoints."""
         found = [name for name in self.world.walk(self.run_dir) if "/." not in f"/{name}" and ".tmp" not in name]
-        return [name for name in found if name not in _NOT_OURS and not is_aside(name)]
+        return [name for name in found if name not in _NOT_OURS and not is_temporary_file(name)]
 
     def _path(self, name: str) -> str:
         return os.path.join(self.run_dir, name)

@@ -73,12 +73,12 @@ def kept(url: str, num_bytes: int, region: str = "", endpoint: str = "") -> Kept
     where = urlsplit(address.endpoint or endpoint).hostname or ""
     if where.endswith(".r2.cloudflarestorage.com"):
         return _priced(num_bytes, _R2_USD_PER_GB_MONTH, "R2 standard")
-    lies_in = address.region or region
+    is_inside = address.region or region
     if where and not where.endswith((".amazonaws.com", ".amazonaws.com.cn")):
         return Kept(num_bytes, None, f"no published price for {where}")
-    if lies_in not in _S3_USD_PER_GB_MONTH:
-        return Kept(num_bytes, None, f"no known price for the region {lies_in or '(none set)'}")
-    return _priced(num_bytes, _S3_USD_PER_GB_MONTH[lies_in], f"S3 Standard in {lies_in}")
+    if is_inside not in _S3_USD_PER_GB_MONTH:
+        return Kept(num_bytes, None, f"no known price for the region {is_inside or '(none set)'}")
+    return _priced(num_bytes, _S3_USD_PER_GB_MONTH[is_inside], f"S3 Standard in {is_inside}")
 
 
 def _priced(num_bytes: int, usd_per_gb: str, what: str) -> Kept:

@@ -33,7 +33,7 @@ def main(order: str, every_s: float = EVERY_S) -> int:
     )
     follower = Follower(following.tracker, what, source, world, following.path("json"))
     state = follower.follow(every_s)
-    logging.getLogger(__name__).info("sent %s lines; the run is %s", len(follower.told), state or "silent")
+    logging.getLogger(__name__).info("sent %s lines; the run is %s", len(follower.sent), state or "silent")
     return 0
 
 

@@ -72,12 +72,12 @@ class Follower:
     world: World
     state_path: Path  # the record of what was sent, from which a restarted follower continues
     open_: Callable[[str, What], Sink] = open_sink
-    told: list[str] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
     sink: Sink | None = None
     num_failed: int = 0  # consecutive failures
 
     def __post_init__(self) -> None:
-        self.told = _load(self.state_path, self.world)
+        self.sent = _load(self.state_path, self.world)
 
     def follow(self, every_s: float = EVERY_S) -> str:
         """Follow until the run has an outcome and everything is sent; return its state.
@@ -88,9 +88,9 @@ class Follower:
         while True:
             # Read before the lines: otherwise lines written together with the outcome would be lost.
             state = self._outcome()
-            num_before = len(self.told)
+            num_before = len(self.sent)
             is_done = self.catch_up()
-            if len(self.told) != num_before:
+            if len(self.sent) != num_before:
                 active_at = self.world.monotonic()
             is_silent = self.world.monotonic() - active_at > SILENT_S
             if (is_done and state) or is_silent:
@@ -102,12 +102,12 @@ class Follower:
         """Send what was not sent yet; return False if source or tracker failed, and it must be retried."""
         try:
             lines = self._lines()
-            num_same = _num_same(self.told, [short for short, _ in lines])
+            num_same = _num_same(self.sent, [short for short, _ in lines])
             fresh = [metric for _, metric in lines[num_same:] if metric is not None]
             if fresh:
-                self._send(fresh, has_fallen_back=num_same < len(self.told))
-            self.told = [short for short, _ in lines] if lines else self.told
-            _save(self.state_path, self.told, self.world)
+                self._send(fresh, has_fallen_back=num_same < len(self.sent))
+            self.sent = [short for short, _ in lines] if lines else self.sent
+            _save(self.state_path, self.sent, self.world)
         except Exception as exc:
             # Third-party packages may raise anything: log it, and retry with a new sink.
             log.warning("%s failed; retrying: %s: %s", self.tracker, type(exc).__name__, exc)
@@ -164,11 +164,11 @@ def _num_same(old: list[str], new: list[str]) -> int:
 
 def _load(path: Path, world: World) -> list[str]:
     try:
-        return [str(each) for each in json.loads(world.read(path))["told"]]
+        return [str(each) for each in json.loads(world.read(path))["sent"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # start from the beginning
 
 
-def _save(path: Path, told: list[str], world: World) -> None:
+def _save(path: Path, sent: list[str], world: World) -> None:
     world.mkdir(path.parent)
-    world.write(path, json.dumps({"schema": "homing.tracker/1", "told": told}).encode())
+    world.write(path, json.dumps({"schema": "homing.tracker/1", "sent": sent}).encode())

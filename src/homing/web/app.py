@@ -36,7 +36,7 @@ from starlette.types import Receive, Scope, Send
 from homing.errors import DataError
 from homing.lm.data.chat.messages import Fault
 from homing.web import openai_format
-from homing.web.model_session import GivenUp, Spoken, TooLong, Voice
+from homing.web.model_session import GenerationSession, GivenUp, Spoken, TooLong
 from homing.web.openai_format import Answer, Defaults, Refusal, Wanted, event
 from homing.web.worker import QueueFull, Text, Worker
 
@@ -44,7 +44,7 @@ __all__ = ["make_app"]
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _JSON_BYTES = 6  # maximum for one byte of text: a control character is written as an escape
-_BESIDE_BYTES = 256 * 1024  # for the names, roles and settings around the text
+_ENVELOPE_BYTES = 256 * 1024  # for the names, roles and settings around the text
 _BODY_S = 60.0
 _RETRY_S = "5"
 _HERE = "GET /v1/models, POST /v1/chat/completions and POST /v1/completions"
@@ -52,10 +52,10 @@ _log = logging.getLogger(__name__)
 
 
 def make_app(
-    voice: Voice, worker: Worker, *, token: str, hosts: Sequence[str], defaults: Defaults | None = None
+    session: GenerationSession, worker: Worker, *, token: str, hosts: Sequence[str], defaults: Defaults | None = None
 ) -> Starlette:
     """Build the app. `hosts`: the host names it accepts, as a protection against DNS rebinding."""
-    routes = _Routes(voice, worker, token, defaults or Defaults())
+    routes = _Routes(session, worker, token, defaults or Defaults())
     return Starlette(
         routes=[
             Route("/", _page()),
@@ -66,13 +66,18 @@ def make_app(
             Route("/v1/completions", routes.complete, methods=["POST"]),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
-        exception_handlers={Refusal: _refused, HTTPException: _no_route, ClientDisconnect: _nobody, Exception: _broken},
+        exception_handlers={
+            Refusal: _refused,
+            HTTPException: _no_route,
+            ClientDisconnect: _not_found,
+            Exception: _broken,
+        },
     )
 
 
 class _Routes:
-    def __init__(self, voice: Voice, worker: Worker, token: str, defaults: Defaults) -> None:
-        self._voice, self._worker, self._token, self._defaults = voice, worker, token.encode(), defaults
+    def __init__(self, session: GenerationSession, worker: Worker, token: str, defaults: Defaults) -> None:
+        self._session, self._worker, self._token, self._defaults = session, worker, token.encode(), defaults
         self._created = int(time.time())
 
     async def health(self, request: Request) -> Response:
@@ -84,23 +89,23 @@ class _Routes:
 
     async def model(self, request: Request) -> Response:
         self._check_token(request)
-        if (name := request.path_params["name"]) != self._voice.name:
-            message = f"Unknown model {name!r}; this server has {self._voice.name!r}."
+        if (name := request.path_params["name"]) != self._session.name:
+            message = f"Unknown model {name!r}; this server has {self._session.name!r}."
             raise Refusal(message, status=404, param="model", code="model_not_found")
         return JSONResponse(self._card())
 
     def _card(self) -> dict[str, Any]:
-        mode = "chat" if self._voice.is_chat else "completion"
-        head = {"id": self._voice.name, "object": "model", "created": self._created, "owned_by": "homing"}
+        mode = "chat" if self._session.is_chat else "completion"
+        head = {"id": self._session.name, "object": "model", "created": self._created, "owned_by": "homing"}
         # Beyond OpenAI's format, for the page: chat or completion, context length, and the default settings.
         given = self._defaults
         defaults = {"max_tokens": given.num_tokens, "temperature": given.temperature, "top_k": given.top_k}
-        return {**head, "mode": mode, "context": self._voice.context, "defaults": defaults}
+        return {**head, "mode": mode, "context": self._session.context, "defaults": defaults}
 
     async def chat(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = openai_format.read_chat(await self._read(request), self._voice.name, self._defaults)
-        if not self._voice.is_chat:
+        wanted = openai_format.read_chat(await self._read(request), self._session.name, self._defaults)
+        if not self._session.is_chat:
             raise Refusal(
                 "This is a base model: it continues a text and was not trained for chat. Use /v1/completions.",
                 code="base_model",
@@ -110,7 +115,7 @@ class _Routes:
 
     async def complete(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = openai_format.read_completion(await self._read(request), self._voice.name, self._defaults)
+        wanted = openai_format.read_completion(await self._read(request), self._session.name, self._defaults)
         return await self._answer(request, wanted)
 
     async def _read(self, request: Request) -> dict[str, Any]:
@@ -118,7 +123,7 @@ class _Routes:
 
         Both the declared length and the received bytes are checked, because a chunked body declares none.
         """
-        most = min(MAX_BODY_BYTES, _JSON_BYTES * self._voice.max_prompt_bytes + _BESIDE_BYTES)
+        most = min(MAX_BODY_BYTES, _JSON_BYTES * self._session.max_prompt_bytes + _ENVELOPE_BYTES)
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
             raise _too_large(most)
@@ -136,7 +141,7 @@ class _Routes:
     async def _answer(self, request: Request, wanted: Wanted) -> Response:
         texts = [wanted.prompt] if wanted.messages is None else [message["content"] for message in wanted.messages]
         try:
-            self._voice.check_bytes(texts)
+            self._session.check_bytes(texts)
         except TooLong as exc:
             raise self._refused_length(exc, wanted) from None
         spoken, in_turns = Spoken(0), wanted.messages is not None
@@ -144,19 +149,19 @@ class _Routes:
         def work(is_wanted: Callable[[], bool]) -> Iterator[str]:
             # In the worker's thread, one at a time: twenty long prompts at once would need the memory of all of them.
             if wanted.messages is None:
-                ids = self._voice.begin(wanted.prompt, is_wanted)
+                ids = self._session.begin(wanted.prompt, is_wanted)
             else:
-                ids = self._voice.ask(wanted.messages, is_wanted)
+                ids = self._session.ask(wanted.messages, is_wanted)
             spoken.num_prompt_tokens = len(ids)
             yield ""
-            yield from self._voice.speak(ids, wanted.settings, spoken, in_turns=in_turns, is_wanted=is_wanted)
+            yield from self._session.speak(ids, wanted.settings, spoken, in_turns=in_turns, is_wanted=is_wanted)
 
         try:
             text = self._worker.submit(work)
         except QueueFull:
             raise Refusal("Too many requests are queued. Try again soon.", status=503, code="queue_full") from None
         await self._accepted(request, text, wanted)
-        answer = Answer(self._voice.name, wanted, spoken)
+        answer = Answer(self._session.name, wanted, spoken)
         if wanted.is_stream:
             return _Stream(text, answer)
         return await _whole(request, text, answer)
@@ -186,7 +191,7 @@ class _Routes:
     def _refused_length(self, exc: TooLong, wanted: Wanted) -> Refusal:
         number = f"at least {exc.num_tokens:,}" if exc.is_at_least else f"{exc.num_tokens:,}"
         message = (
-            f"The prompt has {number} tokens; the context of this model is {self._voice.context:,}, answer included."
+            f"The prompt has {number} tokens; the context of this model is {self._session.context:,}, answer included."
         )
         field = "prompt" if wanted.messages is None else "messages"
         # 400, because clients that truncate prompts look for it.
@@ -294,7 +299,7 @@ async def _broken(request: Request, exc: Exception) -> Response:
     return JSONResponse(Refusal(f"Internal server error: {type(exc).__name__}.", status=500).body, 500)
 
 
-async def _nobody(request: Request, exc: Exception) -> Response:
+async def _not_found(request: Request, exc: Exception) -> Response:
     return Response(status_code=400)  # the client left in the middle of the body, so no one reads this
 
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, cast
 
 from homing.lm.data.chat.messages import Message
 from homing.lm.data.chat.prompt_ids import Prompter, learned_to_answer
-from homing.lm.generate import generate, read_card, text_pieces
+from homing.lm.generate import decode_stream, generate, read_card
 
 if TYPE_CHECKING:
     from homing.lm.model import Decoder
     from homing.lm.tokenizer import Tokenizer
 
-__all__ = ["GivenUp", "Settings", "Spoken", "TooLong", "Voice", "up_to_stop"]
+__all__ = ["GenerationSession", "GivenUp", "Settings", "Spoken", "TooLong", "up_to_stop"]
 
 _FIRST_PART = 1 << 14  # characters
 
@@ -61,7 +61,7 @@ class GivenUp(Exception):
     """The client no longer waits for the text."""
 
 
-class Voice:
+class GenerationSession:
     def __init__(self, model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
         card = read_card(folder)
         self.name = card.run_name or folder.resolve().name
@@ -133,7 +133,7 @@ class Voice:
         # The buffers captured for generation hold GPU memory until it is closed, even if the rest is not wanted.
         with closing(cast("Generator[int]", made)):
             is_stopped = yield from up_to_stop(
-                text_pieces(self._tokenizer, _counted(made, spoken, is_wanted)), settings.stop
+                decode_stream(self._tokenizer, _counted(made, spoken, is_wanted)), settings.stop
             )
         spoken.is_ended = is_stopped or spoken.num_tokens < room
 
@@ -144,13 +144,13 @@ def _counted(ids: Iterator[int], spoken: Spoken, is_wanted: Callable[[], bool]) 
         yield i
 
 
-def up_to_stop(pieces: Iterable[str], stops: Sequence[str]) -> Generator[str, None, bool]:
+def up_to_stop(chunks: Iterable[str], stops: Sequence[str]) -> Generator[str, None, bool]:
     """Yield the text before the first stop string, which may span several chunks; return whether there was one.
 
     Text that may be the beginning of a stop string is held back until that is decided.
     """
     held = ""
-    for piece in pieces:
+    for piece in chunks:
         held += piece
         if found := [at for stop in stops if (at := held.find(stop)) >= 0]:
             if text := held[: min(found)]:

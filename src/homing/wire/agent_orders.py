@@ -45,7 +45,7 @@ class Orders:
     secret_names: List[str] = field(default_factory=list)
     agent_argv: List[str] = field(default_factory=list)  # command with which the dead-man restarts a dead agent
     # Run before training; empty: the machine has everything it needs.
-    furnish_argv: List[str] = field(default_factory=list)
+    bootstrap_argv: List[str] = field(default_factory=list)
     # Runs alongside the trainer: alerts, preemption notices, utilization.
     lookout_argv: List[str] = field(default_factory=list)
     unsaved_limit_s: float = 0.0  # how long it may train while the store refuses every push; 0: until another limit

@@ -67,7 +67,7 @@ class CheckpointManifest:
     sha256: str = ""  # of this file with this field left empty, so that the list of hashes is protected too
 
 
-def told_checkpoint(manifest: CheckpointManifest) -> str:
+def reported_checkpoint(manifest: CheckpointManifest) -> str:
     """Describe a checkpoint for messages: pretrain step 60 of goethe-20260101-000000-abcd."""
     return f"{manifest.phase} step {manifest.step:,} of {manifest.run_id or manifest.run_name}"
 

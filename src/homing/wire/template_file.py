@@ -13,7 +13,7 @@ from typing import Any, Dict
 
 from homing.wire import file_names
 
-__all__ = ["Beside", "Unreadable", "refuse_link_outside", "template_beside"]
+__all__ = ["FoundTemplate", "Unreadable", "read_chat_template", "refuse_link_outside"]
 
 
 class Unreadable(ValueError):
@@ -25,13 +25,13 @@ class Unreadable(ValueError):
 
 
 @dataclass(frozen=True)
-class Beside:
+class FoundTemplate:
     source: str  # the template; "" if there is none
     path: Path  # the file it was read from
     config: Dict[str, Any] = field(default_factory=dict)  # tokenizer_config.json, {} if there is none
 
 
-def template_beside(folder: Path) -> Beside:
+def read_chat_template(folder: Path) -> FoundTemplate:
     """Return the chat template next to the tokenizer in `folder`: data, a checkpoint or a model. Raises Unreadable."""
     path = folder / file_names.TOKENIZER_CONFIG
     refuse_link_outside(path)
@@ -42,10 +42,10 @@ def template_beside(folder: Path) -> Beside:
     # kept.
     if own.is_file():
         try:
-            return Beside(own.read_text(encoding="utf-8"), own, config)
+            return FoundTemplate(own.read_text(encoding="utf-8"), own, config)
         except (OSError, UnicodeDecodeError) as exc:
             raise Unreadable(own, str(exc)) from exc
-    return Beside(_default(config.get("chat_template")), path, config)
+    return FoundTemplate(_default(config.get("chat_template")), path, config)
 
 
 def refuse_link_outside(path: Path) -> None:

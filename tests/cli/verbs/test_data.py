@@ -310,21 +310,21 @@ def test_faults_in_parquet_are_told_by_file_and_row(homing: Homing, tmp_path: Pa
     pq.write_table(pa.Table.from_pylist(records), tmp_path / "bad.parquet", row_group_size=2)
     code, out, _ = homing("data", "check", "bad.parquet", "--json")
     assert code == 2
-    told = json.loads(out)
-    assert [(finding["line"], finding["kind"]) for finding in told["findings"]] == [
+    messages = json.loads(out)
+    assert [(finding["line"], finding["kind"]) for finding in messages["findings"]] == [
         (3, "unknown-role"), (5, "no-content"),
     ]  # fmt: skip
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "bad.parquet").read_bytes()[:-9])
     pq.write_table(pa.table({"messages": pa.array([], pa.list_(pa.string()))}), tmp_path / "none.parquet")
     code, out, _ = homing("data", "check", "cut.parquet", "none.parquet", "chats.jsonl", "--json")
     assert code == 2
-    told = json.loads(out)
-    assert [(Path(f["path"]).name, f["action"]) for f in told["findings"]] == [
+    messages = json.loads(out)
+    assert [(Path(f["path"]).name, f["action"]) for f in messages["findings"]] == [
         ("cut.parquet", "stops"), ("none.parquet", "stops"),
     ]  # fmt: skip
-    assert "cut.parquet is not a complete Parquet file" in told["findings"][0]["text"]
-    assert "none.parquet is empty" in told["findings"][1]["text"]
-    assert [file["num_kept"] for file in told["files"]] == [0, 0, 20]
+    assert "cut.parquet is not a complete Parquet file" in messages["findings"][0]["text"]
+    assert "none.parquet is empty" in messages["findings"][1]["text"]
+    assert [file["num_kept"] for file in messages["files"]] == [0, 0, 20]
 
 
 @pytest.mark.parametrize(

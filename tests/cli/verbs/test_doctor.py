@@ -50,12 +50,12 @@ def test_at_a_terminal_it_says_what_it_asks_and_each_finding_comes_before_the_ne
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setattr("homing.doctor.computer._LEAST_DISK_BYTES", 1 << 80)
     cli("doctor", "--provider", "shadeform", "--provider", "local")
-    told = "".join(seen)
+    messages = "".join(seen)
     wanted = ("asking: torch", "asking: the disk", "fault    disk.free", "asking: shadeform, local; at most 45 s")
-    assert [told.index(each) for each in wanted] == sorted(told.index(each) for each in wanted)
-    assert re.search(r"\r\x1b\[Kfault    disk.free", told), "the line that was rewritten is gone before the finding"
-    assert re.search("asking: (shadeform|local); at most", told), "who has answered is waited for no more"
-    assert told.endswith("run again: homing doctor --provider shadeform --provider local\n")
+    assert [messages.index(each) for each in wanted] == sorted(messages.index(each) for each in wanted)
+    assert re.search(r"\r\x1b\[Kfault    disk.free", messages), "the line that was rewritten is gone before the finding"
+    assert re.search("asking: (shadeform|local); at most", messages), "who has answered is waited for no more"
+    assert messages.endswith("run again: homing doctor --provider shadeform --provider local\n")
 
 
 def test_off_a_terminal_nothing_is_said_of_what_is_asked(cli: Homing) -> None:

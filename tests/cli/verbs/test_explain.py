@@ -55,14 +55,14 @@ def test_a_choice_of_image_cuda_or_epochs_is_explained_with_its_reason(
 
 @pytest.mark.acceptance("X18")
 @pytest.mark.parametrize(
-    ("theirs", "ours"), [("test_fraction", "phases.0.data.val_fraction"), ("test_mode", "phases.0.steps")]
+    ("reference", "ours"), [("test_fraction", "phases.0.data.val_fraction"), ("test_mode", "phases.0.steps")]
 )
 def test_a_trial_on_little_data_by_the_names_of_others_is_answered_with_smoke(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], theirs: str, ours: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reference: str, ours: str
 ) -> None:
-    assert homing(monkeypatch, "explain", theirs) == 0
+    assert homing(monkeypatch, "explain", reference) == 0
     said = capsys.readouterr()
-    assert f"{theirs} is called {ours}" in said.err
+    assert f"{reference} is called {ours}" in said.err
     assert "--smoke on any command" in said.err
     assert ours in said.out
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.cli.typed import Homing
 from tests.lm.export.folders import make_adapter, make_checkpoint, write_tokenizer
-from tests.lm.model.open_weights.foreign_models import write_theirs
+from tests.lm.model.open_weights.foreign_models import write_reference
 
 from homing.cli import extras
 from homing.cli.verbs.export import KINDS
@@ -101,16 +101,16 @@ def test_an_adapter_needs_its_base_and_says_so(homing: Homing, tmp_path: Path) -
 
 
 def test_weights_of_others_in_several_files_are_generated_from_and_talked_to(homing: Homing, tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    write_theirs(theirs, "qwen3", vocab_size=400, dtype=torch.bfloat16, max_shard_size="16KB")
-    write_tokenizer(theirs)
-    assert not (theirs / "model.safetensors").exists()
+    reference = tmp_path / "upstream"
+    write_reference(reference, "qwen3", vocab_size=400, dtype=torch.bfloat16, max_shard_size="16KB")
+    write_tokenizer(reference)
+    assert not (reference / "model.safetensors").exists()
     for verb in (("generate", "-p", "the"), ("chat",)):
-        code, out, err = homing(verb[0], "./theirs", *verb[1:], "--tokens", "5", "--seed", "1", stdin=b"Hi.\n")
+        code, out, err = homing(verb[0], "./upstream", *verb[1:], "--tokens", "5", "--seed", "1", stdin=b"Hi.\n")
         assert code == 0, err
         assert out
-    (theirs / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    code, _, err = homing("generate", "./theirs")
+    (reference / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    code, _, err = homing("generate", "./upstream")
     assert code == 2
     assert "'mamba'" in err
     assert "Qwen3" in err

@@ -119,13 +119,13 @@ def test_the_last_checkpoint_is_fetched_and_a_better_one_is_named(cli: Homing, h
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")
     best = next((homing_home / "store/runs").glob("*/checkpoints/pretrain")) / "best.json"
-    for step, is_told in ((12, False), (10, True)):
+    for step, is_reported in ((12, False), (10, True)):
         best.write_text(codec.dumps(Pointer(step, val_loss=1.5)))
         said = cli("fetch", "moss")
         assert said.code == 0
-        told = (
+        messages = (
             "This is the latest checkpoint; the best by held-out loss is step 10: homing fetch moss --checkpoint best"
         )
-        assert (told in said.err) == is_told
+        assert (messages in said.err) == is_reported
     assert cli("fetch", "moss", "--checkpoint", "best", "--json").json["step"] == 10
     assert "This is the latest" not in cli("fetch", "moss", "--checkpoint", "best").err

@@ -107,11 +107,11 @@ def test_a_container_that_dies_is_not_pushed_and_its_log_can_still_be_read(cli: 
 
 
 def test_somebody_elses_container_of_that_name_is_left_alone(cli: Homing, docker: Docker) -> None:
-    docker.hold("training", "theirs")
+    docker.hold("training", "upstream")
     done = cli("image", "build", "moss")
     assert done.code == 1
     assert "is already in use" in done.err
-    assert docker.state["containers"]["training"]["labels"] == ["theirs"]
+    assert docker.state["containers"]["training"]["labels"] == ["upstream"]
 
 
 @pytest.mark.parametrize(

@@ -505,6 +505,6 @@ def test_the_weights_that_a_phase_starts_from_are_named_as_a_person_knows_them(c
     assert "pretrain starts from models/moss.\n" in cli(*begun).err, "nobody knows what others made"
     manifest = CheckpointManifest("moss", "moss-20260101-000000-abcd", "pretrain", 1200, 0, True, "", 1, [])
     (start / file_names.MANIFEST).write_text(codec.dumps(manifest))
-    told = "pretrain starts from models/moss, pretrain step 1,200 of moss-20260101-000000-abcd."
-    assert f"{told}\n" in cli(*begun).err
-    assert cli(*begun, "--json").json["starts"] == [told]
+    messages = "pretrain starts from models/moss, pretrain step 1,200 of moss-20260101-000000-abcd."
+    assert f"{messages}\n" in cli(*begun).err
+    assert cli(*begun, "--json").json["starts"] == [messages]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cloud.rig import Said, homing
-from tests.config.weights.test_open_weights import papers, write
+from tests.config.weights.test_open_weights import documents, write
 
 from homing.config import load_run
 
@@ -27,7 +27,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_a_folder_of_open_weights_becomes_a_run_that_loads(say: Say, tmp_path: Path) -> None:
-    write(tmp_path / "some base", papers())
+    write(tmp_path / "some base", documents())
     said = say("new tune --from './some base' --chat 'my chats.jsonl'")
     assert said.code == 0, said.err
     assert "Then: homing prep tune" in said.err
@@ -38,14 +38,14 @@ def test_a_folder_of_open_weights_becomes_a_run_that_loads(say: Say, tmp_path: P
 
 
 def test_a_folder_that_is_named_without_its_path_is_answered_with_it(say: Say, tmp_path: Path) -> None:
-    write(tmp_path / "base", papers())
+    write(tmp_path / "base", documents())
     said = say("new tune --from base --chat 'my chats.jsonl'")
     assert said.code == 2
     assert "homing new tune --from ./base --chat 'my chats.jsonl'" in said.err
 
 
 def test_a_name_that_yaml_would_take_for_something_else_stays_a_name(say: Say, tmp_path: Path) -> None:
-    write(tmp_path / "base", papers())
+    write(tmp_path / "base", documents())
     for name, given in (("12", "./base --chat 'my chats.jsonl'"), ("1e5", "tiny"), ("null", "tiny"), ("on", "tiny")):
         said = say(f"new {name} --from {given}")
         assert said.code == 0, said.err

@@ -135,9 +135,9 @@ def test_a_provider_that_cannot_be_reached_is_said_without_a_word_of_what_bills(
     monkeypatch.setenv("RUNPOD_API_URL", "http://127.0.0.1:9/v2")  # nobody listens there
     monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
     alone = cli("offers", "--provider", "runpod")
-    beside = cli("offers", "--provider", "runpod", "--provider", "local")
-    assert (alone.code, beside.code) == (4, 0)
-    for said in (alone, beside):
+    neighbor = cli("offers", "--provider", "runpod", "--provider", "local")
+    assert (alone.code, neighbor.code) == (4, 0)
+    for said in (alone, neighbor):
         assert "runpod is not responding" in said.err
         assert "refused" in said.err
         assert "homing doctor" in said.err

@@ -132,7 +132,7 @@ def test_what_the_family_gives_up_is_one_row_and_without_a_measurement_it_has_no
 
 
 @pytest.mark.parametrize(
-    ("card", "sets", "is_told"),
+    ("card", "sets", "is_reported"),
     [
         ("H100", {}, True),
         ("A100", {}, False),  # which has none
@@ -141,7 +141,7 @@ def test_what_the_family_gives_up_is_one_row_and_without_a_measurement_it_has_no
     ],
 )
 def test_fp8_is_named_with_what_was_measured_where_it_would_gain(
-    cli: Homing, monkeypatch: pytest.MonkeyPatch, card: str, sets: dict[str, str], is_told: bool
+    cli: Homing, monkeypatch: pytest.MonkeyPatch, card: str, sets: dict[str, str], is_reported: bool
 ) -> None:
     open_shops(monkeypatch, local=Shop([offer(card, rate="3.00")]))
     Path("runs/moss.yaml").write_text(
@@ -155,7 +155,7 @@ def test_fp8_is_named_with_what_was_measured_where_it_would_gain(
         for row, gain in load_table().gains_of_fp8()
     )
     assert wanted
-    assert said == (f"bf16; with train.precision=fp8 {wanted}" if is_told else None)
+    assert said == (f"bf16; with train.precision=fp8 {wanted}" if is_reported else None)
 
 
 def test_the_limit_it_names_is_not_below_its_own_worst_case(cli: Homing) -> None:

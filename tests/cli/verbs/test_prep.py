@@ -40,7 +40,7 @@ phases:
 
 ON_OPEN_WEIGHTS = """\
 data: {text: [a.txt], val_fraction: 0.1}
-model: {from: theirs, context: 16}
+model: {from: upstream, context: 16}
 phases:
   - {kind: pretrain, steps: 2, batch_tokens: 64}
   - {kind: mid, steps: 2, batch_tokens: 64, data: {text: [more.txt]}}
@@ -341,18 +341,18 @@ def test_an_existing_tokenizer_is_used_or_its_absence_is_an_error(capsys: pytest
 def test_open_weights_go_on_with_plain_text_in_their_own_tokenizer(
     here: Path, capsys: pytest.CaptureFixture[str], family: str
 ) -> None:
-    from tests.lm.model.open_weights.foreign_models import write_their_tokenizer, write_theirs
+    from tests.lm.model.open_weights.foreign_models import write_reference, write_their_tokenizer
 
     text = (here / "a.txt").read_text(encoding="utf-8")
-    write_theirs(here / "theirs", family, vocab_size=330)  # more rows than the tokenizer has ids
-    write_their_tokenizer(here / "theirs", family, text, num_merges=40)
-    (here / "theirs" / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    write_reference(here / "upstream", family, vocab_size=330)  # more rows than the tokenizer has ids
+    write_their_tokenizer(here / "upstream", family, text, num_merges=40)
+    (here / "upstream" / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     (here / "more.txt").write_text(text.replace("cat", "dog"), encoding="utf-8")
     (here / "runs" / "on.yaml").write_text(ON_OPEN_WEIGHTS, encoding="utf-8")
     command("on")
     said = capsys.readouterr()
     assert "The fast encoder does not support" in said.err
-    assert said.out.splitlines()[0].endswith("merges; theirs/tokenizer.json"), said.out
+    assert said.out.splitlines()[0].endswith("merges; upstream/tokenizer.json"), said.out
     assert (here / "data/on/tokenizer_config.json").is_file()
     assert not (here / "data/on/vocab.json").exists()
     loaded = load_run("on")
@@ -360,15 +360,15 @@ def test_open_weights_go_on_with_plain_text_in_their_own_tokenizer(
     assert loaded.run.base is not None
     assert Path(loaded.run.base.dir).is_absolute(), "the trainer reads it from another folder"
     config = (here / "data" / "on" / "tokenizer_config.json").read_text()
-    assert config == (here / "theirs" / "tokenizer_config.json").read_text()
-    tokenizer = load_tokenizer(here / "theirs")
+    assert config == (here / "upstream" / "tokenizer_config.json").read_text()
+    tokenizer = load_tokenizer(here / "upstream")
     first = {name: np.fromfile(here / "data/on" / name / "train-00000.bin", dtype="uint16") for name in ("", "mid")}
     assert tokenizer.decode(first[""][1:60].tolist()).startswith("Line 0: the cat sat")
     assert tokenizer.decode(first["mid"][1:60].tolist()).startswith("Line 0: the dog sat")
     assert first[""][0] == first["mid"][0] == tokenizer.end_of_text_id
     assert verify(loaded.run, here).problems == []
     # Other weights, other ids: what was prepared before is no data of theirs.
-    write_their_tokenizer(here / "theirs", family, text, num_merges=41)
+    write_their_tokenizer(here / "upstream", family, text, num_merges=41)
     changed = load_run("on")
     assert not changed.is_prepared
     assert (changed.run.data.manifest_sha256, changed.run.phases[1].data.manifest_sha256) == ("", "")
@@ -379,7 +379,7 @@ def test_open_weights_go_on_with_plain_text_in_their_own_tokenizer(
 
 
 CHAT_ON_OPEN_WEIGHTS = """\
-model: {from: theirs, context: CONTEXT}
+model: {from: upstream, context: CONTEXT}
 phases:
   - {kind: sft, steps: 2, batch_tokens: 64, data: {chat: [c.jsonl], val_fraction: 0}}
 """
@@ -389,13 +389,13 @@ phases:
 def test_of_open_weights_no_longer_context_is_named_than_they_were_made_for(
     here: Path, capsys: pytest.CaptureFixture[str], context: int, said: str
 ) -> None:
-    from tests.lm.model.open_weights.foreign_models import write_their_tokenizer, write_theirs
+    from tests.lm.model.open_weights.foreign_models import write_reference, write_their_tokenizer
 
-    write_theirs(here / "theirs", "qwen2", vocab_size=330)  # reads 64 tokens at most
-    write_their_tokenizer(here / "theirs", "qwen2", (here / "a.txt").read_text(encoding="utf-8"), num_merges=40)
+    write_reference(here / "upstream", "qwen2", vocab_size=330)  # reads 64 tokens at most
+    write_their_tokenizer(here / "upstream", "qwen2", (here / "a.txt").read_text(encoding="utf-8"), num_merges=40)
     template = "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' + m.content + '<|im_end|>' }}{% endfor %}"
     template += "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
-    (here / "theirs" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (here / "upstream" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     turns = [[("user", f"{n}?"), ("assistant", "ja"), ("user", "more"), ("assistant", "zqx " * 60)] for n in range(20)]
     chats = [[{"role": role, "content": words} for role, words in chat] for chat in turns]
     (here / "c.jsonl").write_text("\n".join(map(json.dumps, chats)), encoding="utf-8")
@@ -407,16 +407,16 @@ def test_of_open_weights_no_longer_context_is_named_than_they_were_made_for(
 
 
 def test_weights_that_homing_exported_are_asked_in_turns_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tests.lm.model.open_weights.foreign_models import write_their_tokenizer, write_theirs
+    from tests.lm.model.open_weights.foreign_models import write_reference, write_their_tokenizer
 
     from homing.lm.tokenizer.specials import CHAT_TEMPLATE
 
-    write_theirs(here / "theirs", "qwen3", vocab_size=330)
-    write_their_tokenizer(here / "theirs", "qwen2", (here / "a.txt").read_text(encoding="utf-8"), num_merges=40)
+    write_reference(here / "upstream", "qwen3", vocab_size=330)
+    write_their_tokenizer(here / "upstream", "qwen2", (here / "a.txt").read_text(encoding="utf-8"), num_merges=40)
     config = {"bos_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
-    (here / "theirs" / "tokenizer_config.json").write_text(json.dumps(config))
+    (here / "upstream" / "tokenizer_config.json").write_text(json.dumps(config))
     rl = "{prompts_per_step: 1, samples_per_prompt: 2, answer_tokens: 8, tasks: [{kind: arithmetic}]}"
-    file = f"model: {{from: theirs, context: 64}}\nphases: [{{kind: rl, method: lora, steps: 1, rl: {rl}}}]\n"
+    file = f"model: {{from: upstream, context: 64}}\nphases: [{{kind: rl, method: lora, steps: 1, rl: {rl}}}]\n"
     (here / "runs/sums.yaml").write_text(file, encoding="utf-8")
     command("sums")
     assert "Next: homing verify sums" in capsys.readouterr().err

@@ -173,16 +173,16 @@ def test_what_homing_train_really_leaves_is_told(cli: Homing) -> None:
     Path("runs/tiny.yaml").write_text(TINY)
     make_data(Path("data/tiny"))
     subprocess.run([sys.executable, "-m", "homing.cli", "train", "tiny"], check=True, capture_output=True, timeout=120)
-    told = cli("report", "tiny", "--json").json
-    (phase,) = told["phases"]
+    messages = cli("report", "tiny", "--json").json
+    (phase,) = messages["phases"]
     assert (phase["step"], len(phase["curve"]), phase["last"]["step"]) == (6, 6, 6)
     assert phase["choices"]["device"] == "cpu"
-    assert "torch" in told["machines"][0]
-    assert [sample["step"] for sample in told["samples"]] == [6]
-    assert [each["called"] for each in told["kept"]] == [["latest", "best"]]
-    assert told["data"][0]["problem"] == ""
-    assert told["happenings"] == [], "a run in which nothing happened: what it tells then is routine"
-    assert told["problems"] == []
+    assert "torch" in messages["machines"][0]
+    assert [sample["step"] for sample in messages["samples"]] == [6]
+    assert [each["called"] for each in messages["kept"]] == [["latest", "best"]]
+    assert messages["data"][0]["problem"] == ""
+    assert messages["happenings"] == [], "a run in which nothing happened: what it tells then is routine"
+    assert messages["problems"] == []
 
 
 @pytest.mark.regression("maintainers-report")

@@ -101,8 +101,8 @@ def test_a_given_token_is_not_repeated_and_json_tells_the_address(
 def test_with_a_given_token_the_page_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     from homing.cli.verbs.serve import _print_addresses
 
-    voice: Any = SimpleNamespace(name="mine", is_chat=False)
-    _print_addresses(voice, "http://127.0.0.1:8000", "only-i-know-this-one", is_made=False, is_open=False)
+    session: Any = SimpleNamespace(name="mine", is_chat=False)
+    _print_addresses(session, "http://127.0.0.1:8000", "only-i-know-this-one", is_made=False, is_open=False)
     page, address, *_, curl = capsys.readouterr().out.splitlines()
     assert page == "Open in a browser; it asks for the token of HOMING_SERVE_TOKEN:"
     assert address == "  http://127.0.0.1:8000/"

@@ -294,10 +294,10 @@ def test_a_stop_from_another_terminal_saves_and_says_how_to_go_on(project: Path)
     assert child.returncode == 130, "by a person, and not by a limit"
     assert "Stopped from another terminal." in err
     assert "Resume: homing train tiny" in err
-    told = json.loads(stopped.stdout)
-    assert (told["state"], told["again"]) == ("stopped", "homing train tiny")
-    assert (run_dirs()[0] / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(told["step"])).is_dir()
-    assert json.loads(homing("watch", "tiny", "--json").stdout.splitlines()[-1])["data"]["step"] == told["step"]
+    messages = json.loads(stopped.stdout)
+    assert (messages["state"], messages["again"]) == ("stopped", "homing train tiny")
+    assert (run_dirs()[0] / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(messages["step"])).is_dir()
+    assert json.loads(homing("watch", "tiny", "--json").stdout.splitlines()[-1])["data"]["step"] == messages["step"]
 
 
 @pytest.mark.acceptance("X25", "P1")

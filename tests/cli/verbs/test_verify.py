@@ -222,8 +222,8 @@ def test_a_card_of_24_gb_is_too_small_for_the_2b_preset_and_need_room_and_lever_
     (folder / "a.txt").write_text("some text\n" * 400)
     assert homing(monkeypatch, "new", "big", "--from", "2b", "--text", "a.txt") == 0
     assert homing(monkeypatch, "verify", "big", "--no-run", "--set", "cloud.gpu=RTX4090") == 2
-    told = r"RTX4090, and training does not fit it: (.+) needed, (.+) available\. Lower (.+)\."
-    said = re.search(told, capsys.readouterr().err)
+    messages = r"RTX4090, and training does not fit it: (.+) needed, (.+) available\. Lower (.+)\."
+    said = re.search(messages, capsys.readouterr().err)
     assert said
     assert parse_bytes(said[1].replace(" ", "")) > 40e9
     assert 20e9 < parse_bytes(said[2].replace(" ", "")) < 24 * 2**30

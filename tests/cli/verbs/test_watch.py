@@ -96,11 +96,11 @@ def test_a_stopped_run_of_several_phases_says_in_which_and_what_all_of_them_woul
     assert (0 < float(found[1]) < 1, found[2]) == (True, "homing launch moss --resume")
     # To begin anew is paid for too: here on a machine that takes ten hours to boot.
     (note,) = (homing_home / "runs").glob("*/launch.json")
-    told = json.loads(note.read_text())
-    told["offer"]["boot_s"] = 36_000.0
-    note.write_text(json.dumps(told))
+    messages = json.loads(note.read_text())
+    messages["offer"]["boot_s"] = 36_000.0
+    note.write_text(json.dumps(messages))
     slow = re.search(r"about \$([\d.]+) more: homing launch moss --resume --spend-limit ([\d.]+)", cli("watch").err)
-    boot_usd = 10 * float(told["offer"]["rate_usd_per_hour"])
+    boot_usd = 10 * float(messages["offer"]["rate_usd_per_hour"])
     assert slow
     assert float(slow[1]) >= boot_usd
     assert float(slow[2]) >= boot_usd
@@ -181,9 +181,9 @@ def test_leaving_off_waiting_says_what_goes_on(
         "homing.cli.verbs.stop.ask_to_stop", lambda home, row: 1
     )  # the short run may have ended meanwhile
     monkeypatch.setattr(where, interrupted)
-    told = cli(*verb)
-    assert told.code == 130
-    assert said in told.err
+    messages = cli(*verb)
+    assert messages.code == 130
+    assert said in messages.err
 
 
 def test_a_sample_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def test_what_is_added_while_it_is_fetched_stays_too(home: Home, tmp_path: Path,
     target = tmp_path / "models/moss"
     fetch(home, done, target, which="10")
     with pytest.raises(UsageError, match="changed during"):
-        fetch(home, done, target, tell=lambda text: (target / "mine.gguf").write_text("made meanwhile") and None)
+        fetch(home, done, target, notify=lambda text: (target / "mine.gguf").write_text("made meanwhile") and None)
     assert (target / "mine.gguf").read_text() == "made meanwhile"
     assert weights(target) == b"weights at 10"
     assert [path.name for path in target.parent.iterdir()] == ["moss"]
@@ -156,17 +156,17 @@ def test_the_only_copy_of_a_phase_of_which_the_store_no_longer_tells_the_order_i
 ) -> None:
     """Which of two phases is further stands in run.json alone: without it a later one may have fewer steps."""
     target = fetch(home, done, tmp_path / "models/moss").model_dir
-    told = json.loads((target / "manifest.json").read_text())
-    told.update(phase="sft", step=3, sha256="")
-    (target / "manifest.json").write_text(json.dumps(told))
+    messages = json.loads((target / "manifest.json").read_text())
+    messages.update(phase="sft", step=3, sha256="")
+    (target / "manifest.json").write_text(json.dumps(messages))
     (tmp_path / "store" / "runs" / done.id / "run.json").unlink()
     with pytest.raises(UsageError, match="not overwritten") as caught:
         fetch(home, done, target)
     assert "It contains sft step 3" in caught.value.why
     assert weights(target) == b"weights at 12"
     # In one phase more steps are further, whatever the order of phases is.
-    told.update(phase="pretrain")
-    (target / "manifest.json").write_text(json.dumps(told))
+    messages.update(phase="pretrain")
+    (target / "manifest.json").write_text(json.dumps(messages))
     assert fetch(home, done, target).is_new
 
 
@@ -250,7 +250,7 @@ def test_a_damaged_checkpoint_is_refused_and_leaves_nothing_behind(home: Home, t
 def test_when_asked_the_one_before_is_taken_aloud(home: Home, tmp_path: Path, done: RunRow) -> None:
     damage_newest(tmp_path, done)
     said: list[str] = []
-    got = fetch(home, done, tmp_path / "m", or_older=True, tell=said.append)
+    got = fetch(home, done, tmp_path / "m", or_older=True, notify=said.append)
     assert got.manifest.step == 10
     assert len(got.passed_over) == 1
     assert any("damaged" in text for text in said)

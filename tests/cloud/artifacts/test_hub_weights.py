@@ -53,11 +53,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 @pytest.fixture
 def run(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Run:
     """One whose papers are here, and whose weights are not; every draft of the rig is of it."""
-    papers = tmp_path / "papers"
-    papers.mkdir()
-    (papers / "config.json").write_text("{}")
+    documents = tmp_path / "metadata"
+    documents.mkdir()
+    (documents / "config.json").write_text("{}")
     listed = [HubFile(name, len(data), sha256(data)) for name, data in SHARDS.items()]
-    base = Base(f"hf:them/model@{COMMIT}", str(papers), hub_files=listed)
+    base = Base(f"hf:them/model@{COMMIT}", str(documents), hub_files=listed)
 
     def with_base(where: Path, name: str = "moss", *, limits: Limits | None = None) -> Run:
         return dataclasses.replace(make_run(where, name, limits=limits), base=base)
@@ -120,12 +120,12 @@ def test_gated_ones_go_through_home_and_that_is_said(run: Run) -> None:
     gated = dataclasses.replace(gated, inputs=travelling(gated, World()))
     assert hub_files(gated, World()) == []
     assert not any(item.source.startswith("hf:") for item in gated.inputs)
-    told = describe_hub_download(gated, World())
-    assert "your token is never sent to a rented instance" in told
+    messages = describe_hub_download(gated, World())
+    assert "your token is never sent to a rented instance" in messages
     # All that goes through the store, so that nobody wonders why it takes so long.
     sizes = [World().size(item.source) for item in gated.inputs if item.path.startswith("base/")]
     assert sum(sizes) > 600_000
-    assert f"{format_bytes(sum(sizes))} of hf:" in told
+    assert f"{format_bytes(sum(sizes))} of hf:" in messages
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
@@ -166,17 +166,17 @@ def test_a_hub_in_trouble_another_file_and_an_address_with_a_password_rent_nothi
 def test_the_machine_takes_them_itself_and_neither_home_nor_store_ever_has_them(
     run: Run, hub: Hub, home: Home, tmp_path: Path
 ) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     ready = make_draft(home, tmp_path)
     assert any(
         f"<- {hub.endpoint}/them/model/resolve/{COMMIT}/" in item for item in dry_run(ready, home).to_dict()["inputs"]
     )
     order = dry_run(ready, home).order
     assert hub_double.READ not in codec.dumps(order.boot) + repr(order.secrets), "the account's token stays at home"
-    done = launch(ready, home, tell=told.append)
+    done = launch(ready, home, notify=messages.append)
     list(watch(home, done.run, every_s=1))
     assert home.ledger.find("moss").state == "done"
-    assert any("downloads 600.00 kB of hf:them/model" in line for line in told), told
+    assert any("downloads 600.00 kB of hf:them/model" in line for line in messages), messages
     taken = [event for event in events_of(home, tmp_path) if "base/model" in str(event["text"])]
     assert [event["kind"] for event in taken] == ["input_fetched"] * 2
     assert all(" 300,000 bytes verified, in " in str(event["text"]) for event in taken), taken
@@ -243,5 +243,5 @@ def _bodies(hub: Hub) -> list[str]:
 
 
 def _step(home: Home) -> int:
-    signs = look(home, home.ledger.find("moss")).signs
-    return (signs.heartbeat.step or 0) if signs and signs.heartbeat else 0
+    reports = look(home, home.ledger.find("moss")).reports
+    return (reports.heartbeat.step or 0) if reports and reports.heartbeat else 0

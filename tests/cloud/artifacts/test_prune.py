@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> Home:
+def reference(tmp_path: Path) -> Home:
     """Another home that uses the same store."""
     return Home(tmp_path / "their-home", World())
 
@@ -56,14 +56,14 @@ def push_model(store: Store, folder: str, run_id: str) -> str:
 
 def test_what_a_run_stored_is_its_own_folder_and_the_model_whose_manifest_names_it(home: Home, store: Store) -> None:
     first, tenth = begin(home, store, "moss-1"), begin(home, store, "moss-10")
-    model, beside = push_model(store, "moss", "moss-1"), push_model(store, "moss-10", "moss-10")
+    model, neighbor = push_model(store, "moss", "moss-1"), push_model(store, "moss-10", "moss-10")
     shared = "objects/" + "0" * 64
     store.put_bytes(shared, b"shard")
     keys, spared = stored_keys(home, tenth)
     assert {key.split("/")[1] for key in keys} == {"moss-10"}
     assert spared == [f"models/moss in {store.url} belongs to moss-1"]
     remove_stored(home, tenth, keys)
-    assert not store.exists(beside)
+    assert not store.exists(neighbor)
     assert store.exists(run_key("moss-1", file_names.METRICS)), "moss-10 is not moss-1"
     assert store.exists(model), "the model of the name is another run's"
     keys, spared = stored_keys(home, first)
@@ -83,23 +83,23 @@ def test_a_model_that_tells_no_run_stays(home: Home, store: Store) -> None:
         stored_keys(home, run)
 
 
-def test_a_run_that_another_home_adopted_keeps_all_it_has(home: Home, theirs: Home, store: Store) -> None:
+def test_a_run_that_another_home_adopted_keeps_all_it_has(home: Home, reference: Home, store: Store) -> None:
     run = begin(home, store, "moss-1")
     push_model(store, "moss", "moss-1")
-    take(store, "moss-1", owner=theirs.owner, host="desk", mark="", after=1, world=home.world)
+    take(store, "moss-1", owner=reference.owner, host="desk", mark="", after=1, world=home.world)
     keys, (spared,) = stored_keys(home, run)
     assert keys == []
     assert spared.startswith("moss-1 was adopted by desk at ")
-    refusal = f"moss-1 in {store.url} belongs to the home {theirs.owner} on desk; not removed"
+    refusal = f"moss-1 in {store.url} belongs to the home {reference.owner} on desk; not removed"
     for key in ("runs/moss-1", f"runs/moss-1/{file_names.METRICS}", "models/moss"):
         with pytest.raises(NotOwner, match=refusal):
             plan_removal(store, key, home)
-    assert plan_removal(store, "models/moss", theirs).keys[0] == f"models/moss/{file_names.MANIFEST}"
+    assert plan_removal(store, "models/moss", reference).keys[0] == f"models/moss/{file_names.MANIFEST}"
 
 
-def test_another_homes_run_is_not_removed_whether_it_lives_or_not(home: Home, theirs: Home, store: Store) -> None:
-    begin(theirs, store, "moss-1", state="running")
-    begin(theirs, store, "fern-1", "fern")
+def test_another_homes_run_is_not_removed_whether_it_lives_or_not(home: Home, reference: Home, store: Store) -> None:
+    begin(reference, store, "moss-1", state="running")
+    begin(reference, store, "fern-1", "fern")
     push_model(store, "fern", "fern-1")
     begin(home, store, "moss-10")
     for key in ("runs/moss-1", "runs/fern-1", "models/fern"):
@@ -111,15 +111,15 @@ def test_another_homes_run_is_not_removed_whether_it_lives_or_not(home: Home, th
     assert all(key.startswith("runs/moss-10/") for key in own.keys)
 
 
-def test_inputs_stay_while_any_run_in_the_store_lives(home: Home, theirs: Home, store: Store) -> None:
+def test_inputs_stay_while_any_run_in_the_store_lives(home: Home, reference: Home, store: Store) -> None:
     store.put_bytes("objects/" + "0" * 64, b"shard")
     begin(home, store, "fern-1", "fern")
-    begin(theirs, store, "moss-1", state="running")
+    begin(reference, store, "moss-1", state="running")
     with pytest.raises(UsageError, match="A live run may still need its inputs") as caught:
         plan_removal(store, "objects", home)
     assert caught.value.why == "Live: moss-1."
-    theirs.ledger.set_run("moss-1", state="done")
-    write_record(theirs, "moss-1", store)
+    reference.ledger.set_run("moss-1", state="done")
+    write_record(reference, "moss-1", store)
     found = plan_removal(store, "objects", home)
     assert found.warning == "Runs of other homes may need it to resume: moss-1."
 

@@ -54,16 +54,16 @@ def asked(store: FileStore) -> Request:
 def test_what_was_asked_before_stays_and_the_serial_grows(home: Home, store: Slow) -> None:
     assert last_asked(home, RUN_ID, store) is None
     assert ask(home, RUN_ID, store, spend_limit_usd="2").serial == 1
-    wish = ask(home, RUN_ID, store, stop=True, reason="enough")
-    assert (wish.serial, wish.stop, wish.spend_limit_usd) == (2, True, "2")
-    assert asked(store) == wish == last_asked(home, RUN_ID, store)
+    request = ask(home, RUN_ID, store, stop=True, reason="enough")
+    assert (request.serial, request.stop, request.spend_limit_usd) == (2, True, "2")
+    assert asked(store) == request == last_asked(home, RUN_ID, store)
 
 
 def test_a_stop_that_comes_between_the_look_and_the_write_of_another_wish_is_kept(home: Home, store: Slow) -> None:
     store.meanwhile = lambda: ask(home, RUN_ID, store, stop=True, reason="enough")
     ask(home, RUN_ID, store, age_s=60.0)
-    wish = asked(store)
-    assert (wish.stop, wish.reason, wish.age_s, wish.serial) == (True, "enough", 60.0, 2)
+    request = asked(store)
+    assert (request.stop, request.reason, request.age_s, request.serial) == (True, "enough", 60.0, 2)
 
 
 def test_many_who_ask_at_once_are_all_heard(home: Home, store: Slow) -> None:
@@ -73,17 +73,17 @@ def test_many_who_ask_at_once_are_all_heard(home: Home, store: Slow) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    wish = asked(store)
-    assert (wish.stop, wish.spend_limit_usd, wish.time_limit_s, wish.age_s) == (True, "3", 60.0, 5.0)
-    assert (wish.serial, wish.reason) == (5, "r")
+    request = asked(store)
+    assert (request.stop, request.spend_limit_usd, request.time_limit_s, request.age_s) == (True, "3", 60.0, 5.0)
+    assert (request.serial, request.reason) == (5, "r")
 
 
 def test_what_another_home_asked_for_is_gone_on_from(home: Home, store: Slow) -> None:
     ask(home, RUN_ID, store, spend_limit_usd="2")
-    theirs = Request(serial=7, stop=True, reason="enough", spend_limit_usd="5")
-    store.put_bytes(KEY, codec.dumps(theirs).encode())
-    wish = ask(home, RUN_ID, store, age_s=1.0)
-    assert (wish.serial, wish.stop, wish.spend_limit_usd) == (8, True, "5")
+    reference = Request(serial=7, stop=True, reason="enough", spend_limit_usd="5")
+    store.put_bytes(KEY, codec.dumps(reference).encode())
+    request = ask(home, RUN_ID, store, age_s=1.0)
+    assert (request.serial, request.stop, request.spend_limit_usd) == (8, True, "5")
 
 
 def test_a_wish_that_could_not_be_brought_is_brought_with_the_next_one(
@@ -100,8 +100,8 @@ def test_a_wish_that_could_not_be_brought_is_brought_with_the_next_one(
 def test_a_damaged_file_at_home_hides_only_itself(home: Home, store: Slow) -> None:
     ask(home, RUN_ID, store, spend_limit_usd="2")
     (home.run_dir(RUN_ID) / "wishes" / "00000002.json").write_bytes(b"{")
-    wish = ask(home, RUN_ID, store, stop=True)
-    assert (wish.serial, wish.spend_limit_usd, wish.stop) == (3, "2", True)
+    request = ask(home, RUN_ID, store, stop=True)
+    assert (request.serial, request.spend_limit_usd, request.stop) == (3, "2", True)
 
 
 def test_an_instance_that_does_not_see_its_store_change_is_shown_it(

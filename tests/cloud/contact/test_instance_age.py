@@ -39,11 +39,18 @@ def store(tmp_path: Path) -> FileStore:
 
 
 def boot() -> Boot:
-    told = {"run_id": "moss-1", "run_name": "moss", "mark": "m-1", "attempt": 1, "work_dir": "/w", "store": "file:/s"}
+    messages = {
+        "run_id": "moss-1",
+        "run_name": "moss",
+        "mark": "m-1",
+        "attempt": 1,
+        "work_dir": "/w",
+        "store": "file:/s",
+    }
     limits = {"time_limit_s": 0.0, "idle_limit_s": 0.0, "stall_factor": 0.0, "spend_limit_usd": "1"}
     end = EndBilling(kind="command", argv=["true"])
     money = {"rate_usd_per_hour": RATE, "spent_before_usd": "0.1", "started_at": 1000.0, "end_billing": end}
-    return Boot(**told, **limits, **money, inputs=[], trainer_argv=[], sync_argv=[])  # type: ignore[arg-type]
+    return Boot(**messages, **limits, **money, inputs=[], trainer_argv=[], sync_argv=[])  # type: ignore[arg-type]
 
 
 def beat(counted_s: float) -> Heartbeat:

@@ -101,8 +101,8 @@ def test_a_changed_limit_stands_in_ledger_papers_record_and_heartbeat(home: Home
 @pytest.mark.slow
 def test_a_stop_that_was_asked_for_stays_asked_for(home: Home, run: RunRow) -> None:
     store = home.store_of(run)
-    wish = Request(serial=5, stop=True, reason="Enough.", age_s=7.0)
-    store.put_bytes(run_key(run.id, file_names.REQUEST), codec.dumps(wish).encode())
+    request = Request(serial=5, stop=True, reason="Enough.", age_s=7.0)
+    store.put_bytes(run_key(run.id, file_names.REQUEST), codec.dumps(request).encode())
     change_limit(home, propose(home, run, Decimal(3), None), confirm_s=0.0)
     now = read_document(store, run_key(run.id, file_names.REQUEST), Request)
     assert now is not None

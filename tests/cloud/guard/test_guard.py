@@ -19,7 +19,7 @@ import pytest
 from tests.cloud.rig import clear, forget, make_draft, marked_now, trainer_argv
 
 from homing.cloud import destroy as destroying
-from homing.cloud.ask_providers import ASK_S, HURRY_S
+from homing.cloud.ask_providers import ASK_S, NEAR_LIMIT_TIMEOUT_S
 from homing.cloud.contact import action_log
 from homing.cloud.contact.home_guard import is_on_duty
 from homing.cloud.destroy import Problem
@@ -75,8 +75,8 @@ def ahead(home: Home, seconds: float) -> None:
     home.world.ahead_s += seconds
 
 
-def begin(home: Home, tmp_path: Path, **told: Any) -> Launched:
-    return launch(make_draft(home, tmp_path, **{"steps": 100_000, **told}), home)
+def begin(home: Home, tmp_path: Path, **messages: Any) -> Launched:
+    return launch(make_draft(home, tmp_path, **{"steps": 100_000, **messages}), home)
 
 
 def kill_all(home: Home) -> None:
@@ -435,7 +435,9 @@ def test_of_two_machines_under_one_mark_the_one_in_the_ledger_stays(
 
     def list_owned(self: Local) -> list[Any]:
         found = real_list(self)
-        return found + [dataclasses.replace(each, id=twin, created_at=time.time()) for each in found for twin in twins]
+        return found + [
+            dataclasses.replace(each, id=duplicate, created_at=time.time()) for each in found for duplicate in twins
+        ]
 
     def destroy(self: Local, instance_id: str) -> None:
         twins.remove(instance_id) if instance_id in twins else real_destroy(self, instance_id)
@@ -452,8 +454,12 @@ def test_of_two_machines_under_one_mark_the_one_in_the_ledger_stays(
     made = guard_pass(home)
     assert "both are billing" in made.problems[0]
     assert "late is destroyed" in made.done[0]
-    twin, line = home.ledger.lines(done.run.id)
-    assert (twin.is_duplicate, twin.destroyed_at is None, Decimal(twin.spend_usd) > 0) == (True, False, True)
+    duplicate, line = home.ledger.lines(done.run.id)
+    assert (duplicate.is_duplicate, duplicate.destroyed_at is None, Decimal(duplicate.spend_usd) > 0) == (
+        True,
+        False,
+        True,
+    )
     assert (line.instance_id, line.destroyed_at) == (done.instance.id, None)
     assert guard_pass(home).problems == []
     assert marked_now(home)
@@ -499,7 +505,7 @@ def test_a_guard_whose_terminal_is_gone_still_ends_what_reached_its_limit(home: 
 
     begin(home, tmp_path)
     ahead(home, 10_000)
-    assert "at its limit" in guard_pass(home, tell=closed).done[0]
+    assert "at its limit" in guard_pass(home, notify=closed).done[0]
     assert marked_now(home) == []
 
 
@@ -621,7 +627,7 @@ def mute(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Mu
     monkeypatch.setattr(Mute, "ended", threading.Event(), raising=False)
     monkeypatch.setattr(Mute, "waited", [], raising=False)
     monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
-    monkeypatch.setattr("homing.cloud.ask_providers.HURRY_S", 0.2)
+    monkeypatch.setattr("homing.cloud.ask_providers.NEAR_LIMIT_TIMEOUT_S", 0.2)
 
     def destroy(local: Local, instance_id: str) -> None:
         Mute.ended.set()
@@ -686,7 +692,7 @@ def test_the_receipt_of_a_machine_that_ended_by_itself_keeps_no_limit_waiting(
 def test_nobodys_silence_is_waited_for_past_the_moment_at_which_a_limit_needs_the_guard(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Beside a silent provider and a silent store a round took a minute, and the guard's turn is half of that.
+    # With a silent provider and a silent store a round took a minute, and the guard's turn is half of that.
     begin(home, tmp_path)
     asked, real = list[float](), World.together
 
@@ -701,12 +707,12 @@ def test_nobodys_silence_is_waited_for_past_the_moment_at_which_a_limit_needs_th
     ahead(home, made.next_at - home.world.now() - 12)
     guard_pass(home)
     assert asked
-    assert all(HURRY_S <= timeout_s <= 12 for timeout_s in asked)
+    assert all(NEAR_LIMIT_TIMEOUT_S <= timeout_s <= 12 for timeout_s in asked)
     asked.clear()
     monkeypatch.setattr("homing.cloud.guard.guard._Round.is_within_limit", lambda self: True)
     ahead(home, 13)
     guard_pass(home)
-    assert set(asked) == {HURRY_S}
+    assert set(asked) == {NEAR_LIMIT_TIMEOUT_S}
     asked.clear()
     ahead(home, 3600)
     guard_pass(home)
@@ -751,7 +757,7 @@ def test_an_end_that_hangs_keeps_the_guard_from_no_limit_that_comes_meanwhile(
             waited.append("in vain" if not answers.wait(60) else "until it was time")
         real(self, instance_id)
 
-    monkeypatch.setattr("homing.cloud.destroy.HURRY_S", 0.2)
+    monkeypatch.setattr("homing.cloud.destroy.NEAR_LIMIT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(Local, "destroy", hang)
     before = set(threading.enumerate())
     made = guard_pass(home)
@@ -878,7 +884,7 @@ def test_a_far_store_that_answers_when_nobody_waits_any_more_changes_nothing(
     home.ledger.set_run(done.run.id, store="s3://far-away/moss")
     home.ledger.set_run(done.run.id, state="launching")
     monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
-    real = reconciling.read_signs
+    real = reconciling.read_reports
 
     def late(*given: Any) -> Any:
         answers.wait(20)
@@ -887,7 +893,7 @@ def test_a_far_store_that_answers_when_nobody_waits_any_more_changes_nothing(
         finally:
             read.set()
 
-    monkeypatch.setattr(reconciling, "read_signs", late)
+    monkeypatch.setattr(reconciling, "read_reports", late)
     monkeypatch.setattr(Home, "store_of", lambda self, run: FileStore(str(tmp_path / "store"), World()))
     before = set(threading.enumerate())
     assert "Could not read the store" in refresh(home)[0]
@@ -915,10 +921,10 @@ def test_an_ssh_host_that_does_not_answer_keeps_no_limit_waiting(
     answered.set()
 
 
-def use_rig_trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **told: Any) -> None:
+def use_rig_trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **messages: Any) -> None:
     monkeypatch.setattr(
         "homing.cloud.machine_setup.boot_files.trainer_argv",
-        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), **told),
+        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), **messages),
     )
 
 
@@ -1165,8 +1171,8 @@ def test_a_run_that_was_asked_to_stop_is_not_launched_again_when_its_machine_is_
     use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
     done = begin(home, tmp_path)
     kill_all(home)
-    wish = Request(serial=1, stop=True, reason="A stop was requested.")
-    home.store_of(done.run).put_bytes(run_key(done.run.id, file_names.REQUEST), codec.dumps(wish).encode())
+    control_request = Request(serial=1, stop=True, reason="A stop was requested.")
+    home.store_of(done.run).put_bytes(run_key(done.run.id, file_names.REQUEST), codec.dumps(control_request).encode())
     guard_pass(home)
     ahead(home, DEAD_S + 1)
     assert "Not relaunched: A stop was requested" in guard_pass(home).done[-1]
@@ -1213,7 +1219,7 @@ def test_a_run_whose_next_launch_died_with_its_guard_stays_destroyed(
 ) -> None:
     begin_and_lose(home, tmp_path, monkeypatch)
 
-    def die(draft: Any, at_home: Home, tell: Any) -> None:
+    def die(draft: Any, at_home: Home, notify: Any) -> None:
         at_home.world.remove(at_home.launch_lock(draft.mark))  # as when its process is gone
         raise SystemExit
 

@@ -53,11 +53,11 @@ def test_limits_that_are_changed_while_a_guard_looks_for_offers_hold_on_the_next
     home.ledger.set_run(run.id, state="failed", reason=SILENT)
     real = relaunch.make_plan
 
-    def slow(told: Run, at_home: Home) -> Plan:
+    def slow(messages: Run, at_home: Home) -> Plan:
         monkeypatch.setattr(relaunch, "make_plan", real)
         other = Home(home.path, World())
         change_limit(other, propose(other, other.ledger.find("moss"), Decimal(usd) if usd else None, time_s))
-        return real(told, at_home)
+        return real(messages, at_home)
 
     monkeypatch.setattr(relaunch, "make_plan", slow)
     with pytest.raises(EndedElsewhere, match="its limits have changed in the meantime"):

@@ -21,7 +21,7 @@ OURS = LedgerLine(
     "homing-aaaaaa-moss-1-1", RUN_ID, "moss", 1, "fake", "o", "3.60", "1.00", 100.0, "i-1", created_at=100.0
 )
 ATTEMPT = Attempt(1, "fake", OURS.mark, "i-1", "3.60", 100.0)
-THEIRS = Attempt(2, "fake", "homing-bbbbbb-moss-1-2", "i-2", "3.60", 900.0)
+REFERENCE = Attempt(2, "fake", "homing-bbbbbb-moss-1-2", "i-2", "3.60", 900.0)
 
 
 @pytest.fixture
@@ -60,15 +60,15 @@ def test_a_run_given_away_has_the_limits_that_its_new_owner_wrote(home: Home, st
 def test_what_its_new_owner_rented_counts_and_what_our_own_ledger_knows_does_not_count_twice(
     home: Home, store: Store, given: RunRow
 ) -> None:
-    write(store, "7.00", 0.0, ATTEMPT, THEIRS)
+    write(store, "7.00", 0.0, ATTEMPT, REFERENCE)
     (line,) = terms_of(home, given, [OURS]).elsewhere
-    assert (line.mark, line.created_at, line.rate_usd_per_hour) == (THEIRS.mark, 900.0, "3.60")
+    assert (line.mark, line.created_at, line.rate_usd_per_hour) == (REFERENCE.mark, 900.0, "3.60")
 
 
 def test_a_record_that_cannot_be_read_leaves_the_last_one_in_force_and_says_so(
     home: Home, store: Store, given: RunRow, tmp_path: Path
 ) -> None:
-    write(store, "7.00", 3600.0, ATTEMPT, THEIRS)
+    write(store, "7.00", 3600.0, ATTEMPT, REFERENCE)
     before = terms_of(home, given, [OURS])
     (tmp_path / "store").rename(tmp_path / "away")
     after = terms_of(home, given, [OURS])

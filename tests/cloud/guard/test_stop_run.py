@@ -36,8 +36,8 @@ def test_a_stop_that_nobody_answers_has_a_deadline(home: Home, tmp_path: Path) -
 def test_while_it_waits_no_step_is_named_that_nobody_has_told(home: Home, tmp_path: Path) -> None:
     """Its first step takes minutes: the agent has heard of none."""
     launched = launch(make_draft(home, tmp_path, steps=3, step_s=600.0), home)
-    told: list[str] = []
+    messages: list[str] = []
     with pytest.raises(HomingError) as caught:
-        wait_for_stop(home, launched.run, timeout_s=0.0, tell=told.append)
-    assert told
-    assert "step" not in f"{told} {caught.value.why}"
+        wait_for_stop(home, launched.run, timeout_s=0.0, notify=messages.append)
+    assert messages
+    assert "step" not in f"{messages} {caught.value.why}"

@@ -42,11 +42,11 @@ def test_the_environment_is_made_by_the_bootstrap_where_a_launch_looks_for_it(tm
     run = make_run(tmp_path)
     write_context(run, tmp_path / "image", World(), base="python:3.11")
     boot = codec.loads(Boot, (tmp_path / "image/boot.json").read_bytes())
-    told = boot.bootstrap
-    assert told is not None
-    assert (told.python, told.env_dir) == ("python3", "/opt/homing/cache/env-")
-    assert (told.disk_bytes, told.num_gpus, told.probe_argv) == (0, 0, [])
-    assert shlex.join(boot.furnish_argv) in (tmp_path / "image/Dockerfile").read_text()
+    messages = boot.bootstrap
+    assert messages is not None
+    assert (messages.python, messages.env_dir) == ("python3", "/opt/homing/cache/env-")
+    assert (messages.disk_bytes, messages.num_gpus, messages.probe_argv) == (0, 0, [])
+    assert shlex.join(boot.bootstrap_argv) in (tmp_path / "image/Dockerfile").read_text()
 
 
 def test_nothing_private_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_with_its_packages_installed_the_rest_needs_no_network_and_is_what_a_lau
     (tmp_path / "bin/python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "bin/python3").chmod(0o755)
     env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PIP_NO_INDEX": "1", "HOME": str(tmp_path)}
-    done = World().run(codec.loads(Boot, boot_path.read_bytes()).furnish_argv, 300.0, env)
+    done = World().run(codec.loads(Boot, boot_path.read_bytes()).bootstrap_argv, 300.0, env)
     assert done.code == 0, (boot_path.parent / "run/outcome.json").read_text()
     (made,) = (tmp_path / "opt/homing/cache").glob("env-*/.whole")
     assert made.parent.name in fingerprints()

@@ -102,11 +102,11 @@ def test_the_weights_of_an_adapter_to_start_from_travel_too_and_those_of_the_bas
     on_base = dataclasses.replace(chain, phases=[dataclasses.replace(first, init_base=chain.base.dir), *rest])
     assert {item.path for item in travelling(on_base, World())} == {item.path for item in travelling(chain, World())}
     assert relocated(on_base).phases[0].init_base == "../data/base"
-    write(tmp_path / "beside" / file_names.WEIGHTS, b"beside")
-    beside = dataclasses.replace(chain, phases=[dataclasses.replace(first, init_base=str(tmp_path / "beside")), *rest])
-    found = {item.path: item.sha256 for item in travelling(beside, World())}
-    assert found["start-sft-base/model.safetensors"] == sha256(b"beside")
-    assert relocated(beside).phases[0].init_base == "../data/start-sft-base"
+    write(tmp_path / "other" / file_names.WEIGHTS, b"other")
+    neighbor = dataclasses.replace(chain, phases=[dataclasses.replace(first, init_base=str(tmp_path / "other")), *rest])
+    found = {item.path: item.sha256 for item in travelling(neighbor, World())}
+    assert found["start-sft-base/model.safetensors"] == sha256(b"other")
+    assert relocated(neighbor).phases[0].init_base == "../data/start-sft-base"
 
 
 @pytest.mark.acceptance(77)

@@ -373,8 +373,8 @@ def test_a_failed_run_is_resumed_from_its_checkpoint_with_what_it_spent_before(h
 
 
 def is_training(home: Home, step: int) -> bool:
-    signs = look(home, home.ledger.find("moss")).signs
-    return bool(signs and signs.heartbeat and signs.heartbeat.step >= step)
+    run_reports = look(home, home.ledger.find("moss")).run_reports
+    return bool(run_reports and run_reports.heartbeat and run_reports.heartbeat.step >= step)
 
 
 @pytest.mark.slow
@@ -413,7 +413,7 @@ def test_a_launch_whose_terminal_is_gone_still_undoes_itself(home: Home, tmp_pat
             raise BrokenPipeError(32, "Broken pipe")
 
     with pytest.raises(HomingError):
-        launch(make_draft(home, tmp_path, steps=100_000), home, tell=closed)
+        launch(make_draft(home, tmp_path, steps=100_000), home, notify=closed)
     assert marked_now(home) == []
     assert billing_lines(home.ledger.lines()) == []
     assert home.ledger.find("moss").state == "failed"
@@ -453,10 +453,10 @@ def test_a_store_that_is_gone_is_not_made_anew_by_looking_or_writing_down(home: 
 def test_what_travels_is_told_with_its_size_and_hash(home: Home, tmp_path: Path) -> None:
     said: list[str] = []
     ready = make_draft(home, tmp_path)
-    launch(ready, home, tell=said.append)
-    (told,) = [text for text in said if "Inputs in the store" in text]
-    assert re.search(r"\d+ files, [\d.]+ \w?B; data ", told)
-    assert told.endswith(ready.run.data.manifest_sha256[:12])
+    launch(ready, home, notify=said.append)
+    (messages,) = [text for text in said if "Inputs in the store" in text]
+    assert re.search(r"\d+ files, [\d.]+ \w?B; data ", messages)
+    assert messages.endswith(ready.run.data.manifest_sha256[:12])
     destroy_run(home, home.ledger.find("moss"))
 
 
@@ -478,8 +478,8 @@ def test_a_store_that_fails_for_a_moment_after_the_first_heartbeat_ends_no_healt
 ) -> None:
     real = launching._first_heartbeat
 
-    def first(*told: Any) -> Heartbeat:
-        beat = real(*told)
+    def first(*messages: Any) -> Heartbeat:
+        beat = real(*messages)
         _Flickering.left = 3
         return dataclasses.replace(beat, has_dead_man=False)
 
@@ -510,7 +510,7 @@ def test_an_age_that_cannot_be_told_is_tried_again_and_never_left_untold(
     monkeypatch.setattr(launching, "GUARDS_S", 3.0)
     said: list[str] = []
     if is_well:
-        launch(make_draft(home, tmp_path, steps=100_000), home, tell=said.append)
+        launch(make_draft(home, tmp_path, steps=100_000), home, notify=said.append)
         assert any("clock is behind" in text for text in said)
         destroy_run(home, home.ledger.find("moss"))
     else:

@@ -119,7 +119,7 @@ def test_stop_ends_it_too_once_it_has_said_goodbye(home: Home, tmp_path: Path, h
     done = launch(make_draft(home, tmp_path, steps=1_000_000), home)
     ask_to_stop(home, done.run)
     said: list[str] = []
-    status = wait_for_stop(home, done.run, timeout_s=120.0, tell=said.append)
+    status = wait_for_stop(home, done.run, timeout_s=120.0, notify=said.append)
     assert any("cannot end its own billing; destroying it" in text for text in said)
     assert (status.run.state, status.is_billing) == ("stopped", False)
     assert marked_now(home) == []

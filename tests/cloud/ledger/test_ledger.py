@@ -173,20 +173,20 @@ def again(ledger: Ledger) -> tuple[Ledger, list[str]]:
     """As the next process opens it, and what it says."""
     said: list[str] = []
     opened = Ledger(ledger._path, World())
-    opened.file.tell = said.append
+    opened.file.notify = said.append
     return opened, said
 
 
 def test_a_damaged_ledger_without_a_backup_is_kept_aside_and_says_how_to_go_on_without_it(ledger: Ledger) -> None:
     ledger.runs()
     damage(ledger)
-    later, told = again(ledger)
+    later, messages = again(ledger)
     assert later.runs() == []
-    (said,) = told
+    (said,) = messages
     assert "is damaged" in said or "was damaged" in said
     assert "`homing runs` finds billing instances by their mark" in said
-    (aside,) = ledger._path.parent.glob("ledger-damaged-*")
-    assert aside.read_bytes().startswith(b"no database at all")
+    (temporary,) = ledger._path.parent.glob("ledger-damaged-*")
+    assert temporary.read_bytes().startswith(b"no database at all")
 
 
 def test_an_attempt_that_is_in_the_ledger_already_is_not_begun_again(ledger: Ledger) -> None:

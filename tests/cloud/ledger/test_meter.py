@@ -73,9 +73,9 @@ def test_the_worst_case_is_the_limit_or_less_with_a_time_limit() -> None:
 def test_two_counts_of_one_instance_agree_within_the_stated_margin_or_not() -> None:
     line = dataclasses.replace(LINE, created_at=0.0, destroyed_at=3600.0, rate_usd_per_hour="3.60")
     assert meter.compare(line, {}, 0.0) is None
-    told = {"3.60": True, "3.45": True, "3.42": True, "3.30": False, "3.70": False, "3.6099": True, "3.4196": False}
-    for theirs, is_within in told.items():
-        bill = meter.compare(line, {line.mark: Decimal(theirs)}, 9999.0)
+    messages = {"3.60": True, "3.45": True, "3.42": True, "3.30": False, "3.70": False, "3.6099": True, "3.4196": False}
+    for reference, is_within in messages.items():
+        bill = meter.compare(line, {line.mark: Decimal(reference)}, 9999.0)
         assert bill is not None
-        assert bill.difference_usd == Decimal("3.60") - Decimal(theirs)
-        assert bill.is_within_margin == is_within, theirs
+        assert bill.difference_usd == Decimal("3.60") - Decimal(reference)
+        assert bill.is_within_margin == is_within, reference

@@ -12,7 +12,7 @@ from tests.cloud.rig import make_run
 
 from homing.cloud.machine_setup import code_bundle
 from homing.cloud.machine_setup.boot_files import make_boot
-from homing.cloud.machine_setup.bootstrap_spec import LOCK, VERIFIED_START, furnish
+from homing.cloud.machine_setup.bootstrap_spec import LOCK, VERIFIED_START, make_bootstrap_spec
 from homing.cloud.providers.base import Offer, Place
 from homing.wire.boot_json import Boot, EndBilling
 from homing.wire.run_json import Run
@@ -40,58 +40,64 @@ def boot_of(run: Run, place: Place) -> Boot:
 
 def test_a_machine_that_has_everything_is_given_nothing(run: Run) -> None:
     boot = boot_of(run, HERE)
-    assert furnish(boot, HERE, run, CPU, World(), is_stand_in=False) == (boot, {})
+    assert make_bootstrap_spec(boot, HERE, run, CPU, World(), is_stand_in=False) == (boot, {})
 
 
 def test_the_wheel_travels_with_its_hash_and_comes_first_on_the_path(run: Run) -> None:
-    boot, files = furnish(boot_of(run, READY), READY, run, CPU, World(), is_stand_in=False)
-    told = boot.bootstrap
-    assert told is not None
-    assert told.code_sha256 == hashlib.sha256(files[told.code]).hexdigest()
-    assert boot.env["PYTHONPATH"] == told.code_dir == f"/c/code-{told.code_sha256[:16]}"
+    boot, files = make_bootstrap_spec(boot_of(run, READY), READY, run, CPU, World(), is_stand_in=False)
+    messages = boot.bootstrap
+    assert messages is not None
+    assert messages.code_sha256 == hashlib.sha256(files[messages.code]).hexdigest()
+    assert boot.env["PYTHONPATH"] == messages.code_dir == f"/c/code-{messages.code_sha256[:16]}"
     start = [READY.base_python, "-I", "-c", VERIFIED_START]
-    assert boot.furnish_argv == [*start, "/w/" + told.code, told.code_sha256, "/w/boot.json"]
-    assert told.disk_bytes > 0
-    assert (told.lock, told.env_dir, told.probe_argv, told.num_gpus) == ([], "", [], 0), "its Python is complete"
+    assert boot.bootstrap_argv == [*start, "/w/" + messages.code, messages.code_sha256, "/w/boot.json"]
+    assert messages.disk_bytes > 0
+    assert (messages.lock, messages.env_dir, messages.probe_argv, messages.num_gpus) == ([], "", [], 0), (
+        "its Python is complete"
+    )
 
 
 def test_a_machine_without_the_environment_is_given_the_lock_and_starts_with_its_own_python(run: Run) -> None:
-    boot, files = furnish(boot_of(run, BARE), BARE, run, CPU, World(), is_stand_in=False)
-    told = boot.bootstrap
-    assert told is not None
-    assert told.torch in files[LOCK].decode()
-    assert set(told.lock) <= set(files[LOCK].decode().splitlines())
-    assert (told.python, told.env_dir, tuple(told.torch_range)) == ("python3", "/c/env-", code_bundle.TORCH_RANGE)
+    boot, files = make_bootstrap_spec(boot_of(run, BARE), BARE, run, CPU, World(), is_stand_in=False)
+    messages = boot.bootstrap
+    assert messages is not None
+    assert messages.torch in files[LOCK].decode()
+    assert set(messages.lock) <= set(files[LOCK].decode().splitlines())
+    assert (messages.python, messages.env_dir, tuple(messages.torch_range)) == (
+        "python3",
+        "/c/env-",
+        code_bundle.TORCH_RANGE,
+    )
     assert boot.agent_argv[0] == "python3", "the agent runs before there is an environment"
     assert boot.trainer_argv[0] == "/w/env/bin/python"
 
 
 def test_a_bare_machine_is_told_the_cuda_of_our_torch_and_a_rented_one_may_be_added_to(run: Run) -> None:
     rented = dataclasses.replace(H100, provider="shadeform")
-    told = furnish(boot_of(run, BARE), BARE, run, rented, World(), is_stand_in=False)[0].bootstrap
-    assert told is not None
-    assert (told.cuda, told.may_add) == (code_bundle.TORCH_CUDA, True)
+    messages = make_bootstrap_spec(boot_of(run, BARE), BARE, run, rented, World(), is_stand_in=False)[0].bootstrap
+    assert messages is not None
+    assert (messages.cuda, messages.may_add) == (code_bundle.TORCH_CUDA, True)
 
 
 def test_a_card_is_checked_by_every_name_of_it_and_probed_against_its_own_figures(run: Run) -> None:
-    boot, _ = furnish(boot_of(run, READY), READY, run, H100, World(), is_stand_in=False)
-    told = boot.bootstrap
-    assert told is not None
-    assert "h10080gbhbm3" in told.gpu_names
-    assert (told.num_gpus, told.may_add) == (2, False), "a host of one's own is left as it is"
-    assert told.probe_argv[:3] == ["/venv/python", "-m", "homing.lm.probe"]
-    assert 100 < told.probe_floor["matmul_tflops"] < 500
-    stand_in, _ = furnish(boot_of(run, READY), READY, run, H100, World(), is_stand_in=True)
+    boot, _ = make_bootstrap_spec(boot_of(run, READY), READY, run, H100, World(), is_stand_in=False)
+    messages = boot.bootstrap
+    assert messages is not None
+    assert "h10080gbhbm3" in messages.gpu_names
+    assert (messages.num_gpus, messages.may_add) == (2, False), "a host of one's own is left as it is"
+    assert messages.probe_argv[:3] == ["/venv/python", "-m", "homing.lm.probe"]
+    assert 100 < messages.probe_floor["matmul_tflops"] < 500
+    stand_in, _ = make_bootstrap_spec(boot_of(run, READY), READY, run, H100, World(), is_stand_in=True)
     assert stand_in.bootstrap is not None
     assert stand_in.bootstrap.probe_argv == []
 
 
 @pytest.mark.acceptance("X23")
 def test_what_is_compiled_is_kept_beside_the_code_or_on_the_volume(run: Run) -> None:
-    boot, _ = furnish(boot_of(run, READY), READY, run, CPU, World(), is_stand_in=False)
+    boot, _ = make_bootstrap_spec(boot_of(run, READY), READY, run, CPU, World(), is_stand_in=False)
     assert boot.env["HOMING_CACHE"] == "/c"
     with_volume = dataclasses.replace(run, cloud=dataclasses.replace(run.cloud, volume="/workspace"))
-    boot, _ = furnish(boot_of(run, READY), READY, with_volume, CPU, World(), is_stand_in=False)
+    boot, _ = make_bootstrap_spec(boot_of(run, READY), READY, with_volume, CPU, World(), is_stand_in=False)
     assert boot.env["HOMING_CACHE"] == "/workspace/cache"
 
 
@@ -99,7 +105,7 @@ def test_what_is_compiled_is_kept_beside_the_code_or_on_the_volume(run: Run) -> 
 def test_a_volume_has_its_folders_and_the_hub_cache_in_it(run: Run) -> None:
     cloud = dataclasses.replace(run.cloud, volume="/workspace")
     with_volume = dataclasses.replace(run, cloud=cloud)
-    boot, _ = furnish(boot_of(run, READY), READY, with_volume, CPU, World(), is_stand_in=False)
+    boot, _ = make_bootstrap_spec(boot_of(run, READY), READY, with_volume, CPU, World(), is_stand_in=False)
     assert boot.bootstrap is not None
     for folder in ("datasets/train/moss", "datasets/val/moss", "artifacts/tokenizer/moss", "runs/moss", "hf_cache"):
         assert f"/workspace/{folder}" in boot.bootstrap.folders

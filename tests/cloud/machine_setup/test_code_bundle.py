@@ -55,9 +55,9 @@ def test_what_else_lies_in_the_package_folder_stays_at_home() -> None:
         def walk(self, path):  # type: ignore[no-untyped-def]
             return sorted([*super().walk(path), *PLANTED])
 
-        def read(self, path, *told):  # type: ignore[no-untyped-def]
+        def read(self, path, *messages):  # type: ignore[no-untyped-def]
             name = str(path).partition("/homing/")[2]
-            return b"canary" if name.endswith(PLANTED) and not Path(path).exists() else super().read(path, *told)
+            return b"canary" if name.endswith(PLANTED) and not Path(path).exists() else super().read(path, *messages)
 
     with zipfile.ZipFile(io.BytesIO(code_bundle.wheel_bytes(Planted()))) as archive:
         sent = {name.removeprefix("homing/") for name in archive.namelist()}

@@ -25,7 +25,7 @@ from tests.doubles.sshd import need_sshd
 from homing.cloud.contact.ssh_keys import host_key, known_hosts_line, login_key
 from homing.cloud.machine_setup import boot_files as booting
 from homing.cloud.machine_setup import startup_script as startup
-from homing.cloud.machine_setup.bootstrap_spec import furnish
+from homing.cloud.machine_setup.bootstrap_spec import make_bootstrap_spec
 from homing.cloud.machine_setup.startup_script import ROOT, WORK_DIR, Fetch, hand_over, place, startup_script
 from homing.cloud.providers.base import Connection, InputFile, Offer, Order, Request
 from homing.errors import CreateFailed, StartTimeout
@@ -67,7 +67,7 @@ class Rig:
         self.machines: list[Machine] = []
 
     def script(self, **other: Any) -> str:
-        told: dict[str, Any] = {
+        messages: dict[str, Any] = {
             "mark": MARK,
             "end_command": f"echo end >> {shlex.quote(str(self.ended))}",
             "end_within_s": LONG_S,
@@ -75,7 +75,7 @@ class Rig:
             "host_key": self.host_key,
             "is_container": True,
         }
-        return startup_script(**{**told, **other})
+        return startup_script(**{**messages, **other})
 
     def machine(
         self,
@@ -160,10 +160,10 @@ def test_the_place_is_where_the_script_starts_the_agent() -> None:
 def test_files_and_secrets_arrive_and_the_agent_starts(rig: Rig, kind: str) -> None:
     machine = rig.machine(kind=kind)
     rig.hand_over(machine, rig.request(guarded="yes"))
-    told = seen(machine)
-    assert told["secrets"] == SECRETS
-    assert told["mark"] == MARK
-    assert told["argv"][1] == f"{machine.root}/work/boot.json"
+    messages = seen(machine)
+    assert messages["secrets"] == SECRETS
+    assert messages["mark"] == MARK
+    assert messages["argv"][1] == f"{machine.root}/work/boot.json"
     assert json.loads((machine.root / "work/boot.json").read_text())["run_id"] == "moss-1"
     machine.wait_for("the stand-in agent lives")
 
@@ -407,7 +407,7 @@ def test_the_real_agent_boots_trains_pushes_and_ends_the_machine(rig: Rig, tmp_p
     )
     made = dataclasses.replace(made, trainer_argv=trainer_argv(tmp_path, WORK_DIR))
     offer = Offer("toy", "toy", "CPU", 0, 1, 10**9, Decimal("1.00"))
-    made, brought = furnish(made, place(end), run, offer, rig.world, is_stand_in=True)
+    made, brought = make_bootstrap_spec(made, place(end), run, offer, rig.world, is_stand_in=True)
     source = tmp_path / "run"
     source.mkdir()
     booting.build_agent_zip(source / "agent.zip", rig.world)

@@ -100,8 +100,8 @@ def test_every_result_with_a_speed_of_a_card_is_read_where_it_is_there(tmp_path:
 
 def test_how_well_recipes_learned_is_the_mean_of_the_seeds_that_had_the_same_time_and_text(tmp_path: Path) -> None:
     def row(run: str, seed: int, bits: float, **changes: Any) -> dict[str, Any]:
-        told = {"asked_s": 300.0, "asked_tokens": 0, "corpus_tokens": 1000, "device": "NVIDIA H200"}
-        return {"run": run, "seed": seed, "val_bits_per_byte": bits, **told, **changes}
+        messages = {"asked_s": 300.0, "asked_tokens": 0, "corpus_tokens": 1000, "device": "NVIDIA H200"}
+        return {"run": run, "seed": seed, "val_bits_per_byte": bits, **messages, **changes}
 
     rows = [
         row("swift", 0, 0.50), row("swift", 1, 0.52), row("stock", 0, 0.60), row("swift lr=0.02", 0, 0.4),
@@ -319,10 +319,10 @@ def test_what_makes_a_step_of_rl_longer_or_shorter_is_counted(make: Callable[...
     assert whole / 2 < step_s(num_gpus=2) < whole, "every card reads all weights for each token"
     small = {"method": "lora", "lora": Lora(rank=16, alpha=32.0)}
     run, phase = rl_run(make)
-    beside, in_four_bits = (
+    neighbor, in_four_bits = (
         rl_step_s(load_table(), H200, run, dataclasses.replace(phase, **{**small, "method": method}))
         for method in ("lora", "qlora")
     )
-    assert beside < whole, "frozen weights have no gradient of their own"
-    assert beside < in_four_bits < 3 * beside, "each product makes its weights dense first"
+    assert neighbor < whole, "frozen weights have no gradient of their own"
+    assert neighbor < in_four_bits < 3 * neighbor, "each product makes its weights dense first"
     assert rl_eval_s(load_table(), H200, run, phase) < whole

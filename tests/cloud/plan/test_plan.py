@@ -72,7 +72,7 @@ def test_where_the_speed_comes_from_is_always_said(plain: Home, tmp_path: Path) 
 
 @pytest.mark.regression("probe-under-load")
 def test_later_plans_probe_again_and_the_best_of_them_is_kept(home: Home, tmp_path: Path) -> None:
-    told = ["1e10", "4e10", "2e10", "9e10"]  # the first while other programs were at work
+    messages = ["1e10", "4e10", "2e10", "9e10"]  # the first while other programs were at work
 
     class Probed(NoTorch):
         probes = 0
@@ -84,7 +84,7 @@ def test_later_plans_probe_again_and_the_best_of_them_is_kept(home: Home, tmp_pa
         def run(self, argv: object, timeout_s: float, env: object = None) -> Completed:
             if list(argv)[1:2] == ["-c"]:  # type: ignore[call-overload]
                 Probed.probes += 1
-                return Completed(0, f"{told[Probed.probes - 1]}\n", "")
+                return Completed(0, f"{messages[Probed.probes - 1]}\n", "")
             return super().run(argv, timeout_s, env)
 
     probed = Home(home.path, Probed())
@@ -198,10 +198,10 @@ def test_what_an_offer_lacks_is_said_in_a_few_words(needs: Needs, word: str) -> 
 
 
 def test_a_machine_whose_own_memory_is_known_to_be_too_small_is_no_offer() -> None:
-    needs, told = Needs(host_bytes=40 * 10**9), dataclasses.replace(H100, host_bytes=32 * 10**9)
-    assert lack(told, needs) == "has 32.00 GB of 40.00 GB host memory"
-    assert lack(dataclasses.replace(told, host_bytes=64 * 10**9), needs) == ""
-    assert "has no GPU" in lack(dataclasses.replace(told, device="CPU", num_gpus=0, host_bytes=64 * 10**9), needs)
+    needs, messages = Needs(host_bytes=40 * 10**9), dataclasses.replace(H100, host_bytes=32 * 10**9)
+    assert lack(messages, needs) == "has 32.00 GB of 40.00 GB host memory"
+    assert lack(dataclasses.replace(messages, host_bytes=64 * 10**9), needs) == ""
+    assert "has no GPU" in lack(dataclasses.replace(messages, device="CPU", num_gpus=0, host_bytes=64 * 10**9), needs)
 
 
 # --- several offers ---
@@ -450,5 +450,5 @@ def test_a_phase_that_trains_all_weights_after_adapters_says_so_with_the_memory(
         assert "method: lora" in said
     kept = dataclasses.replace(full, method="lora", lora=Lora(rank=2, alpha=4.0))
     for phases in ([full], [adapters, kept]):
-        told = make_plan(dataclasses.replace(run, phases=phases), plain).warnings
-        assert not any("weights in fp32" in text for text in told)
+        messages = make_plan(dataclasses.replace(run, phases=phases), plain).warnings
+        assert not any("weights in fp32" in text for text in messages)

@@ -368,8 +368,8 @@ def test_the_guard_counts_as_the_launch_did_and_ends_what_is_here_and_the_run(
     allowed = allowed_s(Decimal(second.rate_usd_per_hour), Decimal("3.00"), Decimal("1.00"), 0)
     left_s = reserve_s(GUARD, allowed)
     assert made.due[again.run.id] == pytest.approx(second.created_at + allowed - left_s, abs=5), "after the landing"
-    (told,) = made.alerts
-    assert "It counts as $1.00, the most it can cost" in told
+    (messages,) = made.alerts
+    assert "It counts as $1.00, the most it can cost" in messages
     assert guard_pass(home).alerts == [], "said once"
     wallets.is_silent = True
     monkeypatch.setattr("homing.cloud.guard.guard_round.DESTROY_S", 0.1)
@@ -477,13 +477,13 @@ def test_a_person_may_go_on_in_another_account_and_hears_of_what_was_left_open(
     home.ledger.set_run(done.run.id, state="failed", reason="lost: its line was cut", ended_at=home.world.now())
     wallets.key = "team"
     said: list[str] = []
-    again = launch(make_draft(home, tmp_path, resume=True, steps=ENDLESS, limit="3.00"), home, tell=said.append)
+    again = launch(make_draft(home, tmp_path, resume=True, steps=ENDLESS, limit="3.00"), home, notify=said.append)
     first, second = home.ledger.lines()
     assert (first.account, first.destroyed_at, second.account) == ("mine", None, "team")
     assert again.run.id == done.run.id
-    (told,) = [text for text in said if "Could not confirm that" in text]
-    assert "another account, mine" in told
-    assert f"homing destroy {first.mark}" in told
+    (messages,) = [text for text in said if "Could not confirm that" in text]
+    assert "another account, mine" in messages
+    assert f"homing destroy {first.mark}" in messages
     made = guard_pass(home)
     assert any(first.mark in text for text in made.may_bill)
     assert home.ledger.lines()[1].state == "ready", "and the guard has looked at the one that has the run"

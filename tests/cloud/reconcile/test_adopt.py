@@ -142,14 +142,14 @@ def test_the_record_follows_every_change_also_one_that_could_not_be_written_at_f
 @pytest.mark.slow
 def test_adopting_ones_own_run_changes_nothing(home: Home, store: Store, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
-    papers = (home.run_dir(done.run.id) / file_names.RUN).read_bytes()
+    documents = (home.run_dir(done.run.id) / file_names.RUN).read_bytes()
     proposal = propose(store, done.run.id, home)
     assert proposal.is_ours
     assert adopt(proposal, store, home) == (home.ledger.find("moss"), [])
     lease = leases.newest(store, done.run.id)
     assert lease is not None
     assert (lease.number, lease.owner, lease.mark) == (1, home.owner, done.instance.mark)
-    assert (home.run_dir(done.run.id) / file_names.RUN).read_bytes() == papers
+    assert (home.run_dir(done.run.id) / file_names.RUN).read_bytes() == documents
     assert len(home.ledger.lines()) == 1
 
 

@@ -132,14 +132,14 @@ def test_a_provider_that_shows_the_mark_of_another_ones_machine_does_not_get_its
     assert [each.id for each in home.provider("fake").list_owned()] == [instance.id]
 
 
-@pytest.mark.parametrize(("theirs", "costs"), [("5", "5"), ("0.01", "2.49"), (None, "2.49")])
+@pytest.mark.parametrize(("reference", "costs"), [("5", "5"), ("0.01", "2.49"), (None, "2.49")])
 def test_a_receipt_is_the_larger_of_the_providers_figure_and_ours(
-    home: Home, world: FakeWorld, tmp_path: Path, theirs: str | None, costs: str
+    home: Home, world: FakeWorld, tmp_path: Path, reference: str | None, costs: str
 ) -> None:
     instance = rent(home, tmp_path)
     note(home, instance.id)
     ended = dataclasses.replace(
-        instance, spend_usd=None if theirs is None else Decimal(theirs), ended_at=world.now() + 3600
+        instance, spend_usd=None if reference is None else Decimal(reference), ended_at=world.now() + 3600
     )
     (line,) = home.ledger.lines()
     receipt(home, line, ended, "ended")
@@ -202,13 +202,13 @@ def test_what_ended_by_itself_gets_its_receipt_after_several_looks(
 
 
 def test_nothing_of_another_owner_is_listed_or_touched(home: Home, world: FakeWorld, tmp_path: Path) -> None:
-    theirs = rent(home, tmp_path, owner="zzz999")
+    reference = rent(home, tmp_path, owner="zzz999")
     add(world, "volumes", "homing-zzz999-volume")
     add(world, "keys", "somebody-elses")
     assert survey(home).findings == []
     destroy_lines(home, open_lines(home, None))
     world.pass_time(5)
-    assert theirs.id in world.machines.running
+    assert reference.id in world.machines.running
 
 
 @pytest.mark.acceptance(127)
@@ -345,8 +345,8 @@ def test_what_may_be_kept_in_an_account_that_the_key_here_is_not_of_is_said(
     assert not any(mine in problem for problem in survey(home).problems)
     other = FakeWorld()
     other.cloud.account, other.t = "account-of-others", world.t
-    (told,) = [problem for problem in survey(Home(homing_home, other)).problems if mine in problem]
-    assert "account-of-others" in told
+    (messages,) = [problem for problem in survey(Home(homing_home, other)).problems if mine in problem]
+    assert "account-of-others" in messages
 
 
 def test_whose_key_it_is_is_asked_once_for_all_lines_and_not_again_while_nobody_answers(
@@ -376,20 +376,32 @@ def test_a_launch_that_still_lives_is_left_alone(home: Home) -> None:
 
 
 def test_of_another_home_only_what_was_adopted_is_shown(home: Home, world: FakeWorld, tmp_path: Path) -> None:
-    theirs = rent(home, tmp_path, owner="zzz999")
+    reference = rent(home, tmp_path, owner="zzz999")
     rent(home, tmp_path, 2, owner="zzz999")
     now = world.now()
     line = LedgerLine(
-        theirs.mark, RUN, "moss", 1, "fake", "h100", "2.49", "12", now, theirs.id, now, state="ready", billing="yes"
+        reference.mark,
+        RUN,
+        "moss",
+        1,
+        "fake",
+        "h100",
+        "2.49",
+        "12",
+        now,
+        reference.id,
+        now,
+        state="ready",
+        billing="yes",
     )
     row = RunRow(RUN, "moss", "running", now, "file:/nowhere", "f" * 64, "12")
-    home.ledger.adopt_run(row, [line], [Adopted(theirs.mark, "zzz999", world.host(), str(home.path))])
-    add(world, "volumes", theirs.mark)
+    home.ledger.adopt_run(row, [line], [Adopted(reference.mark, "zzz999", world.host(), str(home.path))])
+    add(world, "volumes", reference.mark)
     add(world, "volumes", make_mark("zzz999", RUN, 2))
     found: list[Finding] = survey(home).findings
     assert [(each.kind, each.thing, each.mark) for each in found] == [
-        ("known", "instance", theirs.mark),
-        ("in use", "volume", theirs.mark),
+        ("known", "instance", reference.mark),
+        ("in use", "volume", reference.mark),
     ]
 
 

@@ -219,9 +219,9 @@ def test_a_twin_that_the_create_call_itself_ended_is_told_by_it(homing_home: Pat
 
     world.cloud._add = late  # type: ignore[assignment]
     made = provider.create(ProviderContract().make_request(provider, line.mark, tmp_path))
-    (twin,) = made.twins
+    (duplicate,) = made.twins
     home.ledger.update(line.mark, instance_id=made.id)
-    note_duplicate(home, line_of(home, line.mark), dataclasses.replace(made, id=twin, state="destroying"))
+    note_duplicate(home, line_of(home, line.mark), dataclasses.replace(made, id=duplicate, state="destroying"))
     world.pass_time(60)
     refresh(home)
     destroy_lines(home, open_lines(home, None))

@@ -226,7 +226,7 @@ def test_a_clock_at_home_that_was_set_back_takes_back_nothing_that_the_agent_has
 ) -> None:
     launch(make_draft(home, tmp_path, steps=3), home)
     wait_until_gone(home)
-    counted = Decimal(look(home, home.ledger.find("moss")).signs.heartbeat.spend_usd)  # type: ignore[union-attr]
+    counted = Decimal(look(home, home.ledger.find("moss")).reports.heartbeat.spend_usd)  # type: ignore[union-attr]
     assert counted > 0
     monkeypatch.setattr(DaysLater, "now", lambda self: World.now(self) - 86400)
     assert refresh(later_without_an_end(home, monkeypatch)) == []
@@ -404,10 +404,10 @@ def test_a_launch_that_cannot_be_closed_does_not_keep_the_others_from_ending(
     home.ledger.adopt(unborn)
     real = Ledger.close
 
-    def close(self: Ledger, mark: str, **told: Any) -> None:
+    def close(self: Ledger, mark: str, **messages: Any) -> None:
         if mark == unborn.mark:
             raise IntegrityError("The ledger cannot be used.")
-        real(self, mark, **told)
+        real(self, mark, **messages)
 
     monkeypatch.setattr(Ledger, "close", close)
     monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # it stands for a rented machine
@@ -467,7 +467,7 @@ def test_what_is_destroyed_from_elsewhere_while_its_launch_waits_is_not_launched
     other = SimpleNamespace(offer=dataclasses.replace(ready.order.offer, region="elsewhere"), timing=ready.timing,
                             cost_usd=Decimal(1))  # fmt: skip
     with pytest.raises(EndedElsewhere, match="was destroyed by another process"):
-        launch_any(ready, [other], home, tell=lambda text: None, agree=agree)  # type: ignore[list-item]
+        launch_any(ready, [other], home, notify=lambda text: None, agree=agree)  # type: ignore[list-item]
     assert not home.ledger.find("moss").is_interrupted
     assert marked_now(home) == []
 

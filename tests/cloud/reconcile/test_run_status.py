@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.cloud.rig import make_run
 
-from homing.cloud.contact.heartbeats import Signs
+from homing.cloud.contact.heartbeats import RunReports
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.reconcile.run_status import Status, newest_pushed
 from homing.cloud.watch.progress import progress_line
@@ -62,9 +62,9 @@ def test_where_it_ended_is_by_the_trainers_last_word_and_never_step_0(
 ) -> None:
     run = RunRow("moss-1", "moss", "stopped", 0.0, "file:/s", "", spend_limit_usd="12.00")
     phase, step, num_steps = beat
-    heard = Heartbeat(0.0, "m", 1, "ended", 0.0, "1", "1", phase=phase, step=step, num_steps=num_steps)
-    heard = dataclasses.replace(heard, loss=3.0 if num_steps else None)
-    signs = Signs(heard, Outcome("stopped", "", 75, *outcome))
+    received = Heartbeat(0.0, "m", 1, "ended", 0.0, "1", "1", phase=phase, step=step, num_steps=num_steps)
+    received = dataclasses.replace(received, loss=3.0 if num_steps else None)
+    reports = RunReports(received, Outcome("stopped", "", 75, *outcome))
     steps = {"pretrain": 20, "sft": 8}
-    status = Status(run, [], signs, Decimal("1.83"), 0.0, phases=tuple(steps), steps=steps)
-    assert progress_line(status, heard) == " | ".join(filter(None, [said, "$1.83 of $12.00"]))
+    status = Status(run, [], reports, Decimal("1.83"), 0.0, phases=tuple(steps), steps=steps)
+    assert progress_line(status, received) == " | ".join(filter(None, [said, "$1.83 of $12.00"]))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.cloud.rig import make_draft, marked_now, trainer_argv
 
-from homing.cloud.contact.heartbeats import Signs, Tail
+from homing.cloud.contact.heartbeats import RunReports, Tail
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
@@ -48,7 +48,7 @@ def test_one_line_has_everything_in_its_order_with_money_on_it() -> None:
         eta_s=7800.0,
     )
     run = RunRow("moss-1", "moss", "running", 0.0, "file:/s", "", spend_limit_usd="12.00")
-    status = Status(run, [], Signs(beat, None), Decimal("1.83"), 0.0)
+    status = Status(run, [], RunReports(beat, None), Decimal("1.83"), 0.0)
     said = "step 1,200/20,000 | loss 3.214 | 412k tok/s | mfu 41% | $1.83 of $12.00 | eta 2h10m"
     assert progress_line(status, beat) == said
     assert progress_line(status, None) == "$1.83 of $12.00"
@@ -70,7 +70,7 @@ def test_one_line_has_everything_in_its_order_with_money_on_it() -> None:
 def test_the_line_of_rl_has_its_reward_and_what_was_passed_in_the_place_of_its_loss() -> None:
     beat = Heartbeat(0.0, "m", 1, "training", 0.0, "1", "1", phase="rl", step=4, num_steps=4, loss=0.0)
     run = RunRow("moss-1", "moss", "running", 0.0, "file:/s", "", spend_limit_usd="12.00")
-    status = Status(run, [], Signs(beat, None), Decimal("1.83"), 0.0)
+    status = Status(run, [], RunReports(beat, None), Decimal("1.83"), 0.0)
     assert progress_line(status, beat) == "step 4/4 | $1.83 of $12.00", "a loss of 0 would say that all is learned"
     figures = {"reward": 0.25, "pass_at_16": 0.5}
     assert progress_line(status, beat, figures) == "step 4/4 | reward 0.250 | $1.83 of $12.00"
@@ -103,10 +103,10 @@ def test_an_evaluation_of_rl_is_told_by_its_reward_and_its_progress_once(home: H
     more = {"reward": 0.25, "val_reward": 0.028, "val_pass_at_1": 0.028, "val_pass_at_4": 0.111}
     put(watched, file_names.METRICS, Metric(20.0, "rl", 4, 4, 100, 0.0, val_loss=0.972, more=more))
     put(watched, file_names.EVENTS, *evaluating)
-    told = [report.text for report in watched.feed.reports(home.ledger.lines("moss-1"))]
-    assert told == ["validation at step 4: reward 0.028, held-out pass@1 0.028, pass@4 0.111"]
+    messages = [report.text for report in watched.feed.reports(home.ledger.lines("moss-1"))]
+    assert messages == ["validation at step 4: reward 0.028, held-out pass@1 0.028, pass@4 0.111"]
     beat = Heartbeat(20.0, "m1", 1, "training", 0.0, "36", "1", phase="rl", step=4, num_steps=4, loss=0.0)
-    status = Status(watched.run, [], Signs(beat, None), Decimal(1), 0.0)
+    status = Status(watched.run, [], RunReports(beat, None), Decimal(1), 0.0)
     (line,) = watched._line(status, watched.line_due)
     assert line.text.startswith("step 4/4 | reward 0.250 | held-out pass@1 0.028, pass@4 0.111 | ")
     assert line.data["figures"] == more
@@ -130,8 +130,8 @@ def test_a_look_that_fails_halfway_loses_no_news(home: Home, monkeypatch: pytest
         patch.setattr(FileStore, "read", ill)
         with pytest.raises(StoreError):
             list(watched._new_reports(status))
-    told = [report.text for report in watched._new_reports(status)]
-    assert told == ["step 4 | trainer: Saved.", "validation at step 4: loss 1.500"]
+    messages = [report.text for report in watched._new_reports(status)]
+    assert messages == ["step 4 | trainer: Saved.", "validation at step 4: loss 1.500"]
     assert list(watched._new_reports(status)) == []
 
 
@@ -141,8 +141,8 @@ def test_what_an_attempt_said_before_it_ended_is_not_said_again_as_if_by_the_nex
     taken = Event(10.0, "lookout", "preempted", "The machine will be taken away.")
     asked = Event(11.0, "agent", "stop_asked", "SIGTERM was received.")
     put(watched, file_names.EVENTS, begun, taken)
-    told = [report.text for report in watched.feed.reports(home.ledger.lines("moss-1"))]
-    assert told == ["trainer: It begins.", "lookout: The machine will be taken away."]
+    messages = [report.text for report in watched.feed.reports(home.ledger.lines("moss-1"))]
+    assert messages == ["trainer: It begins.", "lookout: The machine will be taken away."]
     home.ledger.set_run("moss-1", state="stopped")
     home.ledger.close("m1", at=19.0, spend_usd=Decimal(1), note="")
     home.ledger.intend(watched.run, LedgerLine("m2", "moss-1", "moss", 2, "local", "o", "36", None, 20.0))
@@ -175,8 +175,8 @@ def test_a_watch_of_a_run_that_went_on_tells_each_attempt_before_in_one_line(hom
     put(watched, file_names.METRICS, *metrics)
     for sample, text in zip(samples, ("once", "upon"), strict=True):
         watched.store.put_bytes(run_key("moss-1", sample), text.encode())
-    told = [report.text for report in watched.feed.reports(home.ledger.lines("moss-1"))]
-    assert told == [
+    messages = [report.text for report in watched.feed.reports(home.ledger.lines("moss-1"))]
+    assert messages == [
         "attempt 1 ended: up to step 21, $0.0146",
         "step 21 | trainer: Resumed at step 21.",
         "upon",
@@ -195,18 +195,18 @@ def test_the_ledger_is_asked_as_often_for_many_events_as_for_none(home: Home, mo
     for_none = len(asked)
     events = [Event(5.0 + n, "trainer", "landing", f"Landing {n}.", data={"needs_s": 100.0}) for n in range(9)]
     put(watched, file_names.EVENTS, *events)
-    told = [report.text for report in watched._poll() if report.kind == "event"]
-    assert told[0] == "trainer: Landing 0. Finishing the full plan would cost about $1.00 more."
-    assert len(told) == 9
+    messages = [report.text for report in watched._poll() if report.kind == "event"]
+    assert messages[0] == "trainer: Landing 0. Finishing the full plan would cost about $1.00 more."
+    assert len(messages) == 9
     assert (for_none, len(asked)) == (1, 2)
 
 
-def left_usd(**told: Any) -> Decimal | None:
+def left_usd(**messages: Any) -> Decimal | None:
     """Of a run at step 40 of 100, a second a step, on a machine of a cent a second."""
-    beat = Heartbeat(0.0, "m", 1, "ended", 0.0, "36", "1", step=40, num_steps=100, step_s=1.0, **told)
+    beat = Heartbeat(0.0, "m", 1, "ended", 0.0, "36", "1", step=40, num_steps=100, step_s=1.0, **messages)
     run = RunRow("moss-1", "moss", "stopped", 0.0, "file:/s", "")
     line = LedgerLine("m", run.id, run.name, 1, "local", "o", "36", None, 0.0)
-    return to_finish(Status(run, [line], Signs(beat, None), Decimal(1), 0.0))
+    return to_finish(Status(run, [line], RunReports(beat, None), Decimal(1), 0.0))
 
 
 def test_the_dollars_to_the_end_are_by_the_trainers_own_count_and_to_the_planned_end() -> None:
@@ -219,7 +219,7 @@ def test_the_dollars_to_the_end_are_by_the_trainers_own_count_and_to_the_planned
 def test_a_line_of_the_phase_before_is_not_laid_over_the_newer_heartbeat(home: Home) -> None:
     run = RunRow("moss-1", "moss", "running", 0.0, f"file:{home.path}/store", "")
     beat = Heartbeat(50.0, "m", 1, "training", 0.0, "36", "1", phase="sft", step=2, num_steps=8)
-    status = Status(run, [], Signs(beat, None), Decimal(1), 0.0, phases=("pretrain", "sft"))
+    status = Status(run, [], RunReports(beat, None), Decimal(1), 0.0, phases=("pretrain", "sft"))
     watching = _Watch(home, run, 1.0)
     shown = {}
     for t, phase, step in ((40.0, "pretrain", 20), (49.0, "sft", 3), (60.0, "rl", 1)):
@@ -349,9 +349,9 @@ def test_events_validations_and_samples_come_in_the_order_in_which_they_happened
     metric = Metric(3.0, "pretrain", 9, 10, 90, loss=2.0, val_loss=2.5)
     store.put_bytes(run_key(run_id, file_names.METRICS), (codec.dumps(metric) + "\n").encode())
     store.put_bytes(run_key(run_id, file_names.SAMPLES, "pretrain-00000009.txt"), b"once upon")
-    told = [(r.kind, r.text) for r in watch(home, home.ledger.find("moss"), every_s=1) if r.kind != "line"]
-    assert [kind for kind, _ in told] == ["event", "event", "sample", "alert", "end"]
-    assert "validation at step 9" in told[1][1]
+    messages = [(r.kind, r.text) for r in watch(home, home.ledger.find("moss"), every_s=1) if r.kind != "line"]
+    assert [kind for kind, _ in messages] == ["event", "event", "sample", "alert", "end"]
+    assert "validation at step 9" in messages[1][1]
 
 
 @pytest.mark.slow
@@ -435,7 +435,7 @@ def test_the_last_step_is_told_once_also_when_its_dollars_have_changed_meanwhile
         lambda home, run: dataclasses.replace(look(home, run), spend_usd=next(dollars)),
     )
 
-    def told(watching: _Watch, *, is_new: bool = False) -> list[str]:
+    def messages(watching: _Watch, *, is_new: bool = False) -> list[str]:
         reports = list(watching._poll())
         if is_new:
             path = tmp_path / "store" / run_key(done.run.id, file_names.METRICS)
@@ -444,9 +444,9 @@ def test_the_last_step_is_told_once_also_when_its_dollars_have_changed_meanwhile
         reports += watching._last_words()
         return [report.text for report in reports if report.kind == "line"]
 
-    (line,) = told(_Watch(home, done.run, 1.0))
+    (line,) = messages(_Watch(home, done.run, 1.0))
     assert line.startswith("step 12/12 | ")
-    earlier, later = told(_Watch(home, done.run, 1.0), is_new=True)
+    earlier, later = messages(_Watch(home, done.run, 1.0), is_new=True)
     assert earlier.startswith("step 12/12 | ")
     assert later.startswith("step 13/12 | loss 0.300 | ")
 
@@ -482,10 +482,10 @@ def test_a_watch_begins_with_what_the_machine_costs_who_guards_it_and_what_is_sa
 
 def test_of_the_past_a_watch_tells_only_the_last_validations(home: Home) -> None:
     watched = watching(home)
-    told = [Metric(float(n), "pretrain", n, 40, n, 3.0, val_loss=3.0) for n in range(1, 31)]
-    put(watched, file_names.METRICS, *told)
+    messages = [Metric(float(n), "pretrain", n, 40, n, 3.0, val_loss=3.0) for n in range(1, 31)]
+    put(watched, file_names.METRICS, *messages)
     first = [report.text for report in watched.feed.reports(home.ledger.lines("moss-1"))]
     assert first == [f"validation at step {n}: loss 3.000" for n in range(26, 31)]
     more = [Metric(float(n), "pretrain", n, 40, n, 2.0, val_loss=2.0) for n in range(31, 41)]
-    put(watched, file_names.METRICS, *told, *more)
+    put(watched, file_names.METRICS, *messages, *more)
     assert len(list(watched.feed.reports(home.ledger.lines("moss-1")))) == 10, "and then each"

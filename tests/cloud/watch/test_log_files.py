@@ -48,7 +48,7 @@ def test_following_logs_survives_a_store_that_is_away(
 
     monkeypatch.setattr(FileStore, "read", flaky)
     said: list[str] = []
-    lines = list(follow(home, launched.run, "trainer", tell=said.append))
+    lines = list(follow(home, launched.run, "trainer", notify=said.append))
     assert lines[1:] == [f"step {number}" for number in range(1, 31)]
     assert said == ["away Retrying."]
 
@@ -68,8 +68,8 @@ def test_a_failed_run_is_followed_until_its_last_push_is_in_the_store(
     def next_round(at_home: Home) -> list[str]:
         text, is_pushed = next(rounds)
         store.put_bytes(log, text)
-        told = dataclasses.replace(beat, is_pushed=is_pushed)
-        store.put_bytes(run_key(run.id, file_names.HEARTBEAT), codec.dumps(told).encode())
+        messages = dataclasses.replace(beat, is_pushed=is_pushed)
+        store.put_bytes(run_key(run.id, file_names.HEARTBEAT), codec.dumps(messages).encode())
         return []
 
     monkeypatch.setattr("homing.cloud.watch.log_files.refresh", next_round)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import make_draft
 
-from homing.cloud.contact.heartbeats import Signs
+from homing.cloud.contact.heartbeats import RunReports
 from homing.cloud.home import Home
 from homing.cloud.launch.run_documents import write_home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
@@ -21,7 +21,7 @@ RUN = RunRow("moss-1", "moss", "running", 0.0, "file:/s", "", spend_limit_usd="1
 BEAT = Heartbeat(0.0, "m", 1, "training", 0.0, "36", "1", phase="mid", step=40, num_steps=100, loss=3.2141, eta_s=60.0)
 LINE = LedgerLine("m", RUN.id, RUN.name, 1, "local", "o", "36", None, 0.0)  # a cent a second
 PLAN = Planned(Decimal(30), [("boot and start", 7.0), ("pretrain", 50.0), ("mid", 90.0), ("rl", 30.0), ("home", 10.0)])
-STATUS = Status(RUN, [LINE], Signs(BEAT, None), Decimal("1.83"), 0.0, phases=("pretrain", "mid", "rl"))
+STATUS = Status(RUN, [LINE], RunReports(BEAT, None), Decimal("1.83"), 0.0, phases=("pretrain", "mid", "rl"))
 
 
 @pytest.mark.acceptance(62)

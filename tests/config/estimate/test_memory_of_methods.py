@@ -328,5 +328,5 @@ def test_questions_in_the_template_of_open_weights_are_counted_with_what_it_puts
     base = load_run(str(preset_dir() / "1b.yaml")).run
     phase = dataclasses.replace(base.phases[0], kind="rl", rl=rl)
     ours = dataclasses.replace(base, model=QWEN_7B, phases=[phase])
-    theirs = dataclasses.replace(ours, base=Base("hf:Qwen/Qwen2.5-7B-Instruct", "base"))
-    assert training_memory(theirs).rollout > training_memory(ours).rollout
+    reference = dataclasses.replace(ours, base=Base("hf:Qwen/Qwen2.5-7B-Instruct", "base"))
+    assert training_memory(reference).rollout > training_memory(ours).rollout

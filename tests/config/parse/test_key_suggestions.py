@@ -56,10 +56,10 @@ def test_names_from_other_trainers_and_other_sections_are_answered_with_ours(
 def test_the_table_is_large_and_points_only_at_keys_that_exist() -> None:
     assert len(FOREIGN) >= 40
     sections = {path.split(".")[0] for path in all_keys()}
-    for theirs, ours in FOREIGN.items():
+    for reference, ours in FOREIGN.items():
         target = ours.split(" ")[0]
-        assert find_keys(target) or target in sections, (theirs, ours)
-        assert theirs not in {found.name for found in all_keys().values()}, f"{theirs} is a key of ours"
+        assert find_keys(target) or target in sections, (reference, ours)
+        assert reference not in {found.name for found in all_keys().values()}, f"{reference} is a key of ours"
 
 
 @pytest.mark.acceptance(98)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.config.weights.test_open_weights import papers
+from tests.config.weights.test_open_weights import documents
 from tests.config.weights.test_open_weights import write as write_open_weights
 
 from homing.config import Loaded
@@ -54,13 +54,13 @@ def trained(run_dir: Path, loaded: Loaded, kind: str, step: int = 10) -> Path:
     return folder
 
 
-def adapted(folder: Path, before: Stage, told: str) -> Path:
+def adapted(folder: Path, before: Stage, messages: str) -> Path:
     """The checkpoint made into one of a phase that trained an adapter of the weights `before`."""
     manifest = codec.loads(CheckpointManifest, (folder / file_names.MANIFEST).read_bytes())
     manifest = dataclasses.replace(manifest, lineage=[before, manifest.lineage[-1]])
     (folder / file_names.MANIFEST).write_text(codec.dumps(manifest))
     (folder / file_names.WEIGHTS).rename(folder / file_names.ADAPTER)
-    (folder / file_names.ADAPTER_CONFIG).write_text(json.dumps({"homing_base_dir": told}))
+    (folder / file_names.ADAPTER_CONFIG).write_text(json.dumps({"homing_base_dir": messages}))
     return folder
 
 
@@ -95,9 +95,9 @@ def test_what_was_fetched_beside_another_run_of_that_name_is_found_too(
     whole, models = load(RUN), folder / "models"
     models.mkdir()
     trained(homing_home / "runs/base-1", whole, "pretrain").rename(models / "base")
-    beside = trained(homing_home / "runs/base-2", whole, "mid").rename(models / "base-mid")
-    assert load(RUN, "train.only=sft").run.phases[0].init_from == str(beside)
-    older = codec.loads(CheckpointManifest, (beside / file_names.MANIFEST).read_bytes())
+    neighbor = trained(homing_home / "runs/base-2", whole, "mid").rename(models / "base-mid")
+    assert load(RUN, "train.only=sft").run.phases[0].init_from == str(neighbor)
+    older = codec.loads(CheckpointManifest, (neighbor / file_names.MANIFEST).read_bytes())
     newest = trained(homing_home / "runs/base-3", whole, "mid").rename(models / "base-20260303-000000-cccc")
     newer = dataclasses.replace(older, run_id="base-3", made_at=older.made_at + 1)
     (newest / file_names.MANIFEST).write_text(codec.dumps(newer))
@@ -131,8 +131,8 @@ def test_a_phase_after_an_adapter_starts_from_it_and_the_weights_that_it_stood_b
     manifest = codec.loads(CheckpointManifest, (mid / file_names.MANIFEST).read_bytes())
     longer = [before, Stage("sft", method="lora", run_id="base-1", step=3), manifest.lineage[-1]]
     (mid / file_names.MANIFEST).write_text(codec.dumps(dataclasses.replace(manifest, lineage=longer)))
-    told = {"homing_base_dir": "checkpoints/pretrain/step-00000012", "homing_base_stage": 0}
-    (mid / file_names.ADAPTER_CONFIG).write_text(json.dumps(told))
+    messages = {"homing_base_dir": "checkpoints/pretrain/step-00000012", "homing_base_stage": 0}
+    (mid / file_names.ADAPTER_CONFIG).write_text(json.dumps(messages))
     assert load(RUN, "train.only=sft").run.phases[0].init_base == str(base)
 
     # Fetched to where the suggestion says, the adapter too: neither lies in a run directory then.
@@ -148,7 +148,7 @@ def test_a_phase_after_an_adapter_starts_from_it_and_the_weights_that_it_stood_b
 def test_of_weights_that_a_machine_took_from_the_hub_itself_the_papers_here_are_not_enough(
     load: Load, homing_home: Path, tmp_path: Path
 ) -> None:
-    loaded, sent, before = load(RUN), tmp_path / "papers", Stage("base", address="hf:a/b@1")
+    loaded, sent, before = load(RUN), tmp_path / "metadata", Stage("base", address="hf:a/b@1")
     adapter = adapted(trained(homing_home / "runs/base-1", loaded, "mid"), before, "../data/base")
     sent.mkdir()
     (sent / INDEX).write_text('{"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}')
@@ -165,7 +165,7 @@ def test_of_weights_that_a_machine_took_from_the_hub_itself_the_papers_here_are_
 def test_on_open_weights_a_later_phase_starts_from_the_adapter_and_not_from_the_weights_alone(
     load: Load, mistakes: Mistakes, homing_home: Path, tmp_path: Path
 ) -> None:
-    source = str(write_open_weights(tmp_path / "open", papers()).resolve())
+    source = str(write_open_weights(tmp_path / "open", documents()).resolve())
     rl = "rl: {tasks: [{kind: prompts, file: asks.jsonl}], answer_tokens: 8}"
     text = f"name: base\nmodel: {{from: {source}}}\nphases:\n"
     text += "  - {kind: sft, method: lora, data: {chat: [a.jsonl]}}\n" + f"  - {{kind: rl, steps: 5, {rl}}}\n"
@@ -327,7 +327,7 @@ def test_a_phase_of_text_in_the_ids_of_an_earlier_tokenizer_is_not_taken_for_pre
 def test_open_weights_with_the_tokenizer_of_others_in_the_data_folder_are_not_ready(
     load: Load, folder: Path, tmp_path: Path
 ) -> None:
-    source = write_open_weights(tmp_path / "open", papers())
+    source = write_open_weights(tmp_path / "open", documents())
     text = f"name: base\nmodel: {{from: {source}}}\nphases:\n  - kind: rl\n    steps: 5\n"
     text += "    rl: {tasks: [{kind: arithmetic}], answer_tokens: 16}\n"
     place = folder / "data" / "base"
@@ -351,11 +351,13 @@ def test_conversations_are_told_by_the_figure_that_prep_tells_and_what_rows_add_
     splits = {"train": Split(9_000, 90, 40_000, [])}
     manifest = DataManifest("uint16", 4, "", [], splits, [], "", settings=settings)
     (place / "sft" / file_names.MANIFEST).write_text(codec.dumps(manifest))
-    told = "9k tokens of conversations (12.8k tokens in rows, repeats and padding too)"
+    messages = "9k tokens of conversations (12.8k tokens in rows, repeats and padding too)"
     warned = load(RUN, "phases.2.steps=200", "phases.2.batch_tokens=12800").warnings
-    assert any(f"phases.2 reads {told} (data/base/sft/manifest.json) 200.0 times" in each for each in warned), warned
+    assert any(f"phases.2 reads {messages} (data/base/sft/manifest.json) 200.0 times" in each for each in warned), (
+        warned
+    )
     warned = load(RUN.replace("{kind: sft, batch_tokens: 1024,", "{kind: sft, steps: 100,")).warnings
-    assert any(f"would read the {told} " in each for each in warned), warned
+    assert any(f"would read the {messages} " in each for each in warned), warned
 
 
 def test_tokens_to_come_are_told_as_a_range_and_by_the_text_that_is_prepared(load: Load, folder: Path) -> None:
@@ -368,6 +370,6 @@ def test_tokens_to_come_are_told_as_a_range_and_by_the_text_that_is_prepared(loa
     digest = hashlib.sha256((place / file_names.TOKENIZER).read_bytes()).hexdigest()
     manifest = DataManifest("uint16", 4, digest, [], {"train": Split(size // 2, 9, size, [])}, [], "")
     (place / file_names.MANIFEST).write_text(codec.dumps(manifest))
-    told = "phases.1 is not prepared yet: about 4.2k tokens, estimated from the prepared text"
+    messages = "phases.1 is not prepared yet: about 4.2k tokens, estimated from the prepared text"
     warned = load(RUN).warnings
-    assert any(told in each for each in warned), warned
+    assert any(messages in each for each in warned), warned

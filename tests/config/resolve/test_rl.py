@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.config.conftest import put_data
-from tests.config.weights.test_open_weights import papers
+from tests.config.weights.test_open_weights import documents
 from tests.config.weights.test_open_weights import write as write_open_weights
 
 from homing.config import Loaded
@@ -182,7 +182,7 @@ def test_rl_by_adapters_goes_on_with_those_of_the_phase_before_unless_it_says_ot
 def test_open_weights_are_asked_in_their_template_once_prep_has_taken_it_apart(
     load: Callable[..., Loaded], mistakes: Callable[..., list[Mistake]], folder: Path, tmp_path: Path
 ) -> None:
-    source = write_open_weights(tmp_path / "open", papers())
+    source = write_open_weights(tmp_path / "open", documents())
     text = f"name: base\nmodel: {{from: {source}}}\nphases:\n  - kind: rl\n    method: qlora\n    steps: 5\n"
     text += "    rl: {tasks: [{kind: arithmetic}], answer_tokens: 16}\n"
     load(text)  # nothing is prepared, and nothing can be said yet

@@ -27,7 +27,7 @@ LLAMA3 = {
 }  # fmt: skip
 
 
-def papers(**config: Any) -> dict[str, bytes]:
+def documents(**config: Any) -> dict[str, bytes]:
     tokenizer = {
         "model": {"type": "BPE", "vocab": {chr(33 + n): n for n in range(60)}, "merges": []},
         "added_tokens": [{"id": 60, "content": "<|endoftext|>", "special": True}],
@@ -73,18 +73,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def test_a_folder_tells_its_shape_tokenizer_template_and_files(tmp_path: Path) -> None:
-    source = read_source("theirs", base=write(tmp_path / "theirs", papers()).parent)
+    source = read_source("upstream", base=write(tmp_path / "upstream", documents()).parent)
     assert source.shape == SHAPE
     assert source.dtype == "bfloat16"
     assert (source.tokenizer_size, source.eos_ids, source.bos_id) == (61, (60, 12), 60)
     assert source.chat_template == TEMPLATE
     assert source.num_weight_bytes == 200_000
     assert "README.md" not in [file.name for file in source.files]
-    assert bring(source) == tmp_path / "theirs"
+    assert bring(source) == tmp_path / "upstream"
 
 
 def test_a_template_in_a_file_of_its_own_wins_and_one_of_several_is_the_default(tmp_path: Path) -> None:
-    files = papers()
+    files = documents()
     files["tokenizer_config.json"] = json.dumps(
         {"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}
     ).encode()
@@ -95,23 +95,23 @@ def test_a_template_in_a_file_of_its_own_wins_and_one_of_several_is_the_default(
 
 def test_llama_3s_rope_scaling_is_read_in_both_spellings_and_others_are_refused_by_name(tmp_path: Path) -> None:
     config = {"model_type": "llama", "rope_parameters": LLAMA3}
-    scaling = read_source(str(write(tmp_path / "new", papers(**config)))).shape.rope_scaling
+    scaling = read_source(str(write(tmp_path / "new", documents(**config)))).shape.rope_scaling
     assert scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
     older = {"model_type": "llama", "rope_parameters": None, "rope_scaling": LLAMA3, "rope_theta": 5e5}
-    assert read_source(str(write(tmp_path / "old", papers(**older)))).shape.rope_scaling == scaling
-    yarn = papers(rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6})
+    assert read_source(str(write(tmp_path / "old", documents(**older)))).shape.rope_scaling == scaling
+    yarn = documents(rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6})
     with pytest.raises(DataError, match="cannot build") as caught:
         read_source(str(write(tmp_path / "yarn", yarn)))
     assert "'yarn'" in caught.value.why
 
 
 def test_a_family_that_does_not_work_is_named_with_those_that_do(tmp_path: Path) -> None:
-    odd = papers(model_type="gemma3", hidden_act="gelu", quantization_config={"quant_method": "gptq"})
+    odd = documents(model_type="gemma3", hidden_act="gelu", quantization_config={"quant_method": "gptq"})
     with pytest.raises(DataError) as caught:
         read_source(str(write(tmp_path / "odd", odd)))
     assert "gemma3" in caught.value.why
     assert "gelu" not in caught.value.why, "of another architecture nothing else matters"
-    odd = papers(hidden_act="gelu", quantization_config={"quant_method": "gptq"})
+    odd = documents(hidden_act="gelu", quantization_config={"quant_method": "gptq"})
     with pytest.raises(DataError) as caught_again:
         read_source(str(write(tmp_path / "odd too", odd)))
     assert all(word in caught_again.value.why for word in ("gelu", "gptq"))
@@ -119,14 +119,14 @@ def test_a_family_that_does_not_work_is_named_with_those_that_do(tmp_path: Path)
 
 
 def test_every_missing_file_is_named_at_once(tmp_path: Path) -> None:
-    files = papers()
+    files = documents()
     for name in ("tokenizer.json", "model.safetensors", "config.json"):
         del files[name]
     files["pytorch_model.bin"] = b"pickle"
     with pytest.raises(DataError) as caught:
         read_source(str(write(tmp_path / "bare", files)))
     assert all(name in caught.value.why for name in ("tokenizer.json", "model.safetensors", "config.json", "pickles"))
-    sharded = papers()
+    sharded = documents()
     del sharded["model.safetensors"]
     shards = {f"t{n}": f"model-{n}.safetensors" for n in range(4)}
     sharded["model.safetensors.index.json"] = json.dumps({"weight_map": shards}).encode()
@@ -148,7 +148,7 @@ def test_every_missing_file_is_named_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path, model: dict[str, Any], word: str) -> None:
-    files = papers() | {"tokenizer.json": json.dumps({"model": model, "added_tokens": []}).encode()}
+    files = documents() | {"tokenizer.json": json.dumps({"model": model, "added_tokens": []}).encode()}
     with pytest.raises(DataError, match=r"tokenizer\.json") as caught:
         read_source(str(write(tmp_path / "t", files)))
     assert word in caught.value.why
@@ -161,12 +161,12 @@ def test_nonsense_is_answered_with_a_fix_and_no_traceback(tmp_path: Path) -> Non
         assert caught.value.fix
     for name, data in (("config.json", b"[]"), ("config.json", b"{"), ("tokenizer.json", b"3"), ("config.json", b"{}")):
         with pytest.raises(HomingError):
-            read_source(str(write(tmp_path / "bad", papers() | {name: data})))
+            read_source(str(write(tmp_path / "bad", documents() | {name: data})))
 
 
 @pytest.mark.acceptance(31)
 def test_a_model_on_the_hub_is_read_without_its_weights_and_brought_whole_later(hub: Hub, tmp_path: Path) -> None:
-    files = papers()
+    files = documents()
     publish(hub, "them/model", files, is_private=False)
     source = read_source("hf:them/model")
     assert source.address == f"hf:them/model@{'c' * 40}"
@@ -183,7 +183,7 @@ def test_a_model_on_the_hub_is_read_without_its_weights_and_brought_whole_later(
 def test_what_was_brought_once_is_there_offline_and_the_cache_is_named(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(hub, "them/model", papers(), is_private=False)
+    publish(hub, "them/model", documents(), is_private=False)
     bring(read_source("hf:them/model"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     offline = read_source("hf:them/model")
@@ -194,7 +194,7 @@ def test_what_was_brought_once_is_there_offline_and_the_cache_is_named(
 
 
 def test_where_the_hub_does_not_answer_the_cache_serves_and_says_so(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(hub, "them/model", papers(), is_private=False)
+    publish(hub, "them/model", documents(), is_private=False)
     bring(read_source("hf:them/model"))
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     assert "did not respond" in read_source("hf:them/model").note
@@ -202,8 +202,8 @@ def test_where_the_hub_does_not_answer_the_cache_serves_and_says_so(hub: Hub, mo
 
 @pytest.mark.acceptance(31, 94)
 def test_a_gated_or_missing_model_says_which_token_was_used(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(hub, "them/gated", papers(), is_private=False, is_gated=True)
-    publish(hub, "them/open", papers(), is_private=False)
+    publish(hub, "them/gated", documents(), is_private=False, is_gated=True)
+    publish(hub, "them/open", documents(), is_private=False)
     cases = [("hf:them/gated", "gated"), ("hf:them/nothing", "not found"), ("hf:them/open@v9", "no revision v9")]
     for token in (READ, STRANGER):
         monkeypatch.setenv("HF_TOKEN", token)
@@ -233,7 +233,7 @@ def test_a_name_that_the_hub_could_not_have_is_refused_without_a_traceback(hub: 
 
 
 def test_a_line_that_breaks_in_the_middle_is_an_error_with_a_fix(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(hub, "them/model", papers(), is_private=False)
+    publish(hub, "them/model", documents(), is_private=False)
     source = read_source("hf:them/model")
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(StoreError, match="could not be fetched"):
@@ -243,7 +243,7 @@ def test_a_line_that_breaks_in_the_middle_is_an_error_with_a_fix(hub: Hub, monke
 def test_one_command_asks_the_hub_once_and_a_commit_is_asked_about_once_for_all(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, homing_home: Path
 ) -> None:
-    publish(hub, "them/model", papers(), is_private=False)
+    publish(hub, "them/model", documents(), is_private=False)
     asked: list[str] = []
     real = hub.answer
     monkeypatch.setattr(hub, "answer", lambda ask: (asked.append(ask.path.split("?")[0]), real(ask)))
@@ -261,7 +261,7 @@ def test_one_command_asks_the_hub_once_and_a_commit_is_asked_about_once_for_all(
     assert read_source(first.address) == first
     assert asked == [], "named with its commit nobody need be asked"
 
-    changed = {name: File(data, is_lfs=False) for name, data in papers(rope_theta=5.0).items()}
+    changed = {name: File(data, is_lfs=False) for name, data in documents(rope_theta=5.0).items()}
     hub.add("them/model").commits.append(Commit("d" * 40, "newer", changed))
     another_command(monkeypatch)
     assert read_source("hf:them/model").revision == "d" * 40
@@ -275,11 +275,11 @@ def test_one_command_asks_the_hub_once_and_a_commit_is_asked_about_once_for_all(
 def test_only_public_weights_with_a_hash_may_be_left_to_a_rented_machine(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, homing_home: Path
 ) -> None:
-    publish(hub, "them/open", papers(), is_private=False)
-    publish(hub, "me/gated", papers(), is_private=False, is_gated=True)
-    publish(hub, "me/private", papers())
+    publish(hub, "them/open", documents(), is_private=False)
+    publish(hub, "me/gated", documents(), is_private=False, is_gated=True)
+    publish(hub, "me/private", documents())
     hub.add("them/small", is_private=False).commits.append(
-        Commit("d" * 40, "no LFS", {name: File(data, is_lfs=False) for name, data in papers().items()})
+        Commit("d" * 40, "no LFS", {name: File(data, is_lfs=False) for name, data in documents().items()})
     )
     (file,) = read_source("hf:them/open").hub_files
     assert (file.name, file.num_bytes) == ("model.safetensors", 200_000)
@@ -298,7 +298,7 @@ def test_only_public_weights_with_a_hash_may_be_left_to_a_rented_machine(
 
 
 def test_a_hub_behind_a_password_is_not_for_everybody(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(hub, "them/open", papers(), is_private=False)
+    publish(hub, "them/open", documents(), is_private=False)
     monkeypatch.setattr(
         "homing.config.weights.hub_repo._api", lambda sdk: sdk.HfApi(endpoint=hub.endpoint, token=False)
     )

@@ -56,8 +56,8 @@ class Instance:
     def change(self, **changes: object) -> None:
         self.boot = dataclasses.replace(self.boot, **changes)  # type: ignore[arg-type]
 
-    def train_with(self, **told: float) -> None:
-        words = [f"{name}={value}" for name, value in told.items()]
+    def train_with(self, **messages: float) -> None:
+        words = [f"{name}={value}" for name, value in messages.items()]
         self.change(trainer_argv=[sys.executable, str(TRAINER), str(self.run_dir), *words])
 
     def hurry(self, **constants: float) -> None:
@@ -88,8 +88,8 @@ class Instance:
     def run(self, timeout_s: float = 60.0) -> int:
         return self.start().wait(timeout_s)
 
-    def ask(self, **wish: object) -> None:
-        request = Request(**wish)  # type: ignore[arg-type]
+    def ask(self, **control_request: object) -> None:
+        request = Request(**control_request)  # type: ignore[arg-type]
         self.store.put_bytes(f"runs/{self.boot.run_id}/request.json", codec.dumps(request).encode())
 
     def has_ended_billing(self) -> bool:

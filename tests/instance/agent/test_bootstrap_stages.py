@@ -14,9 +14,9 @@ from homing.wire import file_names
 from homing.wire.boot_json import Bootstrap
 
 
-def bring(instance: Instance, **told: object) -> None:
+def bring(instance: Instance, **messages: object) -> None:
     argv = [sys.executable, "-m", "homing.instance.bootstrap", str(instance.root / "work" / file_names.BOOT)]
-    instance.change(bootstrap=Bootstrap(**told), furnish_argv=argv)  # type: ignore[arg-type]
+    instance.change(bootstrap=Bootstrap(**messages), bootstrap_argv=argv)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_a_boot_that_dies_before_anything_can_push_leaves_its_reason_in_the_mail
 
 @pytest.mark.slow
 def test_a_bootstrap_that_cannot_be_started_is_a_failed_run_that_ends_billing(instance: Instance) -> None:
-    instance.change(furnish_argv=["/nowhere/python", "-m", "homing.instance.bootstrap"])
+    instance.change(bootstrap_argv=["/nowhere/python", "-m", "homing.instance.bootstrap"])
     assert instance.run() == 1
     assert instance.has_ended_billing()
     assert instance.outcome().state == "failed"

@@ -51,8 +51,8 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def make(machine: Machine, tmp_path: Path, **changes: object) -> DeadMan:
-    told = {"work_dir": str(tmp_path), "rate_usd_per_hour": "1", "spend_limit_usd": "2", "agent_argv": ["a", "b"]}
-    return DeadMan(Folder(make_boot(**{**told, "sync_argv": ["sync"], **changes}), machine, SOURCE))
+    messages = {"work_dir": str(tmp_path), "rate_usd_per_hour": "1", "spend_limit_usd": "2", "agent_argv": ["a", "b"]}
+    return DeadMan(Folder(make_boot(**{**messages, "sync_argv": ["sync"], **changes}), machine, SOURCE))
 
 
 def test_it_ends_after_the_agents_turn_and_before_the_limit(machine: Machine, tmp_path: Path) -> None:

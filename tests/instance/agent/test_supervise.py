@@ -219,13 +219,13 @@ def test_ending_billing_is_tried_until_it_works_and_home_is_told(instance: Insta
     instance.change(end_billing=EndBilling(kind="command", argv=[sys.executable, "-c", code]))
     agent = instance.start()
 
-    def told() -> bool:
+    def messages() -> bool:
         key = "runs/amber-1/heartbeat.json"
         return (
             instance.store.exists(key) and "STILL BILLING" in instance.in_store(Heartbeat, file_names.HEARTBEAT).problem
         )
 
-    wait_until(told)
+    wait_until(messages)
     assert agent.poll() is None
     flag.touch()
     assert agent.wait(60) == 0
@@ -685,8 +685,8 @@ def test_no_key_stands_in_events_outcome_or_log(instance: Instance, monkeypatch:
     try:
         raise OSError("with canary-of-the-store")
     except OSError as exc:
-        told = (type(exc), exc, exc.__traceback__)
-    record = folder.record("x", logging.ERROR, "f", 1, "asked %s", ("canary-of-the-store",), told)
+        messages = (type(exc), exc, exc.__traceback__)
+    record = folder.record("x", logging.ERROR, "f", 1, "asked %s", ("canary-of-the-store",), messages)
     text = logging.Formatter("%(message)s").format(record)
     assert "canary" not in text
     assert "OSError: with ***" in text

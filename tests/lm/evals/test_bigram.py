@@ -47,8 +47,8 @@ def test_counting_in_pieces_loses_no_pair(tmp_path: Path, monkeypatch: pytest.Mo
     documents = [chain(n, n) for n in range(5, 60)]
     whole = bigram_entropy(write_data(tmp_path / "a", documents, documents[:9]))
     monkeypatch.setattr(bigram, "_PIECE_TOKENS", 7)
-    pieces = bigram_entropy(write_data(tmp_path / "b", documents, documents[:9], num_shards=6))
-    assert pieces == whole
+    chunks = bigram_entropy(write_data(tmp_path / "b", documents, documents[:9], num_shards=6))
+    assert chunks == whole
 
 
 def test_what_train_never_saw_is_improbable_and_not_impossible(tmp_path: Path) -> None:

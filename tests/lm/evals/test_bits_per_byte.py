@@ -61,14 +61,19 @@ def test_it_agrees_with_a_plain_computation_also_on_a_last_row_that_is_not_full(
 def test_fewer_tokens_can_be_asked_for_and_progress_is_told(
     tmp_path: Path, model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.lm.evals.bits_per_byte._TELL_EVERY_S", -1.0)
+    monkeypatch.setattr("homing.lm.evals.bits_per_byte._REPORT_EVERY_S", -1.0)
     split = split_of(tmp_path / "split", [[0, *([20] * 500)]])
-    told: list[tuple[int, int]] = []
+    messages: list[tuple[int, int]] = []
     got = evaluate(
-        model, split, token_bytes=[1] * 272, num_tokens=64, rows_at_a_time=1, tell=lambda a, b: told.append((a, b))
+        model,
+        split,
+        token_bytes=[1] * 272,
+        num_tokens=64,
+        rows_at_a_time=1,
+        notify=lambda a, b: messages.append((a, b)),
     )
     assert got.num_tokens == 64
-    assert told == [(1, 2), (2, 2)]
+    assert messages == [(1, 2), (2, 2)]
 
 
 def test_targets_without_bytes_have_no_bits_per_byte(tmp_path: Path, model: Decoder) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.lm.model.open_weights.foreign_models import write_theirs
+from tests.lm.model.open_weights.foreign_models import write_reference
 
 from homing.errors import RunFailed
 from homing.lm.evals.likelihood import Row, score_rows, windows
@@ -76,13 +76,13 @@ def test_likeliest_is_what_greedy_writing_would_have_written(tiny_run: Run) -> N
 @pytest.mark.acceptance(100)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_log_likelihoods_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    theirs = write_theirs(tmp_path, family)
+    reference = write_reference(tmp_path, family)
     shape = shape_from_config(json.loads((tmp_path / "config.json").read_text()))
     model = load_decoder(find_weights(tmp_path), shape, dtype=torch.float32)
     rows = some_rows(shape.vocab_size, 30, count=12)
     for row, one in zip(rows, score_rows(model, rows), strict=True):
         with torch.no_grad():
-            logits = theirs(torch.tensor([row.ids[:-1]])).logits[0]
+            logits = reference(torch.tensor([row.ids[:-1]])).logits[0]
         kept = np.array(plain_nats(logits, list(row.ids)))[row.is_target[1:]]
         assert one.nats.tolist() == pytest.approx(kept.tolist(), abs=1e-3)
         assert -one.nats.sum() == pytest.approx(-kept.sum(), abs=1e-3)

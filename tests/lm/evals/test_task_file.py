@@ -113,10 +113,10 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     path = write(tmp_path / "task.jsonl", *lines)
     with pytest.raises(DataError) as refused:
         read_task(path)
-    told = refused.value.why.splitlines()
-    assert [line.split(":")[1] for line in told[:20]] == [str(number) for number in range(2, 22)]
+    messages = refused.value.why.splitlines()
+    assert [line.split(":")[1] for line in messages[:20]] == [str(number) for number in range(2, 22)]
     assert f"{len(lines) - 1} lines are invalid" in refused.value.what
-    assert told[20] == f"and {len(lines) - 21} more."
+    assert messages[20] == f"and {len(lines) - 21} more."
 
 
 def test_an_empty_file_and_a_missing_one_are_refused(tmp_path: Path) -> None:

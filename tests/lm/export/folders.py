@@ -139,9 +139,9 @@ def _adapt(model: Decoder, settings: Lora, folder: Path, kind: str, **phase_keys
     return sha256
 
 
-def _write_adapter(model: Decoder, folder: Path, kind: str, told: dict[str, str]) -> None:
+def _write_adapter(model: Decoder, folder: Path, kind: str, messages: dict[str, str]) -> None:
     assert model.lora is not None
     (folder / file_names.WEIGHTS).unlink()
     save_file(model.weights_for_disk(), folder / file_names.ADAPTER)
-    (folder / file_names.ADAPTER_CONFIG).write_text(json.dumps({**adapter_config(model.lora, "base"), **told}))
+    (folder / file_names.ADAPTER_CONFIG).write_text(json.dumps({**adapter_config(model.lora, "base"), **messages}))
     seal(folder, kind)

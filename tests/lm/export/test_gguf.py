@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.lm.export.folders import make_checkpoint
-from tests.lm.model.open_weights.foreign_models import write_theirs
+from tests.lm.model.open_weights.foreign_models import write_reference
 
 from homing.errors import DataError, IntegrityError, UsageError
 from homing.lm.export import Facts, Order, export
@@ -87,17 +87,17 @@ def test_the_tokenizer_is_all_there_under_the_name_that_llama_cpp_knows(tmp_path
 
 def test_weights_of_others_keep_their_split_spare_rows_and_scaled_rope(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "c", "llama")
-    theirs = tmp_path / "theirs"
-    write_theirs(theirs, "llama-3.1", vocab_size=400, dtype=torch.bfloat16)
+    reference = tmp_path / "upstream"
+    write_reference(reference, "llama-3.1", vocab_size=400, dtype=torch.bfloat16)
     config = json.loads((tmp_path / "c" / "tokenizer_config.json").read_text())
-    (theirs / "tokenizer_config.json").write_text(json.dumps(config))
+    (reference / "tokenizer_config.json").write_text(json.dumps(config))
     data = json.loads((tmp_path / "c" / "tokenizer.json").read_text())
     for change, pre in (({"ignore_merges": True}, "llama-bpe"), ({}, "qwen2")):
         changed = {**data, "model": {**data["model"], **change}}
         if pre == "qwen2":
             changed["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": _QWEN2}
-        (theirs / "tokenizer.json").write_text(json.dumps(changed))
-        export(order(theirs, tmp_path / pre, gguf_type="f32"))
+        (reference / "tokenizer.json").write_text(json.dumps(changed))
+        export(order(reference, tmp_path / pre, gguf_type="f32"))
         reader = gguf.GGUFReader(tmp_path / pre / "tiny-F32.gguf")
         assert value(reader, "tokenizer.ggml.pre") == pre
         tokens = value(reader, "tokenizer.ggml.tokens")
@@ -106,9 +106,9 @@ def test_weights_of_others_keep_their_split_spare_rows_and_scaled_rope(tmp_path:
         factors = next(tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight")
         assert 1.0 <= factors.min() < factors.max() == 8.0
     changed["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": r"\w+|\W"}
-    (theirs / "tokenizer.json").write_text(json.dumps(changed))
+    (reference / "tokenizer.json").write_text(json.dumps(changed))
     with pytest.raises(DataError, match="cannot be written to a GGUF"):
-        export(order(theirs, tmp_path / "odd"))
+        export(order(reference, tmp_path / "odd"))
     assert not (tmp_path / "odd").exists()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.lm.export.folders import make_checkpoint
-from tests.lm.model.open_weights.foreign_models import write_theirs
+from tests.lm.model.open_weights.foreign_models import write_reference
 
 from homing.errors import IntegrityError, UsageError
 from homing.lm.export import Facts, Order, check_export, export, read_record
@@ -28,20 +28,20 @@ def order(folder: Path, out: Path, kind: str = "hf", **more: Any) -> Order:
     return Order(folder, kind, out, Facts("tiny", licence="apache-2.0", cost="$0.12 in 1 instance."), **more)
 
 
-def theirs_of(folder: Path, **more: Any) -> Any:
+def reference_of(folder: Path, **more: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more).eval()
 
 
 @torch.no_grad()
-def same_text(model: Decoder, tokenizer: Any, theirs: Any) -> int:
+def same_text(model: Decoder, tokenizer: Any, reference: Any) -> int:
     """On how many prompts the greedy ids are the same."""
     count = 0
     for prompt in PROMPTS:
         ids = [tokenizer.end_of_text_id, *tokenizer.encode(prompt)]
         ours = list(generate(model, ids, num_tokens=12, temperature=0.0))
-        out = theirs.generate(
+        out = reference.generate(
             torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=12, do_sample=False,
             eos_token_id=None, use_cache=False,
         )  # fmt: skip
@@ -60,12 +60,12 @@ def test_transformers_opens_it_without_remote_code_with_the_same_logits_and_gree
     assert made.proof is not None
     assert made.proof.max_gap < 1e-3
     assert made.proof.num_chats == check_export.NUM_CHATS
-    theirs = theirs_of(tmp_path / "out")
+    reference = reference_of(tmp_path / "out")
     model, tokenizer = load_for_use(tmp_path / "c", "cpu")
     ids = torch.randint(model.shape.vocab_size, (2, 100), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        torch.testing.assert_close(theirs(ids).logits, model(ids), atol=1e-3, rtol=0)
-    assert same_text(model, tokenizer, theirs) == len(PROMPTS) == 20
+        torch.testing.assert_close(reference(ids).logits, model(ids), atol=1e-3, rtol=0)
+    assert same_text(model, tokenizer, reference) == len(PROMPTS) == 20
     # What transformers 5 does to the digits of every qwen2 folder is said, not hidden.
     assert ("PreTrainedTokenizerFast" in (tmp_path / "out" / "README.md").read_text()) == (kind == "qwen2")
     assert bool(made.notes) == (kind == "qwen2")
@@ -76,12 +76,12 @@ def test_a_swift_model_opens_with_the_modelling_file_that_comes_with_it(tmp_path
     made = export(order(tmp_path / "c", tmp_path / "out"))
     assert made.proof is not None
     assert made.proof.max_gap < 1e-3
-    theirs = theirs_of(tmp_path / "out", trust_remote_code=True)
+    reference = reference_of(tmp_path / "out", trust_remote_code=True)
     model, tokenizer = load_for_use(tmp_path / "c", "cpu")
-    assert same_text(model, tokenizer, theirs) == len(PROMPTS)
+    assert same_text(model, tokenizer, reference) == len(PROMPTS)
     assert "trust_remote_code" in (tmp_path / "out" / "README.md").read_text()
     with pytest.raises(ValueError, match="padding on the right"):
-        theirs(torch.ones(1, 3, dtype=torch.long), attention_mask=torch.tensor([[0, 1, 1]]))
+        reference(torch.ones(1, 3, dtype=torch.long), attention_mask=torch.tensor([[0, 1, 1]]))
 
 
 def test_the_folder_has_all_that_readers_look_for(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_how_the_base_is_sampled_from_stays_and_the_end_of_a_turn_is_an_end(tmp_
     base = {"eos_token_id": [0, 7], "temperature": 0.6, "pad_token_id": 3}
     (tmp_path / "c" / "generation_config.json").write_text(json.dumps(base))
     export(order(tmp_path / "c", tmp_path / "out"))
-    told = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    assert told == {**base, "eos_token_id": [2, 0, 7]}  # 2 is <|im_end|>
-    assert theirs_of(tmp_path / "out").generation_config.eos_token_id == [2, 0, 7]
+    messages = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert messages == {**base, "eos_token_id": [2, 0, 7]}  # 2 is <|im_end|>
+    assert reference_of(tmp_path / "out").generation_config.eos_token_id == [2, 0, 7]
 
 
 @pytest.mark.parametrize("kind", ["hf", "ollama"])
@@ -142,9 +142,9 @@ def test_a_template_that_was_lost_on_the_way_is_found(tmp_path: Path, monkeypatc
 def test_only_what_is_compared_is_announced(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "c", "llama", phase="pretrain")
     (tmp_path / "c" / "tokenizer_config.json").unlink()
-    told: list[str] = []
-    export(order(tmp_path / "c", tmp_path / "out"), tell=told.append)
-    assert told[-1] == "opening it with transformers and comparing logits and ids; it has no chat template"
+    messages: list[str] = []
+    export(order(tmp_path / "c", tmp_path / "out"), notify=messages.append)
+    assert messages[-1] == "opening it with transformers and comparing logits and ids; it has no chat template"
     assert "It completes text; it was not trained to chat." in (tmp_path / "out" / "README.md").read_text()
 
 
@@ -182,11 +182,11 @@ def test_an_export_opens_here_again_and_can_be_exported_again(tmp_path: Path) ->
 
 def test_weights_of_others_with_spare_rows_and_a_rope_of_llama_3_are_exported_too(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "c", "llama")
-    theirs = tmp_path / "theirs"
-    write_theirs(theirs, "llama-3.1", vocab_size=400, dtype=torch.bfloat16)
+    reference = tmp_path / "upstream"
+    write_reference(reference, "llama-3.1", vocab_size=400, dtype=torch.bfloat16)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (theirs / name).write_bytes((tmp_path / "c" / name).read_bytes())
-    made = export(order(theirs, tmp_path / "out"))
+        (reference / name).write_bytes((tmp_path / "c" / name).read_bytes())
+    made = export(order(reference, tmp_path / "out"))
     assert made.proof is not None
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["rope_parameters"]["rope_type"] == "llama3"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.cli.typed import typed
 from tests.lm.export.folders import make_checkpoint
-from tests.lm.export.test_hf import order, theirs_of
+from tests.lm.export.test_hf import order, reference_of
 
 from homing.lm.export import export
 
@@ -23,10 +23,10 @@ def rolling_nats(folder: Path, *, add_bos_token: bool | None) -> tuple[float, li
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    told = {} if add_bos_token is None else {"add_special_tokens": add_bos_token}
-    ids = [prefix, *tokenizer.encode(TEXT, **told)]
+    messages = {} if add_bos_token is None else {"add_special_tokens": add_bos_token}
+    ids = [prefix, *tokenizer.encode(TEXT, **messages)]
     with torch.no_grad():
-        logits_TV = theirs_of(folder)(torch.tensor([ids[:-1]])).logits[0].double()
+        logits_TV = reference_of(folder)(torch.tensor([ids[:-1]])).logits[0].double()
     nats = torch.nn.functional.cross_entropy(logits_TV, torch.tensor(ids[1:]), reduction="sum")
     return float(nats), ids
 

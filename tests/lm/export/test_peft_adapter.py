@@ -47,9 +47,9 @@ def test_peft_opens_the_adapter_with_the_same_logits(name: str, tmp_path: Path) 
     ids = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         plain = base(ids).logits
-        theirs = PeftModel.from_pretrained(base, tmp_path / "out").eval()(input_ids=ids).logits
-    torch.testing.assert_close(theirs, logits(adapted), atol=1e-3, rtol=0)
-    assert (plain - theirs).abs().max() > 0.1  # an adapter that does nothing would pass as well
+        reference = PeftModel.from_pretrained(base, tmp_path / "out").eval()(input_ids=ids).logits
+    torch.testing.assert_close(reference, logits(adapted), atol=1e-3, rtol=0)
+    assert (plain - reference).abs().max() > 0.1  # an adapter that does nothing would pass as well
     assert "peft" in made.checked[0]
 
 

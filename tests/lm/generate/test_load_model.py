@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tiny import make_data, make_run
 
 from homing.errors import DataError, HomingError, IntegrityError, UsageError
-from homing.lm.generate import ChatTurns, complete, load_for_use, load_model, read_card, text_pieces
+from homing.lm.generate import ChatTurns, complete, decode_stream, load_for_use, load_model, read_card
 from homing.lm.model import Decoder, config_json, lora
 from homing.lm.model.decoder import PRECISIONS
 from homing.lm.model.frozen_linear import lora_tensors
@@ -243,10 +243,10 @@ def test_a_device_that_is_not_here_is_said_so(checkpoint: Path) -> None:
 def test_half_a_character_is_never_shown(checkpoint: Path) -> None:
     tokenizer = load_tokenizer(checkpoint / file_names.TOKENIZER)
     text = "für 猫 und 🐈, nicht mehr"
-    pieces = list(text_pieces(tokenizer, tokenizer.encode(text)))
-    assert "".join(pieces) == text
-    assert all("\ufffd" not in piece for piece in pieces)
-    assert len(pieces) > 10
+    chunks = list(decode_stream(tokenizer, tokenizer.encode(text)))
+    assert "".join(chunks) == text
+    assert all("\ufffd" not in piece for piece in chunks)
+    assert len(chunks) > 10
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 7])
@@ -261,17 +261,17 @@ def test_tokens_that_end_inside_characters_spoil_none_however_many_follow_each_o
         def decode(self, ids: list[int]) -> str:
             return b"".join(tokens[i] for i in ids).decode(errors="replace")
 
-    pieces = list(text_pieces(cast(Tokenizer, Bytes()), range(len(tokens))))
-    assert "".join(pieces) == text
-    assert all(piece and "\ufffd" not in piece for piece in pieces)
-    assert len(pieces) > len(tokens) / 4  # as soon as there is something to show
+    chunks = list(decode_stream(cast(Tokenizer, Bytes()), range(len(tokens))))
+    assert "".join(chunks) == text
+    assert all(piece and "\ufffd" not in piece for piece in chunks)
+    assert len(chunks) > len(tokens) / 4  # as soon as there is something to show
 
 
 def test_bytes_that_never_become_a_character_are_shown_as_such_and_do_not_stop_the_text(checkpoint: Path) -> None:
     tokenizer = load_tokenizer(checkpoint / file_names.TOKENIZER)
     cat = tokenizer.encode("🐈")
     ids = [*cat[:1], *tokenizer.encode("abcdef"), *cat[:2]]
-    text = "".join(text_pieces(tokenizer, ids))
+    text = "".join(decode_stream(tokenizer, ids))
     assert "abcdef" in text
     assert text.endswith("\ufffd")
 

@@ -63,11 +63,11 @@ def opened_in_transformers(model: Decoder, folder: Path) -> torch.nn.Module:
 
     save_file(model.weights_for_disk(), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config_json(model.shape)))
-    opened, told = AutoModelForCausalLM.from_pretrained(
+    opened, messages = AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
+    assert not messages["missing_keys"]
+    assert not messages["unexpected_keys"]
     return opened
 
 
@@ -79,11 +79,11 @@ def test_logits_and_gradients_equal_transformers(
 ) -> None:
     shape = shaped(arch=arch, head_size=head_size, num_kv_heads=num_kv_heads, is_tied=is_tied)
     model = built(shape)
-    theirs = opened_in_transformers(model, tmp_path)
-    assert type(theirs).__name__.lower().startswith(arch)
+    reference = opened_in_transformers(model, tmp_path)
+    assert type(reference).__name__.lower().startswith(arch)
     ids, targets = batch(shape)
 
-    their_logits = theirs(ids).logits
+    their_logits = reference(ids).logits
     torch.testing.assert_close(model(ids), their_logits, atol=1e-4, rtol=1e-4)
 
     loss = model.loss(ids, targets)
@@ -91,7 +91,7 @@ def test_logits_and_gradients_equal_transformers(
     torch.testing.assert_close(loss, their_loss, atol=1e-5, rtol=1e-5)
     loss.backward()
     their_loss.backward()
-    their_gradients = {name: p.grad for name, p in theirs.named_parameters()}
+    their_gradients = {name: p.grad for name, p in reference.named_parameters()}
     assert their_gradients.keys() == dict(model.named_parameters()).keys()
     for name, parameter in model.named_parameters():
         found = model.cut_padding(name, parameter.grad)
@@ -104,9 +104,9 @@ def test_logits_and_gradients_equal_transformers(
 def test_a_model_opened_in_transformers_has_the_shape_that_was_written(tmp_path: Path) -> None:
     for arch in ("llama", "qwen2", "qwen3"):
         shape = shaped(arch=arch)
-        theirs = opened_in_transformers(built(shape), tmp_path)
-        assert sum(p.numel() for p in theirs.parameters()) == sum(count_params(shape).values())
-        assert shape_from_config(json.loads(theirs.config.to_json_string(use_diff=False))) == shape
+        reference = opened_in_transformers(built(shape), tmp_path)
+        assert sum(p.numel() for p in reference.parameters()) == sum(count_params(shape).values())
+        assert shape_from_config(json.loads(reference.config.to_json_string(use_diff=False))) == shape
 
 
 def test_config_json_reads_back_as_the_same_shape() -> None:
@@ -157,8 +157,8 @@ def test_weights_go_to_disk_and_come_back_the_same() -> None:
         model = built(shaped(is_tied=is_tied))
         other = built(shaped(is_tied=is_tied), seed=5)
         other.load_weights(model.weights_for_disk())
-        for (name, mine), (_, theirs) in zip(model.named_parameters(), other.named_parameters(), strict=True):
-            assert torch.equal(model.cut_padding(name, mine), model.cut_padding(name, theirs)), name
+        for (name, mine), (_, reference) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+            assert torch.equal(model.cut_padding(name, mine), model.cut_padding(name, reference)), name
     assert "lm_head.weight" not in built(shaped(is_tied=True)).weights_for_disk()
 
 
@@ -440,8 +440,8 @@ def test_the_piecewise_loss_holds_logits_inside_a_cap_with_the_right_gradient(
         loss = loss_module.mean_loss(h, w, targets, 60, softcap)
         loss.backward()
         found.append((loss.detach(), h.grad, w.grad))
-    for whole, pieces in zip(*found, strict=True):
-        torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-5)
+    for whole, chunks in zip(*found, strict=True):
+        torch.testing.assert_close(chunks, whole, atol=1e-6, rtol=1e-5)
 
 
 # -- on a card ---------------------------------------------------------------------------------------------------------

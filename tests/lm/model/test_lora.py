@@ -77,8 +77,8 @@ def opened_in_peft(model: Decoder, settings: Lora, folder: Path, shape: Model = 
     save_file(built(shape).weights_for_disk(), base / "model.safetensors", metadata={"format": "pt"})
     (own / "adapter_config.json").write_text(json.dumps(lora.adapter_config(settings, str(base))))
     save_file(model.weights_for_disk(), own / "adapter_model.safetensors", metadata={"format": "pt"})
-    theirs = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
-    return PeftModel.from_pretrained(theirs, own, is_trainable=True).eval()
+    reference = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    return PeftModel.from_pretrained(reference, own, is_trainable=True).eval()
 
 
 @pytest.mark.parametrize("is_dora", [False, True], ids=["LoRA", "DoRA"])
@@ -118,16 +118,16 @@ def test_an_adapted_layer_computes_its_formula_and_its_derivative(is_dora: bool)
 def test_logits_and_gradients_equal_those_of_peft(settings: Lora, arch: str, tmp_path: Path) -> None:
     shape = dataclasses.replace(TINY, arch=arch)
     model = adapted(settings, shape)
-    theirs: Any = opened_in_peft(model, settings, tmp_path, shape)
+    reference: Any = opened_in_peft(model, settings, tmp_path, shape)
     ids, targets = batch()
     ours = model(ids)
-    logits = theirs(input_ids=ids).logits
+    logits = reference(input_ids=ids).logits
     torch.testing.assert_close(ours, logits, rtol=1e-4, atol=1e-4)
     model.loss(ids, targets).backward()
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
     wanted = {
         name.replace(".default", "").removesuffix(".weight"): p.grad
-        for name, p in theirs.named_parameters()
+        for name, p in reference.named_parameters()
         if p.grad is not None
     }
     found = {
@@ -232,21 +232,21 @@ def test_biases_of_trained_layers_ride_along_in_the_joined_product() -> None:
 DROPPING = dataclasses.replace(ALL, dropout=0.3)
 
 
-def loss_at(model: Decoder, step: int, pieces: int = 1) -> list[float]:
+def loss_at(model: Decoder, step: int, chunks: int = 1) -> list[float]:
     ids, targets = batch(rows=4)
     lora.begin_step(model, step)
-    parts = zip(ids.chunk(pieces), targets.chunk(pieces), strict=True)
+    parts = zip(ids.chunk(chunks), targets.chunk(chunks), strict=True)
     return [model.loss(i, t).item() for i, t in parts]
 
 
 def test_dropout_follows_from_seed_step_and_row_and_from_nothing_else() -> None:
     model = adapted(DROPPING)
-    first = loss_at(model, 5, pieces=2)
+    first = loss_at(model, 5, chunks=2)
     torch.manual_seed(123)
     torch.rand(7)  # whatever else draws in between
-    assert loss_at(model, 6, pieces=2) != first
-    assert loss_at(model, 5, pieces=2) == first
-    assert loss_at(adapted(DROPPING), 5, pieces=2) == first, "a resumed run drops the same numbers"
+    assert loss_at(model, 6, chunks=2) != first
+    assert loss_at(model, 5, chunks=2) == first
+    assert loss_at(adapted(DROPPING), 5, chunks=2) == first, "a resumed run drops the same numbers"
     ids, targets = batch(rows=2)
     lora.begin_step(model, 5)
     both = [model.loss(ids, targets).item() for _ in range(2)]

@@ -66,15 +66,15 @@ def test_every_weight_is_the_nearest_value_of_its_block(shape: tuple[int, int], 
 @pytest.mark.acceptance(95)
 @pytest.mark.filterwarnings("ignore")
 def test_values_equal_those_of_bitsandbytes() -> None:
-    theirs = pytest.importorskip("bitsandbytes.functional")
+    reference = pytest.importorskip("bitsandbytes.functional")
     for is_signed in (True, False):
         assert torch.equal(
-            nf4.dynamic_map(is_signed=is_signed, device=CPU), theirs.create_dynamic_map(signed=is_signed)
+            nf4.dynamic_map(is_signed=is_signed, device=CPU), reference.create_dynamic_map(signed=is_signed)
         )
     for shape in SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
             weight = matrix(shape, dtype)
-            packed, state = theirs.quantize_4bit(weight, blocksize=64, compress_statistics=True, quant_type="nf4")
+            packed, state = reference.quantize_4bit(weight, blocksize=64, compress_statistics=True, quant_type="nf4")
             parts = nf4.quantize(weight)
             assert torch.equal(parts.packed, packed.view(-1))
             assert torch.equal(parts.super_scales, state.state2.absmax)
@@ -86,7 +86,7 @@ def test_values_equal_those_of_bitsandbytes() -> None:
             assert (~differs | is_near_an_edge((largest - parts.offset) / most, steps)).all()
             # With their scales ours must give their weights to the last bit.
             same = parts._replace(scales=state.absmax)
-            assert torch.equal(nf4.dequantize(same, shape, dtype), theirs.dequantize_4bit(packed, state).view(shape))
+            assert torch.equal(nf4.dequantize(same, shape, dtype), reference.dequantize_4bit(packed, state).view(shape))
 
 
 def test_a_weight_takes_four_bits_and_an_eighth() -> None:

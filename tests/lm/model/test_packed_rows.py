@@ -117,10 +117,10 @@ def blocks() -> torch.Tensor:
 def test_the_block_mask_names_the_blocks_that_torch_finds_by_looking_at_every_pair() -> None:
     segments = blocks()
     ours = isolate(segments, is_flex=True).mask
-    theirs = create_block_mask(ours.mask_mod, len(segments), None, 4 * BLOCK, 4 * BLOCK, device="cpu")
+    reference = create_block_mask(ours.mask_mod, len(segments), None, 4 * BLOCK, 4 * BLOCK, device="cpu")
     for kind in ("kv", "full_kv", "q", "full_q"):
         num, which = getattr(ours, f"{kind}_num_blocks"), getattr(ours, f"{kind}_indices")
-        their_num, their_which = getattr(theirs, f"{kind}_num_blocks"), getattr(theirs, f"{kind}_indices")
+        their_num, their_which = getattr(reference, f"{kind}_num_blocks"), getattr(reference, f"{kind}_indices")
         assert torch.equal(num, their_num), kind
         for at in torch.cartesian_prod(*(torch.arange(size) for size in num.shape)):
             count, at = int(num[tuple(at)]), tuple(at)

@@ -65,7 +65,7 @@ def metrics(run_dir: Path, kind: str = "rl") -> list[Metric]:
     return [line for line in lines if line.phase == kind]
 
 
-def told(run_dir: Path) -> list[tuple[Any, ...]]:
+def messages(run_dir: Path) -> list[tuple[Any, ...]]:
     return [(line.step, line.loss, line.more.get("reward"), line.more.get("kl")) for line in metrics(run_dir)]
 
 
@@ -121,7 +121,7 @@ def test_adapters_learn_the_weights_stand_still_and_a_resumed_run_is_bit_for_bit
     go(resumed, run)
     again = load_file(saved(resumed, 4) / file_names.ADAPTER)
     assert all(torch.equal(last[name], again[name]) for name in last)
-    assert told(resumed) == told(whole)
+    assert messages(resumed) == messages(whole)
     merged, _ = load_for_use(saved(whole, 4), "cpu", base=tmp_path / "start", precision="fp32")
     assert merged.lora is None, "with its base it is weights as others are"
 

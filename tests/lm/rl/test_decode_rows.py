@@ -34,9 +34,9 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Decoder:
     return model
 
 
-def make_decoding(model: Decoder, told: list[str], *, is_captured: bool = True) -> Decoding:
+def make_decoding(model: Decoder, messages: list[str], *, is_captured: bool = True) -> Decoding:
     cache = RowCache(model.shape, batch=ROWS, capacity=2 * REACH, device=model.device, dtype=model.compute_dtype)
-    return Decoding(model, cache, temperature=1.0, top_k=0, is_captured=is_captured, tell=told.append)
+    return Decoding(model, cache, temperature=1.0, top_k=0, is_captured=is_captured, notify=messages.append)
 
 
 @torch.no_grad()
@@ -60,14 +60,14 @@ def test_graphs_of_all_reaches_give_what_plain_calls_give_and_share_a_stream_and
 ) -> None:
     places = [0, 1, 2, REACH, REACH + 1, 3]
     wanted = walk(make_decoding(model, [], is_captured=False), places)
-    cuda, told = StreamsOnly(), list[str]()
+    cuda, messages = StreamsOnly(), list[str]()
     cuda.take_over(monkeypatch)
-    decoding = make_decoding(model, told)
+    decoding = make_decoding(model, messages)
     found, pools = walk(decoding, places[:1]), [cuda.pool]
     found += walk(decoding, places[1:], ids=found[-1][0].tolist())
     assert is_equal(found, wanted)
     assert pools == [cuda.pool]
-    assert not told
+    assert not messages
     captured = ["side waits for main", "main waits for side", "captured on side, thread_local"]
     assert cuda.log == [*captured, *3 * ["replayed"], *captured, *3 * ["replayed"]]
     assert cuda.current == "main"
@@ -78,14 +78,14 @@ def test_after_a_capture_that_failed_sampling_goes_on_where_it_was_and_its_memor
 ) -> None:
     places = [0, 1, REACH, REACH + 1, 2]
     wanted = walk(make_decoding(model, [], is_captured=False), places)
-    cuda, told = StreamsOnly(), list[str]()
+    cuda, messages = StreamsOnly(), list[str]()
     cuda.take_over(monkeypatch)
-    decoding = make_decoding(model, told)
+    decoding = make_decoding(model, messages)
     found = walk(decoding, places[:2])
     cuda.is_failing = True  # the second reach, when the first has its graph
     found += walk(decoding, places[2:], ids=found[-1][0].tolist())
     assert is_equal(found, wanted)
-    assert told == ["operation failed due to a previous error during capture"]
+    assert messages == ["operation failed due to a previous error during capture"]
     assert cuda.current == "main", "else every kernel after it is on a stream that nobody waits for"
     assert cuda.log.count("emptied") == 1
     assert cuda.log[-1] == "emptied", "nothing is captured or replayed after it"

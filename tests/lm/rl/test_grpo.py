@@ -74,8 +74,8 @@ def test_the_weighted_loss_has_the_gradient_of_the_clipped_objective_with_its_pu
     objective = ((-surrogate + POLICY.kl * k3) * made.is_learned_RT).sum() / made.num_targets
     objective.backward()
     wanted = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    for mine, theirs in zip(got, wanted, strict=True):
-        assert torch.allclose(mine, theirs, atol=1e-6)
+    for mine, reference in zip(got, wanted, strict=True):
+        assert torch.allclose(mine, reference, atol=1e-6)
     assert figures["clipped"] == pytest.approx(2 / 3)
     assert figures["kl"] == pytest.approx(float((k3 * made.is_learned_RT).sum().detach()) / 3, rel=1e-4)
 
@@ -183,29 +183,29 @@ def test_the_figures_of_a_step() -> None:
     ],
 )
 def test_a_collapse_is_said_once_and_only_when_it_lasts(step: list[Graded], words: str) -> None:
-    told: list[str] = []
-    collapse = Collapse(3, lambda kind, text: told.append(f"{kind}: {text}"))
+    messages: list[str] = []
+    collapse = Collapse(3, lambda kind, text: messages.append(f"{kind}: {text}"))
     bad, good = (summary(samples, 2, pass_reward=1.0) for samples in (step, [graded(1.0), graded(0.0)] * 2))
     for figures in (bad, bad, good, bad, bad):
         collapse.look(figures)
-    assert told == []
+    assert messages == []
     for _ in range(5):
         collapse.look(bad)
-    assert len(told) == 1
-    assert told[0].startswith("collapsed: warning")
-    assert words in told[0]
+    assert len(messages) == 1
+    assert messages[0].startswith("collapsed: warning")
+    assert words in messages[0]
 
 
 def test_a_phase_without_one_step_to_learn_from_says_so_at_its_end() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     bad, good = (
         summary(samples, 2, pass_reward=1.0) for samples in ([graded(0.0)] * 4, [graded(1.0), graded(0.0)] * 2)
     )
     for figures in ([bad, bad], [bad, good]):
-        collapse = Collapse(20, lambda kind, text: told.append(f"{kind}: {text}"))
+        collapse = Collapse(20, lambda kind, text: messages.append(f"{kind}: {text}"))
         for each in figures:
             collapse.look(each)
         collapse.look_back()
-    (text,) = told
+    (text,) = messages
     assert text.startswith("learned_nothing: warning: rl has learned nothing: in all 2 steps")
     assert "(0.000 on average)" in text

@@ -100,9 +100,9 @@ def test_a_run_that_is_resumed_is_bit_for_bit_the_one_that_never_stopped(tmp_pat
             shutil.rmtree(resumed / "checkpoints/rl" / file_names.step_dir(later))
         go(resumed)
         assert are_equal(weights(resumed, 4), weights(tmp_path / "whole", 4))
-        told = [[(line.step, line.loss, line.more.get("reward")) for line in metrics(each)]
+        messages = [[(line.step, line.loss, line.more.get("reward")) for line in metrics(each)]
                 for each in (resumed, tmp_path / "whole")]  # fmt: skip
-        assert told[0] == told[1]
+        assert messages[0] == messages[1]
 
 
 @pytest.mark.acceptance("X6")
@@ -197,17 +197,17 @@ def test_samples_kept_between_two_updates_are_in_the_checkpoint_and_missing_ones
 
 @pytest.mark.slow
 def test_the_same_is_asked_and_sampled_whatever_the_micro_batch_and_rollout_rows(tmp_path: Path) -> None:
-    told = []
+    messages = []
     for number, (micro_batch, rollout_rows) in enumerate([(16, 0), (3, 0), (8, 5)]):
         run = make_rl_run(
             tmp_path / "data", rollout_rows=rollout_rows, phase={"num_steps": 1, "micro_batch": micro_batch}
         )
         go(tmp_path / f"run-{number}", run)
         (line,) = metrics(tmp_path / f"run-{number}")
-        told.append({name: value for name, value in line.more.items() if not name.endswith("_s")})
-    assert {"reward", "entropy"} <= told[0].keys()
-    assert told[0] == pytest.approx(told[1])
-    assert told[0] == pytest.approx(told[2])
+        messages.append({name: value for name, value in line.more.items() if not name.endswith("_s")})
+    assert {"reward", "entropy"} <= messages[0].keys()
+    assert messages[0] == pytest.approx(messages[1])
+    assert messages[0] == pytest.approx(messages[2])
 
 
 def test_ranks_together_ask_what_one_alone_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

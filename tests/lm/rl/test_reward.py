@@ -20,39 +20,39 @@ GOOD = "def reward(prompt, completion, answer):\n    return len(completion) + (c
 
 
 @pytest.fixture
-def told() -> list[tuple[str, str]]:
+def messages() -> list[tuple[str, str]]:
     return []
 
 
-def opened(tmp_path: Path, text: str, told: list[tuple[str, str]], **changes: Any) -> OwnReward:
+def opened(tmp_path: Path, text: str, messages: list[tuple[str, str]], **changes: Any) -> OwnReward:
     path = tmp_path / "reward.py"
     path.write_text(text, encoding="utf-8")
     settings = {"sha256": "", "timeout_s": 20.0, "memory_bytes": 2**30} | changes
-    return OwnReward(path, tell=lambda kind, words: told.append((kind, words)), **settings)
+    return OwnReward(path, notify=lambda kind, words: messages.append((kind, words)), **settings)
 
 
-def test_a_reward_is_computed_for_each_sample(tmp_path: Path, told: list[tuple[str, str]]) -> None:
-    with opened(tmp_path, "print('hello')\n" + GOOD, told) as own:
+def test_a_reward_is_computed_for_each_sample(tmp_path: Path, messages: list[tuple[str, str]]) -> None:
+    with opened(tmp_path, "print('hello')\n" + GOOD, messages) as own:
         assert own.judge([("p", "ab", "x"), ("p", "abc", "abc"), ("p", "\u00e4\n\u2603", "")]) == [2.0, 4.0, 3.0]
 
 
 def test_a_failing_sample_counts_for_nothing_and_its_line_is_told_once(
-    tmp_path: Path, told: list[tuple[str, str]]
+    tmp_path: Path, messages: list[tuple[str, str]]
 ) -> None:
     text = "def reward(prompt, completion, answer):\n    value = 1\n    return value / len(completion)\n"
-    with opened(tmp_path, text, told) as own:
+    with opened(tmp_path, text, messages) as own:
         assert own.judge([("p", "ab", ""), ("p", "", ""), ("p", "", "")]) == [0.5, None, None]
-    failures = [words for kind, words in told if kind == "reward_failed"]
+    failures = [words for kind, words in messages if kind == "reward_failed"]
     assert len(failures) == 1
     assert "line 3" in failures[0]
     assert "ZeroDivisionError" in failures[0]
 
 
 def test_when_every_sample_of_a_step_fails_the_run_stops_and_says_where(
-    tmp_path: Path, told: list[tuple[str, str]]
+    tmp_path: Path, messages: list[tuple[str, str]]
 ) -> None:
     text = "def reward(prompt, completion, answer):\n    return float('nan')\n"
-    with opened(tmp_path, text, told) as own, pytest.raises(RunFailed, match="no reward for any of 2") as caught:
+    with opened(tmp_path, text, messages) as own, pytest.raises(RunFailed, match="no reward for any of 2") as caught:
         own.judge([("p", "a", ""), ("p", "b", "")])
     assert "not a finite number" in caught.value.why
 
@@ -67,16 +67,16 @@ def test_when_every_sample_of_a_step_fails_the_run_stops_and_says_where(
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_with_its_line(
-    tmp_path: Path, told: list[tuple[str, str]], text: str, words: str
+    tmp_path: Path, messages: list[tuple[str, str]], text: str, words: str
 ) -> None:
-    with pytest.raises(RunFailed, match="cannot be used as a reward") as caught, opened(tmp_path, text, told):
+    with pytest.raises(RunFailed, match="cannot be used as a reward") as caught, opened(tmp_path, text, messages):
         pass
     assert words in caught.value.why
 
 
 @pytest.mark.acceptance(91)
 def test_a_reward_that_hangs_is_ended_with_what_it_started_and_the_next_sample_is_judged(
-    tmp_path: Path, told: list[tuple[str, str]]
+    tmp_path: Path, messages: list[tuple[str, str]]
 ) -> None:
     pid_file = tmp_path / "pid"
     text = (
@@ -89,9 +89,9 @@ def test_a_reward_that_hangs_is_ended_with_what_it_started_and_the_next_sample_i
         "        time.sleep(600)\n"
         "    return 1.0\n"
     )
-    with opened(tmp_path, text, told, timeout_s=2.0) as own:
+    with opened(tmp_path, text, messages, timeout_s=2.0) as own:
         assert own.judge([("p", "hang", ""), ("p", "ok", "")]) == [None, 1.0]
-    assert "no response within 2 s" in next(words for kind, words in told if kind == "reward_failed")
+    assert "no response within 2 s" in next(words for kind, words in messages if kind == "reward_failed")
     pid = int(pid_file.read_text(encoding="utf-8"))
     deadline = time.monotonic() + 20
     while is_running(pid) and time.monotonic() < deadline:
@@ -104,7 +104,7 @@ def test_a_reward_does_not_outlive_a_trainer_that_was_killed(tmp_path: Path) -> 
     code = (
         "import sys\nfrom pathlib import Path\nfrom homing.lm.rl.reward import OwnReward\n"
         "limits = {'timeout_s': 600, 'memory_bytes': 2**30}\n"
-        "own = OwnReward(Path(sys.argv[1]), sha256='', tell=lambda kind, text: None, **limits)\n"
+        "own = OwnReward(Path(sys.argv[1]), sha256='', notify=lambda kind, text: None, **limits)\n"
         "with own:\n    print(own._child.pid, flush=True)\n    own.judge([('p', 'c', 'a')])\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "reward.py")]
@@ -130,7 +130,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_reward_has_no_keys_no_more_memory_than_allowed_and_no_say_in_the_answers(
-    tmp_path: Path, told: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, messages: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
     text = (
@@ -141,18 +141,18 @@ def test_a_reward_has_no_keys_no_more_memory_than_allowed_and_no_say_in_the_answ
         "    if completion == 'die':\n        os.kill(os.getpid(), 9)\n"
         "    return len(bytes(10**9)) / 10**9\n"
     )
-    with opened(tmp_path, text, told, memory_bytes=256 * 2**20) as own:
+    with opened(tmp_path, text, messages, memory_bytes=256 * 2**20) as own:
         assert own.judge([("p", "keys", ""), ("p", "much", ""), ("p", "die", ""), ("p", "keys", "")]) == [
             0.0, None, None, 0.0,
         ]  # fmt: skip
-    failures = " ".join(words for kind, words in told if kind == "reward_failed")
+    failures = " ".join(words for kind, words in messages if kind == "reward_failed")
     assert "MemoryError" in failures
     assert "SIGKILL" in failures
 
 
 @pytest.mark.parametrize("nonsense", ["b'words'", "b'[1]'", "b'{}'", 'b\'{"reward": "much"}\'', "b'[' * 50_000"])
 def test_what_is_no_answer_counts_for_nothing_and_is_called_so(
-    tmp_path: Path, told: list[tuple[str, str]], nonsense: str
+    tmp_path: Path, messages: list[tuple[str, str]], nonsense: str
 ) -> None:
     text = f"""\
 import contextlib, os
@@ -162,13 +162,13 @@ def reward(prompt, completion, answer):
             os.write(fd, completion.encode() and {nonsense} + b"\\n")
     return 1.0
 """
-    with opened(tmp_path, text, told) as own:
+    with opened(tmp_path, text, messages) as own:
         assert own.judge([("p", "", ""), ("p", "x", ""), ("p", "", "")]) == [1.0, None, 1.0]
-    (words,) = [words for kind, words in told if kind == "reward_failed"]
+    (words,) = [words for kind, words in messages if kind == "reward_failed"]
     assert "sent an invalid response" in words
 
 
-def test_a_reward_reaches_no_network_or_that_is_said(tmp_path: Path, told: list[tuple[str, str]]) -> None:
+def test_a_reward_reaches_no_network_or_that_is_said(tmp_path: Path, messages: list[tuple[str, str]]) -> None:
     text = (
         "import socket\n"
         "def reward(prompt, completion, answer):\n"
@@ -176,18 +176,20 @@ def test_a_reward_reaches_no_network_or_that_is_said(tmp_path: Path, told: list[
         "        s.settimeout(5)\n"
         "        return float(s.connect_ex(('127.0.0.1', int(completion))) == 0)\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as server, opened(tmp_path, text, told) as own:
+    with socket.create_server(("127.0.0.1", 0)) as server, opened(tmp_path, text, messages) as own:
         (reached,) = own.judge([("p", str(server.getsockname()[1]), "")])
-    is_said = any(kind == "reward_not_bounded" and "network" in words for kind, words in told)
+    is_said = any(kind == "reward_not_bounded" and "network" in words for kind, words in messages)
     assert bool(reached) == is_said
 
 
-def test_a_reward_that_was_exchanged_or_is_not_there_is_refused(tmp_path: Path, told: list[tuple[str, str]]) -> None:
+def test_a_reward_that_was_exchanged_or_is_not_there_is_refused(
+    tmp_path: Path, messages: list[tuple[str, str]]
+) -> None:
     with pytest.raises(DataError, match="has changed since this run was created"):
-        opened(tmp_path, GOOD, told, sha256="0" * 64)
+        opened(tmp_path, GOOD, messages, sha256="0" * 64)
     os.remove(tmp_path / "reward.py")
     with pytest.raises(DataError, match="cannot be read"):
-        OwnReward(tmp_path / "reward.py", sha256="", timeout_s=1, memory_bytes=2**30, tell=lambda kind, words: None)
+        OwnReward(tmp_path / "reward.py", sha256="", timeout_s=1, memory_bytes=2**30, notify=lambda kind, words: None)
 
 
 def lately_running(pid_file: Path) -> bool:
@@ -210,7 +212,7 @@ def lately_running(pid_file: Path) -> bool:
     ids=["flood", "flood of lines", "drip"],
 )
 def test_a_reward_that_never_stops_writing_meets_its_deadline(
-    tmp_path: Path, told: list[tuple[str, str]], how: str
+    tmp_path: Path, messages: list[tuple[str, str]], how: str
 ) -> None:
     text = (
         "import os, time\n"
@@ -221,12 +223,12 @@ def test_a_reward_that_never_stops_writing_meets_its_deadline(
         f"        {how}\n"
         "    return 1.0\n"
     )
-    with opened(tmp_path, text, told, timeout_s=2.0) as own, deadline_of(25):
+    with opened(tmp_path, text, messages, timeout_s=2.0) as own, deadline_of(25):
         assert own.judge([("p", "flood", ""), ("p", "ok", "")]) == [None, 1.0]
 
 
 @pytest.mark.regression("reward-deadline")
-def test_a_reward_that_does_not_read_meets_its_deadline(tmp_path: Path, told: list[tuple[str, str]]) -> None:
+def test_a_reward_that_does_not_read_meets_its_deadline(tmp_path: Path, messages: list[tuple[str, str]]) -> None:
     """The question is larger than a pipe, so writing it waits for the reader."""
     text = (
         "import os, threading, time\n"
@@ -237,7 +239,7 @@ def test_a_reward_that_does_not_read_meets_its_deadline(tmp_path: Path, told: li
         "    time.sleep(0.2)\n"
         "    os.kill(os.getpid(), 19)\n"
     )
-    with opened(tmp_path, text, told, timeout_s=2.0) as own:
+    with opened(tmp_path, text, messages, timeout_s=2.0) as own:
         assert own.judge([("p", "ok", "")]) == [1.0]
         time.sleep(0.5)
         with deadline_of(25):
@@ -247,7 +249,7 @@ def test_a_reward_that_does_not_read_meets_its_deadline(tmp_path: Path, told: li
 @pytest.mark.regression("reward-deadline")
 @pytest.mark.parametrize("end", ["time.sleep(600)", "os._exit(3)", "return 1.0"])
 def test_a_grandchild_in_a_session_of_its_own_does_not_outlive_the_reward(
-    tmp_path: Path, told: list[tuple[str, str]], end: str
+    tmp_path: Path, messages: list[tuple[str, str]], end: str
 ) -> None:
     pid_file = tmp_path / "pid"
     text = (
@@ -266,7 +268,7 @@ def test_a_grandchild_in_a_session_of_its_own_does_not_outlive_the_reward(
         f"        {end}\n"
         "    return 1.0\n"
     )
-    with opened(tmp_path, text, told, timeout_s=3.0) as own:
+    with opened(tmp_path, text, messages, timeout_s=3.0) as own:
         assert own.judge([("p", "start", ""), ("p", "ok", "")])[1] == 1.0
     assert not lately_running(pid_file)
 

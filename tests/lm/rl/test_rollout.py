@@ -169,8 +169,8 @@ def test_when_memory_does_not_suffice_fewer_rows_are_made_at_a_time_aloud_and_th
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = sampler(model).sample(PROMPTS, drawn(4, 3))
-    told: list[tuple[str, str]] = []
-    poor = sampler(model, tell=lambda kind, text: told.append((kind, text)))
+    messages: list[tuple[str, str]] = []
+    poor = sampler(model, notify=lambda kind, text: messages.append((kind, text)))
     really = poor._sample
 
     def of_few(prompts: Any, draws_BN: Any, may_call: Any) -> Any:
@@ -181,7 +181,7 @@ def test_when_memory_does_not_suffice_fewer_rows_are_made_at_a_time_aloud_and_th
     monkeypatch.setattr(poor, "_sample", of_few)
     room = 3
     assert [sample.ids for sample in poor.sample(PROMPTS, drawn(4, 3))] == [sample.ids for sample in wanted]
-    assert [kind for kind, _ in told] == ["rollout_rows_lowered"] * 2
+    assert [kind for kind, _ in messages] == ["rollout_rows_lowered"] * 2
     room = 2
     with pytest.raises(RunFailed, match="Out of memory while sampling 3 answers to one prompt"):
         poor.sample(PROMPTS, drawn(4, 3))
@@ -197,16 +197,16 @@ def test_graphs_that_cannot_be_captured_are_told_or_refused_and_never_change_a_s
     wanted = [sample.ids for sample in sampler(model).sample(PROMPTS, drawn(4, 1))]
     StreamsOnly().take_over(monkeypatch)
     monkeypatch.setattr(torch.cuda, "Stream", refuse)
-    told: list[tuple[str, str]] = []
-    made = sampler(model, graphs=graphs, tell=lambda kind, text: told.append((kind, text)))
+    messages: list[tuple[str, str]] = []
+    made = sampler(model, graphs=graphs, notify=lambda kind, text: messages.append((kind, text)))
     made._is_captured = True  # as on a card
     if graphs == "on":
         with pytest.raises(RunFailed, match="Capturing the sampling steps as CUDA graphs failed"):
             made.sample(PROMPTS, drawn(4, 1))
         return
     assert [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))] == wanted
-    assert [kind for kind, _ in told] == ["graphs_failed"]
-    assert "not permitted" in told[0][1]
+    assert [kind for kind, _ in messages] == ["graphs_failed"]
+    assert "not permitted" in messages[0][1]
 
 
 @pytest.mark.gpu
@@ -290,16 +290,16 @@ def test_a_call_that_ends_the_turn_is_answered_by_a_turn_of_the_tool(model: Deco
     calculator, end = Calculator(tokenizer), tokenizer.specials["<|im_end|>"]
     call, call_end = tokenizer.specials["<|tool_call|>"], tokenizer.specials["<|tool_call_end|>"]
     said = [call, *tokenizer.encode('{"arguments": {"e": "1/4"}}'), call_end, end]
-    told = "\n<|im_start|>tool\n<|tool_result|>0.25<|tool_result_end|><|im_end|>\n<|im_start|>assistant\n"
-    num_told = 1 + 1 + 5 + 1 + 4 + 1 + 1 + 1 + 1 + 10
-    line = [*said, *tokenizer.encode("x" * num_told), *tokenizer.encode("ok"), end]
+    messages = "\n<|im_start|>tool\n<|tool_result|>0.25<|tool_result_end|><|im_end|>\n<|im_start|>assistant\n"
+    num_reported = 1 + 1 + 5 + 1 + 4 + 1 + 1 + 1 + 1 + 10
+    line = [*said, *tokenizer.encode("x" * num_reported), *tokenizer.encode("ok"), end]
     run_length = len(line) + 4
     wide = small_model_with_context(model, 96)
     said_by = cast(Decoder, Scripted(wide, [line]))
     made = sampler(said_by, stop_ids=[end], calculator=calculator, max_new_tokens=run_length)
     (sample,) = made.sample([[0, 1, 2]], drawn(1, 1, run_length))
-    assert tokenizer.decode(sample.ids) == tokenizer.decode(said) + told + "ok<|im_end|>"
-    assert sample.is_own == [True] * len(said) + [False] * num_told + [True] * 3
+    assert tokenizer.decode(sample.ids) == tokenizer.decode(said) + messages + "ok<|im_end|>"
+    assert sample.is_own == [True] * len(said) + [False] * num_reported + [True] * 3
     assert sample.is_ended
 
 

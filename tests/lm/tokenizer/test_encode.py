@@ -33,8 +33,8 @@ def test_threads_that_share_an_encoder_never_have_two_backends_at_once(
     path = tmp_path / "tokenizer.json"
     merges = learn_merges([TEXT], num_merges=100, split="gpt4")
     path.write_text(build_tokenizer_json(merges, SPECIALS["standard"], "gpt4"), encoding="utf-8")
-    pieces = [[TEXT[start : start + 300], b"end"] for start in range(0, len(TEXT), 30)]
-    wanted = [Encoder(path).encode(piece)[0].tolist() for piece in pieces]
+    chunks = [[TEXT[start : start + 300], b"end"] for start in range(0, len(TEXT), 30)]
+    wanted = [Encoder(path).encode(piece)[0].tolist() for piece in chunks]
 
     load, alive, most = Encoder._load, weakref.WeakSet[Backend](), []
 
@@ -49,7 +49,7 @@ def test_threads_that_share_an_encoder_never_have_two_backends_at_once(
     monkeypatch.setattr(Encoder, "_load", load_and_count)
     encoder = Encoder(path)
     with ThreadPoolExecutor(4) as pool:
-        got = [ids.tolist() for ids, _ in pool.map(encoder.encode, pieces)]
+        got = [ids.tolist() for ids, _ in pool.map(encoder.encode, chunks)]
     assert got == wanted
     assert len(most) > 3
     assert max(most) == 0, "the old one was still there when the new one was loaded"

@@ -195,8 +195,8 @@ def test_adapters_learn_beside_frozen_weights_and_the_next_phase_builds_on_both(
     assert not (folder / file_names.WEIGHTS).exists()
     adapter = load_file(folder / file_names.ADAPTER)
     assert all(name.startswith("base_model.model.model.layers.") for name in adapter)
-    told = json.loads((folder / file_names.ADAPTER_CONFIG).read_text())
-    assert (told["peft_type"], told["r"]) == ("LORA", 4)
+    messages = json.loads((folder / file_names.ADAPTER_CONFIG).read_text())
+    assert (messages["peft_type"], messages["r"]) == ("LORA", 4)
     losses = [line.val_loss for line in metrics(tmp_path, "sft") if line.val_loss is not None]
     assert losses[-1] < losses[0]
 
@@ -339,9 +339,9 @@ def test_samples_of_a_chat_without_the_marks_of_turns_are_said_to_be_plain_once_
         micro_batch=2, sample_every=1,
     )  # fmt: skip
     said = go(tmp_path / "run", dataclasses.replace(run, model=dataclasses.replace(run.model, context=128)))
-    told = [line for line in said if "no <|im_start|> and no <|im_end|>" in line]
-    assert len(told) == 1
-    assert "samples of sft continue the prompt as plain text" in told[0]
+    messages = [line for line in said if "no <|im_start|> and no <|im_end|>" in line]
+    assert len(messages) == 1
+    assert "samples of sft continue the prompt as plain text" in messages[0]
     assert len(list((tmp_path / "run" / file_names.SAMPLES).iterdir())) == 4
     events = [json.loads(line) for line in (tmp_path / "run" / file_names.EVENTS).read_text().splitlines()]
     assert [(event["kind"], event["phase"]) for event in events if event["kind"] == "samples_plain"] == [
@@ -375,13 +375,13 @@ def test_verify_opens_the_weights_and_the_conversations_that_the_chosen_phase_be
     # The same model beside adapters, as open weights: what learns is counted, and nothing is said to be dead.
     adapters = dataclasses.replace(run.phases[2], method="lora", lora=Lora(rank=2))
     opened = dataclasses.replace(run, base=Base("hf:moss/moss@abc", str(start)), phases=[adapters])
-    beside = verify(opened, tmp_path)
-    assert beside.is_ok, beside.problems
-    assert beside.weights == "hf:moss/moss@abc"
-    assert beside.num_adapter_params == 2 * 2 * (32 + 32 + 32 + 16 + 32 + 16 + 32 + 32 + 3 * (32 + 64))
-    assert beside.loss == pytest.approx(report.loss, abs=1e-3), "new adapters change nothing"
+    neighbor = verify(opened, tmp_path)
+    assert neighbor.is_ok, neighbor.problems
+    assert neighbor.weights == "hf:moss/moss@abc"
+    assert neighbor.num_adapter_params == 2 * 2 * (32 + 32 + 32 + 16 + 32 + 16 + 32 + 32 + 3 * (32 + 64))
+    assert neighbor.loss == pytest.approx(report.loss, abs=1e-3), "new adapters change nothing"
 
-    absent = dataclasses.replace(opened, base=Base("hf:moss/moss@abc", str(tmp_path / "papers")))
+    absent = dataclasses.replace(opened, base=Base("hf:moss/moss@abc", str(tmp_path / "metadata")))
     without = verify(absent, tmp_path)
     assert without.weights == "random ones of that shape"
     assert without.left_out == ["The weights of hf:moss/moss@abc: they are not on this machine."]
@@ -419,9 +419,9 @@ def test_a_part_of_the_held_out_conversations_is_a_fair_one(data_dir: Path, tmp_
 
 def test_held_out_conversations_are_the_same_ones_whatever_the_seed(data_dir: Path, tmp_path: Path) -> None:
     run = make_many_held_out(data_dir, tmp_path)
-    heard = [examined(dataclasses.replace(run, seed=seed), 8 * 128)[0].ids for seed in (1, 2)]
-    assert len(heard[0]) == 8
-    assert heard[0] == heard[1]
+    received = [examined(dataclasses.replace(run, seed=seed), 8 * 128)[0].ids for seed in (1, 2)]
+    assert len(received[0]) == 8
+    assert received[0] == received[1]
 
 
 def test_an_exam_on_a_part_of_the_conversations_says_on_which(data_dir: Path, tmp_path: Path) -> None:

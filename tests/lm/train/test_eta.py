@@ -96,9 +96,9 @@ class Machine:
     sample_s: float
 
 
-def told_and_took(phase: Phase, pace: Pace, steps: Iterable[float], machine: Machine) -> tuple[float, float]:
+def planned_and_took(phase: Phase, pace: Pace, steps: Iterable[float], machine: Machine) -> tuple[float, float]:
     """What is told at step 20, and what passes from there to the end: as `walk` does it, and measured on the way."""
-    now, told_s, told_at, saved_at = 0.0, 0.0, 0.0, 0.0
+    now, planned_s, reported_at, saved_at = 0.0, 0.0, 0.0, 0.0
     for step, took_s in zip(range(1, phase.num_steps + 1), steps, strict=False):
         now += took_s
         if step > 1:
@@ -108,7 +108,7 @@ def told_and_took(phase: Phase, pace: Pace, steps: Iterable[float], machine: Mac
             now += machine.eval_s
             pace.evaluated(machine.eval_s)
         if step == 20:
-            told_s, told_at = pace.to_go_s(step, phase.num_steps) or 0.0, now
+            planned_s, reported_at = pace.to_go_s(step, phase.num_steps) or 0.0, now
         is_saved = is_last or is_planned or bool(phase.save_every_s and now - saved_at >= phase.save_every_s)
         if is_saved:
             saved_at = now
@@ -119,7 +119,7 @@ def told_and_took(phase: Phase, pace: Pace, steps: Iterable[float], machine: Mac
         if is_saved if not phase.sample_every else (is_last or step % phase.sample_every == 0):
             now += machine.sample_s
             pace.sampled(machine.sample_s)
-    return told_s, now - told_at
+    return planned_s, now - reported_at
 
 
 # Layers, seconds of a step, of an evaluation, bytes of a checkpoint: about those of benchmarks/gpu/hours.py on a card.
@@ -148,9 +148,9 @@ def test_before_anything_was_saved_or_evaluated_the_likely_cost_of_all_that_come
     rates = Rates.usual_on(torch.device(device))
     pace = Pace(phase, checkpoint_bytes=num_bytes, sampled_layers=layers, rates=rates)
     machine = Machine(eval_s, save_s=num_bytes / disk, held_s=num_bytes / 10e9, sample_s=layers * layer_s)
-    told_s, took_s = told_and_took(phase, pace, itertools.repeat(step_s), machine)
+    planned_s, took_s = planned_and_took(phase, pace, itertools.repeat(step_s), machine)
     # In minutes the one save that is waited for weighs much, and nobody knows this disk yet.
-    assert told_s == pytest.approx(took_s, rel=0.2 if seconds < 600 else 0.1)
+    assert planned_s == pytest.approx(took_s, rel=0.2 if seconds < 600 else 0.1)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_before_anything_was_saved_or_evaluated_the_likely_cost_of_all_that_come
 def test_steps_of_before_a_speed_up_are_forgotten(beginning: list[float]) -> None:
     phase = make_phase(eval_every=0, save_every=0)
     steps = itertools.chain(beginning, itertools.repeat(0.1))
-    told_s, took_s = told_and_took(phase, Pace(phase, checkpoint_bytes=0), steps, Machine(0.5, 0.0, 0.0, 0.0))
-    assert told_s == pytest.approx(took_s, rel=0.1)
+    planned_s, took_s = planned_and_took(phase, Pace(phase, checkpoint_bytes=0), steps, Machine(0.5, 0.0, 0.0, 0.0))
+    assert planned_s == pytest.approx(took_s, rel=0.1)
 
 
 def test_steps_that_grow_slower_are_believed_too_and_a_pause_now_and_then_is_no_speed() -> None:
@@ -183,8 +183,8 @@ def test_where_one_step_of_rl_samples_for_several_they_are_counted_together(upda
     rl = Rl([RlTask("gsm8k", file="train.jsonl")], updates_per_rollout=updates)
     phase = make_phase(kind="rl", rl=rl, eval_every=0, save_every=0, num_steps=960)
     steps = itertools.cycle([10.0, *[1.0] * (updates - 1)])
-    told_s, took_s = told_and_took(phase, Pace(phase, checkpoint_bytes=0), steps, Machine(0.5, 0.0, 0.0, 0.0))
-    assert told_s == pytest.approx(took_s, rel=0.05)
+    planned_s, took_s = planned_and_took(phase, Pace(phase, checkpoint_bytes=0), steps, Machine(0.5, 0.0, 0.0, 0.0))
+    assert planned_s == pytest.approx(took_s, rel=0.05)
 
 
 def test_saves_by_the_clock_do_not_come_where_planned_ones_come_sooner() -> None:
@@ -247,14 +247,14 @@ def test_the_eta_of_a_run_with_heavy_evaluations_is_what_really_passes(
     monkeypatch.setattr(loop, "sample_texts", clock.takes(3.0, loop.sample_texts))
     monkeypatch.setattr(checkpoint_files, "save", clock.takes(2.0, checkpoint_files.save))
     _, said = go(tmp_path, make_run(data_dir, num_steps=24, eval_every=4, save_every=0, sample_every=6))
-    told = metrics(tmp_path)
+    messages = metrics(tmp_path)
     assert clock.now == 1000.0 + 24 * 1.0 + 6 * 8.0 + 4 * 3.0 + 2.0
-    assert told[0].eta_s is None, "before a step was measured nobody knows"
-    for metric in told[12:-1]:  # from the second evaluation and sample on; the one save is a guess to the end
+    assert messages[0].eta_s is None, "before a step was measured nobody knows"
+    for metric in messages[12:-1]:  # from the second evaluation and sample on; the one save is a guess to the end
         left = clock.now - metric.t
         assert metric.eta_s == pytest.approx(left, rel=0.2)
         assert (24 - metric.step) * (metric.step_s or 0.0) < 0.6 * left, "steps alone say far too little"
-    shown = format_duration(told[12].eta_s or 0.0)
+    shown = format_duration(messages[12].eta_s or 0.0)
     assert any(line.startswith("step 13/24") and line.endswith(f"eta {shown}") for line in said)
 
 
@@ -274,10 +274,10 @@ def test_a_run_that_began_slowly_tells_after_20_steps_what_then_passes(
     monkeypatch.setattr(Pretrain, "evaluate", clock.takes(eval_s, Pretrain.evaluate))
     monkeypatch.setattr(loop, "sample_texts", clock.takes(sample_s, loop.sample_texts))
     go(tmp_path, run)
-    told = metrics(tmp_path)[19]
-    took_s = clock.now - told.t
-    assert (told.step, took_s) == (20, pytest.approx(40 * 1.0 + 2 * eval_s + 3 * sample_s))
-    assert told.eta_s == pytest.approx(took_s, rel=0.1)
+    messages = metrics(tmp_path)[19]
+    took_s = clock.now - messages.t
+    assert (messages.step, took_s) == (20, pytest.approx(40 * 1.0 + 2 * eval_s + 3 * sample_s))
+    assert messages.eta_s == pytest.approx(took_s, rel=0.1)
 
 
 def test_a_line_of_before_is_still_read_and_says_no_eta(tmp_path: Path) -> None:

@@ -255,9 +255,11 @@ def test_stop_in_control_json_saves_and_ends_with_75(tmp_path: Path, data_dir: P
     assert ended.reason == "asked at home"
     assert not ended.is_final
     assert checkpoint_files.list_steps(tmp_path / "checkpoints/pretrain") == [1]
-    (told,) = [json.loads(e) for e in (tmp_path / file_names.EVENTS).read_text().splitlines() if "asked at home" in e]
-    assert (told["kind"], told["text"]) == ("run_stopped", "Stopped at step 1: asked at home")
-    assert told["data"]["why"] == "control"
+    (messages,) = [
+        json.loads(e) for e in (tmp_path / file_names.EVENTS).read_text().splitlines() if "asked at home" in e
+    ]
+    assert (messages["kind"], messages["text"]) == ("run_stopped", "Stopped at step 1: asked at home")
+    assert messages["data"]["why"] == "control"
 
 
 def test_a_landing_time_that_has_come_saves_and_ends(tmp_path: Path, data_dir: Path) -> None:

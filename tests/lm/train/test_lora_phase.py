@@ -145,10 +145,10 @@ def test_a_run_of_its_own_starts_from_an_adapter_of_another_with_the_weights_it_
     after = make_run(data_dir, **{"kind": "mid", "num_steps": 4, "optimizer": ADAM}).phases[0]
     go(tmp_path / "first", dataclasses.replace(adapter, phases=[adapter.phases[0], after]))
     # As it comes home or travels to an instance: the adapter without its optimizer, the two apart from their run.
-    sent, beside = tmp_path / "data/start-mid", tmp_path / "data/start-mid-base"
+    sent, neighbor = tmp_path / "data/start-mid", tmp_path / "data/start-mid-base"
     trained = tmp_path / "first" / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(8)
     shutil.copytree(trained, sent, ignore=lambda *_: [file_names.OPTIMIZER, file_names.STATE])
-    shutil.copytree(start, beside)
+    shutil.copytree(start, neighbor)
     places = {"init_from": "../data/start-mid", "init_base": "../data/start-mid-base"}
     alone = dataclasses.replace(adapter, phases=[dataclasses.replace(after, **places)])
     go(tmp_path / "second", alone)
@@ -161,8 +161,8 @@ def test_a_run_of_its_own_starts_from_an_adapter_of_another_with_the_weights_it_
     assert [stage.phase for stage in lineage] == ["pretrain", "pretrain", "mid"]
 
     other = tmp_path / "second" / file_names.CHECKPOINTS / "mid" / file_names.step_dir(4) / file_names.WEIGHTS
-    shutil.copy(other, beside / file_names.WEIGHTS)
-    (beside / file_names.MANIFEST).unlink()  # now nobody vouches for them
+    shutil.copy(other, neighbor / file_names.WEIGHTS)
+    (neighbor / file_names.MANIFEST).unlink()  # now nobody vouches for them
     with pytest.raises(IntegrityError, match="different base weights"):
         go(tmp_path / "third", alone)
 
@@ -204,9 +204,11 @@ def test_a_phase_of_the_same_adapters_goes_on_with_them_beside_the_weights_they_
     before, after = (load_file(folder / file_names.ADAPTER) for folder in folders)
     assert all(torch.allclose(before[name], after[name], atol=1e-5) for name in before), "no new ones, which begin at 0"
     assert losses(tmp_path / "a", "mid")[-1][3] == pytest.approx(losses(tmp_path / "a", "pretrain")[-1][3], abs=1e-4)
-    told = [json.loads((folder / file_names.ADAPTER_CONFIG).read_text()) for folder in folders]
-    assert told[0]["homing_base_sha256"] == told[1]["homing_base_sha256"], "still one adapter of the first weights"
-    assert [paper["homing_base_stage"] for paper in told] == [0, 0]
+    messages = [json.loads((folder / file_names.ADAPTER_CONFIG).read_text()) for folder in folders]
+    assert messages[0]["homing_base_sha256"] == messages[1]["homing_base_sha256"], (
+        "still one adapter of the first weights"
+    )
+    assert [paper["homing_base_stage"] for paper in messages] == [0, 0]
     model, _ = load_for_use(folders[1], "cpu", precision="fp32")
     assert model.lora is None
 
@@ -259,8 +261,8 @@ def test_peft_opens_the_folder_of_a_checkpoint(base: tuple[Path, Path], tmp_path
     run_dir = started(base_run, tmp_path / "a")
     go(run_dir, chain(data_dir, {"kind": "mid", **LORA}))
     checkpoints = run_dir / file_names.CHECKPOINTS
-    theirs = AutoModelForCausalLM.from_pretrained(checkpoints / "pretrain" / file_names.step_dir(12))
-    adapted = PeftModel.from_pretrained(theirs, checkpoints / "mid" / file_names.step_dir(8))
+    reference = AutoModelForCausalLM.from_pretrained(checkpoints / "pretrain" / file_names.step_dir(12))
+    adapted = PeftModel.from_pretrained(reference, checkpoints / "mid" / file_names.step_dir(8))
     tensors = load_file(checkpoints / "mid" / file_names.step_dir(8) / file_names.ADAPTER)
     live = {name.replace(".default", ""): p for name, p in adapted.named_parameters() if "lora_" in name}
     assert live.keys() == tensors.keys()

@@ -24,7 +24,7 @@ from homing.install import pip_install
 from homing.store import NotInStore, Store, open_store
 from homing.store.address import parse_s3
 from homing.store.s3 import transfer
-from homing.store.s3.client import Door, s3_error
+from homing.store.s3.client import Connection, s3_error
 from homing.store.s3.store import S3Store
 from homing.store.s3.transfer import sweep
 from homing.world import HttpRequest, World
@@ -163,18 +163,18 @@ def test_uploads_that_nobody_touched_for_a_day_are_aborted(through: S3Store) -> 
         def now(self) -> float:
             return super().now() + 7 * 86_400
 
-    client, bucket = through.door.client, through.address.bucket
+    client, bucket = through.connection.client, through.address.bucket
     made = client.create_multipart_upload(Bucket=bucket, Key="p/old")
     client.upload_part(Bucket=bucket, Key="p/old", UploadId=made["UploadId"], PartNumber=1, Body=b"x" * PART)
     client.create_multipart_upload(Bucket=bucket, Key="elsewhere/old")
-    assert sweep(through.door, World()) == 0, "its last part is of today"
-    assert sweep(through.door, NextWeek()) == 1, "below our prefix only"
+    assert sweep(through.connection, World()) == 0, "its last part is of today"
+    assert sweep(through.connection, NextWeek()) == 1, "below our prefix only"
     assert [u["Key"] for u in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == ["elsewhere/old"]
 
 
 def test_what_was_pushed_in_part_goes_with_the_folder_that_a_person_removes(through: S3Store, tmp_path: Path) -> None:
     # Of a machine that was taken away in the midst of it: no list shows it, and it is billed for ever.
-    client, bucket = through.door.client, through.address.bucket
+    client, bucket = through.connection.client, through.address.bucket
     for key in ("p/runs/moss-1/checkpoints/x", "p/runs/moss-10/checkpoints/x"):
         client.create_multipart_upload(Bucket=bucket, Key=key)
     through.put_bytes("runs/moss-1/metrics.jsonl", b"{}")
@@ -188,7 +188,7 @@ def test_inputs_that_another_home_pushes_now_are_not_cut_by_who_removes_what_lie
     through: S3Store, tmp_path: Path
 ) -> None:
     # Its first launch: until the inputs are there, no record in the store tells of it.
-    client, bucket = through.door.client, through.address.bucket
+    client, bucket = through.connection.client, through.address.bucket
     client.create_multipart_upload(Bucket=bucket, Key=f"p/objects/{'b' * 64}")
     through.put_bytes(f"objects/{'a' * 64}", b"{}")
     remove(through, plan_removal(through, "objects", Home(tmp_path / "home", World())))
@@ -294,9 +294,9 @@ def test_a_file_that_is_brought_is_read_once(
     opened: list[str] = []
     plain = transfer._open_range
 
-    def open_range(door: Door, key: str, offset: int) -> Any:
+    def open_range(connection: Connection, key: str, offset: int) -> Any:
         opened.append(key)
-        return plain(door, key, offset)
+        return plain(connection, key, offset)
 
     monkeypatch.setattr(transfer, "_open_range", open_range)
     url = f"s3://{new_bucket(moto)}/en?endpoint={moto.endpoint}"
@@ -363,7 +363,7 @@ def test_a_list_longer_than_a_page_is_whole(
     moto: Server, new_bucket: NewBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = S3Store(f"s3://{new_bucket(moto)}?endpoint={moto.endpoint}", World())
-    real = store.door.client.get_paginator
+    real = store.connection.client.get_paginator
 
     def small_pages(name: str) -> object:
         paginator = real(name)
@@ -371,7 +371,7 @@ def test_a_list_longer_than_a_page_is_whole(
         paginator.paginate = lambda **call: pages(**call, PaginationConfig={"PageSize": 2})
         return paginator
 
-    monkeypatch.setattr(store.door.client, "get_paginator", small_pages)
+    monkeypatch.setattr(store.connection.client, "get_paginator", small_pages)
     for number in range(7):
         store.put_bytes(f"a/{number}", b"")
     assert len(store.list("a/")) == 7

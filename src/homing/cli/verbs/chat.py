@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from homing.lm.model import Decoder
     from homing.lm.tokenizer import Tokenizer
 
-__all__ = ["command", "refusals_told", "say_format"]
+__all__ = ["command", "reported_refusals", "say_format"]
 
 HELP = "/new starts a new conversation, /quit (or Ctrl-D) exits, /help shows this."
 HELP_BASE = "/quit (or Ctrl-D) exits, /help shows this."
@@ -82,13 +82,13 @@ def command(
 def say_format(card: Card) -> None:
     """Warn if the model has no chat template: prompts formatted differently than in training give worse answers."""
     from homing.lm.data.chat.template import find_template
-    from homing.lm.generate.load_model import whose_template
+    from homing.lm.generate.load_model import template_owner
 
     if find_template(card.folder) is None:
         output.say(
             f"warning: {card.folder} has no chat template. Using ChatML (<|im_start|>user ...),"
             " which may differ from the format it was trained with."
-            f" Copy the template file into the folder: {whose_template(card)}"
+            f" Copy the template file into the folder: {template_owner(card)}"
         )
 
 
@@ -167,7 +167,7 @@ class _Converser:
         self.forget()
 
     def reply(self, line: str, seed: int) -> Iterator[str]:
-        from homing.lm.generate import generate, text_pieces
+        from homing.lm.generate import decode_stream, generate
 
         said: list[int] = []
 
@@ -178,13 +178,13 @@ class _Converser:
 
         picked = generate(self.model, self._ask(line), stop_ids=self.turns.stop_ids, seed=seed, **self.settings)
         try:
-            yield from text_pieces(self.tokenizer, remember(picked))
+            yield from decode_stream(self.tokenizer, remember(picked))
         finally:
             # Also when the answer was cut short: keep what was generated, so that the next turn is well formed.
             self.turns.answered(said)
 
     def _ask(self, line: str) -> list[int]:
-        with refusals_told():
+        with reported_refusals():
             return self.turns.ask(line)
 
     def forget(self) -> None:
@@ -196,13 +196,13 @@ class _Converser:
         if find_template(self.folder) is None:  # `say_format` has already warned
             self.turns: ChatTurns | TemplateTurns = ChatTurns(self.tokenizer)
         else:
-            with refusals_told():
+            with reported_refusals():
                 renderer = open_renderer(self.folder)
                 self.turns = TemplateTurns(renderer, self.tokenizer.decode, self.tokenizer.end_of_text_id)
 
 
 @contextmanager
-def refusals_told() -> Iterator[None]:
+def reported_refusals() -> Iterator[None]:
     from homing.lm.data.chat.messages import Fault
 
     try:

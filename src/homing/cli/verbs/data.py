@@ -120,7 +120,7 @@ def _merge(whole: Doctor, one: Doctor) -> None:
 
 
 def _report(doctor: Doctor, next_verb: str) -> None:
-    findings = doctor.told()
+    findings = doctor.sorted_findings()
     error = None
     if doctor.num_faults:
         lines = counted(doctor.num_faults, "invalid line")

@@ -99,8 +99,10 @@ class _Asking:
             output.redraw("")
 
 
-def _examined(home: Home, run: str | None, sets: list[str], named: list[str], tell: Callable[[str], None]) -> Examined:
-    examined = Examined(home, Path.cwd(), named=tuple(named), tell=tell)
+def _examined(
+    home: Home, run: str | None, sets: list[str], named: list[str], notify: Callable[[str], None]
+) -> Examined:
+    examined = Examined(home, Path.cwd(), named=tuple(named), notify=notify)
     if run is None:
         return examined
     if run in PROVIDERS and run not in run_files():

@@ -172,7 +172,7 @@ def _evaluate(
 def _measure(subject: Subject, what: What, how: How) -> Measured:
     from homing.lm.evals.run_evals import measure
 
-    return measure(subject, what, how, tell=_now_and_then(what.name))
+    return measure(subject, what, how, notify=_now_and_then(what.name))
 
 
 def _now_and_then(name: str) -> Callable[[str], None]:
@@ -199,11 +199,11 @@ def _warn_of_leaks(cards: list[Any], named: list[str | None]) -> None:
 
 
 def _show(document: dict[str, Any], differences: list[Difference]) -> None:
-    from homing.lm.evals.markdown_report import count_words, interval_words, told
+    from homing.lm.evals.markdown_report import count_words, format_score, interval_words
 
     for model, sets in zip(document["models"], document["results"], strict=True):
         rows = [
-            (one["name"], score["name"], told(score["value"]), interval_words(score),
+            (one["name"], score["name"], format_score(score["value"]), interval_words(score),
              f"{score['num_units']:,}", score["method"])
             for one in sets for score in one["scores"]
         ]  # fmt: skip

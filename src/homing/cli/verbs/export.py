@@ -102,7 +102,7 @@ def export_model(
     licence = licence or (run.base.licence if run is not None and run.base is not None else "")
     facts = Facts(name, licence=licence, cost=_cost(run), version=__version__)
     order = Order(folder, to, out, facts, dtype, gguf_type, find_base(folder, base), force)
-    return export(order, tell=lambda text: output.say(f"  {text}"))
+    return export(order, notify=lambda text: output.say(f"  {text}"))
 
 
 def name_of(folder: Path) -> str:

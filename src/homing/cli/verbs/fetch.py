@@ -67,7 +67,7 @@ def command(
                 which=checkpoint,
                 force=force,
                 or_older=or_older,
-                tell=lambda text: output.say(f"  {text}"),
+                notify=lambda text: output.say(f"  {text}"),
             )
         except PermissionError as exc:
             raise _unwritable(exc, row, target) from exc

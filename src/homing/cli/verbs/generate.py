@@ -64,7 +64,7 @@ def command(
     text = _read_prompt(prompt)
 
     from homing.lm.device import describe_device
-    from homing.lm.generate import generate, load_for_use, text_pieces
+    from homing.lm.generate import decode_stream, generate, load_for_use
 
     model, tokenizer = load_for_use(folder, device, base=find_base(folder, base))
     seed = secrets.randbelow(2**31) if seed is None else seed
@@ -79,7 +79,7 @@ def command(
     ids = generate(model, prompt_ids, stop_ids=tokenizer.stop_ids, **settings)
     _show(text, is_json=json)
     chunks, started = [], time.perf_counter()
-    for piece in text_pieces(tokenizer, _noted(ids, picked)):
+    for piece in decode_stream(tokenizer, _noted(ids, picked)):
         chunks.append(piece)
         _show(piece, is_json=json)
     _show("\n", is_json=json)

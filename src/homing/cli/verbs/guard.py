@@ -98,7 +98,7 @@ def _once(home: Home, every_s: float) -> None:
     if made.next_at - home.world.now() < every_s:
         # Cron runs again in `every_s`, which would be too late for this limit, so this round waits for it.
         wait_for_next(home, made, every_s)
-        made = guard_pass(home, tell=_print_message)  # the same cron call, which has already signed in
+        made = guard_pass(home, notify=_print_message)  # the same cron call, which has already signed in
         _show(home, made)
     if made.may_bill:
         raise StillBilling(
@@ -114,7 +114,7 @@ def _print_message(text: str) -> None:
 
 
 def _round(home: Home, every_s: float, *, is_once: bool = False, background_pid: int = 0) -> Pass:
-    made = guard_pass(home, every_s=every_s, is_once=is_once, background_pid=background_pid, tell=_print_message)
+    made = guard_pass(home, every_s=every_s, is_once=is_once, background_pid=background_pid, notify=_print_message)
     with contextlib.suppress(OSError):  # the terminal or the reader may be gone; the guard continues
         _show(home, made)
     return made

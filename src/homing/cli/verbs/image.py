@@ -47,7 +47,7 @@ def build_(
     image = image or f"homing-{name}"
     context = write_context(loaded.run, folder or Path("image") / name, world, base=base or BASE)
     output.say(f"Wrote {context.folder}/Dockerfile: {context.num_packages} packages on {context.base}")
-    built = None if no_docker else build(context, image, world, is_pushed=push is not None, tell=output.say)
+    built = None if no_docker else build(context, image, world, is_pushed=push is not None, notify=output.say)
     output.emit("image/1", _document(context, image, built))
     _say_next(context, image, built, f"{name}{as_typed(sets)}")
 

@@ -447,7 +447,7 @@ def _launch(ready: Draft, row: OfferPlan, plan: Plan, asked: Asked, home: Home) 
         _say_plan(instead, home)
         return agrees_to_next(other, row, _most_per_hour(ready), yes=asked.yes)
 
-    return launch_any(ready, plan.offers, home, tell=lambda text: output.say(f"  {text}"), agree=agree)
+    return launch_any(ready, plan.offers, home, notify=lambda text: output.say(f"  {text}"), agree=agree)
 
 
 def _most_per_hour(ready: Draft) -> Decimal | None:

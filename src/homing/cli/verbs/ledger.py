@@ -60,7 +60,7 @@ def command(
             },
         )
         column = UsdColumn.of(
-            [*hidden, *spends.values(), *(each for bill in bills for each in (bill.ours_usd, bill.theirs_usd))]
+            [*hidden, *spends.values(), *(each for bill in bills for each in (bill.ours_usd, bill.provider_usd))]
         )
         rows: list[tuple[object, ...]] = [
             (
@@ -125,26 +125,26 @@ def _hidden(lines: list[LedgerLine], receipts: Receipts) -> dict[Decimal, int]:
 def _bill_of(bill: Bill | None) -> dict[str, Any]:
     if bill is None:
         return {"provider_usd": None, "difference_usd": None}
-    return {"provider_usd": str(bill.theirs_usd), "difference_usd": str(bill.difference_usd)}
+    return {"provider_usd": str(bill.provider_usd), "difference_usd": str(bill.difference_usd)}
 
 
 def _shown(column: UsdColumn, bill: Bill | None) -> tuple[str, str]:
     if bill is None:
         return "", ""
-    return column.show(bill.theirs_usd), column.show_difference(bill.ours_usd, bill.theirs_usd)
+    return column.show(bill.provider_usd), column.show_difference(bill.ours_usd, bill.provider_usd)
 
 
 def _say_bills(column: UsdColumn, bills: list[Bill]) -> None:
     """Compare our count with the providers' own figures, and warn where they differ by more than the stated margin."""
     if not bills:
         return
-    ours, reported = (column.total(bill.ours_usd for bill in bills), column.total(bill.theirs_usd for bill in bills))
+    ours, reported = (column.total(bill.ours_usd for bill in bills), column.total(bill.provider_usd for bill in bills))
     summary = f"Counted by homing: {column.show(ours)}, reported by providers: {column.show(reported)}"
     output.say(f"{summary}, over {counted(len(bills), 'instance')} with a provider report.")
     for bill in bills:
         if not bill.is_within_margin:
             output.say(
-                f"warning: {bill.mark}: provider reports {usd(bill.theirs_usd)}, homing counted {usd(bill.ours_usd)}:"
+                f"warning: {bill.mark}: provider reports {usd(bill.provider_usd)}, homing counted {usd(bill.ours_usd)}:"
                 f" {_apart(bill)};"
                 " the larger amount counts against the limit. See the provider's usage page."
             )

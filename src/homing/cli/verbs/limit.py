@@ -48,7 +48,7 @@ def command(
         flags = f" --spend {spend}" * (spend is not None) + f" --time {time}" * (time is not None)
         row = find_run(home, run, changes=f"limit {{}}{flags}")
         change = propose(home, row, spend_usd, time_s)
-        is_confirmed = change_limit(home, change, tell=lambda text: output.say(f"  {text}"))
+        is_confirmed = change_limit(home, change, notify=lambda text: output.say(f"  {text}"))
         output.emit("limit/1", {**_document(change), "is_confirmed": is_confirmed})
         if not output.is_json():
             print(_sentence(change))

@@ -33,14 +33,14 @@ def command(
         row = find_any(home, run)
         if isinstance(row, Trained):
             is_kept = False
-            for line in log_of(home, row, program, is_following=is_following, tell=warn):
+            for line in log_of(home, row, program, is_following=is_following, notify=warn):
                 is_kept = True
                 _show(line)
             if not is_kept:
                 _say_none_kept(home, row)
             return
         if is_following:
-            for line in follow(home, row, program, tell=warn):
+            for line in follow(home, row, program, notify=warn):
                 _show(line)
             return
         lines = read_log(home, row, program)

@@ -47,7 +47,7 @@ def command(
         raise UsageError(
             what=f"{address.url} already exists and is private.",
             why="--public applies only to a new repository.",
-            fix=f"Make it public on its page: {looked.door.endpoint}/{address.repo_id}/settings",
+            fix=f"Make it public on its page: {looked.connection.endpoint}/{address.repo_id}/settings",
         )
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
     done = publish(
@@ -56,7 +56,7 @@ def command(
         files,
         is_public=public,
         title=f"homing: {folder.name}",
-        tell=lambda text: output.say(f"  {text}"),
+        notify=lambda text: output.say(f"  {text}"),
     )
     document = {"url": done.url, "commit": done.commit, "from": str(folder), "files": files, "removed": done.removed}
     output.emit("publish/1", {**document, "num_bytes": done.num_bytes, "is_private": done.is_private})

@@ -125,7 +125,7 @@ def _kept(home: Home, status: Status) -> dict[str, object] | None:
 
 
 def run_row(status: Status, now: float) -> list[str]:
-    heartbeat = status.signs.heartbeat if status.signs else None
+    heartbeat = status.reports.heartbeat if status.reports else None
     beat = reached(status, heartbeat) if heartbeat else None
     open_ = billing_lines(status.lines)
     last = open_[-1] if open_ else None

@@ -14,13 +14,13 @@ from homing.cli.extras import need
 from homing.cli.find_base import Base, find_base
 from homing.cli.find_model import find_model
 from homing.cli.options import Json
-from homing.cli.verbs.chat import refusals_told, say_format
+from homing.cli.verbs.chat import reported_refusals, say_format
 from homing.cli.verbs.generate import Checkpoint, Device, Model, Phase, Temperature, Tokens, TopK
 from homing.cli.web_token import given_token
 from homing.errors import UsageError
 
 if TYPE_CHECKING:
-    from homing.web.model_session import Voice
+    from homing.web.model_session import GenerationSession
 
 __all__ = ["command"]
 
@@ -56,12 +56,12 @@ def command(
     from homing.lm.device import describe_device
     from homing.lm.generate import load_for_use, read_card
     from homing.web.model_server import hosts_for, listen, serving
-    from homing.web.model_session import Voice
+    from homing.web.model_session import GenerationSession
     from homing.web.openai_format import Defaults
 
     model, tokenizer = load_for_use(folder, device, base=find_base(folder, base))
-    with refusals_told():
-        session = Voice(model, tokenizer, folder)
+    with reported_refusals():
+        session = GenerationSession(model, tokenizer, folder)
     output.say(f"{folder} on {describe_device(model.device)}. Request defaults:"
              f" {tokens} tokens, temperature {temperature:g}, top-k {top_k}.")  # fmt: skip
     if session.is_chat:
@@ -107,7 +107,7 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _print_addresses(session: Voice, url: str, token: str, *, is_made: bool, is_open: bool) -> None:
+def _print_addresses(session: GenerationSession, url: str, token: str, *, is_made: bool, is_open: bool) -> None:
     """Print the address on stdout, even with -q: without the token no request is accepted.
 
     A given token is not repeated.

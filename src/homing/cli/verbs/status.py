@@ -24,7 +24,7 @@ from homing.cloud.ledger.ledger import ADOPTED, LedgerLine, RunRow
 from homing.cloud.ledger.meter import at_most, is_charged, line_spend
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import Status, check_interval, figures_of, look, newest_pushed
-from homing.cloud.watch.event_feed import News
+from homing.cloud.watch.event_feed import EventFeed
 from homing.cloud.watch.progress import ahead, planned, progress_line
 from homing.errors import HomingError, UsageError
 from homing.units import format_duration, parse_duration
@@ -71,7 +71,7 @@ def _look_here(home: Home, run: Trained, every_s: float | None) -> None:
 
 
 def _show_here(home: Home, run: Trained) -> None:
-    feed = News(store_here(home), run.run)
+    feed = EventFeed(store_here(home), run.run)
     for _ in feed.reports():  # consume the reports; only the latest values are shown
         pass
     saved, progress = newest_saved(home, run), progress_of(run, feed)
@@ -80,7 +80,7 @@ def _show_here(home: Home, run: Trained) -> None:
     output.table(["", ""], rows_here(home, run, feed))
 
 
-def rows_here(home: Home, run: Trained, feed: News) -> list[tuple[str, str]]:
+def rows_here(home: Home, run: Trained, feed: EventFeed) -> list[tuple[str, str]]:
     """Return the rows of the table: label and text."""
     folder = home.run_dir(run.run)
     log = folder / file_names.LOGS / "trainer.log"
@@ -120,7 +120,7 @@ def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
     if status.problem and not any(status.run.id in problem for problem in problems):
         problems.append(status.problem)
     ways, pushed, figures = {"ssh": _ssh_line(home, status), "page": _page(home, status)}, "", dict[str, float]()
-    beat = status.signs.heartbeat if status.signs else None
+    beat = status.reports.heartbeat if status.reports else None
     try:
         figures = figures_of(home, status.run, beat)
         pushed = newest_pushed(home, status.run) if any(line.created_at for line in status.lines) else ""
@@ -180,7 +180,7 @@ def _rows(
     status: Status, progress: str, ways: dict[str, str], pushed: str, kept: str, actions: list[str]
 ) -> list[tuple[str, str]]:
     run = status.run
-    beat = status.signs.heartbeat if status.signs else None
+    beat = status.reports.heartbeat if status.reports else None
     rows = [
         ("run", run.id),
         ("state", f"{run.state}: {run.reason}" if run.reason else run.state),
@@ -206,7 +206,7 @@ def _rows(
     if kept:
         rows.append(("in the store", kept))
     rows += [("home", text) for text in actions]
-    outcome = status.signs.outcome if status.signs else None
+    outcome = status.reports.outcome if status.reports else None
     if outcome is not None and outcome.log_tail and run.state == "failed":
         rows.append(("last log lines", outcome.log_tail))
     return rows

@@ -47,7 +47,7 @@ def command(
             output.say(f"Stop requested. Watch it stop: homing watch {name_here(row)}")
             return
         try:
-            status = wait_for_stop(home, row, timeout_s=timeout_s, tell=lambda text: output.say(f"  {text}"))
+            status = wait_for_stop(home, row, timeout_s=timeout_s, notify=lambda text: output.say(f"  {text}"))
         except KeyboardInterrupt:
             output.say(
                 f"Stopped waiting; the stop request remains active. Watch it stop: homing watch {name_here(row)}"

@@ -86,4 +86,4 @@ def _catch_up(each: Following, home: Home) -> int:
         )
     if follower.sink is not None:
         follower.sink.close("")
-    return len(follower.told)
+    return len(follower.sent)

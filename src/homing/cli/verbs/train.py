@@ -40,7 +40,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.mark import new_run_id
 from homing.config import Loaded, home, load_run, mark_smoke, newest_run
 from homing.config.estimate.memory import training_memory
-from homing.config.projects import PROJECT_NOTE, begun_elsewhere, is_still_theirs, project_note, refuse_shared
+from homing.config.projects import PROJECT_NOTE, begun_elsewhere, belongs_to_other_folder, project_note, refuse_shared
 from homing.config.weights.open_weights import bring
 from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError
 from homing.units import format_bytes, format_usd
@@ -289,7 +289,7 @@ def _newest_unfinished(runs: Path, name: str) -> Path | None:
     pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}-\w+")
     found = sorted((path for path in runs.glob(f"{name}-*") if pattern.fullmatch(path.name)), reverse=True)
     for run_dir in found:
-        is_elsewhere = begun_elsewhere(run_dir.name) is not None or is_still_theirs(run_dir.name)
+        is_elsewhere = begun_elsewhere(run_dir.name) is not None or belongs_to_other_folder(run_dir.name)
         if is_elsewhere or not (run_dir / file_names.TRAINER_LOCK).exists():
             continue
         try:

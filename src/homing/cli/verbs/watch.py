@@ -197,7 +197,7 @@ def _steps_by_phase(home: Home, run: RunRow) -> dict[str, int]:
 
 
 def _stopped_where(status: Status, steps: dict[str, int]) -> str:
-    beat, outcome = (status.signs.heartbeat, status.signs.outcome) if status.signs else (None, None)
+    beat, outcome = (status.reports.heartbeat, status.reports.outcome) if status.reports else (None, None)
     # The trainer's outcome is newer: the heartbeat learns of a step or a new phase only from the metrics.
     if outcome is not None and outcome.phase in steps and (outcome.step or outcome.phase != next(iter(steps))):
         in_phase = f"in {outcome.phase} " if len(steps) > 1 else ""
@@ -228,7 +228,7 @@ def _how_to_finish(home: Home, status: Status, phases: list[str]) -> str:
 
 def _rest(home: Home, status: Status, phases: list[str]) -> tuple[Decimal | None, Decimal | None]:
     """Return the remaining dollars: of the current phase by the trainer's estimate, and of later phases by the plan."""
-    beat, outcome = (status.signs.heartbeat, status.signs.outcome) if status.signs else (None, None)
+    beat, outcome = (status.reports.heartbeat, status.reports.outcome) if status.reports else (None, None)
     # The trainer's outcome is newer: the heartbeat learns of a new phase only from its first metrics.
     at = outcome.phase if outcome is not None and outcome.phase in phases else beat.phase if beat is not None else ""
     measured = to_finish(status) if beat is not None and beat.phase in ("", at) else None

@@ -30,7 +30,7 @@ from homing.world import World
 __all__ = ["Fetched", "Shown", "choose", "fetch", "place_of", "show"]
 
 _FINDER = ".DS_Store"  # macOS leaves one in every folder it has shown
-_PAPERS = (names.EVENTS, names.METRICS, names.METRICS_CSV, names.OUTCOME, names.HEARTBEAT, names.RECORD)
+_RUN_DOCUMENTS = (names.EVENTS, names.METRICS, names.METRICS_CSV, names.OUTCOME, names.HEARTBEAT, names.RECORD)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def fetch(
     which: str = "latest",
     force: bool = False,
     or_older: bool = False,
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Fetched:
     store = home.store_of(run)
     phases = phases_of(store, run)
@@ -61,10 +61,10 @@ def fetch(
         try:
             if checkpoint.problem:
                 raise IntegrityError(checkpoint.problem)
-            is_new = _fetch_model(home, store, checkpoint, phases, model_dir, force, tell)
+            is_new = _fetch_model(home, store, checkpoint, phases, model_dir, force, notify)
         except (IntegrityError, NotInStore) as exc:
             passed_over.append(f"{checkpoint.folder}: {str(exc).splitlines()[0]}")
-            tell(f"{checkpoint.folder} is damaged in the store.")
+            notify(f"{checkpoint.folder} is damaged in the store.")
             continue
         run_dir = _fetch_documents(home, store, run)
         home.ledger.set_run(run.id, fetched_step=checkpoint.manifest.step)
@@ -84,16 +84,16 @@ def place_of(home: Home, run: RunRow, phase: str, models: Path) -> Path:
     If another run of the same name is there, as in a chain with `--phase`, use NAME-PHASE next to it; use the run's id
     if that is taken too or the phase is the same.
     """
-    there = _lies_in(home, models / run.name)
+    there = _is_inside(home, models / run.name)
     if there is None or there.run_id == run.id or there.run_name != run.name:
         return models / run.name
     sibling = models / f"{run.name}-{phase}"
-    other = _lies_in(home, sibling)
+    other = _is_inside(home, sibling)
     is_free = not home.world.exists(sibling) or (other is not None and other.run_id == run.id)
     return sibling if is_free and there.phase != phase else models / run.id
 
 
-def _lies_in(home: Home, folder: Path) -> CheckpointManifest | None:
+def _is_inside(home: Home, folder: Path) -> CheckpointManifest | None:
     try:
         return codec.loads(CheckpointManifest, home.world.read(folder / names.MANIFEST))
     except (OSError, WireError):
@@ -157,7 +157,7 @@ def _fetch_model(
     phases: list[str],
     model_dir: Path,
     force: bool,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> bool:
     """Fetch the files. Return True if the model is new here. Nothing is replaced before every byte was verified."""
     world = home.world
@@ -170,7 +170,7 @@ def _fetch_model(
     world.mkdir(temporary)
     try:
         for file in checkpoint.manifest.files:
-            tell(f"fetching {file.name}, {file.num_bytes:,} bytes")
+            notify(f"fetching {file.name}, {file.num_bytes:,} bytes")
             target = temporary / file.name
             world.mkdir(target.parent)
             store.get(checkpoint.key(file.name), str(target), file.sha256)
@@ -224,7 +224,7 @@ def _put_in_place(temporary: Path, model_dir: Path, world: World) -> None:
 
 def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
     """Return what in the folder is not an unmodified earlier fetch of the same run; "" if nothing."""
-    world, there = home.world, _lies_in(home, folder)
+    world, there = home.world, _is_inside(home, folder)
     if there is None:
         return "It contains another, unidentified model." if not _is_empty(home, folder) else ""
     if there.run_id != checkpoint.run_id:
@@ -295,7 +295,7 @@ def _fetch_documents(home: Home, store: Store, run: RunRow) -> Path:
     prefix = run_key(run.id) + "/"
     for entry in store.list(prefix):
         name = entry.key[len(prefix) :]
-        if name in _PAPERS or name.split("/")[0] in (names.LOGS, names.SAMPLES):
+        if name in _RUN_DOCUMENTS or name.split("/")[0] in (names.LOGS, names.SAMPLES):
             home.world.mkdir((folder / name).parent)
             try:
                 store.get(entry.key, str(folder / name))

@@ -18,7 +18,7 @@ from homing.wire.control_files import Heartbeat, Request
 from homing.wire.event_lines import Event, Outcome
 from homing.wire.run_json import Run
 
-__all__ = ["Signs", "Tail", "phases_of", "read_document", "read_signs"]
+__all__ = ["RunReports", "Tail", "phases_of", "read_document", "read_reports"]
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _LIMIT_EVENTS = ("limit_reached", "landed")
 
 
 @dataclass(frozen=True)
-class Signs:
+class RunReports:
     heartbeat: Heartbeat | None
     outcome: Outcome | None
     is_limit: bool = False  # it ended because of a limit
@@ -38,7 +38,7 @@ class Signs:
     is_unasked: bool = False  # it stopped although neither a person nor a limit asked for it: an interruption
 
 
-def read_signs(store: Store, run_id: str, line: LedgerLine | None) -> Signs:
+def read_reports(store: Store, run_id: str, line: LedgerLine | None) -> RunReports:
     """Return the reports of this attempt only: those of an earlier one say nothing about it."""
     # The heartbeat first: it is pushed last, so an outcome read after it is at least as new.
     heartbeat = read_document(store, run_key(run_id, file_names.HEARTBEAT), Heartbeat)
@@ -49,20 +49,20 @@ def read_signs(store: Store, run_id: str, line: LedgerLine | None) -> Signs:
     if is_gone or (heartbeat is not None and heartbeat.state in _ENDING):
         outcome = read_document(store, run_key(run_id, file_names.OUTCOME), Outcome)
     if outcome is None:
-        return Signs(heartbeat, None)
+        return RunReports(heartbeat, None)
     is_limit = _is_limit(store, run_id, outcome, line.intent_at if line is not None else 0.0)
     is_saved = outcome.state != "done" or (heartbeat is not None and heartbeat.is_pushed)
     is_saved = is_saved or _has_model(store, run_id, line.run_name if line is not None else "", outcome)
     is_unasked = not is_limit and _is_unasked(store, run_id, outcome)
-    return Signs(heartbeat, outcome, is_limit, is_saved, is_unasked)
+    return RunReports(heartbeat, outcome, is_limit, is_saved, is_unasked)
 
 
 def _is_limit(store: Store, run_id: str, outcome: Outcome, since: float) -> bool:
     if outcome.state != "stopped":
         return False
     events = Tail(store, run_key(run_id, file_names.EVENTS)).documents(Event)
-    is_told = any(event.kind in _LIMIT_EVENTS and event.t >= since for event in events)
-    return is_told or "limit" in outcome.reason
+    is_reported = any(event.kind in _LIMIT_EVENTS and event.t >= since for event in events)
+    return is_reported or "limit" in outcome.reason
 
 
 def _has_model(store: Store, run_id: str, run_name: str, outcome: Outcome) -> bool:

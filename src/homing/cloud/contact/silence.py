@@ -40,10 +40,10 @@ def age_s(home: Home, run_id: str, beat: Heartbeat) -> float:
     """Return a heartbeat's age for display: by its own clock, corrected by what a guard of this home has seen."""
     now, note = home.world.now(), _read(home, run_id)
     said_s = max(0.0, now - beat.t)
-    heard_s = elapsed_s(home, note["seen"]) if note is not None else 0.0
-    if note is None or note["word"][0] != beat.mark or heard_s < 0:
+    heartbeat_age_s = elapsed_s(home, note["seen"]) if note is not None else 0.0
+    if note is None or note["word"][0] != beat.mark or heartbeat_age_s < 0:
         return said_s
-    return heard_s if note["word"][1] == beat.t else min(said_s, heard_s)  # a newer one came after that
+    return heartbeat_age_s if note["word"][1] == beat.t else min(said_s, heartbeat_age_s)  # a newer one came after that
 
 
 def last_word(home: Home, run_id: str, mark: str) -> tuple[str, float]:

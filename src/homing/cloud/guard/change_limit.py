@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from homing.cloud.contact.control_request import ask
-from homing.cloud.contact.heartbeats import read_signs
+from homing.cloud.contact.heartbeats import read_reports
 from homing.cloud.guard import relaunch
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
@@ -101,7 +101,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
 
 
 def change_limit(
-    home: Home, change: Change, *, confirm_s: float = CONFIRM_S, tell: Callable[[str], None] = lambda text: None
+    home: Home, change: Change, *, confirm_s: float = CONFIRM_S, notify: Callable[[str], None] = lambda text: None
 ) -> bool:
     """Apply the change.
 
@@ -117,7 +117,7 @@ def change_limit(
             raise guards.unset[0][1]
     store = _write_down(home, change)
     serial = _ask_agent(home, change, store)
-    is_confirmed = _is_confirmed(home, change, store, serial, confirm_s, tell)
+    is_confirmed = _is_confirmed(home, change, store, serial, confirm_s, notify)
     if change.is_lower:
         guards = _set_guards(home, change)
     if guards.unset:
@@ -193,16 +193,16 @@ def _ask_agent(home: Home, change: Change, store: Store) -> int:
 
 
 def _is_confirmed(
-    home: Home, change: Change, store: Store, serial: int, confirm_s: float, tell: Callable[[str], None]
+    home: Home, change: Change, store: Store, serial: int, confirm_s: float, notify: Callable[[str], None]
 ) -> bool:
     line, now = change.lines[-1] if change.lines else None, home.ledger.run(change.run.id) or change.run
     if not now.is_live:
         return False
-    tell(f"Waiting for the agent to confirm it (request {serial}), at most {format_duration(confirm_s)}")
+    notify(f"Waiting for the agent to confirm it (request {serial}), at most {format_duration(confirm_s)}")
 
     def has_taken_it() -> bool:
         try:
-            beat = read_signs(store, change.run.id, line).heartbeat
+            beat = read_reports(store, change.run.id, line).heartbeat
         except HomingError:
             return False
         if beat is None or beat.spend_limit_usd is None:

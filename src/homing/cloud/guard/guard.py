@@ -63,13 +63,13 @@ def guard_pass(
     every_s: float | None = None,
     is_once: bool = False,
     background_pid: int = 0,
-    tell: Say = lambda text: None,
+    notify: Say = lambda text: None,
 ) -> Pass:
     """Make one pass and return what it found and did.
 
     `only` restricts it to one run id, as `watch` does; with `every_s` it registers as a guard on duty.
     """
-    made, tell = Pass(), _unfailing(tell)
+    made, notify = Pass(), _unfailing(notify)
     try:
         made.alerts += follow_clock(home)
         made.by = _soonest(home, only)
@@ -88,7 +88,7 @@ def guard_pass(
         # Money first: a relaunch takes as long as a launch.
         own = [run for run in runs if (run.state == ADOPTED) is is_given_away]
         lines = home.ledger.lines_of(run.id for run in own)
-        within += [run for run in own if _is_well(home, run, lines[run.id], made, tell, _Round.is_within_limit)]
+        within += [run for run in own if _is_well(home, run, lines[run.id], made, notify, _Round.is_within_limit)]
         end_all(home, made)
     read_at = -math.inf
     for number, run in enumerate(within):
@@ -96,7 +96,7 @@ def guard_pass(
         if home.world.monotonic() - read_at > _FRESH_S:
             lines = home.ledger.lines_of(each.id for each in within[number:])
             read_at = home.world.monotonic()
-        _is_well(home, run, lines[run.id], made, tell, _Round.look)
+        _is_well(home, run, lines[run.id], made, notify, _Round.look)
     if only is None:
         _look_at_the_rest(home, made)
     return made
@@ -121,11 +121,11 @@ def _soonest(home: Home, only: str | None) -> float:
 
 
 def _is_well(
-    home: Home, run: RunRow, lines: list[LedgerLine], made: Pass, tell: Say, part: Callable[[_Round], bool]
+    home: Home, run: RunRow, lines: list[LedgerLine], made: Pass, notify: Say, part: Callable[[_Round], bool]
 ) -> bool:
     """Run one part of the pass for one run, and record its errors so that they do not affect other runs."""
     try:
-        return part(_Round(home, run, lines, made, tell))
+        return part(_Round(home, run, lines, made, notify))
     except NotOwner as exc:
         made.problems.append(exc.what)
     except StillBilling as exc:
@@ -146,12 +146,12 @@ def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
     home.world.sleep(max(0.0, left_s))
 
 
-def _unfailing(tell: Say) -> Say:
+def _unfailing(notify: Say) -> Say:
     """Wrap `tell` so that a closed terminal or a full disk cannot keep the guard from ending what bills."""
 
     def say(text: str) -> None:
         with contextlib.suppress(OSError):
-            tell(text)
+            notify(text)
 
     return say
 
@@ -185,8 +185,8 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
 
 
 class _Round:
-    def __init__(self, home: Home, run: RunRow, lines: list[LedgerLine], made: Pass, tell: Say) -> None:
-        self.home, self.run, self.lines, self.made, self.tell = home, run, lines, made, tell
+    def __init__(self, home: Home, run: RunRow, lines: list[LedgerLine], made: Pass, notify: Say) -> None:
+        self.home, self.run, self.lines, self.made, self.notify = home, run, lines, made, notify
         self.billing = billing_lines(self.lines)
         self.now = home.world.now()
 
@@ -282,8 +282,8 @@ class _Round:
             end_all(self.home, self.made)
 
     def _waits_for_us(self) -> bool:
-        line, signs = self.billing[-1], self._status().signs
-        return signs is not None and waits_for_home(self.home.provider_of(line), line.mark, signs.heartbeat)
+        line, reports = self.billing[-1], self._status().reports
+        return reports is not None and waits_for_home(self.home.provider_of(line), line.mark, reports.heartbeat)
 
     def _is_kept(self, line: LedgerLine) -> bool:
         """Return whether a person told `homing reconcile` to keep it.
@@ -302,10 +302,10 @@ class _Round:
         status = self._status()
         # No heartbeat is pushed while one large file of the last checkpoint is uploading: that is not idleness yet.
         longer_s = max(STALE_S, limits_of(self.home, self.run).idle_s)
-        if status.signs is None:  # an unreadable store does not mean a silent machine
+        if status.reports is None:  # an unreadable store does not mean a silent machine
             state, quiet_s = silence.last_word(self.home, self.run.id, self.billing[-1].mark)
             return state in ("kept", "pushing") and quiet_s < longer_s
-        beat = status.signs.heartbeat
+        beat = status.reports.heartbeat
         if beat is None:
             return False
         quiet_s = silence.quiet_s(self.home, self.run.id, beat) or 0.0
@@ -341,7 +341,7 @@ class _Round:
         if not billing_lines(lines):
             return
         status = self._status(lines)
-        if status.signs is None:
+        if status.reports is None:
             self._alert(f"blind-{int(self.now // 3600)}", f"{status.problem} Its limit is still enforced locally.")
         else:
             self._check_heartbeat(status)
@@ -355,7 +355,7 @@ class _Round:
         There may be a moment without any process when one program of ours hands over to the next.
         """
         status = self._status()
-        beat = status.signs.heartbeat if status.signs else None
+        beat = status.reports.heartbeat if status.reports else None
         key = f"dead-{line.mark}-{beat.t if beat else 0:.0f}"
         self._alert(key, f"The agent is no longer running on {line.mark}: {instance.detail}.")
         seen_at = action_log.when(self.home, self.run.id, key)
@@ -367,7 +367,7 @@ class _Round:
 
         A machine that sent one may be cut off but working: its own guards know more than home does.
         """
-        line, beat = self.billing[-1], status.signs.heartbeat if status.signs else None
+        line, beat = self.billing[-1], status.reports.heartbeat if status.reports else None
         quiet_s = silence.quiet_s(self.home, self.run.id, beat) if beat is not None else None
         if quiet_s is None:  # first seen heartbeat: only its own clock dates it, which is good enough for an alert
             quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
@@ -398,7 +398,7 @@ class _Round:
             self._alert(f"waits-{lines[-1].mark}-limit", text)
             return
         try:
-            said = relaunch.relaunch(self.home, run, self.tell)
+            said = relaunch.relaunch(self.home, run, self.notify)
         except StillBilling:
             raise
         except NotOwner as exc:
@@ -432,7 +432,7 @@ class _Round:
         self.made.ends.append(End(self.run, here, text, ended))  # first: reporting must not prevent the end
         marks = "-".join(line.mark for line in self.billing)
         self._note(f"{key}-{marks}", "guard_ends", text)
-        self.tell(f"{self.run.id}: {text}")
+        self.notify(f"{self.run.id}: {text}")
 
     def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
         """Return the lines that this key can destroy, and report the others: waiting or retrying cannot help those."""

@@ -73,7 +73,7 @@ def _is_interrupted(home: Home, run: RunRow, last: str) -> bool:
     return run.is_interrupted and (is_ours or not home.ledger.is_destroy_asked(last))
 
 
-def relaunch(home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
+def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
     """Launch the run again. Return what was done as a sentence, or raise what prevented it."""
     require_owner(home, run)
     kept = load_documents(home, run)
@@ -104,12 +104,12 @@ def relaunch(home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
             _refuse_dear(row.offer, kept.run, home.ledger.lines(run.id))
             check_own(home, row.offer.provider, home.ledger.lines(run.id))
             # Inside the try: the rest of the limit may be too little for this offer and enough for the next.
-            return _launch(draft(order, home), home, run, tell)
+            return _launch(draft(order, home), home, run, notify)
         except NotOwner:
             raise  # no other offer changes that
         except (CreateFailed, NoOffer, ProviderRefused, StartTimeout, UsageError) as exc:
             problem = exc
-            tell(f"{row.offer.provider} {row.offer.name}: {exc.what}")
+            notify(f"{row.offer.provider} {row.offer.name}: {exc.what}")
     assert problem is not None, "a plan has offers, or raises"
     raise problem
 
@@ -166,7 +166,7 @@ def _check_unchanged(home: Home, run: RunRow, ready: Draft) -> None:
         raise EndedElsewhere(f"{run.id} was not relaunched: its limits have changed in the meantime.")
 
 
-def _launch(ready: Draft, home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
+def _launch(ready: Draft, home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
     _check_unchanged(home, run, ready)
     offer = ready.order.offer
     where = f"{offer.provider} {offer.name} at {meter.show_usd(offer.rate_usd_per_hour)}/h"
@@ -174,7 +174,7 @@ def _launch(ready: Draft, home: Home, run: RunRow, tell: Callable[[str], None]) 
     # Before the launch: if the guard dies during it, the log shows that this attempt is a guard's.
     action_log.note(home, run.id, f"relaunch-{ready.mark}", RELAUNCHED, text)
     try:
-        launch(ready, home, tell=tell, last=run)
+        launch(ready, home, notify=notify, last=run)
     except (EndedElsewhere, StillBilling):
         raise
     except HomingError as exc:

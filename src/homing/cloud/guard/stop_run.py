@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from homing.cloud.contact.control_request import ask, deliver
-from homing.cloud.contact.heartbeats import read_document, read_signs
+from homing.cloud.contact.heartbeats import read_document, read_reports
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import Home
 from homing.cloud.launch.unattended_limit import waits_for_home
@@ -47,12 +47,12 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was requested.") 
 def _is_kept(home: Home, run: RunRow) -> bool:
     """Return whether the run failed and its instance is kept for inspection: a stop ends that too."""
     lines = billing_lines(home.ledger.lines(run.id))
-    beat = read_signs(home.store_of(run), run.id, lines[-1]).heartbeat if lines else None
+    beat = read_reports(home.store_of(run), run.id, lines[-1]).heartbeat if lines else None
     return beat is not None and beat.state == "kept"
 
 
 def wait_for_stop(
-    home: Home, run: RunRow, *, timeout_s: float = STOP_TIMEOUT_S, tell: Callable[[str], None] = lambda text: None
+    home: Home, run: RunRow, *, timeout_s: float = STOP_TIMEOUT_S, notify: Callable[[str], None] = lambda text: None
 ) -> Status:
     """Wait until training and billing have ended. A failed status check is reported and retried."""
     deadline = home.world.monotonic() + timeout_s
@@ -62,12 +62,12 @@ def wait_for_stop(
         status = look(home, home.ledger.run(run.id) or run)
         if not status.run.is_live and not status.is_billing:
             return status
-        beat = status.signs.heartbeat if status.signs else None
-        _end_what_waits(home, status, beat, tell)
+        beat = status.reports.heartbeat if status.reports else None
+        _end_what_waits(home, status, beat, notify)
         now = _where(status, beat) if beat else "no heartbeat yet"
         for text in [*problems, *([status.problem] if status.problem else []), f"waiting for the agent: {now}"]:
             if text != said:
-                tell(text)
+                notify(text)
                 said = text
         if home.world.monotonic() >= deadline:
             raise HomingError(
@@ -84,9 +84,9 @@ def _where(status: Status, beat: Heartbeat) -> str:
     return f"{beat.state} at step {step:,}" if step else beat.state
 
 
-def _end_what_waits(home: Home, status: Status, beat: Heartbeat | None, tell: Callable[[str], None]) -> None:
+def _end_what_waits(home: Home, status: Status, beat: Heartbeat | None, notify: Callable[[str], None]) -> None:
     """Destroy a machine that cannot end its own billing, once its agent has reported that it is finished."""
     for line in billing_lines(status.lines) if not status.run.is_live else []:
         if waits_for_home(home.provider_of(line), line.mark, beat):
-            tell(f"{line.mark} has pushed everything and cannot end its own billing; destroying it")
+            notify(f"{line.mark} has pushed everything and cannot end its own billing; destroying it")
             destroy_lines(home, [line])

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from homing.cloud.machine_setup import boot_files as booting
 from homing.cloud.machine_setup import startup_script
-from homing.cloud.machine_setup.bootstrap_spec import LOCK, furnish
+from homing.cloud.machine_setup.bootstrap_spec import LOCK, make_bootstrap_spec
 from homing.cloud.providers.base import Offer
 from homing.config.parse.placeholders import is_placeholder
 from homing.errors import HomingError, ProviderRefused, UsageError
@@ -56,7 +56,7 @@ RUN {{ {tools}; }} >/dev/null || {{ apt-get update -qq && apt-get install -y -qq
 COPY {lock} {dir}/
 RUN python3 -m pip install --require-hashes --only-binary :all: -r {dir}/{lock}
 COPY {files} {dir}/
-RUN {furnish} || {{ cat {dir}/run/{outcome}; exit 1; }}; rm -rf {dir}
+RUN {make_bootstrap_spec} || {{ cat {dir}/run/{outcome}; exit 1; }}; rm -rf {dir}
 CMD ["sleep", "infinity"]
 """
 _TRY = f"""\
@@ -113,7 +113,7 @@ def write_context(run: Run, folder: Path, world: World, *, base: str) -> Context
         dir=_DIR,
         tools=" && ".join(f"command -v {tool}" for tool in _TOOLS),
         files=" ".join(sorted(name for name in (*files, file_names.BOOT) if name != LOCK)),
-        furnish=shlex.join(boot.furnish_argv),
+        make_bootstrap_spec=shlex.join(boot.bootstrap_argv),
         outcome=file_names.OUTCOME,
     )
     world.mkdir(folder)
@@ -127,21 +127,21 @@ def write_context(run: Run, folder: Path, world: World, *, base: str) -> Context
 
 
 def build(
-    context: Context, image: str, world: World, *, is_pushed: bool, tell: Callable[[str], None] = lambda text: None
+    context: Context, image: str, world: World, *, is_pushed: bool, notify: Callable[[str], None] = lambda text: None
 ) -> Built:
     """Build the image, test it in a container and push it. Stops at the first failure, with Docker's own message."""
-    docker = _Docker(context.folder, world, tell)
+    docker = _Docker(context.folder, world, notify)
     docker.check_engine()
-    tell(f"Building {image} from {context.base}; torch alone takes several GB")
+    notify(f"Building {image} from {context.base}; torch alone takes several GB")
     # Rented machines are amd64, even if this computer is not.
     code, said = docker.call(["build", "--platform", "linux/amd64", "-t", image, "."], _BUILD_S)
     if code:
         raise _failed(HomingError, f"Could not build {image}.", said, f"docker build -t {image} {context.folder}")
     id_ = world.run(["docker", "image", "inspect", "--format", "{{.Id}}", image], _ASK_S).out.strip()
-    built = Built(image, id_, _try_out(docker, image, tell))
+    built = Built(image, id_, _try_out(docker, image, notify))
     if not is_pushed:
         return built
-    tell(f"Pushing {image}")
+    notify(f"Pushing {image}")
     code, said = docker.call(["push", image], _PUSH_S)
     if code:
         fix = f"docker login {_registry(image)}".rstrip() + f"   then: docker push {image}"
@@ -169,7 +169,7 @@ def _bootstrap_files(run: Run, world: World) -> tuple[Boot, dict[str, bytes]]:
         spend_limit_usd=None,
     )
     nothing = Offer("image", "image", "CPU", 0, 1, 0, Decimal(0))
-    boot, files = furnish(boot, place, plain, nothing, world, is_stand_in=True)
+    boot, files = make_bootstrap_spec(boot, place, plain, nothing, world, is_stand_in=True)
     assert boot.bootstrap is not None, "a place with a cache has a bootstrap spec"
     return dataclasses.replace(boot, store="", bootstrap=dataclasses.replace(boot.bootstrap, disk_bytes=0)), files
 
@@ -177,8 +177,8 @@ def _bootstrap_files(run: Run, world: World) -> tuple[Boot, dict[str, bytes]]:
 class _Docker:
     """Runs the person's own docker; shows its output as it comes and logs it in the folder."""
 
-    def __init__(self, folder: Path, world: World, tell: Callable[[str], None]) -> None:
-        self._folder, self._world, self._tell = folder, world, tell
+    def __init__(self, folder: Path, world: World, notify: Callable[[str], None]) -> None:
+        self._folder, self._world, self._notify = folder, world, notify
 
     def check_engine(self) -> None:
         done = self._world.run(["docker", "version", "--format", "{{.Server.Version}}"], _ASK_S)
@@ -212,7 +212,7 @@ class _Docker:
         data = self._world.read(self._folder / LOG, start)
         whole = data[: data.rfind(b"\n") + 1]
         for line in whole.decode("utf-8", "replace").splitlines():
-            self._tell(f"  {line}")
+            self._notify(f"  {line}")
         return start + len(whole)
 
     def forget(self) -> None:
@@ -222,10 +222,10 @@ class _Docker:
             self._world.run(["docker", "rm", "-f", name], _ASK_S)
 
 
-def _try_out(docker: _Docker, image: str, tell: Callable[[str], None]) -> str:
+def _try_out(docker: _Docker, image: str, notify: Callable[[str], None]) -> str:
     """Test the image in a container. Return its last line of output; a failed container stays for its log."""
     docker.forget()
-    tell(f"Testing {image} in a container named {CONTAINER}")
+    notify(f"Testing {image} in a container named {CONTAINER}")
     words = ["run", "--name", CONTAINER, "--label", _LABEL, "--network", "none", image, "sh", "-c", _TRY]
     code, said = docker.call(words, _TRY_S)
     if code:

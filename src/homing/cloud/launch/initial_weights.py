@@ -11,7 +11,7 @@ from homing.cloud.launch.draft import Draft
 from homing.config.paths import shown
 from homing.store import open_store
 from homing.wire import codec, file_names
-from homing.wire.checkpoint_manifest import CheckpointManifest, told_checkpoint
+from homing.wire.checkpoint_manifest import CheckpointManifest, reported_checkpoint
 from homing.wire.run_json import Phase, Run
 
 __all__ = ["describe_starts"]
@@ -36,7 +36,7 @@ def _resume_point(run: Run, home: Home) -> str:
     if newest is None:
         return f"{run.id} has no checkpoint in the store yet: it starts at step 0."
     steps = next((phase.num_steps for phase in run.phases if phase.kind == newest.phase), 0)
-    return f"It resumes from {told_checkpoint(newest)}, of {steps:,} steps: the newest checkpoint in the store."
+    return f"It resumes from {reported_checkpoint(newest)}, of {steps:,} steps: the newest checkpoint in the store."
 
 
 def _describe_folder(phase: Phase, home: Home) -> str:
@@ -44,6 +44,6 @@ def _describe_folder(phase: Phase, home: Home) -> str:
     if not home.world.exists(manifest):
         return folder
     try:
-        return f"{folder}, {told_checkpoint(codec.loads(CheckpointManifest, home.world.read(manifest)))}"
+        return f"{folder}, {reported_checkpoint(codec.loads(CheckpointManifest, home.world.read(manifest)))}"
     except ValueError:  # weights from another tool
         return folder

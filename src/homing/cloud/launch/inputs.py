@@ -21,10 +21,10 @@ from homing.wire.run_json import Phase, Run, RunInput
 from homing.wire.shard_manifest import DataManifest
 from homing.world import World
 
-__all__ = ["BESIDE_TOKENIZER", "DATA_DIR", "describe_inputs", "relocated", "travelling"]
+__all__ = ["DATA_DIR", "TOKENIZER_EXTRAS", "describe_inputs", "relocated", "travelling"]
 
 DATA_DIR = "data"
-BESIDE_TOKENIZER = (file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.TURNS)  # no manifest covers them
+TOKENIZER_EXTRAS = (file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.TURNS)  # no manifest covers them
 BASE = "base"
 _RL_FILES = ("file", "val_file", "reward")
 # From a folder of weights, only what loading reads. A checkpoint's optimizer state, samples and logs are not sent.
@@ -42,7 +42,7 @@ def travelling(
     missing: list[str] = []
     sha256 = sha256 or world.sha256
     found = [item for phase in run.phases for item in _of_phase(phase, run, world, missing, sha256)]
-    extra = [(name, os.path.join(run.data.dir, name)) for name in BESIDE_TOKENIZER]
+    extra = [(name, os.path.join(run.data.dir, name)) for name in TOKENIZER_EXTRAS]
     found += [RunInput(name, path, sha256(path)) for name, path in extra if world.exists(path)]
     if run.base:
         taken = hub_inputs(run, world, BASE)

@@ -19,7 +19,7 @@ from decimal import Decimal
 
 from homing.cloud.artifacts.hub_weights import check_hub, describe_hub_download
 from homing.cloud.contact.control_request import send_age
-from homing.cloud.contact.heartbeats import read_signs
+from homing.cloud.contact.heartbeats import read_reports
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import LEDGER, Home
 from homing.cloud.launch.armed_guards import LEAST, check_armed, count_alive, guards
@@ -100,7 +100,7 @@ def launch(
     draft: Draft,
     home: Home,
     *,
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
     last: RunRow | None = None,
 ) -> Launched:
     """Rent the instance, start the agent on it and wait for its first heartbeat.
@@ -128,8 +128,8 @@ def launch(
         for note in filter(
             None, [*found, *_left_open(draft, home), relay, describe_hub_download(draft.run, home.world)]
         ):
-            tell(note)
-        tell(f"Pushing inputs to {draft.run.store}: {pushing(draft.run)}")
+            notify(note)
+        notify(f"Pushing inputs to {draft.run.store}: {pushing(draft.run)}")
         store = open_store(draft.run.store, home.world)
         write_home(draft, home)
         lease = _take_lease(draft, home, store)
@@ -137,30 +137,30 @@ def launch(
             home, store, draft.run.id, draft.attempt, is_stop_over=last is None
         ):
             raise EndedElsewhere(f"{draft.run.id} is not launched again: a stop was requested in the meantime.")
-        _prepare(draft, home, tell)
-        inputs = inputs_of(draft, home, store, tell)
-        tell(describe_inputs(draft.run, [item.num_bytes for item in inputs if item.key]))
+        _prepare(draft, home, notify)
+        inputs = inputs_of(draft, home, store, notify)
+        notify(describe_inputs(draft.run, [item.num_bytes for item in inputs if item.key]))
         request = request_of(draft, home, inputs, home.world.now(), lease.number)
         keep_record(home, draft.run.id)
         # Pushed with the intent in it before anything exists: a home that adopts this run searches for this mark.
         push_documents(home, store, request)
-        push_code(home, store, request, tell)
+        push_code(home, store, request, notify)
         write_record(home, draft.run.id, store, leases.check(store, lease))
         began = home.world.boottime()
-        instance = _create(draft, home, request, store, lease, tell)
+        instance = _create(draft, home, request, store, lease, notify)
         _hand_over(draft, home, store, request, instance, _start_within_s(request, home, began))
         within_s = _start_within_s(request, home, began)
-        heartbeat = _first_heartbeat(draft, home, store, instance, within_s, tell)
+        heartbeat = _first_heartbeat(draft, home, store, instance, within_s, notify)
         _check_guards(draft, home, store, heartbeat)
-        _report_clock(home, heartbeat, tell)
+        _report_clock(home, heartbeat, notify)
         if _send_age(home, store, request.order.boot, heartbeat, began):
-            tell("The instance's clock is behind; sent it how long it has been billing")
+            notify("The instance's clock is behind; sent it how long it has been billing")
         if _is_taken_down(draft, home):
             raise EndedElsewhere(f"{draft.mark} was destroyed while it was being launched.")
     except BaseException as exc:
         # Also on Ctrl-C: this launch destroys whatever it started.
         is_meant = _is_destroy_asked(draft, home)  # read before the undo requests a destroy itself
-        _undo(draft, home, exc, tell, line)
+        _undo(draft, home, exc, notify, line)
         if is_meant and isinstance(exc, Exception):
             raise _destroyed_elsewhere(draft, (str(exc) or type(exc).__name__).splitlines()[0]) from exc
         if isinstance(exc, OSError):
@@ -177,7 +177,7 @@ def launch(
         write_record(home, draft.run.id, store, leases.check(store, lease))
     except (HomingError, OSError) as exc:
         # The run continues without us, and the next command that reads its status updates the ledger.
-        tell(f"The run is live, but its state could not be saved: {str(exc).splitlines()[0]}")
+        notify(f"The run is live, but its state could not be saved: {str(exc).splitlines()[0]}")
     if _is_taken_down(draft, home):  # requested at the last moment: the process that asked confirms the destroy
         raise _destroyed_elsewhere(draft, "Another homing process requested the destroy and is confirming it.")
     return Launched(row, instance, heartbeat, draft.worst_case_usd)
@@ -224,14 +224,14 @@ def _take_lease(draft: Draft, home: Home, store: Store) -> Lease:
     return leases.take(store, draft.run.id, **who, after=after, world=home.world)
 
 
-def _prepare(draft: Draft, home: Home, tell: Callable[[str], None]) -> None:
+def _prepare(draft: Draft, home: Home, notify: Callable[[str], None]) -> None:
     """Let the provider do slow work before anything bills, such as building an image.
 
     Done after the create request, this time would count against the run's limits.
     """
     provider = home.provider(draft.order.offer.provider)
     if isinstance(provider, Preparing):
-        tell(f"Preparing {provider.name} before renting anything")
+        notify(f"Preparing {provider.name} before renting anything")
         provider.prepare(draft.run.store)
 
 
@@ -239,11 +239,11 @@ def _prepare(draft: Draft, home: Home, tell: Callable[[str], None]) -> None:
 
 
 def _create(
-    draft: Draft, home: Home, request: Request, store: Store, lease: Lease, tell: Callable[[str], None]
+    draft: Draft, home: Home, request: Request, store: Store, lease: Lease, notify: Callable[[str], None]
 ) -> Instance:
     booting.build_agent_zip(request.order.files[0].source, home.world)
     provider = home.provider(request.provider)
-    tell(f"Starting {request.offer.name} on {request.provider}")
+    notify(f"Starting {request.offer.name} on {request.provider}")
     follow_clock(home)  # before the line's start time is recorded, so that an earlier clock step does not shift it
     home.ledger.begin_create(draft.mark, request.order.boot.started_at)
     try:
@@ -260,8 +260,8 @@ def _create(
     home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)
     line = _line(draft, home)
     seen_spend(home, line)  # starts the spend stopwatch: the clock may be set back before the launch completes
-    for twin in instance.twins:
-        note_duplicate(home, line, dataclasses.replace(instance, id=twin, state="destroying", billing="maybe"))
+    for duplicate in instance.twins:
+        note_duplicate(home, line, dataclasses.replace(instance, id=duplicate, state="destroying", billing="maybe"))
     if line.instance_id != instance.id:
         # Another process destroyed this launch while its create call was in flight and no instance was visible yet.
         home.ledger.reopen(
@@ -282,7 +282,7 @@ def _create(
     except (StoreError, IntegrityError) as exc:
         # A store that cannot be read does not mean that the lease was lost. The record already holds the mark, which
         # finds the instance without its id.
-        tell(f"The instance is started, but its lease could not be checked in the store: {exc.what}")
+        notify(f"The instance is started, but its lease could not be checked in the store: {exc.what}")
     return instance
 
 
@@ -314,11 +314,11 @@ def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instanc
 
 
 def _first_heartbeat(
-    draft: Draft, home: Home, store: Store, instance: Instance, within_s: float, tell: Callable[[str], None]
+    draft: Draft, home: Home, store: Store, instance: Instance, within_s: float, notify: Callable[[str], None]
 ) -> Heartbeat:
     """Wait for the agent's first heartbeat in the store: only that proves that the run can continue without us."""
     timeout_s, by = min(draft.boot_timeout_s, within_s), home.world.boottime() + within_s
-    tell(f"Waiting for the agent's first heartbeat in the store, at most {format_duration(timeout_s)}")
+    notify(f"Waiting for the agent's first heartbeat in the store, at most {format_duration(timeout_s)}")
     provider = home.provider(instance.provider)
     page = f"   See {provider.page}" if provider.page else ""
     line = _line(draft, home)
@@ -330,7 +330,7 @@ def _first_heartbeat(
         # Describe before reading the store: a fast agent leaves its heartbeat before it exits.
         now = provider.describe(instance.id)
         try:
-            heartbeat = read_signs(store, draft.run.id, line).heartbeat
+            heartbeat = read_reports(store, draft.run.id, line).heartbeat
         except WireError as exc:
             raise HomingError(
                 what=f"The agent of {draft.run.id} wrote a heartbeat that cannot be read.",
@@ -370,7 +370,7 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
     def are_enough() -> bool:
         nonlocal problem
         try:
-            beat, problem = read_signs(store, draft.run.id, line).heartbeat or heartbeat, ""
+            beat, problem = read_reports(store, draft.run.id, line).heartbeat or heartbeat, ""
         except (HomingError, WireError, OSError) as exc:  # it may answer soon, and the machine is fine
             beat, problem = heartbeat, (str(exc) or type(exc).__name__).splitlines()[0]
         is_over = beat.state in ("pushing", "ending", "ended")  # the agent is already ending the instance
@@ -387,12 +387,12 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
         )
 
 
-def _report_clock(home: Home, heartbeat: Heartbeat, tell: Callable[[str], None]) -> None:
+def _report_clock(home: Home, heartbeat: Heartbeat, notify: Callable[[str], None]) -> None:
     """Report a clock difference. Log and event times are the instance's; limits use clocks that no one can set."""
     ahead_s = heartbeat.t - home.world.now()
     if abs(ahead_s) > _CLOCK_S:
         side = "ahead of" if ahead_s > 0 else "behind"
-        tell(f"The instance's clock is {format_duration(abs(ahead_s))} {side} this computer's")
+        notify(f"The instance's clock is {format_duration(abs(ahead_s))} {side} this computer's")
 
 
 def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began: float) -> bool:
@@ -451,11 +451,11 @@ def _line(draft: Draft, home: Home) -> LedgerLine:
     return found[0]
 
 
-def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], None], intent: LedgerLine) -> None:
+def _undo(draft: Draft, home: Home, exc: BaseException, notify: Callable[[str], None], intent: LedgerLine) -> None:
     is_interrupted = isinstance(exc, KeyboardInterrupt)
     reason = "interrupted" if is_interrupted else (str(exc) or type(exc).__name__).splitlines()[0]
     with contextlib.suppress(OSError):  # a closed terminal may be the cause of this undo
-        tell(f"{'Interrupted' if is_interrupted else 'The launch failed'}; destroying what it started")
+        notify(f"{'Interrupted' if is_interrupted else 'The launch failed'}; destroying what it started")
     try:
         lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
         if not lines:  # the ledger lost it meanwhile: write it again, so that its end and receipt are recorded

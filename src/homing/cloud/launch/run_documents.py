@@ -21,7 +21,7 @@ from homing.cloud.launch.draft import Draft
 from homing.cloud.launch.resume import resume_inputs
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.machine_setup import boot_files as booting
-from homing.cloud.machine_setup.bootstrap_spec import furnish
+from homing.cloud.machine_setup.bootstrap_spec import make_bootstrap_spec
 from homing.cloud.machine_setup.code_bundle import tree_state
 from homing.cloud.providers.base import InputFile, Order, Request
 from homing.config.projects import PROJECT_NOTE, project_note
@@ -84,7 +84,7 @@ def write_home(draft: Draft, home: Home) -> None:
         home.world.write(folder / PROJECT_NOTE, project_note(draft.order.project))
 
 
-def inputs_of(draft: Draft, home: Home, store: Store, tell: Callable[[str], None]) -> list[Input]:
+def inputs_of(draft: Draft, home: Home, store: Store, notify: Callable[[str], None]) -> list[Input]:
     inputs = booting.prepare_inputs(
         draft.run,
         draft.run.data.dir,
@@ -97,12 +97,12 @@ def inputs_of(draft: Draft, home: Home, store: Store, tell: Callable[[str], None
         return inputs
     taken, damaged = resume_inputs(store, draft.run.id, [phase.kind for phase in draft.run.phases])
     for problem in damaged:
-        tell(problem)
+        notify(problem)
     if not any(item.path.startswith(f"run/{file_names.CHECKPOINTS}/") for item in taken):
-        tell("No checkpoint in the store yet: starting from the beginning")
+        notify("No checkpoint in the store yet: starting from the beginning")
     elif taken:
         size = format_bytes(sum(item.num_bytes for item in taken))
-        tell(f"Already in the store: {counted(len(taken), 'file')} to resume from, {size}")
+        notify(f"Already in the store: {counted(len(taken), 'file')} to resume from, {size}")
     return inputs + taken
 
 
@@ -142,7 +142,7 @@ def request_of(
     if draft.order.trainer_argv is not None:
         boot = dataclasses.replace(boot, trainer_argv=list(draft.order.trainer_argv))
     is_stand_in = draft.order.trainer_argv is not None
-    boot, brought = furnish(boot, place, draft.run, draft.order.offer, home.world, is_stand_in=is_stand_in)
+    boot, brought = make_bootstrap_spec(boot, place, draft.run, draft.order.offer, home.world, is_stand_in=is_stand_in)
     if boot.bootstrap is not None and boot.bootstrap.env_dir and not is_rehearsal:
         boot = dataclasses.replace(boot, mailbox=_mailbox(draft, home))
     folder = home.run_dir(draft.run.id)
@@ -169,7 +169,7 @@ def push_documents(home: Home, store: Store, request: Request) -> None:
     store.put_bytes(run_key(run_id, LAUNCH_NOTE), home.world.read(home.run_dir(run_id) / LAUNCH_NOTE))
 
 
-def push_code(home: Home, store: Store, request: Request, tell: Callable[[str], None]) -> None:
+def push_code(home: Home, store: Store, request: Request, notify: Callable[[str], None]) -> None:
     """Push the wheel and the locked versions this run starts with, by hash, so that the run can be reproduced."""
     spec = request.order.boot.bootstrap
     if spec is None:
@@ -178,7 +178,7 @@ def push_code(home: Home, store: Store, request: Request, tell: Callable[[str], 
         push_object(store, home.world.read(file.source))
     commit, changed = tree_state(home.world)
     own = f", with {counted(len(changed), 'uncommitted change')}" if changed else ""
-    tell(f"Sending this homing, {commit[:12] or 'as installed'}{own}; wheel {spec.code_sha256[:12]}")
+    notify(f"Sending this homing, {commit[:12] or 'as installed'}{own}; wheel {spec.code_sha256[:12]}")
 
 
 def _mailbox(draft: Draft, home: Home) -> str:

@@ -8,7 +8,7 @@
     read-only, disk full     reads continue; findings of a command stay in the memory of its process, and the next
                              command collects them again. Writes that must be durable (an intent, a receipt) fail.
 
-Every such action is reported once, through `tell`. With neither ledger nor backup the ledger is empty, and lost.py
+Every such action is reported once, through `notify`. With neither ledger nor backup the ledger is empty, and lost.py
 searches for the runs that it no longer knows.
 """
 
@@ -41,7 +41,7 @@ class LedgerFile:
         self, path: Path, world: World, run: Callable[[Database, Statements, bool], list[dict[str, Any]]]
     ) -> None:
         self.path, self.backup = path, path.parent / _FOLDER / path.name
-        self.tell: Callable[[str], None] = lambda text: None
+        self.notify: Callable[[str], None] = lambda text: None
         self._world, self._run = world, run
         self._is_checked = False
         self._copy: Database | None = None  # used while the file cannot be read or written
@@ -233,4 +233,4 @@ class LedgerFile:
     def _say(self, text: str) -> None:
         if text not in self.said:
             self.said.append(text)
-            self.tell(text)
+            self.notify(text)

@@ -35,7 +35,7 @@ MAX_MARK_CHARS = 50
 OWNER = "owner"  # file name in the home
 _HASH_CHARS = 8
 _OWNER_CHARS = 6
-_TWIN = "+"  # occurs in no mark that a provider sees
+_DUPLICATE = "+"  # occurs in no mark that a provider sees
 
 
 def owner_of(home: Path, world: World, known: Callable[[], str] = lambda: "") -> str:
@@ -89,12 +89,12 @@ def make_mark(owner: str, run_id: str, attempt: int) -> str:
 
 def duplicate_mark(mark: str, instance_id: str) -> str:
     """Return the ledger's mark for a duplicate instance: each instance that bills has its own line."""
-    return f"{mark}{_TWIN}{plain_name(instance_id)}"
+    return f"{mark}{_DUPLICATE}{plain_name(instance_id)}"
 
 
 def shown_mark(mark: str) -> str:
     """Return the mark as the provider shows it: a duplicate carries the mark of the original."""
-    return mark.partition(_TWIN)[0]
+    return mark.partition(_DUPLICATE)[0]
 
 
 def volume_mark(mark: str) -> str:

@@ -78,12 +78,12 @@ class Bill:
 
     mark: str
     ours_usd: Decimal
-    theirs_usd: Decimal
+    provider_usd: Decimal
     margin_usd: Decimal
 
     @property
     def difference_usd(self) -> Decimal:
-        return self.ours_usd - self.theirs_usd
+        return self.ours_usd - self.provider_usd
 
     @property
     def is_within_margin(self) -> bool:

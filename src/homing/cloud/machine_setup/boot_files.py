@@ -20,7 +20,7 @@ from decimal import Decimal
 import homing
 from homing.cloud.artifacts.hub_weights import is_from_hub, url_of
 from homing.cloud.artifacts.objects import object_key, push_object
-from homing.cloud.launch.inputs import BESIDE_TOKENIZER, DATA_DIR, relocated
+from homing.cloud.launch.inputs import DATA_DIR, TOKENIZER_EXTRAS, relocated
 from homing.cloud.run_commands import Words
 from homing.errors import DataError, IntegrityError, StoreError
 from homing.store.base import Store
@@ -179,7 +179,7 @@ def _data_files(data_dir: str, run: Run, store: Store, world: World, words: Word
 
 def _own_files(data_dir: str, run: Run, world: World, words: Words) -> Iterator[tuple[str, str]]:
     """Yield name and sha256 of tokenizer and shards, after checking that the run was resolved against exactly these."""
-    for name in BESIDE_TOKENIZER:
+    for name in TOKENIZER_EXTRAS:
         if world.exists(os.path.join(data_dir, name)):
             yield name, world.sha256(os.path.join(data_dir, name))
     if not run.data.manifest_sha256 and run.data.tokenizer_sha256:

@@ -21,7 +21,7 @@ from homing.wire.boot_json import Boot, Bootstrap
 from homing.wire.run_json import Run
 from homing.world import World
 
-__all__ = ["LOCK", "VERIFIED_START", "furnish", "volume_folders"]
+__all__ = ["LOCK", "VERIFIED_START", "make_bootstrap_spec", "volume_folders"]
 
 LOCK = "lock.txt"
 # Python imports from a wheel, which is a zip: the bootstrap runs from it before anything is unpacked. So this program,
@@ -40,7 +40,7 @@ _FAR_TOO_SLOW = 0.3  # fraction of the GPU's data sheet; a healthy one reaches a
 _SOMEBODYS = ("local", "ssh")  # machines that are kept for more than one run
 
 
-def furnish(
+def make_bootstrap_spec(
     boot: Boot, place: Place, run: Run, offer: Offer, world: World, *, is_stand_in: bool
 ) -> tuple[Boot, dict[str, bytes]]:
     """Return the boot with the bootstrap this machine needs, and the files to send, by name in the work folder.
@@ -92,7 +92,7 @@ def furnish(
         bootstrap=spec,
         env=env,
         agent_argv=booting.agent_argv(python, place.work_dir),
-        furnish_argv=[python, "-I", "-c", VERIFIED_START, f"{place.work_dir}/{code_bundle.WHEEL}", digest, boot_path],
+        bootstrap_argv=[python, "-I", "-c", VERIFIED_START, f"{place.work_dir}/{code_bundle.WHEEL}", digest, boot_path],
     ), files
 
 

@@ -19,7 +19,7 @@ from decimal import Decimal
 from functools import partial
 
 from homing.cloud.ask_providers import ask_all, cause, patience_s
-from homing.cloud.contact.heartbeats import Signs, read_signs
+from homing.cloud.contact.heartbeats import RunReports, read_reports
 from homing.cloud.home import Home
 from homing.cloud.ledger.clock_steps import follow_clock
 from homing.cloud.ledger.lease import describe, newest, other_owner
@@ -261,17 +261,17 @@ def note_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> l
 
     Return problems with its figures.
     """
-    twin = at_its_rate(home, add_duplicate(home, line, instance), instance)
-    return _note_owned(home, twin, replace(instance, mark=twin.mark))
+    duplicate = at_its_rate(home, add_duplicate(home, line, instance), instance)
+    return _note_owned(home, duplicate, replace(instance, mark=duplicate.mark))
 
 
 def add_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> LedgerLine:
     """Return the duplicate's line, created at the original's rate if there is none yet. Spend is not updated."""
     mark, now = duplicate_mark(instance.mark, instance.id), home.world.now()
-    twin = home.ledger.lines_marked([mark]).get(mark)
-    if twin is None:
+    duplicate = home.ledger.lines_marked([mark]).get(mark)
+    if duplicate is None:
         original = line or _forgotten(instance, now)
-        twin = replace(
+        duplicate = replace(
             original,
             mark=mark,
             instance_id=instance.id,
@@ -279,8 +279,8 @@ def add_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> Le
             destroyed_at=None,
             spend_usd="0",
         )
-        home.ledger.adopt(twin)
-    return twin
+        home.ledger.adopt(duplicate)
+    return duplicate
 
 
 def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
@@ -393,7 +393,7 @@ def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
     return problems
 
 
-def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | Signs | str | None:
+def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | RunReports | str | None:
     """Return another owner's lease, the run's own reports, or why they cannot be read; None if there are none."""
     if all(line.created_at is None for line in lines):  # nothing was written yet, and there may be no store
         return None
@@ -402,15 +402,15 @@ def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | Signs
         return other
     last = lines[-1]
     try:
-        return read_signs(home.store_of(run), run.id, last)
+        return read_reports(home.store_of(run), run.id, last)
     except (HomingError, WireError, OSError) as exc:
         is_over = last.destroyed_at is not None and last.instance_id is None
         return None if is_over else f"{unread(run)} {cause(exc)}"
 
 
-def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | Signs | None) -> None:
+def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | RunReports | None) -> None:
     last, now = lines[-1] if lines else None, home.world.now()
-    if last is not None and last.destroyed_at is None and isinstance(found, Signs) and _is_as_noted(run, found):
+    if last is not None and last.destroyed_at is None and isinstance(found, RunReports) and _is_as_noted(run, found):
         return
     if [line.mark for line in home.ledger.lines(run.id)] != [line.mark for line in lines]:
         return  # another attempt began while the store was read; it has its own reports
@@ -439,7 +439,7 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | S
         home.ledger.set_run(run.id, only_live=True, state=_reported_state(found.heartbeat))
 
 
-def _is_as_noted(run: RunRow, found: Signs) -> bool:
+def _is_as_noted(run: RunRow, found: RunReports) -> bool:
     """Return whether the run is working as the ledger says (the usual case), so that nothing needs to be written."""
     return found.outcome is None and found.heartbeat is not None and _reported_state(found.heartbeat) == run.state
 
@@ -448,7 +448,7 @@ def _reported_state(beat: Heartbeat) -> str:
     return "landing" if beat.end_step is not None else "running"
 
 
-def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: Signs) -> None:
+def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: RunReports) -> None:
     """Mark a run as lost if its final model was never verified in the store and its machine has given up or is gone.
 
     All steps are trained. While the machine still pushes, the run is not done; later the work since the newest

@@ -9,7 +9,7 @@ from typing import Any
 
 from homing.cloud.ask_providers import ask_store, cause
 from homing.cloud.contact import silence
-from homing.cloud.contact.heartbeats import Signs, phases_of, read_signs
+from homing.cloud.contact.heartbeats import RunReports, phases_of, read_reports
 from homing.cloud.contact.metric_log import MetricLog
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
@@ -49,7 +49,7 @@ _PASS = "val_pass_at_"
 class Status:
     run: RunRow
     lines: list[LedgerLine]
-    signs: Signs | None  # None: the store could not be read
+    reports: RunReports | None  # None: the store could not be read
     spend_usd: Decimal
     heartbeat_age_s: float | None
     problem: str = ""
@@ -72,8 +72,8 @@ class Status:
         return self.run.is_live and self.heartbeat_age_s is not None and self.heartbeat_age_s > late_s
 
     def to_dict(self) -> dict[str, Any]:
-        heartbeat = self.signs.heartbeat if self.signs else None
-        outcome = self.signs.outcome if self.signs else None
+        heartbeat = self.reports.heartbeat if self.reports else None
+        outcome = self.reports.outcome if self.reports else None
         return {
             "run": self.run.id,
             "name": self.run.name,
@@ -115,17 +115,17 @@ def look(home: Home, run: RunRow, lines: list[LedgerLine] | None = None) -> Stat
     """
     lines = home.ledger.lines(run.id) if lines is None else lines
     now = home.world.now()
-    signs, problem = None, ""
+    reports, problem = None, ""
     try:
         last, name = lines[-1] if lines else None, f"The store of {run.id}"
-        signs = ask_store(run.store, lambda: read_signs(home.store_of(run), run.id, last), name, home.world)
+        reports = ask_store(run.store, lambda: read_reports(home.store_of(run), run.id, last), name, home.world)
     except (HomingError, WireError, OSError) as exc:
         if any(line.created_at is not None for line in lines):
             problem = f"Could not read the store: {cause(exc)}"
-    beat = signs.heartbeat if signs else None
+    beat = reports.heartbeat if reports else None
     age_s = silence.age_s(home, run.id, beat) if beat else None
     steps = _steps(home, run)
-    return Status(run, lines, signs, meter.total_spend(lines, now), age_s, problem, now, tuple(steps), steps)
+    return Status(run, lines, reports, meter.total_spend(lines, now), age_s, problem, now, tuple(steps), steps)
 
 
 def _steps(home: Home, run: RunRow) -> dict[str, int]:
@@ -138,7 +138,7 @@ def _steps(home: Home, run: RunRow) -> dict[str, int]:
 
 def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:
     """Return the heartbeat updated with the newest metric, which may be up to one heartbeat newer."""
-    beat = status.signs.heartbeat if status.signs else None
+    beat = status.reports.heartbeat if status.reports else None
     if beat is None or metric is None:
         return beat
     # Steps of different phases cannot be compared; their times can.
@@ -237,7 +237,7 @@ def reached(status: Status, beat: Heartbeat) -> Heartbeat:
     A heartbeat learns steps and phases from metrics lines alone; those come every few steps, and the first may be
     missing.
     """
-    outcome = status.signs.outcome if status.signs else None
+    outcome = status.reports.outcome if status.reports else None
     if outcome is None:
         return beat
     if outcome.phase == beat.phase:

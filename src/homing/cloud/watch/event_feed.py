@@ -1,6 +1,6 @@
 """New events, validations and samples of a run directory since the last poll, in the order they happened.
 
-    events.jsonl, metrics.jsonl, samples/ --News.reports--> Report(event | sample | alert)
+    events.jsonl, metrics.jsonl, samples/ --EventFeed.reports--> Report(event | sample | alert)
 
 A rented run's directory is in the store, that of a run trained on this computer is in the home. Knows no clock and no
 provider; of money it knows only the ledger's lines.
@@ -25,7 +25,7 @@ from homing.store import Store, run_key
 from homing.wire import codec, file_names
 from homing.wire.event_lines import Event, Metric
 
-__all__ = ["News", "Report"]
+__all__ = ["EventFeed", "Report"]
 
 _ALERTS = ("alert", "limit_warning", "preempted", "end_billing_failed")  # events that need attention
 _EVALUATING = "evaluating"  # progress of an evaluation, repeated
@@ -41,7 +41,7 @@ class Report:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-class News:
+class EventFeed:
     def __init__(self, store: Store, run_id: str, *, is_curve: bool = False) -> None:
         """`is_curve`: `fresh` gets the metrics for a curve of the whole run, not only for its current state."""
         self._store, self._run_id = store, run_id
@@ -57,7 +57,7 @@ class News:
         self.measured: dict[str, Metric] = {}  # by phase, the last evaluation
         self.figures: dict[str, dict[str, float]] = {}  # by phase, metrics that only it has
 
-    def copy(self) -> News:
+    def copy(self) -> EventFeed:
         """Return a copy to read with: if reading fails half-way or is late, the original is unchanged."""
         made = copy.copy(self)
         made._events, made._metrics = copy.copy(self._events), copy.copy(self._metrics)

@@ -24,7 +24,7 @@ from homing.cloud.reconcile.lost_ledger import read_lost
 from homing.cloud.reconcile.reconcile import unread
 from homing.cloud.reconcile.run_status import Status, check_interval, look, newest_beat, newest_pushed, reached
 from homing.cloud.reconcile.unknown_billing import is_lost
-from homing.cloud.watch.event_feed import News, Report
+from homing.cloud.watch.event_feed import EventFeed, Report
 from homing.cloud.watch.progress import Planned, ahead, planned, progress_line
 from homing.errors import HomingError, IntegrityError, StillBilling, StoreError
 from homing.units import format_duration
@@ -50,7 +50,7 @@ class _Watch:
     def __init__(self, home: Home, run: RunRow, every_s: float) -> None:
         self.home, self.run, self.every_s = home, run, every_s
         self.store = home.store_of(run)
-        self.feed = News(self.store, run.id)
+        self.feed = EventFeed(self.store, run.id)
         self.headed = ""  # the mark of the machine last introduced
         self.interrupted_by = ""
         self.plans: dict[str, Planned | None] = {}  # by mark
@@ -97,7 +97,7 @@ class _Watch:
         yield from self._alert(status)
         yield from self._head(status)
         yield from self._line(status, now)
-        if status.signs is not None and status.signs.outcome is not None and self.ending_since is None:
+        if status.reports is not None and status.reports.outcome is not None and self.ending_since is None:
             self.ending_since = now
 
     def _new_reports(self, status: Status) -> Iterator[Report]:
@@ -112,7 +112,7 @@ class _Watch:
 
     def _guard(self) -> Iterator[Report]:
         said: list[str] = []
-        made = guard_pass(self.home, only=self.run.id, tell=said.append)
+        made = guard_pass(self.home, only=self.run.id, notify=said.append)
         was_live, self.run = self.run.is_live, self.home.ledger.run(self.run.id) or self.run
         for problem in made.problems:
             if problem not in self.refresh_problems:
@@ -128,7 +128,7 @@ class _Watch:
 
     def _head(self, status: Status) -> Iterator[Report]:
         """Report once per machine: its rate, its guards, the newest checkpoint in the store, the loss so far."""
-        beat = status.signs.heartbeat if status.signs else None
+        beat = status.reports.heartbeat if status.reports else None
         line = status.lines[-1] if status.lines else None
         if line is None or beat is None or not status.run.is_live or line.mark == self.headed:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from homing.cloud.contact.heartbeats import Tail, read_signs
+from homing.cloud.contact.heartbeats import Tail, read_reports
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, RunRow
 from homing.cloud.ledger.meter import billing_lines
@@ -29,7 +29,7 @@ def read_log(home: Home, run: RunRow, program: str = "trainer") -> list[str]:
 
 
 def follow(
-    home: Home, run: RunRow, program: str = "trainer", *, tell: Callable[[str], None] = lambda text: None
+    home: Home, run: RunRow, program: str = "trainer", *, notify: Callable[[str], None] = lambda text: None
 ) -> Iterator[str]:
     """Yield log lines until the run has ended and its output is in the store.
 
@@ -49,10 +49,10 @@ def follow(
         ended_at = home.world.monotonic() if ended_at is None else ended_at
         return home.world.monotonic() - ended_at >= LAST_PUSH_S or not _is_pushing(home, now)
 
-    return follow_tail(_tail(home, run, program), is_over, home.world, tell)
+    return follow_tail(_tail(home, run, program), is_over, home.world, notify)
 
 
-def follow_tail(tail: Tail, ask: Callable[[], bool], world: World, tell: Callable[[str], None]) -> Iterator[str]:
+def follow_tail(tail: Tail, ask: Callable[[], bool], world: World, notify: Callable[[str], None]) -> Iterator[str]:
     """Yield lines until `ask` returns True. The file offset survives failed reads, so no line is lost or repeated."""
     said = ""
     while True:
@@ -65,7 +65,7 @@ def follow_tail(tail: Tail, ask: Callable[[], bool], world: World, tell: Callabl
         except (HomingError, WireError, OSError) as exc:
             problem = str(exc).splitlines()[0]
             if problem != said:
-                tell(f"{problem} Retrying.")
+                notify(f"{problem} Retrying.")
             said, is_over = problem, False
         if is_over:
             return
@@ -77,7 +77,7 @@ def _is_pushing(home: Home, run: RunRow) -> bool:
     lines = home.ledger.lines(run.id)
     if run.state == ADOPTED or not billing_lines(lines):
         return False
-    beat = read_signs(home.store_of(run), run.id, lines[-1]).heartbeat
+    beat = read_reports(home.store_of(run), run.id, lines[-1]).heartbeat
     return beat is None or not beat.is_pushed
 
 

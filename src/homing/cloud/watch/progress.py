@@ -83,7 +83,7 @@ def ahead(status: Status, beat: Heartbeat | None, plan: Planned | None) -> Ahead
 
 def to_finish(status: Status) -> Decimal | None:
     """Cost of the rest of the phase, by the trainer's own estimate; None if that is unknown."""
-    beat = status.signs.heartbeat if status.signs else None
+    beat = status.reports.heartbeat if status.reports else None
     if beat is None or not status.lines:
         return None
     # Up to the planned end: a landing stops before it.

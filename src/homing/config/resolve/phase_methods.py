@@ -15,7 +15,7 @@ from homing.config.resolve.origins import Trace
 from homing.config.schema.phase import PhaseLora, PhaseRl, RlTask
 from homing.config.weights.open_weights import chat_template_in
 from homing.errors import DataError
-from homing.questions import NO_LINES, TURN_MARKS, read_entries, told
+from homing.questions import NO_LINES, TURN_MARKS, read_entries, shorten_problems
 from homing.wire import run_json as wire_run
 from homing.wire.run_json import Lora, Rl
 
@@ -188,7 +188,7 @@ def _check_questions(
             is_in_turns |= has_turns
             if problems:
                 fix = "Use a file with questions." if problems == [NO_LINES] else "Fix these lines or remove them."
-                trace.wrong((*at, place, name), f"{path}: {'; '.join(told(problems))}.", fix)
+                trace.wrong((*at, place, name), f"{path}: {'; '.join(shorten_problems(problems))}.", fix)
         if has_template and is_in_turns and turns is not None and not turns.is_file():
             trace.wrong(
                 (*at, place, "kind"),

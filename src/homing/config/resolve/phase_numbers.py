@@ -333,7 +333,7 @@ def _optimizer(
 def _habits(trace: Trace, at: KeyPath, wire: str, optimizer: str, *, is_loaded: bool) -> dict[str, Any]:
     """Return betas, momentum, clipping and weight decay from the run file, else defaults for optimizer and phase."""
     kind: str = trace.value(at).kind
-    own = depth_dial.MUON_BESIDE if optimizer == "muon" else {}
+    own = depth_dial.ADAM_WITH_MUON if optimizer == "muon" else {}
     own = own | depth_dial.MUON_PRETRAIN if optimizer == "muon" and kind == "pretrain" else own
     usual = {
         name: (own.get(name, trace.value((*at, name))), "default of muon" if name in own else "default")

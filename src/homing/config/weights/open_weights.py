@@ -22,7 +22,7 @@ from homing.hf_config import model_of
 from homing.tokenizer_file import read_tokenizer_bytes
 from homing.wire import file_names
 from homing.wire.run_json import Model
-from homing.wire.template_file import Unreadable, template_beside
+from homing.wire.template_file import Unreadable, read_chat_template
 
 __all__ = ["Source", "SourceFile", "bring", "chat_template_in", "is_hub_address", "read_source"]
 
@@ -217,7 +217,7 @@ def _check_tokenizer(data: dict[str, Any], shape: Model, address: str) -> int:
 def chat_template_in(folder: Path) -> str:
     """Return the chat template in a model folder; "" if it has none."""
     try:
-        return template_beside(folder).source
+        return read_chat_template(folder).source
     except Unreadable as exc:
         raise DataError(f"{exc.path} cannot be read.", str(exc), "Download the folder again.") from exc
 

@@ -86,7 +86,7 @@ class Agent:
         self._end_leftovers()
         if earlier is not None and earlier.t >= self.boot.started_at and not _is_open(earlier):
             return earlier  # an earlier agent got this far; only the shutdown is left
-        failed = self._bootstrap() if self.boot.furnish_argv else None
+        failed = self._bootstrap() if self.boot.bootstrap_argv else None
         if failed is not None:
             return failed
         self.watchers = {"watch": [*self.boot.sync_argv, "--watch"], "lookout": self.boot.lookout_argv}
@@ -109,7 +109,7 @@ class Agent:
 
     def _bootstrap(self) -> Optional[Outcome]:
         """Run the bootstrap; return None if it succeeded, else the outcome that ends the run."""
-        code = self._run_child("bootstrap", self.boot.furnish_argv, self._must_stop)
+        code = self._run_child("bootstrap", self.boot.bootstrap_argv, self._must_stop)
         if code == 0 or self.stop_reason:
             return self._outcome(names.EXIT_STOPPED, self.stop_reason) if self.stop_reason else None
         self._push_limit_s = BROKEN_PUSH_S

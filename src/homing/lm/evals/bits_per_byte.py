@@ -23,7 +23,7 @@ __all__ = ["Evaluation", "evaluate"]
 
 _IGNORED = -100
 _ORDER_SEED = 0
-_TELL_EVERY_S = 20.0
+_REPORT_EVERY_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def evaluate(
     token_bytes: Sequence[int],
     num_tokens: int,
     rows_at_a_time: int,
-    tell: Callable[[int, int], None] = lambda done, of: None,
+    notify: Callable[[int, int], None] = lambda done, of: None,
 ) -> Evaluation:
     """Evaluate on about `num_tokens` targets (0: the whole split). `tell(rows done, rows)` reports progress."""
     context, device = model.shape.context, model.device
@@ -74,8 +74,8 @@ def evaluate(
         text_nats = torch.where(bytes_BT > 0, losses_BT, 0.0).sum()
         counts = ((targets_BT != _IGNORED).sum().float(), bytes_BT.sum().float())
         sums.append(torch.stack([losses_BT.sum(), text_nats, *counts]))
-        if time.monotonic() - reported_at > _TELL_EVERY_S:
-            tell(row + rows, num_rows)
+        if time.monotonic() - reported_at > _REPORT_EVERY_S:
+            notify(row + rows, num_rows)
             reported_at = time.monotonic()
     # Read once at the end and sum on the host in double: a million fp32 terms would lose the last digits.
     nats, text_nats_sum, count, num_bytes = torch.stack(sums).cpu().double().sum(dim=0).tolist()

@@ -37,7 +37,7 @@ _MAX_LISTED = 20
 
 def measure_conversations(
     model: Decoder, tokenizer: Tokenizer, patterns: Sequence[str], folder: Path,
-    *, at_most: int = 0, tell: Callable[[str], None] = lambda done: None,
+    *, at_most: int = 0, notify: Callable[[str], None] = lambda done: None,
 ) -> Measured:  # fmt: skip
     """Evaluate on chat files. `folder` holds the model and its chat template."""
     renderer = Renderer(need_template(find_template(folder), str(folder)), ChatTokens(folder))
@@ -53,7 +53,7 @@ def measure_conversations(
             fix="Use other conversations: --chat FILE.jsonl",
         )
     rows = [[Row(example.ids.tolist(), example.mask) for example in one.examples] for one in kept]
-    scores, num_tokens = _scores(model, tokenizer, rows, tell)
+    scores, num_tokens = _scores(model, tokenizer, rows, notify)
     num_cut = sum(file.num_cut for file in doctor.files)
     num_skipped = sum(file.num_skipped for file in doctor.files)
     notes = [f"{num_cut} conversations were truncated at the last answer that fits."] if num_cut else []
@@ -67,7 +67,7 @@ def measure_conversations(
 
 def measure_held_out(
     model: Decoder, tokenizer: Tokenizer, data_dir: Path, run_name: str, folder: Path,
-    *, at_most: int = 0, tell: Callable[[str], None] = lambda done: None,
+    *, at_most: int = 0, notify: Callable[[str], None] = lambda done: None,
 ) -> Measured:  # fmt: skip
     """Evaluate on the conversations that prep held out for a phase, read from its shards."""
     manifest = read_manifest(data_dir)
@@ -81,20 +81,20 @@ def measure_held_out(
     count = min(at_most or len(split.lengths), len(split.lengths))
     read = (split.read(number) for number in range(count))
     rows = [[Row(ids.tolist(), mask.astype(bool) & (np.arange(len(mask)) > 0))] for ids, mask in read]
-    scores, num_tokens = _scores(model, tokenizer, rows, tell)
+    scores, num_tokens = _scores(model, tokenizer, rows, notify)
     sha256 = joint_sha256(shard.sha256 for shard in manifest.splits["val"].shards)
     counts = {"conversations": count, "tokens": num_tokens}
     return Measured(f"conversations held out for {run_name}", "conversations", scores, counts, sha256)
 
 
 def _scores(
-    model: Decoder, tokenizer: Tokenizer, conversations: list[list[Row]], tell: Callable[[str], None]
+    model: Decoder, tokenizer: Tokenizer, conversations: list[list[Row]], notify: Callable[[str], None]
 ) -> tuple[list[Score], int]:
     """Return the scores, and the number of assistant tokens. A conversation may be several rows, one per answer."""
     bytes_of = np.array(tokenizer.token_bytes(), dtype=np.int64)
     rows = [(number, row) for number, each in enumerate(conversations) for row in each]
     sums = np.zeros((len(conversations), 4))  # nats, tokens, nats of text tokens, bytes
-    for scored, (number, row) in zip(score_rows(model, (row for _, row in rows), tell=tell), rows, strict=True):
+    for scored, (number, row) in zip(score_rows(model, (row for _, row in rows), notify=notify), rows, strict=True):
         sizes = bytes_of[np.array(row.ids)[row.is_target]]
         sums[number] += [scored.nats.sum(), len(scored.nats), scored.nats[sizes > 0].sum(), sizes.sum()]
     nats, tokens, text_nats, num_bytes = sums.T

@@ -66,7 +66,7 @@ def windows(ids: Sequence[int], context: int, stride: int) -> Iterator[Row]:
 @torch.no_grad()
 def score_rows(
     model: Decoder, rows: Iterable[Row], *, wants_likeliest: bool = False, tokens_at_a_time: int = 0,
-    tell: Callable[[str], None] = lambda done: None,
+    notify: Callable[[str], None] = lambda done: None,
 ) -> Iterator[Scored]:  # fmt: skip
     """Yield the scores of each row.
 
@@ -84,7 +84,7 @@ def score_rows(
             for number, one in zip(numbers, batch, strict=True):
                 scored[number] = one
             num_done += sum(len(one.nats) for one in batch)
-            tell(f"{num_done:,} tokens")
+            notify(f"{num_done:,} tokens")
         yield from (one for one in scored if one is not None)
 
 

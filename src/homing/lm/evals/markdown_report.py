@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["as_markdown", "count_words", "interval_words", "told"]
+__all__ = ["as_markdown", "count_words", "format_score", "interval_words"]
 
 
 def as_markdown(document: dict[str, Any]) -> str:
@@ -40,13 +40,19 @@ def _table(sets: list[dict[str, Any]]) -> list[str]:
     lines = ["| set | figure | value | 95% interval | units | interval by |", "|---|---|---|---|---|---|"]
     for one in sets:
         for score in one["scores"]:
-            cells = [one["name"], score["name"], told(score["value"]), interval_words(score), f"{score['num_units']:,}"]
+            cells = [
+                one["name"],
+                score["name"],
+                format_score(score["value"]),
+                interval_words(score),
+                f"{score['num_units']:,}",
+            ]
             lines.append(f"| {' | '.join(cells)} | {score['method']} |")
     return [*lines, "", *(f"{one['name']}: {count_words(one)}." for one in sets), ""]
 
 
 def interval_words(score: dict[str, Any]) -> str:
-    return "-" if score["low"] is None else f"{told(score['low'])} to {told(score['high'])}"
+    return "-" if score["low"] is None else f"{format_score(score['low'])} to {format_score(score['high'])}"
 
 
 def count_words(one: dict[str, Any]) -> str:
@@ -55,6 +61,6 @@ def count_words(one: dict[str, Any]) -> str:
     return ", ".join(f"{count:,} {name.removesuffix('s') if count == 1 else name}" for name, count in counts)
 
 
-def told(value: float | None) -> str:
+def format_score(value: float | None) -> str:
     """Format a value; None means that it is not finite."""
     return "not finite" if value is None else f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"

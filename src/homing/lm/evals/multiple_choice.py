@@ -29,13 +29,13 @@ __all__ = ["measure_choices", "pair_row"]
 
 
 def measure_choices(
-    model: Decoder, tokenizer: Tokenizer, task: TaskFile, *, tell: Callable[[str], None] = lambda done: None
+    model: Decoder, tokenizer: Tokenizer, task: TaskFile, *, notify: Callable[[str], None] = lambda done: None
 ) -> Measured:
     items = [item for item in task.items if isinstance(item, Choice)]
     made = [[pair_row(tokenizer, *pair, context=model.shape.context) for pair in item.pairs] for item in items]
     _check_ends(task, items, made, model.shape.context)
     rows = [pair.row for pairs in made for pair in pairs]
-    scored = list(score_rows(model, rows, wants_likeliest=task.form == "cloze", tell=tell))
+    scored = list(score_rows(model, rows, wants_likeliest=task.form == "cloze", notify=notify))
     scores = (_cloze_scores if task.form == "cloze" else _choice_scores)(items, scored)
     num_cut = sum(pair.num_cut > 0 for pairs in made for pair in pairs)
     notes = [f"{num_cut} prompts were longer than the context and were truncated at the start."] if num_cut else []

@@ -94,7 +94,7 @@ def made_up(kind: str, difficulty: int, count: int) -> TaskFile:
 
 def measure_answers(
     model: Decoder, tokenizer: Tokenizer, task: TaskFile, folder: Path, asking: Asking,
-    *, tell: Callable[[str], None] = lambda done: None,
+    *, notify: Callable[[str], None] = lambda done: None,
 ) -> Measured:  # fmt: skip
     """Evaluate a task. `folder` holds the model and its chat template."""
     asking.check()
@@ -121,7 +121,7 @@ def measure_answers(
     # As in rl: the calculator is for word problems; a plain sum would only be typed into it.
     may_call = [items[number].is_number for number in asked]
     asked_ids = [prompts[number] for number in asked]
-    drawn = _draw(model, tokenizer, prompt.stop_ids, asked_ids, may_call, asking, new_tokens, tell)
+    drawn = _draw(model, tokenizer, prompt.stop_ids, asked_ids, may_call, asking, new_tokens, notify)
     for number, samples in zip(asked, drawn, strict=True):
         texts = [_text(tokenizer, sample, prompt.stop_ids) for sample in samples]
         right[number] = sum(_is_right(task.form, text, items[number]) for text in texts)
@@ -194,14 +194,14 @@ def _user(text: str) -> dict[str, str]:
 
 def _draw(
     model: Decoder, tokenizer: Tokenizer, stop_ids: list[int], prompts: list[list[int]], may_call: list[bool],
-    asking: Asking, new_tokens: int, tell: Callable[[str], None],
+    asking: Asking, new_tokens: int, notify: Callable[[str], None],
 ) -> list[list[Sample]]:  # fmt: skip
     """Sample answers to each prompt. Draws depend on the seed and the prompt's index alone, not on batching."""
     n = asking.samples
     calculator = Calculator(tokenizer) if Calculator.fits(tokenizer) else None
     sampler = Sampler(
         model, stop_ids=stop_ids, calculator=calculator, max_new_tokens=new_tokens, temperature=asking.heat,
-        top_k=0, graphs="auto", tell=lambda kind, text: _log.warning(text),
+        top_k=0, graphs="auto", notify=lambda kind, text: _log.warning(text),
     )  # fmt: skip
     at_once = max(1, _ROWS_AT_A_TIME.get(model.device.type, _ROWS_ELSEWHERE) // n)
     made: list[list[Sample]] = []
@@ -214,7 +214,7 @@ def _draw(
         ]
         samples = sampler.sample(part, np.stack(drawn), may_call=may_call[start : start + at_once])
         made += [samples[place : place + n] for place in range(0, len(samples), n)]
-        tell(f"{len(made):,} of {len(prompts):,} questions")
+        notify(f"{len(made):,} of {len(prompts):,} questions")
     return made
 
 

@@ -15,7 +15,7 @@ from homing.lm.evals.task_file import Item, Open, TaskFile
 from homing.lm.rl.named_random import source
 from homing.lm.rl.questions import is_held_out
 from homing.lm.rl.tasks import MAKERS
-from homing.questions import Entry, read_entries, told
+from homing.questions import Entry, read_entries, shorten_problems
 from homing.wire.run_json import Rl, RlTask
 
 __all__ = ["file_of", "rl_task"]
@@ -40,7 +40,7 @@ def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[Ta
     if problems:
         raise DataError(
             what=f"{path} cannot be used as questions of the task {task.kind}.",
-            why="\n".join(told(problems)),
+            why="\n".join(shorten_problems(problems)),
             fix="Restore the file that the run used, or use other questions: --task FILE.jsonl",
         )
     plain = [entry for entry in entries if len(entry.messages) == 1]

@@ -57,14 +57,14 @@ def load_subject(folder: Path, device: str, base: Path | None = None) -> Subject
     return Subject(read_card(folder), model, tokenizer)
 
 
-def measure(subject: Subject, what: What, how: How, *, tell: Callable[[str], None] = lambda done: None) -> Measured:
+def measure(subject: Subject, what: What, how: How, *, notify: Callable[[str], None] = lambda done: None) -> Measured:
     model, tokenizer, folder = subject.model, subject.tokenizer, subject.card.folder
     if isinstance(what, Text):
-        return measure_text(model, tokenizer, what, window=how.window, at_most=how.at_most, tell=tell)
+        return measure_text(model, tokenizer, what, window=how.window, at_most=how.at_most, notify=notify)
     if isinstance(what, Chats) and what.data_dir is not None:
-        return measure_held_out(model, tokenizer, what.data_dir, what.name, folder, at_most=how.at_most, tell=tell)
+        return measure_held_out(model, tokenizer, what.data_dir, what.name, folder, at_most=how.at_most, notify=notify)
     if isinstance(what, Chats):
-        return measure_conversations(model, tokenizer, what.patterns, folder, at_most=how.at_most, tell=tell)
+        return measure_conversations(model, tokenizer, what.patterns, folder, at_most=how.at_most, notify=notify)
     if what.asks_for_answers:
-        return measure_answers(model, tokenizer, what, folder, how.asking, tell=tell)
-    return measure_choices(model, tokenizer, what, tell=tell)
+        return measure_answers(model, tokenizer, what, folder, how.asking, notify=notify)
+    return measure_choices(model, tokenizer, what, notify=notify)

@@ -88,7 +88,7 @@ def has_data(data_dir: Path, manifest_sha256: str) -> bool:
 
 def measure_text(
     model: Decoder, tokenizer: Tokenizer, text: Text, *, window: int = 0, at_most: int = 0,
-    tell: Callable[[str], None] = lambda done: None,
+    notify: Callable[[str], None] = lambda done: None,
 ) -> Measured:  # fmt: skip
     """Evaluate on at most `at_most` documents; 0: all."""
     context = min(window or LARGEST_WINDOW, model.shape.context)
@@ -96,7 +96,7 @@ def measure_text(
     sums = _Sums(tokenizer.token_bytes())
     documents = islice(text.documents(), at_most or None)
     rows = sums.rows(documents, tokenizer, context, stride)
-    for scored in score_rows(model, rows, tell=tell):
+    for scored in score_rows(model, rows, notify=notify):
         sums.add(scored.nats)
     if not sums.num_tokens:
         raise DataError(

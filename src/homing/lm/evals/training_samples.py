@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from homing.lm.generate import ChatTurns, complete, generate, text_pieces
+from homing.lm.generate import ChatTurns, complete, decode_stream, generate
 from homing.lm.generate.sampling import warn
 from homing.lm.model import Decoder, lora
 from homing.lm.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ _GREETING = "Hello! Who are you?"  # if the run file names no prompt
 
 def sample_texts(
     model: Decoder, tokenizer: Tokenizer, sampling: Sampling, *, seed: int, is_chat: bool = False,
-    tell: Callable[[str], None] = warn,
+    notify: Callable[[str], None] = warn,
 ) -> list[tuple[str, str]]:  # fmt: skip
     """Return (prompt, generated text) pairs; without prompts, one text from the start of a document, or one answer.
 
@@ -37,29 +37,29 @@ def sample_texts(
     with lora.lengths_held(model):
         # One at a time: matmuls over several rows round differently, and a text would depend on the others.
         for number, prompt in enumerate(sampling.prompts or [_GREETING if is_turn else ""]):
-            pieces = (_answer if is_turn else _continuation)(model, tokenizer, prompt, sampling, seed + number, tell)
-            texts.append((prompt, "".join(pieces)))
+            chunks = (_answer if is_turn else _continuation)(model, tokenizer, prompt, sampling, seed + number, notify)
+            texts.append((prompt, "".join(chunks)))
     return texts
 
 
 def _continuation(
-    model: Decoder, tokenizer: Tokenizer, prompt: str, sampling: Sampling, seed: int, tell: Callable[[str], None]
+    model: Decoder, tokenizer: Tokenizer, prompt: str, sampling: Sampling, seed: int, notify: Callable[[str], None]
 ) -> Iterator[str]:
     return complete(
         model, tokenizer, prompt, num_tokens=sampling.num_tokens, temperature=sampling.temperature,
-        top_k=sampling.top_k, seed=seed, tell=tell,
+        top_k=sampling.top_k, seed=seed, notify=notify,
     )  # fmt: skip
 
 
 def _answer(
-    model: Decoder, tokenizer: Tokenizer, prompt: str, sampling: Sampling, seed: int, tell: Callable[[str], None]
+    model: Decoder, tokenizer: Tokenizer, prompt: str, sampling: Sampling, seed: int, notify: Callable[[str], None]
 ) -> Iterator[str]:
     turns = ChatTurns(tokenizer)
     picked = generate(
         model, turns.ask(prompt), num_tokens=sampling.num_tokens, temperature=sampling.temperature,
-        top_k=sampling.top_k, seed=seed, stop_ids=turns.stop_ids, tell=tell,
+        top_k=sampling.top_k, seed=seed, stop_ids=turns.stop_ids, notify=notify,
     )  # fmt: skip
-    return text_pieces(tokenizer, picked)
+    return decode_stream(tokenizer, picked)
 
 
 def write_samples(run_dir: Path, phase: str, step: int, texts: list[tuple[str, str]]) -> Path:

@@ -23,7 +23,7 @@ from homing.lm.data.chat.messages import Conversation, Fault
 from homing.lm.data.chat.render import Renderer
 from homing.lm.data.chat.turn_tokens import ChatTokens
 from homing.lm.export.source_model import Opened
-from homing.lm.generate.load_model import whose_template
+from homing.lm.generate.load_model import template_owner
 from homing.lm.model import Decoder
 from homing.lm.tokenizer.encode import AWKWARD
 from homing.wire import file_names
@@ -129,7 +129,7 @@ def need_template(opened: Opened) -> None:
             what=f"{opened.folder} has no chat template, so its export would differ from the trained model.",
             why=f"Its phase {opened.card.phase} trained on chats, but neither {file_names.CHAT_TEMPLATE} nor"
             f" {file_names.TOKENIZER_CONFIG} defines a template.",
-            fix=f"Copy the file with the template to that folder: {whose_template(opened.card)}",
+            fix=f"Copy the file with the template to that folder: {template_owner(opened.card)}",
         )
 
 

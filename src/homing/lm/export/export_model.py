@@ -27,7 +27,7 @@ __all__ = ["DTYPES", "KINDS", "Made", "Order", "export"]
 
 KINDS = ("hf", "gguf", "ollama", "adapter", "merged")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class Made:
     notes: list[str] = field(default_factory=list)
 
 
-def export(order: Order, tell: Tell = lambda text: None) -> Made:
+def export(order: Order, notify: Notify = lambda text: None) -> Made:
     if order.kind not in KINDS:
         raise UsageError(f"Unknown export format: {order.kind!r}", f"Known: {', '.join(KINDS)}.", "--to hf")
     # Reserve the folder first: a name that is taken should not cost minutes of loading.
     with new_folder(order.out, force=order.force) as temporary:
-        tell(f"opening {order.folder}")
+        notify(f"opening {order.folder}")
         opened = open_for_export(order.folder, base=order.base, is_adapter_kept=order.kind in ("adapter", "merged"))
         need_template(opened)
-        checked, proof = _write(order, opened, temporary, tell)
+        checked, proof = _write(order, opened, temporary, notify)
         manifest = read_manifest(order.folder)
         note = proof.note if proof is not None else ""
         card = write_card(opened, order.facts, manifest, checked, kind=order.kind, note=note)
@@ -70,33 +70,33 @@ def export(order: Order, tell: Tell = lambda text: None) -> Made:
     return Made(order.out, order.kind, files, checked, proof, [proof.note] if proof and proof.note else [])
 
 
-def _write(order: Order, opened: Opened, temporary: Path, tell: Tell) -> tuple[list[str], Proof | None]:
+def _write(order: Order, opened: Opened, temporary: Path, notify: Notify) -> tuple[list[str], Proof | None]:
     if order.kind == "adapter":
-        return _write_adapter(order, opened, temporary, tell)
+        return _write_adapter(order, opened, temporary, notify)
     dtype = DTYPES[order.dtype] if order.dtype else opened.stored_dtype
     adapted = expect(opened, torch.float32) if opened.is_adapter else None
     if opened.is_adapter:
-        tell("merging the adapter into its weights")
+        notify("merging the adapter into its weights")
         merge(opened.model)
         opened.model.lora = None
     if order.kind in ("gguf", "ollama"):
-        return _write_gguf(order, opened, temporary, tell), None
-    tell("writing the folder")
+        return _write_gguf(order, opened, temporary, notify), None
+    notify("writing the folder")
     write_hf(opened, temporary, dtype)
     # A merge is verified against the unmerged adapter and base, unless the export also rounds the weights.
     is_exact = adapted is not None and dtype == torch.float32
     expected = adapted if is_exact and adapted is not None else expect(opened, dtype)
-    tell(f"opening it with transformers and comparing {_compared(opened)}")
+    notify(f"opening it with transformers and comparing {_compared(opened)}")
     proof = prove(opened, temporary, expected)
     return [proof.sentence], proof
 
 
-def _write_adapter(order: Order, opened: Opened, temporary: Path, tell: Tell) -> tuple[list[str], Proof | None]:
+def _write_adapter(order: Order, opened: Opened, temporary: Path, notify: Notify) -> tuple[list[str], Proof | None]:
     assert opened.card.run is not None
     assert opened.card.adapter_phase is not None
     base = order.base or find_base(order.folder, opened.card.run, opened.card.adapter_phase)
     write_adapter(opened, temporary, base)
-    tell(f"opening it with peft and comparing {_compared(opened)}")
+    notify(f"opening it with peft and comparing {_compared(opened)}")
     proof = prove(opened, temporary, expect(opened, torch.float32), open_model=open_with_peft(base))
     return [proof.sentence.replace("transformers", "peft on transformers", 1)], proof
 
@@ -105,9 +105,9 @@ def _compared(opened: Opened) -> str:
     return "logits, ids and chats" if opened.template is not None else "logits and ids; it has no chat template"
 
 
-def _write_gguf(order: Order, opened: Opened, temporary: Path, tell: Tell) -> list[str]:
+def _write_gguf(order: Order, opened: Opened, temporary: Path, notify: Notify) -> list[str]:
     name = f"{order.facts.name}-{order.gguf_type.upper()}.gguf"
-    tell(f"writing {name} and reading it back")
+    notify(f"writing {name} and reading it back")
     written = write_gguf(opened, temporary / name, order.gguf_type, name=order.facts.name)
     if order.kind == "ollama":
         (temporary / MODELFILE).write_text(modelfile(opened, name), encoding="utf-8")

@@ -7,8 +7,8 @@ reader  ids -> logits of the next token, with a KV cache; on CUDA by a captured 
 text    prompt text -> chunks of text; turns of a conversation as ChatML
 """
 
-from homing.lm.generate.chat_and_text import ChatTurns, complete, text_pieces
+from homing.lm.generate.chat_and_text import ChatTurns, complete, decode_stream
 from homing.lm.generate.load_model import Card, load_for_use, read_card
 from homing.lm.generate.sampling import generate
 
-__all__ = ["Card", "ChatTurns", "complete", "generate", "load_for_use", "read_card", "text_pieces"]
+__all__ = ["Card", "ChatTurns", "complete", "decode_stream", "generate", "load_for_use", "read_card"]

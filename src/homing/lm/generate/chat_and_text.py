@@ -16,7 +16,7 @@ from homing.lm.model import Decoder
 from homing.lm.tokenizer import Tokenizer
 from homing.lm.tokenizer.specials import IM_END, IM_START, lacks_turns
 
-__all__ = ["ChatTurns", "complete", "text_pieces"]
+__all__ = ["ChatTurns", "complete", "decode_stream"]
 
 _HALF = "\ufffd"  # what an incomplete character, or any invalid bytes, decode to
 _MOST_BEFORE = 3  # tokens that may hold an incomplete character: it has at most four bytes, one of them still to come
@@ -31,7 +31,7 @@ def complete(
     temperature: float = 0.8,
     top_k: int = 50,
     seed: int = 0,
-    tell: Callable[[str], None] = warn,
+    notify: Callable[[str], None] = warn,
 ) -> Iterator[str]:
     """Yield the continuation of `prompt` as the beginning of a document, until the model ends the document."""
     ids = [tokenizer.end_of_text_id, *tokenizer.encode(prompt)]
@@ -43,12 +43,12 @@ def complete(
         top_k=top_k,
         seed=seed,
         stop_ids=tokenizer.stop_ids,
-        tell=tell,
+        notify=notify,
     )
-    return text_pieces(tokenizer, picked)
+    return decode_stream(tokenizer, picked)
 
 
-def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
     """Yield text as soon as it is complete: a character may span several tokens, and half of one is not shown.
 
     A token may end one character and begin the next, so complete text is shown and only the tokens of the rest are

@@ -33,14 +33,14 @@ WORTH = 5
 class Reader:
     """Reads one text. Close it: captured graphs hold memory that nothing else can use."""
 
-    def __init__(self, model: Decoder, *, capacity: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, model: Decoder, *, capacity: int, notify: Callable[[str], None]) -> None:
         self._model, self.length = model, 0
         self._steps: Steps[Tensor] | None = None
         self._cache: KVCache
         if is_stepped(model.device):
             places, dtype = room_for(capacity), model.compute_dtype
             self._cache = rows = RowCache(model.shape, capacity=places, device=model.device, dtype=dtype)
-            self._steps = Steps(model, rows, _as_they_are, is_captured=True, tell=partial(_not_captured, tell))
+            self._steps = Steps(model, rows, _as_they_are, is_captured=True, notify=partial(_not_captured, notify))
         else:
             self._cache = model.new_cache(capacity=capacity)
 
@@ -74,5 +74,5 @@ def _as_they_are(logits_BV: Tensor) -> Tensor:
     return logits_BV
 
 
-def _not_captured(tell: Callable[[str], None], problem: str) -> None:
-    tell(f"warning: CUDA graphs failed; generation continues without them, slower. {problem}")
+def _not_captured(notify: Callable[[str], None], problem: str) -> None:
+    notify(f"warning: CUDA graphs failed; generation continues without them, slower. {problem}")

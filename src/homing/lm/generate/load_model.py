@@ -29,7 +29,7 @@ from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
 from homing.wire.run_json import Model, Phase, Run
 
-__all__ = ["Card", "load_for_use", "read_card", "read_manifest", "verify_files", "whose_template"]
+__all__ = ["Card", "load_for_use", "read_card", "read_manifest", "template_owner", "verify_files"]
 
 CONFIG = "config.json"
 EXPORT = "export.json"  # part of every homing export
@@ -148,7 +148,7 @@ def _check_present(folder: Path) -> None:
         )
 
 
-def whose_template(card: Card) -> str:
+def template_owner(card: Card) -> str:
     """Describe where to find the chat template that a model was trained with."""
     if card.run is None:
         return f"{file_names.CHAT_TEMPLATE}, or {file_names.TOKENIZER_CONFIG}, that came with these weights"

@@ -38,25 +38,25 @@ def generate(
     top_k: int = 50,
     seed: int = 0,
     stop_ids: Collection[int] = (),
-    tell: Callable[[str], None] = warn,
+    notify: Callable[[str], None] = warn,
 ) -> Iterator[int]:
     """Yield at most `num_tokens` ids; a stop id ends it and is not yielded. Temperature 0 takes the likeliest id.
 
     `tell` is called with a warning if generation is slower than it should be.
     """
     _check(prompt_ids, num_tokens, temperature, top_k, model.shape.vocab_size)
-    return _generate(model, list(prompt_ids), num_tokens, temperature, top_k, seed, frozenset(stop_ids), tell)
+    return _generate(model, list(prompt_ids), num_tokens, temperature, top_k, seed, frozenset(stop_ids), notify)
 
 
 def _generate(
     model: Decoder, ids: list[int], num_tokens: int, temperature: float, top_k: int, seed: int,
-    stop_ids: frozenset[int], tell: Callable[[str], None],
+    stop_ids: frozenset[int], notify: Callable[[str], None],
 ) -> Iterator[int]:  # fmt: skip
     context = model.shape.context
     generator = torch.Generator("cpu").manual_seed(seed)
     unread = window = fit_window(ids, context)
     # Close it even if the caller does not consume all ids.
-    with closing(Reader(model, capacity=min(context, len(window) + num_tokens), tell=tell)) as reader:
+    with closing(Reader(model, capacity=min(context, len(window) + num_tokens), notify=notify)) as reader:
         for num_to_come in range(num_tokens, 0, -1):
             if reader.length + len(unread) > context:
                 unread = window = fit_window(window, context)

@@ -28,7 +28,7 @@ from homing.wire.shard_manifest import DataManifest
 __all__ = ["Chat"]
 
 _EVAL_TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192, "cpu": 4096}
-_TELL_EVERY_S = 20.0
+_REPORT_EVERY_S = 20.0
 # Rows are packed longest first, so evaluating only the first ones would be biased: val rows are shuffled too, always in
 # the same order.
 _VAL_SEED = 0
@@ -74,7 +74,7 @@ class Chat:
         return Feed(rows, first_row=first_row, rows_per_step=self.rows_per_step, device=device)
 
     @torch.no_grad()
-    def evaluate(self, model: Decoder, tell: Callable[[int, int], None]) -> Evaluation:
+    def evaluate(self, model: Decoder, notify: Callable[[int, int], None]) -> Evaluation:
         assert self._val is not None, "evaluated without held-out conversations; ask can_evaluate first"
         num_rows = min(self._val.num_rows(), self._most_val_rows)
         at_a_time = max(1, _EVAL_TOKENS_AT_A_TIME[model.device.type] // self._context)
@@ -85,8 +85,8 @@ class Chat:
             ids_BT, targets_BT, segments_BT = torch.from_numpy(host).to(model.device).unbind()
             losses_BT = model.token_losses(ids_BT.long(), targets_BT.long(), segments=segments_BT)
             nats += float(losses_BT.double().sum())
-            if time.monotonic() - reported_at > _TELL_EVERY_S:
-                tell(first + len(host[0]), num_rows)
+            if time.monotonic() - reported_at > _REPORT_EVERY_S:
+                notify(first + len(host[0]), num_rows)
                 reported_at = time.monotonic()
         # If all rows are read, their order does not matter, so such a loss can be compared with any other over all
         # rows.

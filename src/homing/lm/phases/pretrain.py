@@ -63,7 +63,7 @@ class Pretrain:
         )  # fmt: skip
         return Feed(rows, first_row=first_row, rows_per_step=self.rows_per_step, device=device)
 
-    def evaluate(self, model: Decoder, tell: Callable[[int, int], None]) -> Evaluation:
+    def evaluate(self, model: Decoder, notify: Callable[[int, int], None]) -> Evaluation:
         assert self._val is not None, "evaluated without held-out text; ask can_evaluate first"
         return evaluate(
             model,
@@ -71,5 +71,5 @@ class Pretrain:
             token_bytes=self._token_bytes,
             num_tokens=self._num_eval_tokens,
             rows_at_a_time=max(1, _EVAL_TOKENS_AT_A_TIME[model.device.type] // self._context),
-            tell=tell,
+            notify=notify,
         )

@@ -99,7 +99,7 @@ class Reinforce:
             )
         return RlBatches(self, model, first_row=first_row, device=device, rank=rank, num_ranks=num_ranks)
 
-    def evaluate(self, model: Decoder, tell: Callable[[int, int], None]) -> Evaluation:
+    def evaluate(self, model: Decoder, notify: Callable[[int, int], None]) -> Evaluation:
         """Evaluate on held-out questions.
 
         The loss is pass_reward minus the mean reward: 1 - pass@1 if rewards are 0 or 1.
@@ -117,7 +117,7 @@ class Reinforce:
                 )  # fmt: skip
                 rewards += judging.judge([asked for asked in part for _ in range(repeats)], samples)
                 num_tokens += sum(len(sample.ids) for sample in samples)
-                tell(min(start + at_a_time, len(self.held_out)), len(self.held_out))
+                notify(min(start + at_a_time, len(self.held_out)), len(self.held_out))
         return self._evaluation(rewards, num_tokens)
 
     # -- extra state in checkpoints of this phase ---------------------------------------------------------------------
@@ -151,13 +151,13 @@ class Reinforce:
 
     # -- shared by training and evaluation ----------------------------------------------------------------------------
 
-    def tell(self, kind: str, text: str) -> None:
+    def notify(self, kind: str, text: str) -> None:
         self.notices.append((kind, text))
 
     def judging(self) -> Judging:
         return Judging(
             self.tasks, self.rl, tokenizer=self.tokenizer, stop_ids=self.stop_ids, data_dir=self.data_dir,
-            tell=self.tell,
+            notify=self.notify,
         )  # fmt: skip
 
     def sampler(self, model: Decoder) -> Sampler:
@@ -166,7 +166,7 @@ class Reinforce:
             self._sampler = Sampler(
                 model, stop_ids=self.stop_ids, calculator=Calculator(self.tokenizer) if has_tools else None,
                 max_new_tokens=self.rl.max_new_tokens, temperature=self.rl.temperature, top_k=self.rl.top_k,
-                rows_at_a_time=self.rl.rollout_rows, graphs=self.rl.graphs, tell=self.tell,
+                rows_at_a_time=self.rl.rollout_rows, graphs=self.rl.graphs, notify=self.notify,
             )  # fmt: skip
         return self._sampler
 
@@ -215,13 +215,13 @@ class RlBatches:
         self._step, self._device = first_row // work.rows_per_step, device
         self._rank, self._num_ranks = rank, num_ranks
         self._judging = work.judging()
-        self._collapse = Collapse(work.rl.collapse_steps, work.tell)
+        self._collapse = Collapse(work.rl.collapse_steps, work.notify)
         if work.start is not None:
             work.start = lean_copy(work.start, model.compute_dtype)
         for asked in work.tasks if self._step == 0 else []:
             if asked.num_too_long:
                 text = f"Skipping {asked.num_too_long} questions of {asked.name} that do not fit the context."
-                work.tell("questions_left_out", text)
+                work.notify("questions_left_out", text)
 
     def __enter__(self) -> RlBatches:
         self._judging.__enter__()

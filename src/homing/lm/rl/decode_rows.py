@@ -24,13 +24,13 @@ class Decoding:
 
     def __init__(
         self, model: Decoder, cache: RowCache, *, temperature: float, top_k: int, is_captured: bool,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.cache = cache
         self._draws_B = torch.zeros(len(cache.places_B), dtype=torch.int64, device=model.device)
         # Not a bound method: a reference cycle would keep all this memory until the garbage collector runs.
         pick = partial(_pick, draws_B=self._draws_B, temperature=temperature, top_k=top_k)
-        self._steps = Steps(model, cache, pick, is_captured=is_captured, tell=tell)
+        self._steps = Steps(model, cache, pick, is_captured=is_captured, notify=notify)
 
     @property
     def is_captured(self) -> bool:

@@ -107,5 +107,5 @@ def log_probs(model: Decoder, experience: Experience) -> Tensor:
     """Return the log-probability of each target; 0 where masked."""
     length = experience.ids_RT.shape[1]
     at_a_time = max(1, _TOKENS_AT_A_TIME.get(model.device.type, 4096) // length)
-    pieces = zip(experience.ids_RT.split(at_a_time), experience.targets_RT.split(at_a_time), strict=True)
-    return torch.cat([-model.token_losses(ids_BT, targets_BT) for ids_BT, targets_BT in pieces])
+    chunks = zip(experience.ids_RT.split(at_a_time), experience.targets_RT.split(at_a_time), strict=True)
+    return torch.cat([-model.token_losses(ids_BT, targets_BT) for ids_BT, targets_BT in chunks])

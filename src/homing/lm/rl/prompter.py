@@ -18,7 +18,7 @@ from homing.lm.tokenizer import Tokenizer
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE, IM_END, IM_START, lacks_turns
 from homing.wire import codec, file_names
 from homing.wire.chat_turns import Turns
-from homing.wire.template_file import Unreadable, template_beside
+from homing.wire.template_file import Unreadable, read_chat_template
 
 __all__ = ["Prompter", "chatml", "in_turns", "stop_ids_of", "template_sha256"]
 
@@ -108,7 +108,7 @@ def chatml(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[in
 
 def _template_in(folder: Path) -> str:
     try:
-        return template_beside(folder).source
+        return read_chat_template(folder).source
     except Unreadable as exc:
         raise DataError(f"{exc.path} cannot be read.", why=str(exc), fix="homing prep RUN makes it anew.") from exc
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from homing.errors import DataError
 from homing.lm.rl.prompter import Prompter
 from homing.lm.tokenizer import Tokenizer
-from homing.questions import NO_LINES, Entry, read_entries, told
+from homing.questions import NO_LINES, Entry, read_entries, shorten_problems
 
 __all__ = ["Question", "is_held_out", "read_questions"]
 
@@ -49,7 +49,7 @@ def read_questions(
     if problems:
         raise DataError(
             what=f"{path} cannot be used as questions of the task {kind}.",
-            why="\n".join(told(problems)),
+            why="\n".join(shorten_problems(problems)),
             fix="Give a file with questions." if problems == [NO_LINES] else "Fix or remove these lines.",
         )
     return [_question(entry, tokenizer, prompter) for entry in entries]

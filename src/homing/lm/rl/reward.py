@@ -39,9 +39,9 @@ class OwnReward:
     """The user's reward function. `tell(kind, text)` gets each new problem once. A context manager."""
 
     def __init__(
-        self, path: Path, *, sha256: str, timeout_s: float, memory_bytes: int, tell: Callable[[str, str], None]
+        self, path: Path, *, sha256: str, timeout_s: float, memory_bytes: int, notify: Callable[[str, str], None]
     ) -> None:
-        self.path, self._timeout_s, self._memory_bytes, self._tell = path, timeout_s, memory_bytes, tell
+        self.path, self._timeout_s, self._memory_bytes, self._notify = path, timeout_s, memory_bytes, notify
         self._reported: set[str] = set()
         self._child: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -87,7 +87,7 @@ class OwnReward:
     def _problem(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
-            self._tell("reward_failed", f"warning: a reward failed; its sample is ignored. {text}")
+            self._notify("reward_failed", f"warning: a reward failed; its sample is ignored. {text}")
 
     def _start(self) -> None:
         assert self._folder is not None, "opened with `with`"
@@ -115,7 +115,7 @@ class OwnReward:
         loose = ", ".join(said["not_bounded"])
         if loose and loose not in self._reported:
             self._reported.add(loose)
-            self._tell(
+            self._notify(
                 "reward_not_bounded",
                 f"{self.path} runs in its own process, but this system does not limit its {loose}.",
             )

@@ -70,8 +70,8 @@ class Collapse:
     The counts are not stored in checkpoints: a resumed run needs `steps` steps again before it reports.
     """
 
-    def __init__(self, steps: int, tell: Callable[[str, str], None]) -> None:
-        self._steps, self._tell = steps, tell
+    def __init__(self, steps: int, notify: Callable[[str, str], None]) -> None:
+        self._steps, self._notify = steps, notify
         self._in_a_row: dict[str, int] = {}
         self._num_steps = self._num_equal = 0
         self._rewards: list[float] = []
@@ -80,23 +80,23 @@ class Collapse:
         self._num_steps += 1
         self._num_equal += figures["equal_groups"] >= 1.0
         self._rewards.append(figures["reward"])
-        signs = {
+        reports = {
             _EQUAL: figures["equal_groups"] >= 1.0,
             "nearly every sample is empty": figures["empty"] >= _NEARLY_ALL,
             "nearly every sample is cut off at answer_tokens": figures["truncated"] >= _NEARLY_ALL,
             "the entropy is next to nothing: samples hardly differ": figures["entropy"] < _NO_ENTROPY,
         }
-        for sign, is_seen in signs.items():
+        for sign, is_seen in reports.items():
             count = self._in_a_row[sign] = self._in_a_row.get(sign, 0) + 1 if is_seen else 0
             if count == self._steps:
-                self._tell("collapsed", f"warning: rl has collapsed: for {count} steps, {sign}. {_ADVICE[sign]}")
+                self._notify("collapsed", f"warning: rl has collapsed: for {count} steps, {sign}. {_ADVICE[sign]}")
 
     def look_back(self) -> None:
         """After the last step: warn if the run succeeded but no step had anything to learn from."""
         if self._num_equal < self._num_steps:
             return
         every = "the only step" if self._num_steps == 1 else f"all {self._num_steps:,} steps"
-        self._tell(
+        self._notify(
             "learned_nothing",
             f"warning: rl has learned nothing: in {every} all answers to a question had the same reward"
             f" ({_mean(self._rewards):.3f} on average). {_ADVICE[_EQUAL]}",

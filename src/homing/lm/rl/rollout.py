@@ -54,9 +54,9 @@ class Sampler:
     def __init__(
         self, model: Decoder, *, stop_ids: Sequence[int], calculator: Calculator | None, max_new_tokens: int,
         temperature: float, top_k: int, rows_at_a_time: int = 0, graphs: str = "off",
-        tell: Callable[[str, str], None] = lambda kind, text: None,
+        notify: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:  # fmt: skip
-        self.model, self._tell = model, tell
+        self.model, self._notify = model, notify
         # Frozen weights are stored in the compute dtype or smaller, so they are used directly with the current
         # adapters. Merged into a bf16 copy, much of an adapter's effect would be rounded away.
         is_read_itself = model.lora is not None or all(p.dtype == model.compute_dtype for p in model.parameters())
@@ -153,7 +153,7 @@ class Sampler:
         )
         decoding = Decoding(
             model, cache, temperature=self._temperature, top_k=self._top_k, is_captured=self._is_captured,
-            tell=self._not_captured,
+            notify=self._not_captured,
         )  # fmt: skip
         self._kept = decoding if self._is_captured else None
         return decoding
@@ -167,7 +167,9 @@ class Sampler:
                 fix="Set graphs: off in the phase's rl (slower, same samples), or auto to fall back.",
             )
         self._is_captured, self._kept = False, None
-        self._tell("graphs_failed", f"warning: CUDA graphs failed; sampling continues without them, slower. {problem}")
+        self._notify(
+            "graphs_failed", f"warning: CUDA graphs failed; sampling continues without them, slower. {problem}"
+        )
 
     def _halve(self, prompts_at_a_time: int, repeats: int, problem: str) -> None:
         self._kept = None
@@ -180,7 +182,7 @@ class Sampler:
         free_memory()
         self._rows_at_a_time = prompts_at_a_time // 2 * repeats
         text = f"Out of memory while sampling: continuing with {self._rows_at_a_time} rows at a time, same samples."
-        self._tell("rollout_rows_lowered", text)
+        self._notify("rollout_rows_lowered", text)
 
 
 class _Rows:

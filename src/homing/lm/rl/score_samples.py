@@ -22,7 +22,7 @@ class Judging:
 
     def __init__(
         self, tasks: Sequence[Asked], rl: Rl, *, tokenizer: Tokenizer, stop_ids: Sequence[int], data_dir: Path,
-        tell: Callable[[str, str], None],
+        notify: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         self._tasks, self._tokenizer, self._stop_ids = tasks, tokenizer, frozenset(stop_ids)
         self._open = contextlib.ExitStack()
@@ -31,7 +31,7 @@ class Judging:
             if asked.task.reward:
                 self._own[number] = OwnReward(
                     data_dir / asked.task.reward, sha256=asked.task.reward_sha256, timeout_s=rl.reward_timeout_s,
-                    memory_bytes=rl.reward_memory_bytes, tell=tell,
+                    memory_bytes=rl.reward_memory_bytes, notify=notify,
                 )  # fmt: skip
 
     def __enter__(self) -> Judging:

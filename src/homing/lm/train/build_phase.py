@@ -39,7 +39,7 @@ from homing.lm.train.stop_requests import FatalError
 from homing.same_tokenizer import gives_same_ids
 from homing.units import format_bytes
 from homing.wire import codec, file_names
-from homing.wire.checkpoint_manifest import CheckpointManifest, Stage, told_checkpoint
+from homing.wire.checkpoint_manifest import CheckpointManifest, Stage, reported_checkpoint
 from homing.wire.run_json import Lora, Phase, Run
 
 __all__ = ["Built", "Loading", "build", "describe_start", "load_model", "start_of"]
@@ -176,7 +176,7 @@ def describe_start(session: Loading, start: Path) -> str:
         manifest = codec.loads(CheckpointManifest, (start / file_names.MANIFEST).read_bytes())
     except (OSError, ValueError):  # third-party weights
         return str(shown)
-    return f"{shown}, {told_checkpoint(manifest)}"
+    return f"{shown}, {reported_checkpoint(manifest)}"
 
 
 def _metadata_of_start(start: Path | None) -> dict[str, bytes]:

@@ -11,18 +11,18 @@ import time
 
 from homing.lm.train.checkpoints.checkpoint_files import TrainState
 from homing.lm.train.landing import Pace, Pilot, describe_change
-from homing.lm.train.metrics import Tell
+from homing.lm.train.metrics import Notify
 from homing.lm.train.stop_requests import ControlRequests, Stop
 from homing.wire.run_json import Phase
 
 __all__ = ["LandingController", "cancel_landing"]
 
-_NEWS = 0.05  # report a moved end only if it changes by this fraction; small moves would fill the log
+_MIN_REPORTED_CHANGE = 0.05  # report a moved end only if it changes by this fraction; small moves would fill the log
 
 
 class LandingController:
-    def __init__(self, phase: Phase, later: list[Phase], pace: Pace, requests: ControlRequests, tell: Tell) -> None:
-        self.phase, self.pace, self.requests, self.tell = phase, pace, requests, tell
+    def __init__(self, phase: Phase, later: list[Phase], pace: Pace, requests: ControlRequests, notify: Notify) -> None:
+        self.phase, self.pace, self.requests, self.notify = phase, pace, requests, notify
         later_tokens = sum(other.num_steps * other.batch_tokens for other in later)
         self.pilot = Pilot(phase, pace, later_tokens=later_tokens, num_later=len(later))
         self._reported_end = 0  # the end step reported last
@@ -37,7 +37,7 @@ class LandingController:
             return False, state
         if self.pilot.is_worth_going_on(state.step, landing, self.requests.left_s()):
             text = f"The landing at step {landing.end_step:,} is cancelled: there is time to continue."
-            self.tell("landing_called_off", text, notice=True, end_step=landing.end_step)
+            self.notify("landing_called_off", text, notice=True, end_step=landing.end_step)
             return False, cancel_landing(state)
         return state.step >= landing.end_step, state
 
@@ -49,11 +49,13 @@ class LandingController:
             state = cancel_landing(state)
         elif landing != state.landing:
             state = dataclasses.replace(state, landing=landing)
-        if change and (change.kind != "moved" or abs(change.end_step - self._reported_end) > _NEWS * change.end_step):
+        if change and (
+            change.kind != "moved" or abs(change.end_step - self._reported_end) > _MIN_REPORTED_CHANGE * change.end_step
+        ):
             self._reported_end = change.end_step
             data = dataclasses.asdict(change) | {"num_steps": self.phase.num_steps, "step_s": self.pace.step_s}
             data.pop("kind")
-            self.tell(
+            self.notify(
                 f"landing_{change.kind}", describe_change(change, self.phase, self.requests.why()), notice=True, **data
             )
         return state
@@ -62,7 +64,7 @@ class LandingController:
         of, why = self.phase.num_steps, self.requests.why()
         # The user's machine recognizes a limit by the word "limit" in this text, whichever deadline it was.
         reason = f"Landed at step {step:,} of {of:,}, within the limit ({why}): a finished model, with less training."
-        self.tell("landed", reason, notice=True, end_step=step, num_steps=of, needs_s=self.pilot.needs_s(step))
+        self.notify("landed", reason, notice=True, end_step=step, num_steps=of, needs_s=self.pilot.needs_s(step))
         return Stop("landed", reason)
 
 

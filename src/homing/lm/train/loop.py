@@ -370,11 +370,11 @@ class _Phase:
             self.s.requests.problem = ""
 
     def _evaluate(self) -> Evaluation:
-        def tell(done: int, of: int) -> None:
+        def notify(done: int, of: int) -> None:
             self._event("evaluating", f"Evaluating: {done:,} of {of:,} rows.")
 
         begun = time.monotonic()
-        evaluation = self.work.evaluate(self.model, tell)
+        evaluation = self.work.evaluate(self.model, notify)
         seconds = time.monotonic() - begun
         self.pace.evaluated(seconds)
         text = f"Evaluated on {evaluation.num_tokens:,} tokens in {format_duration(seconds)}."
@@ -437,7 +437,7 @@ class _Phase:
             with self.s.journal.still("sampling", "sampling", phase=self.phase.kind):
                 asked, seed = self._sampling(), self.s.run.seed + step
                 texts = sample_texts(
-                    self.model, self.s.tokenizer, asked, seed=seed, is_chat=is_chat, tell=self._sampling_is_slow
+                    self.model, self.s.tokenizer, asked, seed=seed, is_chat=is_chat, notify=self._sampling_is_slow
                 )
             path = write_samples(self.s.run_dir, self.phase.kind, step, texts)
         except (HomingError, OSError, RuntimeError) as error:
@@ -459,8 +459,8 @@ class _Phase:
 
     def _event(self, kind: str, text: str, *, notice: bool = False, step: int | None = None, **data: object) -> None:
         """Emit an event of this phase. `step`: the step it belongs to, if not the current one."""
-        tell = self.s.journal.notice if notice else self.s.journal.event
-        tell(kind, text, phase=self.phase.kind, step=self.state.step if step is None else step, **data)
+        notify = self.s.journal.notice if notice else self.s.journal.event
+        notify(kind, text, phase=self.phase.kind, step=self.state.step if step is None else step, **data)
 
     def _describe(self) -> str:
         params = format_count(self.s.run.sizes.num_params)

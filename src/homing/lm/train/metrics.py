@@ -24,7 +24,7 @@ from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import MISSING_REWARD, figure_of
 from homing.wire.event_lines import Event, Metric
 
-__all__ = ["Journal", "SilentJournal", "Tell", "finite", "progress_line"]
+__all__ = ["Journal", "Notify", "SilentJournal", "finite", "progress_line"]
 
 # A wait without visible progress (such as compiling) is reported at this interval, up to a maximum: after that it goes
 # silent, so that stall detection can notice.
@@ -33,7 +33,7 @@ _STILL_FOR_S = 1800.0
 _MOST_OWN = 4  # extra metrics of a phase that fit on the progress line
 
 
-class Tell(Protocol):
+class Notify(Protocol):
     """Emits an event of the phase. `notice`: also print it on the terminal. `step`: if not the current one."""
 
     def __call__(
@@ -73,11 +73,11 @@ class Journal:
         """Report periodically that something is still in progress, until it ends or has taken suspiciously long."""
         done, begun = threading.Event(), time.monotonic()
 
-        def tell() -> None:
+        def notify() -> None:
             while not done.wait(_STILL_EVERY_S) and (passed := time.monotonic() - begun) < _STILL_FOR_S:
                 self.notice(kind, f"Still {doing}, {format_duration(passed)} so far.", phase=phase)
 
-        thread = threading.Thread(target=tell, name="still", daemon=True)
+        thread = threading.Thread(target=notify, name="still", daemon=True)
         thread.start()
         try:
             yield

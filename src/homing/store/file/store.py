@@ -20,7 +20,7 @@ from homing.store.base import (
     Progress,
     check_key,
     disk_failed,
-    is_aside,
+    is_temporary_file,
     not_in_store,
     unwatched,
     wrong_content,
@@ -65,16 +65,16 @@ class FileStore:
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
         source = self._readable(key)
         # Copy to a temporary file first: unchecked bytes must not replace a good file at `path`.
-        aside = f"{path}.part-{self._world.random_hex(8)}"
+        temporary = f"{path}.part-{self._world.random_hex(8)}"
         try:
             with self._as_store_error("fetched", key):
-                digest = self._world.copy(source, aside)
+                digest = self._world.copy(source, temporary)
             if sha256 is not None and digest != sha256:
                 raise wrong_content(key, self.url, digest, sha256)
             with self._as_store_error("fetched", key):
-                self._world.rename(aside, path)
+                self._world.rename(temporary, path)
         finally:
-            self._world.remove(aside)
+            self._world.remove(temporary)
 
     def read(self, key: str) -> bytes:
         source = self._readable(key)
@@ -119,7 +119,7 @@ class FileStore:
         base = os.path.join(self.root, *check_key(folder).split("/")) if folder else self.root
         with self._as_store_error("listed", prefix):
             names = self._world.walk(base)
-            keys = [f"{folder}/{name}" if folder else name for name in names if not is_aside(name)]
+            keys = [f"{folder}/{name}" if folder else name for name in names if not is_temporary_file(name)]
             found: Entries = []
             for key in keys:
                 if key.startswith(prefix):
@@ -172,7 +172,7 @@ class FileStore:
         for name in self._world.listdir(folder):
             path = os.path.join(folder, name)
             with contextlib.suppress(FileNotFoundError):
-                if is_aside(name) and self._world.now() - self._world.modified_at(path) > _STALE_S:
+                if is_temporary_file(name) and self._world.now() - self._world.modified_at(path) > _STALE_S:
                     self._world.remove(path)
 
     def _check_root(self) -> None:

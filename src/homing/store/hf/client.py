@@ -1,6 +1,6 @@
 """Client for the Hub: credentials, single requests, and the mapping of its errors to ours.
 
-    open_door        endpoint and token: HF_ENDPOINT and `hub_token.NAMES`, else the token saved by `hf auth login`
+    connect        endpoint and token: HF_ENDPOINT and `hub_token.NAMES`, else the token saved by `hf auth login`
     door.api         huggingface_hub's HfApi, for commits; large files by LFS
     door.fetch       a GET or HEAD through World: follows redirects, sends the token only to the Hub itself
     door.error       maps an SDK exception or a status to what, why, fix, with the masked token that was used
@@ -21,7 +21,7 @@ from homing.hub_token import token_in, use_lfs
 from homing.store.address import HubAddress
 from homing.world import HttpRequest, HttpResponse, NetworkError, World
 
-__all__ = ["Door", "UploadFailed", "code_of", "hub_failures", "open_door", "status_of"]
+__all__ = ["Connection", "UploadFailed", "code_of", "connect", "hub_failures", "status_of"]
 
 TIMEOUT_S = 60.0
 TRIES = 5
@@ -32,7 +32,7 @@ _PASSING = (408, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True)
-class Door:
+class Connection:
     address: HubAddress
     api: Any
     endpoint: str
@@ -137,7 +137,7 @@ class Door:
         return f"The Hub answered {status}. {code}".strip(), "Try again; see https://status.huggingface.co"
 
 
-def open_door(address: HubAddress, world: World) -> Door:
+def connect(address: HubAddress, world: World) -> Connection:
     try:
         import huggingface_hub
         from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -154,7 +154,7 @@ def open_door(address: HubAddress, world: World) -> Door:
         token, source = huggingface_hub.get_token() or "", "hf auth login"
     shown = f"the token of {source}, {_masked(token)}," if token else "no token"
     api = huggingface_hub.HfApi(endpoint=endpoint, token=token or False, library_name="homing")
-    return Door(address, api, endpoint, token, shown, world)
+    return Connection(address, api, endpoint, token, shown, world)
 
 
 class UploadFailed(OSError):

@@ -32,12 +32,12 @@ from homing.store.base import (
     Keys,
     Progress,
     check_key,
-    is_aside,
+    is_temporary_file,
     not_in_store,
     unwatched,
     wrong_content,
 )
-from homing.store.hf.client import Door, UploadFailed, code_of, hub_failures, open_door, status_of
+from homing.store.hf.client import Connection, UploadFailed, code_of, connect, hub_failures, status_of
 from homing.world import HttpResponse, World
 
 __all__ = ["HubStore"]
@@ -69,8 +69,8 @@ class HubStore:
         self._may_create = create
 
     @cached_property
-    def door(self) -> Door:
-        return open_door(self.address, self._world)
+    def connection(self) -> Connection:
+        return connect(self.address, self._world)
 
     @property
     def _repo(self) -> dict[str, str]:
@@ -83,17 +83,17 @@ class HubStore:
 
     def put_many(self, files: Files) -> Entries:
         names = [self._name(key) for key, _ in files]
-        asides: Keys = []
+        temporary_files: Keys = []
         first = files[0][0] if files else ""
         try:
             with self._as_store_error("pushed", first):
-                sources = [self._still(path, asides) for _, path in files]
+                sources = [self._still(path, temporary_files) for _, path in files]
                 additions = [self._addition(name, source) for name, source in zip(names, sources, strict=True)]
                 more = f" and {len(files) - 1} more" if len(files) > 1 else ""
                 self._commit(additions, f"homing: {first}{more}")
         finally:
-            for aside in asides:
-                self._world.remove(aside)
+            for temporary in temporary_files:
+                self._world.remove(temporary)
         # The SDK's hash of the bytes that it sent, which are the bytes read here.
         infos = [addition.upload_info for addition in additions]
         total = sum(info.size for info in infos)
@@ -107,14 +107,14 @@ class HubStore:
         return Entry(key, len(data), hashlib.sha256(data).hexdigest())
 
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
-        aside = f"{path}.part-{self._world.random_hex(8)}"
+        temporary = f"{path}.part-{self._world.random_hex(8)}"
         digest, have, expected = hashlib.sha256(), 0, None
         try:
             with self._as_store_error("fetched", key):
-                self._world.write(aside, b"")
-                for piece, total, tag in self._pieces(key):
+                self._world.write(temporary, b"")
+                for piece, total, tag in self._chunks(key):
                     expected = expected or _Expected(tag, total)
-                    self._world.append(aside, piece)
+                    self._world.append(temporary, piece)
                     digest.update(piece)
                     expected.update(piece)
                     have += len(piece)
@@ -124,18 +124,18 @@ class HubStore:
             if sha256 is None and expected is not None and expected.is_known and not expected.is_met:
                 raise wrong_content(key, self.url, expected.found, expected.expected, kind=expected.kind)
             with self._as_store_error("fetched", key):
-                self._world.rename(aside, path)
+                self._world.rename(temporary, path)
         finally:
-            self._world.remove(aside)
+            self._world.remove(temporary)
 
     def read(self, key: str) -> bytes:
         with self._as_store_error("read", key):
-            return b"".join(piece for piece, _, _ in self._pieces(key))
+            return b"".join(piece for piece, _, _ in self._chunks(key))
 
     def sha256(self, key: str) -> str:
         digest = hashlib.sha256()
         with self._as_store_error("read", key):
-            for piece, _, _ in self._pieces(key):
+            for piece, _, _ in self._chunks(key):
                 digest.update(piece)
         return digest.hexdigest()
 
@@ -159,12 +159,12 @@ class HubStore:
     def _look(self, key: str, revision: str) -> HttpResponse | None:
         name = self._name(key)
         with self._as_store_error("checked", key):
-            reply = self.door.fetch(self.door.resolve_url(name, revision), "HEAD")
+            reply = self.connection.fetch(self.connection.resolve_url(name, revision), "HEAD")
         if reply.status == 200:
             return reply
         if self._is_absent(reply.status, reply.headers):
             return None
-        raise self.door.error("checked", key, reply.status, reply.headers.get("x-error-code", ""))
+        raise self.connection.error("checked", key, reply.status, reply.headers.get("x-error-code", ""))
 
     def list(self, prefix: str) -> Entries:
         folder = prefix.rpartition("/")[0]
@@ -174,7 +174,7 @@ class HubStore:
             with self._as_store_error("listed", prefix):
                 top = f"{self.address.prefix}{folder}".strip("/")
                 at = {"path_in_repo": top or None, "revision": self.revision, **self._repo}
-                found = list(self.door.api.list_repo_tree(recursive=True, **at))
+                found = list(self.connection.api.list_repo_tree(recursive=True, **at))
         except StoreError as exc:
             if status_of(exc.__cause__ or exc) == 404 and code_of(exc.__cause__) == _ABSENT:
                 return []
@@ -185,7 +185,7 @@ class HubStore:
             for item in found
             if hasattr(item, "size") and item.path.startswith(start) and item.path != ".gitattributes"
         ]
-        return sorted((entry for entry in entries if not is_aside(entry.key)), key=lambda entry: entry.key)
+        return sorted((entry for entry in entries if not is_temporary_file(entry.key)), key=lambda entry: entry.key)
 
     def delete(self, key: str) -> None:
         self.delete_many([key])
@@ -234,7 +234,7 @@ class HubStore:
     def pinned(self, revision: str = "") -> HubStore:
         store = copy.copy(self)
         with self._as_store_error("checked", ""):
-            store.revision = str(self.door.api.repo_info(revision=revision or _BRANCH, **self._repo).sha)
+            store.revision = str(self.connection.api.repo_info(revision=revision or _BRANCH, **self._repo).sha)
         return store
 
     # --- used by preflight ---
@@ -244,15 +244,15 @@ class HubStore:
         may_create = self._may_create  # read before the request: another thread may create it meanwhile
         with self._as_store_error("checked", ""):
             try:
-                return str(self.door.api.repo_info(**self._repo).sha)
+                return str(self.connection.api.repo_info(**self._repo).sha)
             except hub_failures() as exc:
                 if status_of(exc) not in (401, 404) or not may_create:
                     raise
             self._make_repository()
-            return str(self.door.api.repo_info(**self._repo).sha)
+            return str(self.connection.api.repo_info(**self._repo).sha)
 
     def _make_repository(self) -> None:
-        self.door.api.create_repo(private=True, exist_ok=True, **self._repo)
+        self.connection.api.create_repo(private=True, exist_ok=True, **self._repo)
         self._may_create = False
 
     # --- commits ---
@@ -262,15 +262,15 @@ class HubStore:
 
         return CommitOperationAdd(path_in_repo=name, path_or_fileobj=source)
 
-    def _still(self, path: str, asides: Keys) -> str | bytes:
+    def _still(self, path: str, temporary_files: Keys) -> str | bytes:
         """Return content that cannot change during the push: the SDK hashes the file first and reads it again later."""
         if self._world.size(path) <= _IN_MEMORY:
             return self._world.read(path)
         if not path.endswith(_GROWING):
             return path
-        asides.append(f"{path}.part-{self._world.random_hex(8)}")
-        self._world.copy(path, asides[-1])
-        return asides[-1]
+        temporary_files.append(f"{path}.part-{self._world.random_hex(8)}")
+        self._world.copy(path, temporary_files[-1])
+        return temporary_files[-1]
 
     def _commit(self, operations: Operations, title: str) -> None:
         """Commit with retries; repeating is safe, because the same bytes change nothing."""
@@ -293,22 +293,22 @@ class HubStore:
     def _send(self, operations: Operations, title: str, parent: str | None = None) -> str:
         call = {"operations": operations, "commit_message": title, "parent_commit": parent, "revision": _BRANCH}
         try:
-            made = self.door.api.create_commit(**call, **self._repo)
+            made = self.connection.api.create_commit(**call, **self._repo)
         except RuntimeError as exc:
             raise UploadFailed(exc) from exc
         self._may_create = False
         return str(made.oid)
 
     def _title_of(self, revision: str) -> str:
-        at = f"{self.door.endpoint}/api/{self.address.repo_type}s/{self.address.repo_id}/commits/{revision}"
-        reply = self.door.fetch(at)
+        at = f"{self.connection.endpoint}/api/{self.address.repo_type}s/{self.address.repo_id}/commits/{revision}"
+        reply = self.connection.fetch(at)
         if reply.status != 200:
-            raise self.door.error("checked", "", reply.status, reply.headers.get("x-error-code", ""))
+            raise self.connection.error("checked", "", reply.status, reply.headers.get("x-error-code", ""))
         return str(json.loads(reply.body)[0]["title"])
 
     # --- reading ---
 
-    def _pieces(self, key: str) -> Iterator[tuple[bytes, int, str]]:
+    def _chunks(self, key: str) -> Iterator[tuple[bytes, int, str]]:
         """Yield the file in ranges, each with the total size and the hash that the Hub reports.
 
         The first answer names the commit that all further ranges are read from.
@@ -316,13 +316,13 @@ class HubStore:
         name, offset, total, revision = self._name(key), 0, 1, self.revision
         while offset < total:
             headers = {"Range": f"bytes={offset}-{offset + _PIECE - 1}"}
-            reply = self.door.fetch(self.door.resolve_url(name, revision), headers=headers)
+            reply = self.connection.fetch(self.connection.resolve_url(name, revision), headers=headers)
             if reply.status == 416 or (reply.status == 200 and not reply.body):
                 return  # an empty file has no range
             if self._is_absent(reply.status, reply.headers):
                 raise not_in_store(key, self.url)
             if reply.status not in (200, 206) or (reply.status == 200 and offset):
-                raise self.door.error("read", key, reply.status, reply.headers.get("x-error-code", ""))
+                raise self.connection.error("read", key, reply.status, reply.headers.get("x-error-code", ""))
             total = int(reply.headers["content-range"].rpartition("/")[2]) if reply.status == 206 else len(reply.body)
             revision = reply.headers.get("x-repo-commit", revision)
             offset += len(reply.body)
@@ -338,11 +338,11 @@ class HubStore:
 
     @contextlib.contextmanager
     def _as_store_error(self, done: str, key: str) -> Iterator[None]:
-        door = self.door  # outside the try, so that a missing extra is reported as such
+        connection = self.connection  # outside the try, so that a missing extra is reported as such
         try:
             yield
         except hub_failures() as exc:
-            raise door.raised(exc, done, key) from exc
+            raise connection.raised(exc, done, key) from exc
 
 
 class _Expected:

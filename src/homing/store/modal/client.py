@@ -1,6 +1,6 @@
 """Client for Modal: credentials, single calls with a deadline, and the mapping of its errors to ours.
 
-    open_door     MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, else the profile written by `modal setup`
+    connect     MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, else the profile written by `modal setup`
     door.call     one call of the SDK; the SDK sets no deadline, so each call gets one here
     kind_of       classifies an exception of the SDK: absent, exists, busy, refused, silent
 
@@ -21,13 +21,13 @@ from homing.world import World
 __all__ = [
     "PROFILE_PATH",
     "TOKEN_ENV",
-    "Door",
+    "Connection",
     "Kind",
     "Shut",
+    "connect",
     "failures",
     "has_account",
     "kind_of",
-    "open_door",
     "text_of",
 ]
 
@@ -48,7 +48,7 @@ class Shut(Exception):
 
 
 @dataclass(frozen=True)
-class Door:
+class Connection:
     sdk: Any
     client: Any
     who: str  # for display: which token, masked
@@ -71,7 +71,7 @@ def has_account(environment: Mapping[str, str], world: World) -> bool:
     return world.exists(os.path.expanduser(environment.get("MODAL_CONFIG_PATH", "") or PROFILE_PATH))
 
 
-def open_door(world: World, verb: str = "launch") -> Door:
+def connect(world: World, verb: str = "launch") -> Connection:
     environment = world.environment()
     if not has_account(environment, world):
         raise UsageError(
@@ -92,7 +92,7 @@ def open_door(world: World, verb: str = "launch") -> Door:
         # Use this token rather than the SDK's one client per process: the environment may name another account later.
         _CLIENTS[key] = _knock(modal, token_id, token_secret)
     who = f"MODAL_TOKEN_ID {token_id[:3]}...{token_id[-2:]}" if token_id else "the token of the Modal profile"
-    return Door(modal, _CLIENTS[key], who, str(modal.config.config.get("environment") or ""))
+    return Connection(modal, _CLIENTS[key], who, str(modal.config.config.get("environment") or ""))
 
 
 def failures() -> tuple[type[BaseException], ...]:

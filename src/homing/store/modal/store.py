@@ -28,12 +28,12 @@ from homing.store.base import (
     Progress,
     Store,
     check_key,
-    is_aside,
+    is_temporary_file,
     not_in_store,
     unwatched,
     wrong_content,
 )
-from homing.store.modal.client import TIMEOUT_S, Door, Shut, failures, kind_of, open_door, text_of
+from homing.store.modal.client import TIMEOUT_S, Connection, Shut, connect, failures, kind_of, text_of
 from homing.store.modal.mount import MountedVolume
 from homing.world import World
 
@@ -69,9 +69,9 @@ class VolumeStore:
         self._handle: Any = None
 
     @cached_property
-    def door(self) -> Door:
+    def connection(self) -> Connection:
         try:
-            return open_door(self._world)
+            return connect(self._world)
         except Shut as exc:
             fix = "Modal does not respond: try again later."
             raise StoreError(f"{self.url} cannot be reached.", f"Modal: {exc}", fix) from exc
@@ -85,19 +85,19 @@ class VolumeStore:
         names = [self._name(key) for key, _ in files]
         entries: Entries = []
         sources: Things = []
-        asides: Keys = []
+        temporary_files: Keys = []
         try:
             with self._reading(files[0][0] if files else ""):
                 for key, path in files:
-                    source, entry = self._still(key, path, asides)
+                    source, entry = self._still(key, path, temporary_files)
                     sources.append(source)
                     entries.append(entry)
             num_bytes = sum(entry.num_bytes for entry in entries)
             if files:
                 self._upload(list(zip(names, sources, strict=True)), files[0][0], num_bytes)
         finally:
-            for aside in asides:
-                self._world.remove(aside)
+            for temporary in temporary_files:
+                self._world.remove(temporary)
         self.progress(num_bytes, num_bytes)
         return entries
 
@@ -106,20 +106,22 @@ class VolumeStore:
         return Entry(key, len(data), hashlib.sha256(data).hexdigest())
 
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
-        aside = f"{path}.part-{self._world.random_hex(8)}"
+        temporary = f"{path}.part-{self._world.random_hex(8)}"
         try:
-            digest = self._read(key, lambda data: self._append(aside, data, key), lambda: self._begin(aside, key))
+            digest = self._read(
+                key, lambda data: self._append(temporary, data, key), lambda: self._begin(temporary, key)
+            )
             if sha256 is not None and digest != sha256:
                 raise wrong_content(key, self.url, digest, sha256)
             with self._reading(key):
-                self._world.rename(aside, path)
+                self._world.rename(temporary, path)
         finally:
-            self._world.remove(aside)
+            self._world.remove(temporary)
 
     def read(self, key: str) -> bytes:
-        pieces: list[bytes] = []
-        self._read(key, pieces.append, pieces.clear)
-        return b"".join(pieces)
+        chunks: list[bytes] = []
+        self._read(key, chunks.append, chunks.clear)
+        return b"".join(chunks)
 
     def sha256(self, key: str) -> str:
         return self._read(key, lambda data: None, lambda: None)
@@ -144,7 +146,7 @@ class VolumeStore:
         start = self.address.prefix + prefix
         found = self._entries(f"{self.address.prefix}{folder}".strip("/") or "/", True, prefix)
         names = {entry.path.strip("/"): entry.size for entry in found if _is_file(entry)}
-        kept = [name for name in sorted(names) if name.startswith(start) and not is_aside(name)]
+        kept = [name for name in sorted(names) if name.startswith(start) and not is_temporary_file(name)]
         return [Entry(name[len(self.address.prefix) :], names[name]) for name in kept]
 
     def delete(self, key: str) -> None:
@@ -162,15 +164,15 @@ class VolumeStore:
 
     def create_if_absent(self, key: str, data: bytes) -> bool:
         name = self._name(key)
-        aside = f"{name}.part-{self._world.random_hex(8)}"
+        temporary = f"{name}.part-{self._world.random_hex(8)}"
         self._volume(is_write=True)
         if self.exists(key):
             return False
-        self._upload([(aside, data)], key, len(data))
+        self._upload([(temporary, data)], key, len(data))
         try:
             for _ in range(_RACES):
-                if self._claim(name, aside, key):
-                    self._finish(aside, name, key)
+                if self._claim(name, temporary, key):
+                    self._finish(temporary, name, key)
                     return True
                 if self._is_finished(name, key):
                     return False
@@ -181,7 +183,7 @@ class VolumeStore:
             )
         finally:
             with contextlib.suppress(StoreError):  # a temporary name, never mistaken for a key
-                self._remove(aside, key)
+                self._remove(temporary, key)
 
     # --- used by preflight ---
 
@@ -194,11 +196,11 @@ class VolumeStore:
 
     # --- exclusive write ---
 
-    def _claim(self, name: str, aside: str, key: str) -> bool:
+    def _claim(self, name: str, temporary: str, key: str) -> bool:
         """Return True if the key is ours; the value in the Dict distinguishes a lost answer from a lost race."""
         claims = self._claims
-        is_ours = self._do("claimed", key, lambda: claims.put.aio(name, aside, skip_if_exists=True))
-        return bool(is_ours) or self._holder(name, key) == aside
+        is_ours = self._do("claimed", key, lambda: claims.put.aio(name, temporary, skip_if_exists=True))
+        return bool(is_ours) or self._holder(name, key) == temporary
 
     def _holder(self, name: str, key: str) -> Any:
         claims = self._claims
@@ -224,9 +226,9 @@ class VolumeStore:
                 return False
         return True
 
-    def _finish(self, aside: str, name: str, key: str) -> None:
+    def _finish(self, temporary: str, name: str, key: str) -> None:
         volume = self._volume(is_write=True)
-        self._do("created", key, lambda: volume.copy_files.aio([aside], name))
+        self._do("created", key, lambda: volume.copy_files.aio([temporary], name))
 
     # --- calls ---
 
@@ -288,15 +290,15 @@ class VolumeStore:
 
     # Local disk errors are reported as such: a full disk is not an unresponsive Modal, and retrying would not help.
 
-    def _begin(self, aside: str, key: str) -> None:
+    def _begin(self, temporary: str, key: str) -> None:
         with self._reading(key):
-            self._world.write(aside, b"")
+            self._world.write(temporary, b"")
 
-    def _append(self, aside: str, data: bytes, key: str) -> None:
+    def _append(self, temporary: str, data: bytes, key: str) -> None:
         with self._reading(key):
-            self._world.append(aside, data)
+            self._world.append(temporary, data)
 
-    def _still(self, key: str, path: str, asides: Keys) -> tuple[Any, Entry]:
+    def _still(self, key: str, path: str, temporary_files: Keys) -> tuple[Any, Entry]:
         """Return content that cannot change during the push, with its entry.
 
         The SDK hashes a file first and reads it again later.
@@ -305,9 +307,9 @@ class VolumeStore:
             data = self._world.read(path)
             return data, Entry(key, len(data), hashlib.sha256(data).hexdigest())
         if path.endswith(_GROWING):
-            asides.append(f"{path}.part-{self._world.random_hex(8)}")
-            digest = self._world.copy(path, asides[-1])
-            return asides[-1], Entry(key, self._world.size(asides[-1]), digest)
+            temporary_files.append(f"{path}.part-{self._world.random_hex(8)}")
+            digest = self._world.copy(path, temporary_files[-1])
+            return temporary_files[-1], Entry(key, self._world.size(temporary_files[-1]), digest)
         return path, Entry(key, self._world.size(path), self._world.sha256(path))
 
     # Volume and Dict are looked up before a call begins, because each lookup is itself a call.
@@ -325,12 +327,12 @@ class VolumeStore:
         A Dict without a Volume would be left behind.
         """
         name, _ = f"{self.address.volume}.homing", self._volume(is_write=True)
-        return self.door.sdk.Dict.from_name(name, create_if_missing=True, client=self.door.client)
+        return self.connection.sdk.Dict.from_name(name, create_if_missing=True, client=self.connection.client)
 
     def _hydrate(self, *, may_create: bool) -> Any:
         async def find() -> Any:
-            names = {"version": _VERSION, "create_if_missing": may_create, "client": self.door.client}
-            volume = self.door.sdk.Volume.from_name(self.address.volume, **names)
+            names = {"version": _VERSION, "create_if_missing": may_create, "client": self.connection.client}
+            volume = self.connection.sdk.Volume.from_name(self.address.volume, **names)
             await volume.hydrate.aio()
             return volume
 
@@ -355,10 +357,10 @@ class VolumeStore:
 
     def _do(self, done: str, key: str, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
         """Run a call, retrying if Modal gave no clear answer; all of these calls are idempotent."""
-        door = self.door  # outside the try, so that a missing extra or account is reported as such
+        connection = self.connection  # outside the try, so that a missing extra or account is reported as such
         for number in range(1, _TRIES + 1):
             try:
-                return door.call(make, timeout_s)
+                return connection.call(make, timeout_s)
             except failures() as exc:
                 kind = kind_of(exc)
                 if kind in ("busy", "silent") and number < _TRIES:
@@ -376,7 +378,7 @@ class VolumeStore:
                 fix=f"List volumes: modal volume list   then launch again, which creates {self.address.volume}",
             )
         fixes = {
-            "refused": f"Check the account and the Volume: modal volume list   (using {self.door.who})",
+            "refused": f"Check the account and the Volume: modal volume list   (using {self.connection.who})",
             "busy": "Modal limits requests: try again in a minute.",
         }
         refused = StoreRefused if kind == "refused" else StoreError

@@ -1,6 +1,6 @@
 """Client for an S3 service, with timeouts, and the mapping of its errors to ours.
 
-    open_door(address)       boto3 with a deadline on every call and a few retries
+    connect(address)       boto3 with a deadline on every call and a few retries
     door.error(exc, ...)     an SDK exception -> StoreError with what, why and the command that fixes it
 
 boto3 opens its own connections, so this does not go through World; the simulator uses the folder store. Keys and tokens
@@ -18,7 +18,7 @@ from homing.api_address import check_address
 from homing.errors import MissingExtra, StoreError, StoreRefused
 from homing.store.address import S3Address
 
-__all__ = ["Door", "code_of", "is_absent", "open_door", "region_of", "s3_failures"]
+__all__ = ["Connection", "code_of", "connect", "is_absent", "region_of", "s3_failures"]
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
@@ -65,7 +65,7 @@ _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLo
 
 
 @dataclass(frozen=True)
-class Door:
+class Connection:
     """A client, the address it accesses, and the source of its credentials."""
 
     address: S3Address
@@ -90,7 +90,7 @@ class Door:
         return s3_error(exc, self.address, done, key, self)
 
 
-def open_door(address: S3Address) -> Door:
+def connect(address: S3Address) -> Connection:
     try:
         import boto3
     except ImportError as exc:
@@ -112,7 +112,7 @@ def open_door(address: S3Address) -> Door:
         raise s3_error(exc, address, "opened") from exc
     except ValueError as exc:  # the SDK's exception for an invalid endpoint URL
         raise s3_error(exc, address, "opened") from exc
-    return Door(address, client, _SOURCES.get(method, method), credentials)
+    return Connection(address, client, _SOURCES.get(method, method), credentials)
 
 
 def _client(session: Any, address: S3Address, style: str) -> Any:
@@ -163,15 +163,17 @@ def is_absent(exc: BaseException) -> bool:
     return code_of(exc) in ("NoSuchKey", "404", "NotFound")
 
 
-def s3_error(exc: BaseException, address: S3Address, done: str, key: str = "", door: Door | None = None) -> StoreError:
+def s3_error(
+    exc: BaseException, address: S3Address, done: str, key: str = "", connection: Connection | None = None
+) -> StoreError:
     """Map an SDK exception to a StoreError; `done` completes "could not be ..."."""
     code = code_of(exc)
-    region = str(door.client.meta.region_name) if door else address.region
+    region = str(connection.client.meta.region_name) if connection else address.region
     facts = {
         "bucket": address.bucket,
         "region": region,
-        "where": door.where if door else address.endpoint or "S3",
-        "source": door.source if door else "nowhere",
+        "where": connection.where if connection else address.endpoint or "S3",
+        "source": connection.source if connection else "nowhere",
         "operation": getattr(exc, "operation_name", "") or done,
         "store": shlex.quote(address.url),
     }

@@ -30,13 +30,13 @@ from homing.store.base import (
     Progress,
     check_key,
     disk_failed,
-    is_aside,
+    is_temporary_file,
     not_in_store,
     unwatched,
     wrong_content,
 )
 from homing.store.s3 import transfer
-from homing.store.s3.client import Door, code_of, is_absent, open_door, s3_failures
+from homing.store.s3.client import Connection, code_of, connect, is_absent, s3_failures
 from homing.world import World
 
 __all__ = ["S3Store"]
@@ -58,8 +58,8 @@ class S3Store:
         self._is_exclusive: bool | None = None  # whether the service honours If-None-Match; None: not tested yet
 
     @cached_property
-    def door(self) -> Door:
-        return open_door(self.address)
+    def connection(self) -> Connection:
+        return connect(self.address)
 
     # --- the Store interface ---
 
@@ -67,9 +67,9 @@ class S3Store:
         name = self._name(key)
         with self._as_store_error("pushed", key):
             if not self._is_swept and self.world.size(path) > self._part_bytes:
-                transfer.sweep(self.door, self.world)
+                transfer.sweep(self.connection, self.world)
                 self._is_swept = True
-            sent = transfer.send(self.door, name, path, self.world, self._part_bytes, self.progress)
+            sent = transfer.send(self.connection, name, path, self.world, self._part_bytes, self.progress)
         return Entry(key, sent.num_bytes, sent.sha256)
 
     def put_many(self, files: Files) -> Entries:
@@ -78,49 +78,49 @@ class S3Store:
     def put_bytes(self, key: str, data: bytes) -> Entry:
         name = self._name(key)
         with self._as_store_error("written", key):
-            sent = transfer.send_small(self.door, name, data)
+            sent = transfer.send_small(self.connection, name, data)
         return Entry(key, sent.num_bytes, sent.sha256)
 
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
         head = self._head(key)
-        aside = self._aside(path, key, head)
+        temporary = self._aside(path, key, head)
         if sha256 is None:  # without a hash, damage in the part left by a killed process would go unnoticed
-            self.world.remove(aside)
-        is_begun = self._size(aside) > 0
-        digest = self._fetch(key, aside, head)
+            self.world.remove(temporary)
+        is_begun = self._size(temporary) > 0
+        digest = self._fetch(key, temporary, head)
         if is_begun and digest != sha256:  # the old partial file may be damaged, so retry before blaming the store
-            self.world.remove(aside)
-            digest = self._fetch(key, aside, head)
+            self.world.remove(temporary)
+            digest = self._fetch(key, temporary, head)
         if sha256 is not None and digest != sha256:
-            self.world.remove(aside)
+            self.world.remove(temporary)
             raise wrong_content(key, self.url, digest, sha256)
         with self._as_store_error("fetched", key):
-            self.world.rename(aside, path)
+            self.world.rename(temporary, path)
 
-    def _fetch(self, key: str, aside: str, head: Any) -> str:
+    def _fetch(self, key: str, temporary: str, head: Any) -> str:
         """Download the missing part; return the hash of the whole."""
         with self._as_store_error("fetched", key):
-            digest, have = self._begun(aside, head["ContentLength"])
-            for piece in transfer.stream(self.door, self._name(key), self.world, have, head["ETag"]):
-                if self._size(aside) != have:
-                    raise OSError(f"{aside} is being written by another program")
-                self.world.append(aside, piece)
+            digest, have = self._begun(temporary, head["ContentLength"])
+            for piece in transfer.stream(self.connection, self._name(key), self.world, have, head["ETag"]):
+                if self._size(temporary) != have:
+                    raise OSError(f"{temporary} is being written by another program")
+                self.world.append(temporary, piece)
                 digest.update(piece)
                 have += len(piece)
                 self.progress(have, head["ContentLength"])
             if not have:
-                self.world.write(aside, b"")
+                self.world.write(temporary, b"")
         return str(digest.hexdigest())
 
     def read(self, key: str) -> bytes:
         name = self._name(key)
         with self._as_store_error("read", key):
-            return b"".join(transfer.stream(self.door, name, self.world))
+            return b"".join(transfer.stream(self.connection, name, self.world))
 
     def sha256(self, key: str) -> str:
         name, digest = self._name(key), hashlib.sha256()
         with self._as_store_error("read", key):
-            for piece in transfer.stream(self.door, name, self.world):
+            for piece in transfer.stream(self.connection, name, self.world):
                 digest.update(piece)
         return digest.hexdigest()
 
@@ -141,14 +141,14 @@ class S3Store:
             check_key(folder)
         found: Entries = []
         with self._as_store_error("listed", prefix):
-            pages = self.door.client.get_paginator("list_objects_v2").paginate(
+            pages = self.connection.client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.address.bucket, Prefix=self.address.prefix + prefix
             )
             for page in pages:
                 for item in page.get("Contents", []):
                     key = item["Key"][len(self.address.prefix) :]
                     # A key that ends in a slash is a folder placeholder created by some program; ours are files.
-                    if not key.endswith("/") and not is_aside(key):
+                    if not key.endswith("/") and not is_temporary_file(key):
                         found.append(Entry(key, int(item["Size"])))
         return sorted(found, key=lambda entry: entry.key)
 
@@ -156,7 +156,7 @@ class S3Store:
         name = self._name(key)
         with self._as_store_error("deleted", key):
             try:
-                self.door.client.delete_object(Bucket=self.address.bucket, Key=name)
+                self.connection.client.delete_object(Bucket=self.address.bucket, Key=name)
             except s3_failures() as exc:
                 if not is_absent(exc):
                     raise
@@ -168,7 +168,7 @@ class S3Store:
     def drop_cut(self, folder: str) -> int:
         with self._as_store_error("deleted", folder):
             # -inf because clocks differ
-            return transfer.sweep(self.door, self.world, f"{folder}/", untouched_s=-math.inf)
+            return transfer.sweep(self.connection, self.world, f"{folder}/", untouched_s=-math.inf)
 
     def create_if_absent(self, key: str, data: bytes) -> bool:
         name = self._name(key)
@@ -176,7 +176,7 @@ class S3Store:
             if not self.is_exclusive():
                 raise StoreError(
                     what=f"{self.url} cannot keep two homes from owning one run.",
-                    why=f"{self.door.where} accepts a write with If-None-Match: * although the key exists.",
+                    why=f"{self.connection.where} accepts a write with If-None-Match: * although the key exists.",
                     fix="Use a service that honours it (AWS S3, R2, MinIO), or another store: hf:OWNER/NAME",
                 )
             return self._create(name, data)
@@ -185,13 +185,13 @@ class S3Store:
         """Return a presigned URL for one PUT to this key, for a machine on which nothing is installed yet."""
         params = {"Bucket": self.address.bucket, "Key": self._name(key)}
         with self._as_store_error("written", key):
-            return str(self.door.client.generate_presigned_url("put_object", params, ExpiresIn=int(valid_s)))
+            return str(self.connection.client.generate_presigned_url("put_object", params, ExpiresIn=int(valid_s)))
 
     def get_url(self, key: str, valid_s: float) -> str:
         """Return a presigned URL for reading one key, for a machine that has neither keys nor an SDK yet."""
         params = {"Bucket": self.address.bucket, "Key": self._name(key)}
         with self._as_store_error("read", key):
-            return str(self.door.client.generate_presigned_url("get_object", params, ExpiresIn=int(valid_s)))
+            return str(self.connection.client.generate_presigned_url("get_object", params, ExpiresIn=int(valid_s)))
 
     # --- used by preflight ---
 
@@ -202,14 +202,14 @@ class S3Store:
             try:
                 self._is_exclusive = self._create(name, b"1") and not self._create(name, b"2")
             finally:
-                self.door.client.delete_object(Bucket=self.address.bucket, Key=name)
+                self.connection.client.delete_object(Bucket=self.address.bucket, Key=name)
         return self._is_exclusive
 
     def _create(self, name: str, data: bytes) -> bool:
         maker = self.world.random_hex(32)
         for _ in range(4):
             try:
-                transfer.send_small(self.door, name, data, IfNoneMatch="*", Metadata={_MAKER: maker})
+                transfer.send_small(self.connection, name, data, IfNoneMatch="*", Metadata={_MAKER: maker})
             except s3_failures() as exc:
                 if code_of(exc) in ("PreconditionFailed", "412"):
                     # It is ours after all if a retry found the object that the first try had created before its answer
@@ -223,7 +223,7 @@ class S3Store:
         return self._maker_of(name) == maker
 
     def _maker_of(self, name: str) -> str:
-        head = self.door.client.head_object(Bucket=self.address.bucket, Key=name)
+        head = self.connection.client.head_object(Bucket=self.address.bucket, Key=name)
         return str({key.lower(): value for key, value in head["Metadata"].items()}.get(_MAKER, ""))
 
     # --- helpers ---
@@ -236,12 +236,12 @@ class S3Store:
         name = self._name(key)
         with self._as_store_error("checked", key):
             try:
-                return self.door.client.head_object(Bucket=self.address.bucket, Key=name)
+                return self.connection.client.head_object(Bucket=self.address.bucket, Key=name)
             except s3_failures() as exc:
                 if not is_absent(exc):
                     raise
         with self._as_store_error("checked", ""):
-            self.door.client.head_bucket(Bucket=self.address.bucket)
+            self.connection.client.head_bucket(Bucket=self.address.bucket)
         return None
 
     def _head(self, key: str) -> Any:
@@ -255,13 +255,13 @@ class S3Store:
         version = f"{self.url} {key} {head['ETag']} {head['ContentLength']}"
         return f"{path}.part-{hashlib.sha256(version.encode()).hexdigest()[:8]}"
 
-    def _begun(self, aside: str, total: int) -> tuple[Any, int]:
-        digest, have = hashlib.sha256(), self._size(aside)
+    def _begun(self, temporary: str, total: int) -> tuple[Any, int]:
+        digest, have = hashlib.sha256(), self._size(temporary)
         if have > total:
-            self.world.remove(aside)
+            self.world.remove(temporary)
             have = 0
         for offset in range(0, have, 1 << 20):
-            digest.update(self.world.read(aside, offset, min(1 << 20, have - offset)))
+            digest.update(self.world.read(temporary, offset, min(1 << 20, have - offset)))
         return digest, have
 
     def _size(self, path: str) -> int:
@@ -276,4 +276,4 @@ class S3Store:
         except s3_failures() as exc:
             if key and code_of(exc) == "NoSuchKey":
                 raise not_in_store(key, self.url) from exc
-            raise self.door.error(exc, done, key) from exc
+            raise self.connection.error(exc, done, key) from exc

@@ -20,7 +20,7 @@ from typing import Any
 
 from homing.errors import StoreError
 from homing.store.base import Progress
-from homing.store.s3.client import Door, code_of, is_absent, s3_failures
+from homing.store.s3.client import Connection, code_of, is_absent, s3_failures
 from homing.world import World
 
 __all__ = ["PART_BYTES", "Sent", "send", "send_small", "stream", "sweep"]
@@ -54,46 +54,53 @@ class _Upload:
 # --- upload ---
 
 
-def send_small(door: Door, key: str, data: bytes, **extra: Any) -> Sent:
+def send_small(connection: Connection, key: str, data: bytes, **extra: Any) -> Sent:
     """Upload with one PUT, with hashes that the service checks; a service without SHA-256 support gets only the MD5."""
     digest = hashlib.sha256(data)
-    call = {"Bucket": door.address.bucket, "Key": key, "Body": data, "ContentMD5": _md5(data), **extra}
+    call = {"Bucket": connection.address.bucket, "Key": key, "Body": data, "ContentMD5": _md5(data), **extra}
     try:
-        door.client.put_object(ChecksumSHA256=_b64(digest.digest()), **call)
+        connection.client.put_object(ChecksumSHA256=_b64(digest.digest()), **call)
     except s3_failures() as exc:
         if code_of(exc) not in _NO_CHECKSUM:
             raise
-        door.client.put_object(**call)
+        connection.client.put_object(**call)
     return Sent(len(data), digest.hexdigest())
 
 
-def send(door: Door, key: str, path: str, world: World, part_bytes: int, progress: Progress) -> Sent:
+def send(connection: Connection, key: str, path: str, world: World, part_bytes: int, progress: Progress) -> Sent:
     """Upload the file at its current length; data appended meanwhile is ignored."""
     size = world.size(path)
     if size <= part_bytes:
-        sent = send_small(door, key, world.read(path))
+        sent = send_small(connection, key, world.read(path))
         progress(sent.num_bytes, sent.num_bytes)
         return sent
     part_bytes = max(part_bytes, -(-size // _MOST_PARTS))
-    for upload in _resumable(door, key, world):
+    for upload in _resumable(connection, key, world):
         try:
-            return _send_parts(door, key, path, size, part_bytes, upload, world, progress)
+            return _send_parts(connection, key, path, size, part_bytes, upload, world, progress)
         except _OtherContent:
             continue
     try:
-        return _send_parts(door, key, path, size, part_bytes, _begin(door, key), world, progress)
+        return _send_parts(connection, key, path, size, part_bytes, _begin(connection, key), world, progress)
     except _OtherContent as exc:
         raise StoreError(
-            what=f"{key} could not be pushed to {door.address.url}.",
+            what=f"{key} could not be pushed to {connection.address.url}.",
             why="The upload was aborted while it ran: another process writes the same key.",
             fix="See who owns the run: homing runs   then push again",
         ) from exc
 
 
 def _send_parts(
-    door: Door, key: str, path: str, size: int, part_bytes: int, upload: _Upload, world: World, progress: Progress
+    connection: Connection,
+    key: str,
+    path: str,
+    size: int,
+    part_bytes: int,
+    upload: _Upload,
+    world: World,
+    progress: Progress,
 ) -> Sent:
-    at = {"Bucket": door.address.bucket, "Key": key, "UploadId": upload.id}
+    at = {"Bucket": connection.address.bucket, "Key": key, "UploadId": upload.id}
     digest, finished = hashlib.sha256(), []
     count = -(-size // part_bytes)
     if any(number > count for number in upload.parts):
@@ -104,20 +111,22 @@ def _send_parts(
         if len(data) < min(part_bytes, size - offset):
             raise OSError(f"{path} shrank while it was pushed")
         digest.update(data)
-        finished.append(_finished_part(door, at, number, data, upload))
+        finished.append(_finished_part(connection, at, number, data, upload))
         progress(offset + len(data), size)
-    _complete(door, key, at, finished, digest.hexdigest(), world)
+    _complete(connection, key, at, finished, digest.hexdigest(), world)
     return Sent(size, digest.hexdigest())
 
 
-def _finished_part(door: Door, at: dict[str, str], number: int, data: bytes, upload: _Upload) -> dict[str, Any]:
+def _finished_part(
+    connection: Connection, at: dict[str, str], number: int, data: bytes, upload: _Upload
+) -> dict[str, Any]:
     """Return part number and ETag (and checksum), uploading the part if it is missing."""
     sha256, there = _b64(hashlib.sha256(data).digest()), upload.parts.get(number)
     if there is None:
         checks = {"ContentMD5": _md5(data), **({"ChecksumSHA256": sha256} if upload.has_sha256 else {})}
         try:
-            there = door.client.upload_part(PartNumber=number, Body=data, **at, **checks)
-        except door.client.exceptions.NoSuchUpload as exc:
+            there = connection.client.upload_part(PartNumber=number, Body=data, **at, **checks)
+        except connection.client.exceptions.NoSuchUpload as exc:
             raise _OtherContent from exc
     elif not _is_same(there, data, sha256):
         raise _OtherContent
@@ -133,21 +142,23 @@ def _is_same(part: dict[str, Any], data: bytes, sha256: str) -> bool:
     return bool(part["ETag"].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest())
 
 
-def _complete(door: Door, key: str, at: dict[str, str], parts: list[dict[str, Any]], sha256: str, world: World) -> None:
+def _complete(
+    connection: Connection, key: str, at: dict[str, str], parts: list[dict[str, Any]], sha256: str, world: World
+) -> None:
     try:
-        door.client.complete_multipart_upload(MultipartUpload={"Parts": parts}, **at)
+        connection.client.complete_multipart_upload(MultipartUpload={"Parts": parts}, **at)
     except s3_failures() as exc:
         if code_of(exc) not in ("NoSuchUpload", "InvalidPart", "InvalidPartOrder"):
             raise
         # Perhaps the answer to an earlier try was lost and the object is complete; only its bytes can tell.
-        if not _holds(door, key, sha256, world):
+        if not _holds(connection, key, sha256, world):
             raise _OtherContent from exc
 
 
-def _holds(door: Door, key: str, sha256: str, world: World) -> bool:
+def _holds(connection: Connection, key: str, sha256: str, world: World) -> bool:
     digest = hashlib.sha256()
     try:
-        for piece in stream(door, key, world):
+        for piece in stream(connection, key, world):
             digest.update(piece)
     except s3_failures() as exc:
         if is_absent(exc):
@@ -156,25 +167,25 @@ def _holds(door: Door, key: str, sha256: str, world: World) -> bool:
     return digest.hexdigest() == sha256
 
 
-def _begin(door: Door, key: str) -> _Upload:
-    at = {"Bucket": door.address.bucket, "Key": key}
+def _begin(connection: Connection, key: str) -> _Upload:
+    at = {"Bucket": connection.address.bucket, "Key": key}
     try:
-        made = door.client.create_multipart_upload(ChecksumAlgorithm="SHA256", **at)
+        made = connection.client.create_multipart_upload(ChecksumAlgorithm="SHA256", **at)
     except s3_failures() as exc:
         if code_of(exc) not in _NO_CHECKSUM:
             raise
-        made = door.client.create_multipart_upload(**at)
+        made = connection.client.create_multipart_upload(**at)
     return _Upload(made["UploadId"], made.get("ChecksumAlgorithm") == "SHA256", {})
 
 
 # --- interrupted uploads ---
 
 
-def _resumable(door: Door, key: str, world: World) -> list[_Upload]:
+def _resumable(connection: Connection, key: str, world: World) -> list[_Upload]:
     """Return the interrupted uploads of exactly this key, newest first."""
     found = []
-    for listed in _uploads(door, key):
-        parts = _parts(door, key, listed["UploadId"]) if listed["Key"] == key else None
+    for listed in _uploads(connection, key):
+        parts = _parts(connection, key, listed["UploadId"]) if listed["Key"] == key else None
         if parts is not None and world.now() - _touched_at(listed, parts) < _STALE_S:
             is_sha256 = listed.get("ChecksumAlgorithm") == "SHA256" or any(p.get("ChecksumSHA256") for p in parts)
             upload = _Upload(listed["UploadId"], is_sha256, {part["PartNumber"]: part for part in parts})
@@ -182,14 +193,14 @@ def _resumable(door: Door, key: str, world: World) -> list[_Upload]:
     return [upload for _, upload in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
-def sweep(door: Door, world: World, below: str = "", untouched_s: float = _STALE_S) -> int:
+def sweep(connection: Connection, world: World, below: str = "", untouched_s: float = _STALE_S) -> int:
     """Abort uploads below our prefix, or a folder in it, that were untouched for that long; return how many."""
     aborted = 0
-    for listed in _uploads(door, door.address.prefix + below):
-        parts = _parts(door, listed["Key"], listed["UploadId"])
+    for listed in _uploads(connection, connection.address.prefix + below):
+        parts = _parts(connection, listed["Key"], listed["UploadId"])
         if parts is not None and world.now() - _touched_at(listed, parts) >= untouched_s:
-            at = {"Bucket": door.address.bucket, "Key": listed["Key"], "UploadId": listed["UploadId"]}
-            _unless_gone(functools.partial(door.client.abort_multipart_upload, **at))
+            at = {"Bucket": connection.address.bucket, "Key": listed["Key"], "UploadId": listed["UploadId"]}
+            _unless_gone(functools.partial(connection.client.abort_multipart_upload, **at))
             aborted += 1
     return aborted
 
@@ -199,16 +210,20 @@ def _touched_at(listed: dict[str, Any], parts: list[dict[str, Any]]) -> float:
     return float(max(moment.timestamp() for moment in [listed["Initiated"], *(p["LastModified"] for p in parts)]))
 
 
-def _uploads(door: Door, prefix: str) -> list[dict[str, Any]]:
-    pages = door.client.get_paginator("list_multipart_uploads").paginate(Bucket=door.address.bucket, Prefix=prefix)
+def _uploads(connection: Connection, prefix: str) -> list[dict[str, Any]]:
+    pages = connection.client.get_paginator("list_multipart_uploads").paginate(
+        Bucket=connection.address.bucket, Prefix=prefix
+    )
     found: list[dict[str, Any]] = []
     # rclone answers NoSuchUpload for a bucket that never had an upload.
     _unless_gone(lambda: found.extend(upload for page in pages for upload in page.get("Uploads", [])))
     return found
 
 
-def _parts(door: Door, key: str, upload_id: str) -> list[dict[str, Any]] | None:
-    pages = door.client.get_paginator("list_parts").paginate(Bucket=door.address.bucket, Key=key, UploadId=upload_id)
+def _parts(connection: Connection, key: str, upload_id: str) -> list[dict[str, Any]] | None:
+    pages = connection.client.get_paginator("list_parts").paginate(
+        Bucket=connection.address.bucket, Key=key, UploadId=upload_id
+    )
     found: list[dict[str, Any]] = []
     is_there = _unless_gone(lambda: found.extend(part for page in pages for part in page.get("Parts", [])))
     return found if is_there else None
@@ -228,15 +243,15 @@ def _unless_gone(call: Callable[[], Any]) -> bool:
 # --- download ---
 
 
-def stream(door: Door, key: str, world: World, offset: int = 0, etag: str = "") -> Iterator[bytes]:
+def stream(connection: Connection, key: str, world: World, offset: int = 0, etag: str = "") -> Iterator[bytes]:
     """Yield the object from `offset` on. With `etag` it must be that version, else the one of the first answer."""
     total, failures = -1, 0
     while offset != total:
-        reply = _open_range(door, key, offset)
+        reply = _open_range(connection, key, offset)
         total, etag, before = offset + int(reply["ContentLength"]), etag or reply["ETag"], offset
         if reply["ETag"] != etag:
             raise StoreError(
-                what=f"{key} changed in {door.address.url} while it was read.",
+                what=f"{key} changed in {connection.address.url} while it was read.",
                 why="Another process writes the same key.",
                 fix="Try again.",
             )
@@ -254,14 +269,14 @@ def stream(door: Door, key: str, world: World, offset: int = 0, etag: str = "") 
             world.sleep(min(0.25 * 2**failures, _LONGEST_PAUSE_S))
 
 
-def _open_range(door: Door, key: str, offset: int) -> Any:
-    at = {"Bucket": door.address.bucket, "Key": key}
+def _open_range(connection: Connection, key: str, offset: int) -> Any:
+    at = {"Bucket": connection.address.bucket, "Key": key}
     if not offset:
-        return door.client.get_object(**at)
-    reply = door.client.get_object(Range=f"bytes={offset}-", **at)
+        return connection.client.get_object(**at)
+    reply = connection.client.get_object(Range=f"bytes={offset}-", **at)
     if not str(reply.get("ContentRange", "")).startswith(f"bytes {offset}-"):
         raise StoreError(
-            what=f"{key} could not be read from {door.address.url}.",
+            what=f"{key} could not be read from {connection.address.url}.",
             why="The service ignores byte ranges, so an interrupted download cannot resume.",
             fix="Use another store.",
         )

@@ -104,7 +104,7 @@ class _Routes:
         """
         deadline = asyncio.get_running_loop().time() + _FIRST_S
         with opened as feed:
-            while not feed.is_told.is_set():
+            while not feed.is_reported.is_set():
                 if self._source.is_ending:
                     return _error("The dashboard is shutting down.", 503)
                 if asyncio.get_running_loop().time() >= deadline:

@@ -145,14 +145,14 @@ function show_money(money) {
   const [first, ...rest] = money.words.flatMap((text) => text.split(" End all: ")).map((text) =>
     text.startsWith("homing ") ? command(text, "End everything that is billing") : text);
   const spent = money.total ? el("span", { class: "soft" }, money.total + " in total so far (ledger)") : "";
-  const beside = money.beside.map((each) => el("p", { class: "note" },
+  const others = money.others.map((each) => el("p", { class: "note" },
     [each.state, each.instance, each.spent, each.age, "billing " + each.billing].filter(Boolean).join(", ")));
   fill($("money"),
     el("div", { class: "row" }, el("span", { class: "big" }, first), spent),
     ...rest.map((each) => el("div", {}, each)),
     money.asked && el("div", { class: "soft small" }, "Providers queried at " + money.asked),
     money.left_out && el("div", { class: "soft small" }, money.left_out + " older ended runs are not shown: homing runs --all"),
-    ...beside, ...notes(money.problems));
+    ...others, ...notes(money.problems));
   document.title = money.is_billing ? first : "homing";
   $("where").textContent = shown === "" ? money.home : "";
   if (money.is_empty) {

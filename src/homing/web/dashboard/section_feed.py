@@ -36,7 +36,7 @@ class _Section:
 class Feed:
     _sections: dict[str, _Section] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    is_told: threading.Event = field(default_factory=threading.Event)  # set by the writer after its first update
+    is_reported: threading.Event = field(default_factory=threading.Event)  # set by the writer after its first update
 
     def put(self, name: str, value: Any) -> None:
         with self._lock:

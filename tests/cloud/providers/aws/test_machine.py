@@ -81,8 +81,8 @@ def box(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def boot_of(**changes: object) -> Boot:
-    told = {"started_at": time.time(), "rate_usd_per_hour": "1.00", "spend_limit_usd": "2.00", "time_limit_s": 0.0}
-    return make_boot(**{**told, **changes})
+    messages = {"started_at": time.time(), "rate_usd_per_hour": "1.00", "spend_limit_usd": "2.00", "time_limit_s": 0.0}
+    return make_boot(**{**messages, **changes})
 
 
 @pytest.mark.acceptance(122)
@@ -129,8 +129,8 @@ def test_the_timer_follows_a_limit_that_was_raised_also_where_home_has_another_c
     box.run(boot, has_volume=False, skew_s=skew_s)
     time.sleep(1.0)
     assert len(box.lines("shutdowns")) == 1, "nothing was changed yet"
-    told = Request(1, False, "", "4.00", 0.0)
-    (work / "run" / file_names.LIMITS).write_text(codec.dumps(told))
+    messages = Request(1, False, "", "4.00", 0.0)
+    (work / "run" / file_names.LIMITS).write_text(codec.dumps(messages))
     first, second = minutes_until(box, 2)
     assert ends_in_s(boot) / 60 - 2 <= first <= ends_in_s(boot) / 60
     raised = ends_in_s(dataclasses.replace(boot, spend_limit_usd="4.00"))

@@ -146,9 +146,9 @@ def test_absurd_figures_are_no_bill_and_keep_nothing_from_being_ended(
         provider.destroy(made.id)
         return set(seen)
 
-    def put(told: dict[str, Any]) -> None:
+    def put(messages: dict[str, Any]) -> None:
         values.clear()
-        values.update(told)
+        values.update(messages)
 
     monkeypatch.setattr(rig.world, "http", http)
     cloud = Spoiled(
@@ -189,11 +189,13 @@ def test_spot_is_offered_by_its_cheapest_zone_and_by_region_and_the_rate_is_the_
     offers = {offer.name: offer for offer in rig.provider.offers(Needs())}
     assert list(offers) == ["us-east-1b/g5.xlarge/spot", "us-east-1/g5.xlarge/spot", "us-east-1/g5.xlarge/on-demand"]
     assert {offer.host_bytes for offer in offers.values()} == {16 * 2**30}, "of the machine, beside the card's"
-    beside = Decimal("0.0214")  # 100 GB of gp3 and an address, rounded down
+    neighbor = Decimal("0.0214")  # 100 GB of gp3 and an address, rounded down
     cheap, all_zones, listed = offers.values()
-    assert Decimal("1.006") * Decimal("0.35") * Decimal("1.1") + beside <= cheap.rate_usd_per_hour < Decimal("0.41")
-    assert Decimal("1.006") * Decimal("0.55") * Decimal("1.1") + beside <= all_zones.rate_usd_per_hour < Decimal("0.64")
-    assert Decimal("1.006") + beside <= listed.rate_usd_per_hour < Decimal("1.03")
+    assert Decimal("1.006") * Decimal("0.35") * Decimal("1.1") + neighbor <= cheap.rate_usd_per_hour < Decimal("0.41")
+    assert (
+        Decimal("1.006") * Decimal("0.55") * Decimal("1.1") + neighbor <= all_zones.rate_usd_per_hour < Decimal("0.64")
+    )
+    assert Decimal("1.006") + neighbor <= listed.rate_usd_per_hour < Decimal("1.03")
     assert cheap.is_spot
     assert not listed.is_spot
     assert (listed.device, listed.num_gpus, listed.as_of) == ("A10G", 1, None)
@@ -679,7 +681,7 @@ def test_a_machine_that_cannot_be_reached_is_waited_for_no_longer_than_the_limit
 ) -> None:
     rig = Rig(tmp_path, settings=Settings(pending_s=20.0))
     made, began = rig.create(), rig.world.t
-    monkeypatch.setattr(rig.world, "run", lambda argv, timeout_s, **told: Completed(255, "", "timed out"))
+    monkeypatch.setattr(rig.world, "run", lambda argv, timeout_s, **messages: Completed(255, "", "timed out"))
     late = dataclasses.replace(rig.request, order=dataclasses.replace(rig.request.order, start_within_s=75.0))
     with pytest.raises(StartTimeout, match="over SSH within 55s"):
         rig.provider.hand_over(late, made.id)

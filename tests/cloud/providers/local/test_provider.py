@@ -236,12 +236,12 @@ class Flickering(World):
 
     def __init__(self, owner: str) -> None:
         self.inside = [[5], [6]]  # in the first look and in the second
-        self.theirs, self.ours = make_mark(owner, "fern", 1), make_mark(owner, "moss", 1)
+        self.reference, self.ours = make_mark(owner, "fern", 1), make_mark(owner, "moss", 1)
 
     def marked(self, variable: str, prefix: str) -> list[tuple[Process, str]]:
         if variable == MACHINE_ENV:
             return [(Process(pid, ""), "machine") for pid in (self.inside.pop(0) if self.inside else [])]
-        found = [(Process(pid, ""), self.theirs) for pid in (4, 5, 6)] + [(Process(9, ""), self.ours)]
+        found = [(Process(pid, ""), self.reference) for pid in (4, 5, 6)] + [(Process(9, ""), self.ours)]
         return [(process, mark) for process, mark in found if mark.startswith(prefix)]
 
 

@@ -86,8 +86,8 @@ def modal(cloud: Cloud, tmp_path: Path) -> Modal:
 def order_of(modal: Modal, tmp_path: Path, *, gpu: str = "T4", mark: str = MARK, **boot: object) -> Request:
     made = ProviderContract().make_request(modal, mark, tmp_path)
     offer = modal.offers(Needs(gpu=gpu))[0] if gpu else _without_card(modal)
-    told = dataclasses.replace(made.order.boot, rate_usd_per_hour=str(offer.rate_usd_per_hour), **boot)
-    return modal.plan(offer, dataclasses.replace(made.order, boot=told))
+    messages = dataclasses.replace(made.order.boot, rate_usd_per_hour=str(offer.rate_usd_per_hour), **boot)
+    return modal.plan(offer, dataclasses.replace(made.order, boot=messages))
 
 
 def _without_card(modal: Modal) -> Offer:
@@ -139,9 +139,9 @@ def test_absurd_figures_are_no_bill_and_keep_nothing_from_being_ended(
         provider.destroy(provider.list_owned()[0].id)
         return found
 
-    def put(told: dict[str, str]) -> None:
+    def put(messages: dict[str, str]) -> None:
         for tags in living():
-            tags.update(told or kept)
+            tags.update(messages or kept)
 
     now = modal._world.now
     open_ = lambda: Modal(home=tmp_path / "home", owner=OWNER, world=Skipping(cloud))  # noqa: E731
@@ -358,12 +358,12 @@ def test_the_image_is_made_of_the_versions_here_and_of_no_sdk_where_the_store_is
     cloud: Cloud, modal: Modal
 ) -> None:
     modal.prepare("modal:runs")
-    told = "\n".join(line for commands in cloud.images.values() for line in commands)
-    assert "torch==" in told
-    assert "numpy==" in told
-    assert "modal==" not in told
-    assert "--require-hashes" in told
-    assert "nvidia-cudnn-cu13==" in told, "what torch needs has its hashes too"
+    messages = "\n".join(line for commands in cloud.images.values() for line in commands)
+    assert "torch==" in messages
+    assert "numpy==" in messages
+    assert "modal==" not in messages
+    assert "--require-hashes" in messages
+    assert "nvidia-cudnn-cu13==" in messages, "what torch needs has its hashes too"
     cloud.images.clear()
     modal.prepare("s3://bucket")
     assert "boto3==" in "\n".join(line for commands in cloud.images.values() for line in commands)
@@ -378,9 +378,9 @@ def test_a_persons_own_image_is_a_machine_with_python_where_the_environment_is_f
     assert place.python.endswith("/env/bin/python")
     assert place.base_python == "python3"
     modal.prepare("s3://bucket")
-    told = "\n".join(line for commands in cloud.images.values() for line in commands)
-    assert "FROM ghcr.io/me/training:1" in told
-    assert "torch" not in told
+    messages = "\n".join(line for commands in cloud.images.values() for line in commands)
+    assert "FROM ghcr.io/me/training:1" in messages
+    assert "torch" not in messages
 
 
 # --- what it cannot know is not gone ---

@@ -79,14 +79,14 @@ class TestRunpod(ProviderContract):
 class Rig:
     """The provider on a RunPod with these faults, and the request that launch would make."""
 
-    def __init__(self, tmp_path: Path, *strikes: Strike, settings: Settings | None = None, **told: Any) -> None:
-        faults = {name: told.pop(name) for name in list(told) if name in Faults.__dataclass_fields__}
+    def __init__(self, tmp_path: Path, *strikes: Strike, settings: Settings | None = None, **messages: Any) -> None:
+        faults = {name: messages.pop(name) for name in list(messages) if name in Faults.__dataclass_fields__}
         self.world = RunpodWorld(Faults(strikes=strikes, **faults), settings)
         self.cloud = self.world.cloud
         self.home = tmp_path / "home"
         self.provider = Runpod(home=self.home, owner=OWNER, world=self.world)
-        if told:
-            self.provider.configure(settings_of(**told))
+        if messages:
+            self.provider.configure(settings_of(**messages))
         self.tmp_path = tmp_path
 
     @property
@@ -114,9 +114,9 @@ class TestFaults(RestFaults):
     create_path, list_key = "/pods", "pods"
 
 
-def settings_of(**told: Any) -> dict[str, Any]:
+def settings_of(**messages: Any) -> dict[str, Any]:
     """As the run file's section reaches the adapter."""
-    return RunpodCloud(**told).model_dump()
+    return RunpodCloud(**messages).model_dump()
 
 
 def script_of(args: str) -> str:
@@ -170,8 +170,8 @@ def test_a_card_whose_name_holds_another_ones_is_not_taken_for_it(tmp_path: Path
 
 
 def test_a_run_takes_other_peoples_machines_only_where_it_says_so(tmp_path: Path) -> None:
-    def clouds(**told: Any) -> set[str]:
-        return {offer.cloud for offer in Rig(tmp_path, **told).provider.offers(Needs())}
+    def clouds(**messages: Any) -> set[str]:
+        return {offer.cloud for offer in Rig(tmp_path, **messages).provider.offers(Needs())}
 
     assert clouds() == {"secure", "community"}  # without a run file: all there is
     assert clouds(image="x") == {"secure"}
@@ -468,17 +468,17 @@ def test_a_pod_tries_every_way_to_end_itself_and_says_when_none_was_taken(
     tmp_path: Path, refused: tuple[str, ...], asked: list[str], code: int
 ) -> None:
     """The real command, by a real shell: GraphQL says no with 200 and `errors`, and runpodctl by its exit code."""
-    heard: list[str] = []
+    received: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_DELETE(self) -> None:
-            heard.append(f"DELETE {self.path}")
+            received.append(f"DELETE {self.path}")
             self.answer(403 if "DELETE" in refused else 204, b"")
 
         def do_POST(self) -> None:
             text = self.rfile.read(int(self.headers["content-length"])).decode()
             verb = next(word for word in ("podTerminate", "podStop") if word in text)
-            heard.append(verb)
+            received.append(verb)
             self.answer(200, b'{"errors": [{"message": "no"}]}' if verb in refused else b'{"data": {}}')
 
         def answer(self, status: int, body: bytes) -> None:
@@ -503,7 +503,7 @@ def test_a_pod_tries_every_way_to_end_itself_and_says_when_none_was_taken(
         server.shutdown()
         thread.join()
     by_ctl = (tmp_path / "ctl").read_text().splitlines() if (tmp_path / "ctl").exists() else []
-    assert heard + by_ctl == asked, done.stderr
+    assert received + by_ctl == asked, done.stderr
     assert bool(done.returncode) == bool(code)
     assert "pod-key" not in done.stdout + done.stderr
 
@@ -734,14 +734,14 @@ def test_runpods_own_bill_is_told_and_a_late_or_hidden_one_changes_nothing(tmp_p
     rig.world.pass_time(600)
     assert rig.provider.describe(made.id).spend_usd is None
     rig.world.pass_time(600)
-    told = rig.provider.describe(made.id).spend_usd
-    assert told == pytest.approx(Decimal("0.2467") + storage_rate(20) / 3, rel=Decimal("0.01"))
+    messages = rig.provider.describe(made.id).spend_usd
+    assert messages == pytest.approx(Decimal("0.2467") + storage_rate(20) / 3, rel=Decimal("0.01"))
     rig.world.pass_time(600)
     rig.provider.destroy(made.id)
     gone = rig.provider.describe(made.id)
     assert gone.state == "gone"
     assert gone.spend_usd is not None
-    assert gone.spend_usd > told
+    assert gone.spend_usd > messages
     rig = Rig(tmp_path, rates={"account.error_before": 1.0})
     assert rig.create().spend_usd is None
 
@@ -775,10 +775,10 @@ def test_the_balance_is_told_with_what_goes_from_it_and_changes_nothing(tmp_path
     rig.create()
     rig.cloud.balance_usd = Decimal("3.25")
     rig.world.requests.clear()
-    told = rig.provider.balance()
-    assert told is not None
-    assert told.left_usd == Decimal("3.25")
-    assert told.rate_usd_per_hour > 0
+    messages = rig.provider.balance()
+    assert messages is not None
+    assert messages.left_usd == Decimal("3.25")
+    assert messages.rate_usd_per_hour > 0
     (asked,) = rig.world.requests
     assert asked.url == "https://runpod.test/graphql"
     assert b"mutation" not in asked.body
@@ -882,8 +882,8 @@ def test_two_pods_that_nobody_ever_saw_under_one_mark_both_count(tmp_path: Path)
 
 @pytest.mark.acceptance(54, 104, 139, "X22")
 def test_a_volume_is_made_once_mounted_listed_with_its_price_and_outlives_the_pod(tmp_path: Path) -> None:
-    told = {"volume": "transformer-shared", "volume_size": "1TB", "data_centers": ["EU-RO-1"]}
-    rig = Rig(tmp_path, **told)
+    messages = {"volume": "transformer-shared", "volume_size": "1TB", "data_centers": ["EU-RO-1"]}
+    rig = Rig(tmp_path, **messages)
     made = rig.create()
     (volume,) = rig.cloud.volumes.values()
     assert (volume["name"], volume["size"], volume["type"]) == (f"homing-{OWNER}-transformer-shared", 1000, "STANDARD")
@@ -907,8 +907,8 @@ def test_a_volume_is_made_once_mounted_listed_with_its_price_and_outlives_the_po
 def test_what_costs_beside_the_limit_and_who_owns_the_machine_is_said_before_anything_is_rented(tmp_path: Path) -> None:
     assert Rig(tmp_path).provider.cautions() == []
     assert Rig(tmp_path, image="x").provider.cautions() == []
-    told = {"volume": "v", "volume_size": "2TB", "data_centers": ["EU-RO-1"], "must_end_itself": False}
-    rig = Rig(tmp_path, **told)
+    messages = {"volume": "v", "volume_size": "2TB", "data_centers": ["EU-RO-1"], "must_end_itself": False}
+    rig = Rig(tmp_path, **messages)
     price, guard = rig.provider.cautions()
     assert "creates the network volume v of 2000 GB: $120.00 a month" in price
     assert "only the local guard can" in guard
@@ -919,8 +919,8 @@ def test_what_costs_beside_the_limit_and_who_owns_the_machine_is_said_before_any
 
 
 def test_a_volume_whose_answer_was_lost_is_found_and_not_made_twice(tmp_path: Path) -> None:
-    told = {"volume": "v", "volume_size": "2TB", "data_centers": ["EU-RO-1"]}
-    rig = Rig(tmp_path, **told)
+    messages = {"volume": "v", "volume_size": "2TB", "data_centers": ["EU-RO-1"]}
+    rig = Rig(tmp_path, **messages)
     request, real_http = rig.request, rig.world.http
 
     def http(each: HttpRequest) -> HttpResponse:
@@ -1097,10 +1097,10 @@ def test_a_new_key_of_the_same_account_is_known_by_the_id_that_graphql_tells_onc
 def test_a_key_that_may_not_ask_whose_it_is_stands_for_its_account_and_is_not_told(tmp_path: Path) -> None:
     rig = with_accounts(Rig(tmp_path))
     rig.cloud.balance_usd = None
-    told = rig.provider.account()
-    assert told.startswith("key:")
-    assert len(told) == len("key:") + 16
-    assert rig.provider.account() == told
+    messages = rig.provider.account()
+    assert messages.startswith("key:")
+    assert len(messages) == len("key:") + 16
+    assert rig.provider.account() == messages
     assert rig.world.asked("POST", "/graphql") == 1, "once for a while"
     rig.cloud.balance_usd = Decimal(1)
     rig.world.pass_time(300.0)

@@ -138,8 +138,8 @@ class Rig:
         self.provider.configure(run_file or {})
         made = ProviderContract().make_request(self.provider, MARK, tmp_path)
         chosen = next(each for each in self.provider.offers(Needs()) if offer(each))
-        told = dataclasses.replace(made.order.boot, started_at=self.world.t, **(boot or {}))
-        self.request: Request = self.provider.plan(chosen, dataclasses.replace(made.order, boot=told))
+        messages = dataclasses.replace(made.order.boot, started_at=self.world.t, **(boot or {}))
+        self.request: Request = self.provider.plan(chosen, dataclasses.replace(made.order, boot=messages))
         self.world.requests.clear()
 
     def create(self) -> Instance:
@@ -655,11 +655,11 @@ def test_with_self_delete_the_key_travels_by_ssh_only_and_ends_exactly_this_inst
     seen = json.dumps([rig.cloud.rented[made.id].asked, rig.request.to_dict()]) + rig.world.machines.scripts[made.id]
     assert KEY not in seen
     assert KEY not in repr(rig.request)
-    (told,) = handed
-    assert told.order.secrets[KEY_ENV] == KEY
-    end = told.order.boot.end_billing
+    (messages,) = handed
+    assert messages.order.secrets[KEY_ENV] == KEY
+    end = messages.order.boot.end_billing
     assert end.url == f"{URL}/instances/{made.id}/delete"
-    headers = {name: told.order.secrets[variable] for name, variable in end.header_env.items()}
+    headers = {name: messages.order.secrets[variable] for name, variable in end.header_env.items()}
     assert rig.cloud.handle(HttpRequest(end.method, end.url, headers)).status == 200
     assert rig.num_living == 0
 
@@ -839,8 +839,8 @@ def test_after_a_new_key_and_the_end_a_person_can_say_that_it_is_the_same_accoun
     home = Home(rig.home, rig.world)
     (problem,) = refresh(home)
     assert "does not report whether both are from the same account" in problem
-    (told,) = vouch(home, home.ledger.lines())
-    assert told.startswith(f"{made.mark} was rented by ")
+    (messages,) = vouch(home, home.ledger.lines())
+    assert messages.startswith(f"{made.mark} was rented by ")
     assert refresh(home) == []
     (line,) = home.ledger.lines()
     assert (line.state, line.account) == ("gone", home.provider("shadeform").account())

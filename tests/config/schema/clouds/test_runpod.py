@@ -17,13 +17,13 @@ CLOUD = BASE + "cloud:\n  providers: [runpod]\n  runpod:\n"
 
 @pytest.mark.acceptance(56)
 def test_every_key_reaches_the_adapter_in_base_units(load: Load) -> None:
-    told = load(
+    messages = load(
         CLOUD + "    image: me/train:1\n    disk: 60GB\n    volume: transformer-shared\n    volume_size: 1TB\n"
         "    data_centers: [EU-RO-1]\n    env: [NCCL_DEBUG=WARN]\n    ports: 6006/tcp\n    start_limit: 20m\n"
     ).run.cloud.settings["runpod"]
-    assert (told["image"], told["disk"], told["volume_size"]) == ("me/train:1", 60 * 10**9, 10**12)
-    assert (told["ports"], told["start_limit"], told["cloud"]) == (["6006/tcp"], 1200.0, "secure")
-    assert told["must_end_itself"] is True
+    assert (messages["image"], messages["disk"], messages["volume_size"]) == ("me/train:1", 60 * 10**9, 10**12)
+    assert (messages["ports"], messages["start_limit"], messages["cloud"]) == (["6006/tcp"], 1200.0, "secure")
+    assert messages["must_end_itself"] is True
 
 
 @pytest.mark.acceptance(56, 78)
@@ -59,5 +59,5 @@ def test_a_mistake_is_told_with_its_line_and_what_would_be_right(
 
 
 def test_a_name_that_only_looks_like_a_placeholder_is_a_name(load: Load) -> None:
-    told = load(CLOUD + "    volume: your-shared-volume\n").run.cloud.settings["runpod"]
-    assert told["volume"] == "your-shared-volume"
+    messages = load(CLOUD + "    volume: your-shared-volume\n").run.cloud.settings["runpod"]
+    assert messages["volume"] == "your-shared-volume"

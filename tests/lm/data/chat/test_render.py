@@ -61,20 +61,20 @@ def test_ids_and_text_are_those_of_transformers_on_200_conversations(tmp_path: P
     from transformers import AutoTokenizer
 
     folder = make_tokenizer(tmp_path, kind)
-    theirs = AutoTokenizer.from_pretrained(folder)
+    reference = AutoTokenizer.from_pretrained(folder)
     ours = renderer_of(folder)
     chats = conversations(200, has_tools=kind != "llama")
     for each, rendered in zip(chats, ours.render_all(chats), strict=True):
-        text = theirs.apply_chat_template(each.messages, tools=each.tools, tokenize=False)
+        text = reference.apply_chat_template(each.messages, tools=each.tools, tokenize=False)
         assert ours.template.render(each.messages, each.tools) == text
-        wanted = theirs.apply_chat_template(each.messages, tools=each.tools, tokenize=True, return_dict=False)
+        wanted = reference.apply_chat_template(each.messages, tools=each.tools, tokenize=True, return_dict=False)
         assert isinstance(rendered, list)
         ids = rendered[0].ids.tolist()
         if begins_with_line_break(each):
-            assert theirs.decode(ids) == theirs.decode(wanted)
+            assert reference.decode(ids) == reference.decode(wanted)
         else:
             assert ids == wanted
-        asked = theirs.apply_chat_template(each.messages[:-1], add_generation_prompt=True, return_dict=False)
+        asked = reference.apply_chat_template(each.messages[:-1], add_generation_prompt=True, return_dict=False)
         assert ours.prompt(each.messages[:-1]) == asked
 
 
@@ -141,10 +141,10 @@ def test_a_generation_tag_says_what_is_learned_as_in_transformers(tmp_path: Path
     from transformers import AutoTokenizer
 
     folder = make_tokenizer(tmp_path, template=WITH_GENERATION)
-    renderer, theirs = renderer_of(folder), AutoTokenizer.from_pretrained(folder)
+    renderer, reference = renderer_of(folder), AutoTokenizer.from_pretrained(folder)
     for each in (each for each in conversations(50, has_tools=False) if not begins_with_line_break(each)):
         (example,) = renderer.render(each)
-        wanted = theirs.apply_chat_template(
+        wanted = reference.apply_chat_template(
             each.messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
         assert example.ids.tolist() == wanted["input_ids"]

@@ -35,14 +35,14 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["qwen2", "llama-3"])
-def theirs(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = write_their_tokenizer(tmp_path / request.param, request.param, " ".join(text_of(300)))
     (path.parent / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     return path
 
 
-def order_with(theirs: Path, corpus: Path, **changes: Any) -> PrepOrder:
-    return order_of(corpus, tokenizer=str(theirs), vocab_size=read_facts(theirs).vocab_size, **changes)
+def order_with(reference: Path, corpus: Path, **changes: Any) -> PrepOrder:
+    return order_of(corpus, tokenizer=str(reference), vocab_size=read_facts(reference).vocab_size, **changes)
 
 
 def rows(folder: Path, manifest: DataManifest, split: str = "train") -> list[list[int]]:
@@ -54,19 +54,19 @@ def rows(folder: Path, manifest: DataManifest, split: str = "train") -> list[lis
     return found
 
 
-def test_each_document_has_the_ids_of_tokenizers_between_the_marks_of_the_family(corpus: Path, theirs: Path) -> None:
-    order = order_with(theirs, corpus, val_fraction=0.0, shard_tokens=3000)
+def test_each_document_has_the_ids_of_tokenizers_between_the_marks_of_the_family(corpus: Path, reference: Path) -> None:
+    order = order_with(reference, corpus, val_fraction=0.0, shard_tokens=3000)
     manifest, seen = run(order)
-    backend = Tokenizer.from_file(str(theirs))
+    backend = Tokenizer.from_file(str(reference))
     backend.encode_special_tokens = True
-    is_qwen = theirs.parent.name == "qwen2"
+    is_qwen = reference.parent.name == "qwen2"
     before = [backend.token_to_id("<|endoftext|>" if is_qwen else "<|begin_of_text|>")]
     after = [] if is_qwen else [backend.token_to_id("<|end_of_text|>")]
     texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
     wanted = [[*before, *backend.encode(text, add_special_tokens=False).ids, *after] for text in texts]
     assert rows(order.dir, manifest) == wanted
     if is_qwen:
-        digits = load_tokenizer(theirs).encode("20241115")
+        digits = load_tokenizer(reference).encode("20241115")
         assert len(digits) == 8, "each is a word of its own"
         assert wanted[302].count(backend.token_to_id("<think>")) == 1
         assert backend.token_to_id("<|im_start|>") not in wanted[301]
@@ -76,50 +76,50 @@ def test_each_document_has_the_ids_of_tokenizers_between_the_marks_of_the_family
     assert ("uses a custom pre-tokenizer" if is_qwen else "ignores merges for whole words") in warnings(seen)
 
 
-def test_their_papers_come_along_and_ours_of_before_are_gone(corpus: Path, theirs: Path) -> None:
+def test_their_papers_come_along_and_ours_of_before_are_gone(corpus: Path, reference: Path) -> None:
     own = order_of(corpus)
     run(own)
     assert (own.dir / "vocab.json").exists()
-    order = order_with(theirs, corpus)
+    order = order_with(reference, corpus)
     manifest, _ = run(order)
     kept = {"tokenizer.json", "tokenizer_config.json", "manifest.json", "prep.json"}
     assert {path.name for path in order.dir.iterdir() if "-0" not in path.name} == kept
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (order.dir / name).read_bytes() == (theirs.parent / name).read_bytes()
+        assert (order.dir / name).read_bytes() == (reference.parent / name).read_bytes()
     again, seen = run(order)
     assert stages(seen) == {"reused"}
     assert again == manifest
-    (theirs.parent / "chat_template.jinja").write_text("{{ messages }}")
+    (reference.parent / "chat_template.jinja").write_text("{{ messages }}")
     _, seen = run(order)
     assert "reused" not in stages(seen)
     assert (order.dir / "chat_template.jinja").exists()
 
 
-@pytest.mark.parametrize("theirs", ["llama-3"], indirect=True)
+@pytest.mark.parametrize("reference", ["llama-3"], indirect=True)
 @pytest.mark.parametrize("kill_after", [0, 1, 2, 3, 4, 6, 9])
 def test_stopped_at_any_write_it_goes_on_to_the_same_bytes(
-    corpus: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch, kill_after: int
+    corpus: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, kill_after: int
 ) -> None:
     monkeypatch.setattr(read_bytes, "BLOCK_BYTES", 2000)
     monkeypatch.setattr(chunks, "_chunk_bytes", lambda: 4000)
     monkeypatch.setattr(encode_pass, "SLOW_MARK_BYTES", 10_000)
     monkeypatch.setattr("homing.lm.data.text.split._MAX_EXACT", 50)
-    order = order_with(theirs, corpus, shard_tokens=3000, val_fraction=0.1)
+    order = order_with(reference, corpus, shard_tokens=3000, val_fraction=0.1)
     run(dataclasses.replace(order, dir=corpus.parent / "whole"))
     killed_after(kill_after, order, monkeypatch)
     run(order)
     assert files(order.dir) == files(corpus.parent / "whole")
 
 
-@pytest.mark.parametrize("theirs", ["qwen2"], indirect=True)
+@pytest.mark.parametrize("reference", ["qwen2"], indirect=True)
 def test_a_slow_pass_leaves_marks_and_goes_on_from_the_last(
-    corpus: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_bytes, "BLOCK_BYTES", 2000)
     monkeypatch.setattr(chunks, "_chunk_bytes", lambda: 4000)
     monkeypatch.setattr(encode_pass, "SLOW_MARK_BYTES", 10_000)
     monkeypatch.setattr("homing.lm.data.text.split._MAX_EXACT", 50)
-    order = order_with(theirs, corpus)
+    order = order_with(reference, corpus)
 
     def die_at(progress: Progress) -> None:
         if progress.stage == "encode" and progress.done_bytes > corpus.stat().st_size * 0.8:
@@ -133,11 +133,11 @@ def test_a_slow_pass_leaves_marks_and_goes_on_from_the_last(
     assert "resumed" in stages(seen)
 
 
-def test_batches_change_no_id_and_hold_few_documents(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_change_no_id_and_hold_few_documents(reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [text.encode() for text in [*text_of(60), *ODD]]
-    wanted, starts = TheirEncoder(theirs, 7).encode(documents)
+    wanted, starts = TheirEncoder(reference, 7).encode(documents)
     assert [int(wanted[start - 1]) for start in starts[1:]] == [7] * len(documents)
-    encoder = TheirEncoder(theirs, 7)
+    encoder = TheirEncoder(reference, 7)
     encoder._batch_bytes, sizes = 1000, []
     inner = encoder._tokenizer.encode_many
     monkeypatch.setattr(encoder._tokenizer, "encode_many", lambda texts: sizes.append(len(texts)) or inner(texts))

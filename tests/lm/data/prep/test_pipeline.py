@@ -156,8 +156,8 @@ def test_of_a_part_of_the_text_it_is_said_truly_whether_it_has_the_marker(tmp_pa
     manifest, seen = run(order_of(play, take_bytes=60_000))
     assert manifest.splits["train"].num_documents > 1
     notes = [progress.note for progress in seen if "has no <|endoftext|> marker" in progress.note]
-    told = "The text has no <|endoftext|> marker: 1 large file was split at paragraph breaks"
-    assert [note.startswith(told) for note in notes] == ([] if border == "<|endoftext|>" else [True])
+    messages = "The text has no <|endoftext|> marker: 1 large file was split at paragraph breaks"
+    assert [note.startswith(messages) for note in notes] == ([] if border == "<|endoftext|>" else [True])
 
 
 @pytest.mark.acceptance(16)
@@ -185,9 +185,9 @@ def test_lines_as_on_windows_are_kept_and_told(corpus: Path) -> None:
         (corpus.parent / f"w{number}.txt").write_text(text, encoding="utf-8", newline="")
     order = order_of(corpus, text=[f"{corpus.parent}/*.txt"])
     _, seen = run(order)
-    (told,) = warnings(seen).splitlines()
-    assert told.startswith(f"Lines of {corpus.parent}/w0.txt and of 1 other file end in \\r\\n")
-    assert told.endswith(r" Convert them: sed -i 's/\r$//' FILES")
+    (messages,) = warnings(seen).splitlines()
+    assert messages.startswith(f"Lines of {corpus.parent}/w0.txt and of 1 other file end in \\r\\n")
+    assert messages.endswith(r" Convert them: sed -i 's/\r$//' FILES")
     assert any("\r\n" in document for document in decoded(order.dir))
     (corpus.parent / "w.gz").write_bytes(gzip.compress(text.encode()))  # which sed would spoil
     _, seen = run(order_of(corpus, text=[str(corpus.parent / "w.gz")]))

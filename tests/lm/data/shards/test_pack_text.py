@@ -62,8 +62,8 @@ def test_a_batch_is_the_same_whatever_the_micro_batch() -> None:
     stream = stream_of([[n, n + 1, n + 2] for n in range(40)], num_shards=3)
     whole = stream.rows(5, 8, 4)
     for micro in (1, 2, 3, 8):
-        pieces = [stream.rows(5 + at, min(micro, 8 - at), 4)[:-1] for at in range(0, 8, micro)]
-        assert np.concatenate(pieces).tolist() == whole[:-1].tolist()
+        chunks = [stream.rows(5 + at, min(micro, 8 - at), 4)[:-1] for at in range(0, 8, micro)]
+        assert np.concatenate(chunks).tolist() == whole[:-1].tolist()
 
 
 def test_each_epoch_holds_every_token_once_in_an_order_of_its_own() -> None:

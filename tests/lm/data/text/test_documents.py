@@ -143,13 +143,17 @@ def test_a_bad_json_line_is_named_by_its_number(tmp_path: Path, line: bytes, com
         documents(path)
 
 
-@pytest.mark.parametrize(("encoding", "told"), [("utf-16", "utf-16"), ("utf-16-be", "utf-16be"), ("latin1", "latin1")])
-def test_the_command_that_mends_another_encoding_can_be_pasted(tmp_path: Path, encoding: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "messages"), [("utf-16", "utf-16"), ("utf-16-be", "utf-16be"), ("latin1", "latin1")]
+)
+def test_the_command_that_mends_another_encoding_can_be_pasted(tmp_path: Path, encoding: str, messages: str) -> None:
     path = tmp_path / "my notes.txt"
     path.write_bytes("caf\u00e9 au lait".encode(encoding))
     with pytest.raises(DataError) as raised:
         documents(path)
-    assert raised.value.fix == f"iconv -f {told} -t utf-8 '{path}' > '{path}.utf8', and remove '{path}' from the list."
+    assert (
+        raised.value.fix == f"iconv -f {messages} -t utf-8 '{path}' > '{path}.utf8', and remove '{path}' from the list."
+    )
 
 
 @pytest.mark.parametrize(

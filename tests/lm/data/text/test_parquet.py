@@ -177,7 +177,7 @@ def test_a_wrong_byte_is_told_or_changes_no_text(tmp_path: Path) -> None:
     texts = [f"text number {n} of some" for n in range(300)]
     columns = {"text": texts, "n": list(range(300))}
     path = write(tmp_path / "a.parquet", columns, write_page_checksum=True, row_group_size=100)
-    good, as_written, told = path.read_bytes(), documents(path), 0
+    good, as_written, messages = path.read_bytes(), documents(path), 0
     for at in range(0, len(good), 5):
         path.write_bytes(good[:at] + bytes([good[at] ^ 0xFF]) + good[at + 1 :])
         with contextlib.suppress(DataError):
@@ -186,10 +186,10 @@ def test_a_wrong_byte_is_told_or_changes_no_text(tmp_path: Path) -> None:
             got, complaint = documents(path), ""
         except DataError as exc:
             got, complaint = as_written, exc.what
-            told += 1
+            messages += 1
         assert got == as_written, at
         assert not complaint or str(path) in complaint
-    assert told > len(good) // 5 // 3
+    assert messages > len(good) // 5 // 3
 
 
 def test_a_packed_one_is_refused_for_it_is_packed_inside(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from homing.lm.tokenizer.bytes_as_text import as_text
 from homing.lm.tokenizer.splits import SPLITS
 from homing.lm.tokenizer.train_bpe import learn_merges
 
-__all__ = ["FAMILIES", "LLAMA3_ROPE", "write_their_tokenizer", "write_theirs"]
+__all__ = ["FAMILIES", "LLAMA3_ROPE", "write_reference", "write_their_tokenizer"]
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -44,7 +44,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write_theirs(
+def write_reference(
     folder: Path, family: str = "llama", *, dtype: torch.dtype = torch.float32, max_shard_size: str = "5GB", **own: Any
 ) -> Any:
     """The model as transformers opens it again, in fp32."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from tests.lm.model.open_weights.foreign_models import FAMILIES, write_theirs
+from tests.lm.model.open_weights.foreign_models import FAMILIES, write_reference
 
 from homing.errors import DataError, IntegrityError
 from homing.lm.model import Decoder, shape_from_config
@@ -38,38 +38,38 @@ def hashes(folder: Path) -> dict[str, str]:
 def test_random_weights_of_transformers_give_the_same_logits_and_go_back_bit_for_bit(
     family: str, max_shard_size: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    theirs, again = tmp_path / "theirs", tmp_path / "again"
-    reference = write_theirs(theirs, family, dtype=dtype, max_shard_size=max_shard_size)
-    files = find_weights(theirs)
+    reference_value, again = tmp_path / "upstream", tmp_path / "again"
+    reference = write_reference(reference_value, family, dtype=dtype, max_shard_size=max_shard_size)
+    files = find_weights(reference_value)
     assert (len(files.files) > 2) == (max_shard_size == "16KB")
-    model = opened(theirs)
+    model = opened(reference_value)
     ids = torch.randint(100, (2, 60), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(model(ids), reference(ids).logits, atol=1e-4, rtol=1e-4)
     again.mkdir()
     save_weights(model, again, like=files)
-    assert hashes(again) == hashes(theirs)
+    assert hashes(again) == hashes(reference_value)
     if len(files.files) > 1:
         assert json.loads((again / INDEX).read_text())["weight_map"] == files.where
 
 
 def test_weights_are_kept_in_the_type_that_was_asked_for_and_saved_in_it(tmp_path: Path) -> None:
-    write_theirs(tmp_path / "theirs", "qwen2", dtype=torch.bfloat16)
-    model = opened(tmp_path / "theirs", dtype=None)
+    write_reference(tmp_path / "upstream", "qwen2", dtype=torch.bfloat16)
+    model = opened(tmp_path / "upstream", dtype=None)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     (tmp_path / "again").mkdir()
     save_weights(model, tmp_path / "again")
-    assert hashes(tmp_path / "again") == hashes(tmp_path / "theirs")
+    assert hashes(tmp_path / "again") == hashes(tmp_path / "upstream")
     wider = tmp_path / "wider"
     wider.mkdir()
     assert save_weights(model, wider, dtype=torch.float32, shard_bytes=20_000)[-1] == INDEX
     assert set(find_weights(wider).dtypes.values()) == {"F32"}
-    (wider / "config.json").write_bytes((tmp_path / "theirs" / "config.json").read_bytes())
-    torch.testing.assert_close(opened(wider).weights_for_disk(), opened(tmp_path / "theirs").weights_for_disk())
+    (wider / "config.json").write_bytes((tmp_path / "upstream" / "config.json").read_bytes())
+    torch.testing.assert_close(opened(wider).weights_for_disk(), opened(tmp_path / "upstream").weights_for_disk())
 
 
 def test_every_missing_shard_is_named_at_once(tmp_path: Path) -> None:
-    write_theirs(tmp_path, "llama", max_shard_size="16KB")
+    write_reference(tmp_path, "llama", max_shard_size="16KB")
     files = find_weights(tmp_path).files
     for name in files[1:3]:
         (tmp_path / name).unlink()
@@ -93,7 +93,7 @@ def test_a_pickle_is_never_opened_and_an_index_cannot_leave_its_folder(tmp_path:
 
 
 def test_a_tensor_that_is_promised_and_absent_or_not_a_number_type_is_named(tmp_path: Path) -> None:
-    write_theirs(tmp_path, "llama")
+    write_reference(tmp_path, "llama")
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(torch.int8)
     tensors["model.layers.0.mlp.odd"] = torch.zeros(3)
@@ -125,7 +125,7 @@ print(size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.slow
 def test_several_shards_are_loaded_without_holding_the_weights_twice(tmp_path: Path) -> None:
-    write_theirs(
+    write_reference(
         tmp_path, "llama", dtype=torch.bfloat16, max_shard_size="12MB", hidden_size=512, intermediate_size=2048,
         num_hidden_layers=10, vocab_size=1000,
     )  # fmt: skip

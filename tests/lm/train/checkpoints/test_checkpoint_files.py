@@ -109,11 +109,11 @@ def test_pointers_name_the_last_and_the_best(tmp_path: Path) -> None:
 
 def test_the_best_is_the_best_in_the_exam_that_was_held_last(tmp_path: Path) -> None:
     """Of other rows the losses are others: an easier part must not keep an old one the best for good."""
-    told = []
+    messages = []
     for step, loss, exam in ((1, 1.0, ""), (2, 2.5, "8 rows"), (3, 2.0, "8 rows"), (4, 2.2, "8 rows"), (5, None, "")):
         save(tmp_path, step, val_loss=loss, exam=exam)
-        told.append(pointer(tmp_path / file_names.BEST))
-    assert told == [1, 2, 3, 3, 3]  # one that was not measured has held no exam
+        messages.append(pointer(tmp_path / file_names.BEST))
+    assert messages == [1, 2, 3, 3, 3]  # one that was not measured has held no exam
 
 
 def test_a_damaged_best_is_no_longer_pointed_at(tmp_path: Path) -> None:

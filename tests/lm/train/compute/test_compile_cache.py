@@ -28,34 +28,34 @@ CPU = torch.device("cpu")
 COLD, WARM = Parts(0, 3), Parts(3, 0)
 
 
-class Heard:
+class Received:
     """What was told, by kind; and what torch was given."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.messages: list[tuple[str, str]] = []
         self.notice: list[str] = []
         self.loaded: list[bytes] = []
 
     def __call__(self, kind: str, text: str, *, notice: bool = False, step: int | None = None, **data: object) -> None:
-        self.told.append((kind, text))
+        self.messages.append((kind, text))
         self.notice += [kind] if notice else []
 
     @property
     def kinds(self) -> list[str]:
-        return [kind for kind, _ in self.told]
+        return [kind for kind, _ in self.messages]
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+def received(monkeypatch: pytest.MonkeyPatch) -> Received:
     """torch's two calls, without a compiler: what they are given and give is what matters to the files."""
-    found = Heard()
+    found = Received()
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"kernels", None))
     monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda data: found.loaded.append(data) or "info")
     return found
 
 
-def saved(run_dir: Path, heard: Heard, shape: Model = SHAPE) -> CompileCache:
-    cache = CompileCache(run_dir, shape, CPU, heard)
+def saved(run_dir: Path, received: Received, shape: Model = SHAPE) -> CompileCache:
+    cache = CompileCache(run_dir, shape, CPU, received)
     cache.save(COLD)
     return cache
 
@@ -89,30 +89,30 @@ def test_a_folder_that_cannot_be_made_is_told_and_torch_keeps_its_own(tmp_path: 
     assert environment == {"HOMING_HOME": str(tmp_path)}
 
 
-def test_it_comes_back_to_the_same_torch_card_and_shape(tmp_path: Path, heard: Heard) -> None:
-    saved(tmp_path, heard)
-    CompileCache(tmp_path, SHAPE, CPU, heard).load()
-    assert heard.loaded == [b"kernels"]
-    assert heard.kinds == ["compile_cache_saved", "compile_cache_loaded"]
-    binary, told = files(tmp_path)
+def test_it_comes_back_to_the_same_torch_card_and_shape(tmp_path: Path, received: Received) -> None:
+    saved(tmp_path, received)
+    CompileCache(tmp_path, SHAPE, CPU, received).load()
+    assert received.loaded == [b"kernels"]
+    assert received.kinds == ["compile_cache_saved", "compile_cache_loaded"]
+    binary, messages = files(tmp_path)
     assert binary.startswith(f"torch-{torch.__version__}".split("+")[0])
-    recorded = json.loads((tmp_path / "compiled" / told).read_text())
+    recorded = json.loads((tmp_path / "compiled" / messages).read_text())
     assert (recorded["sha256"], recorded["num_bytes"]) == (hashlib.sha256(b"kernels").hexdigest(), len(b"kernels"))
 
 
-def test_another_shape_leaves_it_alone_aloud(tmp_path: Path, heard: Heard) -> None:
-    saved(tmp_path, heard)
-    CompileCache(tmp_path, dataclasses.replace(SHAPE, width=64), CPU, heard).load()
-    assert heard.loaded == []
-    assert heard.notice == ["compile_cache_left"]
+def test_another_shape_leaves_it_alone_aloud(tmp_path: Path, received: Received) -> None:
+    saved(tmp_path, received)
+    CompileCache(tmp_path, dataclasses.replace(SHAPE, width=64), CPU, received).load()
+    assert received.loaded == []
+    assert received.notice == ["compile_cache_left"]
 
 
 @pytest.mark.acceptance("X23")
 @pytest.mark.parametrize("harm", ["bytes", "record", "no record", "another card"])
 def test_what_is_not_the_file_that_was_written_down_never_reaches_torch(
-    tmp_path: Path, heard: Heard, harm: str
+    tmp_path: Path, received: Received, harm: str
 ) -> None:
-    cache = saved(tmp_path, heard)
+    cache = saved(tmp_path, received)
     binary, record = (tmp_path / "compiled" / name for name in files(tmp_path))
     if harm == "bytes":
         binary.write_bytes(b"evil!!!")
@@ -123,37 +123,37 @@ def test_what_is_not_the_file_that_was_written_down_never_reaches_torch(
     else:
         record.write_text(json.dumps({**json.loads(record.read_text()), "device": "cuda (NVIDIA H200)"}))
     cache.load()
-    assert heard.loaded == []
-    assert heard.notice == ["compile_cache_refused"]
-    assert "Compiling again" in heard.told[-1][1]
+    assert received.loaded == []
+    assert received.notice == ["compile_cache_refused"]
+    assert "Compiling again" in received.messages[-1][1]
 
 
-def test_what_torch_cannot_read_is_told(tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = saved(tmp_path, heard)
+def test_what_torch_cannot_read_is_told(tmp_path: Path, received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = saved(tmp_path, received)
     monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda data: None)
     cache.load()
-    assert heard.notice == ["compile_cache_refused"]
+    assert received.notice == ["compile_cache_refused"]
 
 
-def test_it_is_written_again_only_when_something_new_was_compiled(tmp_path: Path, heard: Heard) -> None:
-    cache = saved(tmp_path, heard)
+def test_it_is_written_again_only_when_something_new_was_compiled(tmp_path: Path, received: Received) -> None:
+    cache = saved(tmp_path, received)
     cache.save(WARM)
-    assert heard.kinds == ["compile_cache_saved"]
+    assert received.kinds == ["compile_cache_saved"]
     cache.save(Parts(2, 1))
-    assert heard.kinds == ["compile_cache_saved"] * 2
+    assert received.kinds == ["compile_cache_saved"] * 2
     (tmp_path / "another").mkdir()
-    CompileCache(tmp_path / "another", SHAPE, CPU, heard).save(WARM)
+    CompileCache(tmp_path / "another", SHAPE, CPU, received).save(WARM)
     assert len(files(tmp_path / "another")) == 2, "a warm machine also gives it to a run that has none"
 
 
 def test_a_full_disk_or_too_large_a_file_never_ends_a_run(
-    tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "compiled").write_text("no folder")
-    saved(tmp_path, heard)
+    saved(tmp_path, received)
     monkeypatch.setattr(compile_cache, "_MOST_BYTES", 3)
-    saved(tmp_path, heard)
-    assert heard.notice == ["compile_cache_left"] * 2
+    saved(tmp_path, received)
+    assert received.notice == ["compile_cache_left"] * 2
 
 
 def test_a_step_is_warm_when_all_its_parts_were_known() -> None:
@@ -171,28 +171,28 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_run_that_compiles_leaves_it_beside_its_checkpoints_and_loads_it_when_it_goes_on(
-    tmp_path: Path, homing_home: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, homing_home: Path, received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_data(tmp_path / "data")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it where a test before this one compiled
     monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
     make_run_dir(tmp_path / "plain", make_run(tmp_path / "data", num_steps=1, train={"compile": "off"}))
-    train(tmp_path / "plain", say=heard.notice.append)
+    train(tmp_path / "plain", say=received.notice.append)
     assert not (tmp_path / "plain/compiled").exists()
     assert not (homing_home / "cache").exists()
 
     run_dir = tmp_path / "run"
     make_run_dir(run_dir, make_run(tmp_path / "data", num_steps=1, train={"compile": "on"}))
-    train(run_dir, say=heard.notice.append)
+    train(run_dir, say=received.notice.append)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(homing_home))
     assert len(files(run_dir)) == 2
     (first,) = events(run_dir, "first_step")
     assert 0 < first["data"]["step_s"] <= first["data"]["seconds"]
     assert first["data"]["is_warm"] is None, "no graph was counted"
     shutil.rmtree(run_dir / file_names.CHECKPOINTS)
-    assert heard.loaded == []
-    train(run_dir, say=heard.notice.append)
-    assert heard.loaded == [b"kernels"]
+    assert received.loaded == []
+    train(run_dir, say=received.notice.append)
+    assert received.loaded == [b"kernels"]
 
 
 @pytest.mark.acceptance("X23")

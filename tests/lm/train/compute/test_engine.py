@@ -36,7 +36,7 @@ def bare_engine(run: Run) -> Engine:
     engine = object.__new__(Engine)
     phase = dataclasses.replace(run.phases[0], micro_batch=0)
     engine.s = SimpleNamespace(run=run, device=CARD, ranks=ALONE)  # type: ignore[assignment]
-    engine.phase, engine.tell, engine.num_rows, engine.micro_batch = phase, nothing, 8, 8
+    engine.phase, engine.notify, engine.num_rows, engine.micro_batch = phase, nothing, 8, 8
     engine.model = SimpleNamespace(set_precision=nothing, set_recompute=nothing, has_flex=False)  # type: ignore[assignment]
     engine.compiling = SimpleNamespace(switch=nothing)  # type: ignore[assignment]
     engine.passes = SimpleNamespace(settle=nothing)  # type: ignore[assignment]

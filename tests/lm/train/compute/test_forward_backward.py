@@ -70,7 +70,7 @@ class RecordedCard(Card):
         self.num_forgotten += 1
 
 
-class Told:
+class Messages:
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
 
@@ -96,10 +96,10 @@ def make_batch(seed: int, rows: int = 8, *, T: int = 32, has_weights: bool = Fal
     return Batch(ids[:, :-1], ids[:, 1:], num_targets or rows * T, weights_RT=weights)
 
 
-def with_card(monkeypatch: pytest.MonkeyPatch, card: Card, asked: str = "auto", **more: Any) -> tuple[Passes, Told]:
+def with_card(monkeypatch: pytest.MonkeyPatch, card: Card, asked: str = "auto", **more: Any) -> tuple[Passes, Messages]:
     monkeypatch.setattr(forward_backward, "card_of", lambda device: card)
-    told = Told()
-    return Passes(make_model(), CPU, asked, told, **more), told
+    messages = Messages()
+    return Passes(make_model(), CPU, asked, messages, **more), messages
 
 
 def step(found: Passes, batch: Batch, micro_batch: int = 4) -> tuple[Tensor, list[Tensor]]:
@@ -115,7 +115,7 @@ def step(found: Passes, batch: Batch, micro_batch: int = 4) -> tuple[Tensor, lis
 
 
 def plain_step(batch: Batch, micro_batch: int = 4) -> tuple[Tensor, list[Tensor]]:
-    return step(Passes(make_model(), CPU, "off", Told()), batch, micro_batch)
+    return step(Passes(make_model(), CPU, "off", Messages()), batch, micro_batch)
 
 
 def assert_same(found: tuple[Tensor, list[Tensor]], wanted: tuple[Tensor, list[Tensor]]) -> None:
@@ -160,23 +160,23 @@ def test_rows_of_several_conversations_are_captured_with_a_mask_and_not_with_fle
     found, _ = with_card(monkeypatch, RecordedCard())
     found.decide(next(packed(0).micro_batches(4)))
     assert_same(step(found, packed(2)), plain_step(packed(2)))
-    found, told = with_card(monkeypatch, RecordedCard())
+    found, messages = with_card(monkeypatch, RecordedCard())
     found._model.has_flex = True
     found.decide(packed(0))
-    assert (found.picked, told.kinds) == ("", ["graphs_left"])
-    assert "FlexAttention" in told.events[0][1]
+    assert (found.picked, messages.kinds) == ("", ["graphs_left"])
+    assert "FlexAttention" in messages.events[0][1]
 
 
 def test_adapters_without_dropout_are_captured_and_with_dropout_they_stay_plain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for dropout, picked in ((0.0, "on"), (0.1, "")):
-        found, told = with_card(monkeypatch, RecordedCard(), asked="on")
+        found, messages = with_card(monkeypatch, RecordedCard(), asked="on")
         lora.freeze(found._model, "fp32", CPU)
         lora.add_lora(found._model, Lora(rank=4, alpha=8.0, targets=["all"], dropout=dropout), seed=0)
         found.decide(next(make_batch(0).micro_batches(4)))
         assert found.picked == picked
-        assert ("dropout" in told.events[0][1]) == bool(dropout)
+        assert ("dropout" in messages.events[0][1]) == bool(dropout)
 
 
 # -- which way ---------------------------------------------------------------------------------------------------------
@@ -185,9 +185,9 @@ def test_adapters_without_dropout_are_captured_and_with_dropout_they_stay_plain(
 def test_where_the_card_waits_for_the_host_and_a_graph_is_faster_it_is_taken_and_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found, told = with_card(monkeypatch, RecordedCard())
+    found, messages = with_card(monkeypatch, RecordedCard())
     found.decide(make_batch(0))
-    assert told.events == [
+    assert messages.events == [
         (
             "graphs_picked",
             "Each micro-batch runs as one CUDA graph: 20.0 ms, compared with 37.0 ms without CUDA graphs, 36.0 ms of it"
@@ -198,19 +198,19 @@ def test_where_the_card_waits_for_the_host_and_a_graph_is_faster_it_is_taken_and
 
 def test_where_the_host_is_far_ahead_of_the_card_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     card = RecordedCard(plain=CARD_BOUND)
-    found, told = with_card(monkeypatch, card)
+    found, messages = with_card(monkeypatch, card)
     found.decide(make_batch(0))
-    assert (found.picked, card.num_captured, told.kinds) == ("off", 0, ["graphs_picked"])
-    assert "the GPU does not wait for the host" in told.events[0][1]
+    assert (found.picked, card.num_captured, messages.kinds) == ("off", 0, ["graphs_picked"])
+    assert "the GPU does not wait for the host" in messages.events[0][1]
     assert_same(step(found, make_batch(1)), plain_step(make_batch(1)))
 
 
 def test_a_graph_that_is_hardly_faster_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     card = RecordedCard(graph=Timing(0.001, 0.036))
-    found, told = with_card(monkeypatch, card)
+    found, messages = with_card(monkeypatch, card)
     found.decide(make_batch(0))
     assert (found.picked, card.num_captured, card.num_forgotten) == ("off", 1, 1)
-    assert "but 36.0 ms as a CUDA graph" in told.events[0][1]
+    assert "but 36.0 ms as a CUDA graph" in messages.events[0][1]
     replays = card.num_replays
     assert_same(step(found, make_batch(1)), plain_step(make_batch(1)))
     assert card.num_replays == replays
@@ -223,10 +223,10 @@ def test_what_was_found_out_on_this_card_is_not_measured_again(monkeypatch: pyte
     found.decide(make_batch(0))
     assert (found.picked, card.num_captured) == ("on", 1)
     card = RecordedCard()  # which would be a graph
-    found, told = with_card(monkeypatch, card)
+    found, messages = with_card(monkeypatch, card)
     found.settle("off")
     found.decide(make_batch(0))
-    assert (found.picked, card.num_captured, told.events, found.has_tried) == ("off", 0, [], False)
+    assert (found.picked, card.num_captured, messages.events, found.has_tried) == ("off", 0, [], False)
 
 
 def test_on_captures_without_measuring_and_off_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,21 +236,21 @@ def test_on_captures_without_measuring_and_off_does_nothing(monkeypatch: pytest.
     found.decide(make_batch(0))
     assert (found.picked, card.num_captured) == ("on", 1)
     card = RecordedCard()
-    found, told = with_card(monkeypatch, card, asked="off")
+    found, messages = with_card(monkeypatch, card, asked="off")
     found.settle("on")
     found.decide(make_batch(0))
-    assert (found.picked, card.num_captured, told.events) == ("", 0, [])
+    assert (found.picked, card.num_captured, messages.events) == ("", 0, [])
 
 
 def test_several_cards_and_a_full_one_stay_plain_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, told = with_card(monkeypatch, RecordedCard(), asked="on", num_ranks=2)
+    found, messages = with_card(monkeypatch, RecordedCard(), asked="on", num_ranks=2)
     found.decide(make_batch(0))
-    assert "this run uses 2" in told.events[0][1]
+    assert "this run uses 2" in messages.events[0][1]
     full = RecordedCard()
     full.is_roomy = False
-    found, told = with_card(monkeypatch, full)
+    found, messages = with_card(monkeypatch, full)
     found.decide(make_batch(0))
-    assert "20% of GPU memory must stay free" in told.events[0][1]
+    assert "20% of GPU memory must stay free" in messages.events[0][1]
     assert (found.picked, full.num_captured) == ("", 0)
 
 
@@ -273,15 +273,15 @@ def test_each_shape_that_comes_again_gets_its_graph(monkeypatch: pytest.MonkeyPa
 
 def test_a_shape_for_which_there_is_no_room_stays_plain_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     card = RecordedCard()
-    found, told = with_card(monkeypatch, card, asked="on")
+    found, messages = with_card(monkeypatch, card, asked="on")
     found.decide(next(make_batch(0).micro_batches(4)))
     card.is_roomy = False
     for seed in (1, 2):
         batch = make_batch(seed, T=16)
         assert_same(step(found, batch), plain_step(batch))
     assert_same(step(found, make_batch(3)), plain_step(make_batch(3)))
-    assert (card.num_captured, told.kinds) == (1, ["graphs_picked", "graphs_left"])
-    assert "Micro-batches of 4 x 16 tokens" in told.events[1][1]
+    assert (card.num_captured, messages.kinds) == (1, ["graphs_picked", "graphs_left"])
+    assert "Micro-batches of 4 x 16 tokens" in messages.events[1][1]
 
 
 def test_what_was_forgotten_for_want_of_memory_is_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_a_capture_that_fails_is_done_without_aloud_and_the_gradients_are_right(
     monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
     card = RecordedCard(fails="" if is_late else "operation not permitted when stream is capturing")
-    found, told = with_card(monkeypatch, card)
+    found, messages = with_card(monkeypatch, card)
     found.decide(next(make_batch(0).micro_batches(4)))
     if is_late:  # of another shape, in the middle of the run
         assert found.picked == "on"
@@ -311,8 +311,8 @@ def test_a_capture_that_fails_is_done_without_aloud_and_the_gradients_are_right(
     batch = make_batch(1, T=16)
     assert_same(step(found, batch), plain_step(batch))
     assert found.picked == "off"
-    assert told.kinds[-1] == "graphs_failed"
-    assert "operation not permitted" in told.events[-1][1]
+    assert messages.kinds[-1] == "graphs_failed"
+    assert "operation not permitted" in messages.events[-1][1]
     replays = card.num_replays
     assert_same(step(found, make_batch(2)), plain_step(make_batch(2)))
     assert card.num_replays == replays
@@ -338,10 +338,10 @@ def test_a_graph_that_computes_something_else_is_not_taken(monkeypatch: pytest.M
             del recorder.ops[added[-1]]
             return recorder.replay
 
-    found, told = with_card(monkeypatch, Forgetful())
+    found, messages = with_card(monkeypatch, Forgetful())
     found.decide(make_batch(0))
-    assert (found.picked, told.kinds) == ("off", ["graphs_failed"])
-    assert "differs from the plain pass by" in told.events[0][1]
+    assert (found.picked, messages.kinds) == ("off", ["graphs_failed"])
+    assert "differs from the plain pass by" in messages.events[0][1]
 
 
 def test_a_pass_without_any_gradient_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +475,7 @@ def on_card(asked: str) -> Passes:
     model = Decoder(shape)
     model.init_weights(3)
     model.to("cuda").set_precision("bf16")
-    return Passes(model, torch.device("cuda"), asked, Told())
+    return Passes(model, torch.device("cuda"), asked, Messages())
 
 
 def card_batch(seed: int) -> Batch:

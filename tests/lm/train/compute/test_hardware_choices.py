@@ -59,8 +59,8 @@ def on_card(run: Run, monkeypatch: pytest.MonkeyPatch, card: str, kind: str, bef
 def test_a_card_keeps_its_attention_and_another_finds_out_anew(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {"device": "cuda (NVIDIA H200)", "attention": "cudnn", "segments": "mask"}
     assert on_card(tiny_run, monkeypatch, "cuda (NVIDIA H200)", "sft", before) == ["cudnn", "mask"]
-    told = on_card(tiny_run, monkeypatch, "cuda (NVIDIA L4)", "sft", before)
-    assert told == ["flash", "flex", "device cuda (NVIDIA H200) -> cuda (NVIDIA L4)"]
+    messages = on_card(tiny_run, monkeypatch, "cuda (NVIDIA L4)", "sft", before)
+    assert messages == ["flash", "flex", "device cuda (NVIDIA H200) -> cuda (NVIDIA L4)"]
 
 
 @pytest.mark.parametrize(("kind", "segments"), [("pretrain", "mask"), ("rl", "mask"), ("sft", "flex")])

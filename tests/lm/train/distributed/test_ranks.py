@@ -51,9 +51,9 @@ def outcome(run_dir: Path) -> Outcome:
 
 def rank_pids(starter: int) -> list[int]:
     """In the order of their numbers, once all are there."""
-    told = Path(f"/proc/{starter}/task/{starter}/children").read_text().split()
+    messages = Path(f"/proc/{starter}/task/{starter}/children").read_text().split()
     numbered = {}
-    for pid in told:
+    for pid in messages:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         numbers = [int(entry.split(b"=")[1]) for entry in environment if entry.startswith(b"HOMING_RANK=")]
         numbered.update({number: int(pid) for number in numbers})
@@ -231,11 +231,11 @@ def test_where_one_rank_cannot_compile_the_optimizers_step_all_go_on_without(tin
     )  # fmt: skip
     run_dir = make_run_dir(tmp_path / "run", run)
     (tmp_path / "rank.py").write_text(RANK_THAT_CANNOT_COMPILE)
-    told = {"HOMING_NUM_RANKS": "2", "HOMING_RANKS_MEET": str(tmp_path / "meet"), "OMP_NUM_THREADS": "1"}
+    messages = {"HOMING_NUM_RANKS": "2", "HOMING_RANKS_MEET": str(tmp_path / "meet"), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(tmp_path / "rank.py"), str(run_dir)],
-            env=os.environ | told | {"HOMING_RANK": str(rank)},
+            env=os.environ | messages | {"HOMING_RANK": str(rank)},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(2)
@@ -274,9 +274,9 @@ with joined_ranks(is_cuda=False) as ranks:
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_answer_in_time_ends_the_run_readably(tmp_path: Path) -> None:
-    told = {"HOMING_NUM_RANKS": "2", "HOMING_RANKS_MEET": str(tmp_path / "meet"), "OMP_NUM_THREADS": "1"}
+    messages = {"HOMING_NUM_RANKS": "2", "HOMING_RANKS_MEET": str(tmp_path / "meet"), "OMP_NUM_THREADS": "1"}
     ranks = [
-        subprocess.Popen([sys.executable, "-c", WORST], env=os.environ | told | {"HOMING_RANK": str(rank)},
+        subprocess.Popen([sys.executable, "-c", WORST], env=os.environ | messages | {"HOMING_RANK": str(rank)},
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(2)
     ]  # fmt: skip

@@ -64,22 +64,22 @@ def test_the_loss_falls_as_it_does_with_fp32_states() -> None:
 def test_one_step_and_its_bytes_are_those_of_bitsandbytes() -> None:
     bnb = pytest.importorskip("bitsandbytes")
     generator = torch.Generator().manual_seed(1)
-    ours, theirs = (nn.Parameter(torch.ones(80, 100) * 0.5) for _ in range(2))
+    ours, reference = (nn.Parameter(torch.ones(80, 100) * 0.5) for _ in range(2))
     optimizer = group(ours, Adam8Group)
-    other = bnb.optim.AdamW8bit([theirs], lr=1e-2, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
+    other = bnb.optim.AdamW8bit([reference], lr=1e-2, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
     for step in range(1, 6):
         grad = torch.randn(80, 100, generator=generator) * 0.01
-        ours.grad, theirs.grad = grad.clone(), grad.clone()
+        ours.grad, reference.grad = grad.clone(), grad.clone()
         step_group(optimizer, 1.0, torch.tensor(float(step)), ONE)
         other.step()
-    state = other.state[theirs]
+    state = other.state[reference]
     # Their CPU code rounds by a table of 65,536 entries, so a number at the edge of a step may fall on either side.
     apart = (optimizer.means[0].indices.view(-1).int() - state["state1"].view(-1).int()).abs()
     assert apart.max() <= 1
     assert (apart > 0).float().mean() < 0.01
     torch.testing.assert_close(optimizer.means[0].magnitudes, state["absmax1"], rtol=1e-2, atol=0)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
-    assert (ours - theirs).abs().mean() < 1e-5
+    torch.testing.assert_close(ours, reference, rtol=0, atol=2e-3)
+    assert (ours - reference).abs().mean() < 1e-5
 
 
 def test_stretches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,12 +80,12 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 @pytest.mark.usefixtures("small_loads")
 @pytest.mark.parametrize("kind", SPECS)
 def test_weights_and_state_are_the_same_bit_for_bit(kind: str) -> None:
-    (ours, near), (theirs, far) = built(SPECS[kind], None), built(SPECS[kind], HostPlace(CPU))
+    (ours, near), (reference, far) = built(SPECS[kind], None), built(SPECS[kind], HostPlace(CPU))
     assert len([load for load in far._loads if load.is_away]) > 4
     assert not any(load.is_away for load in near._loads)
-    for model, optimizer in ((ours, near), (theirs, far)):
+    for model, optimizer in ((ours, near), (reference, far)):
         stepped(model, optimizer, range(6))
-    assert same(ours.weights_for_disk(), theirs.weights_for_disk())
+    assert same(ours.weights_for_disk(), reference.weights_for_disk())
     assert same(near.state_tensors(), far.state_tensors())
     assert near.num_steps == far.num_steps == 5
 

@@ -55,7 +55,7 @@ def weights(model: Decoder) -> dict[str, torch.Tensor]:
 
 @pytest.mark.acceptance(81)
 def test_adamw_equals_torchs_with_a_rate_and_a_decay_per_part() -> None:
-    ours, theirs = built(), built()
+    ours, reference_value = built(), built()
     optimizer = build_optimizer(ours, SPEC)
 
     def rate(name: str) -> float:
@@ -68,7 +68,7 @@ def test_adamw_equals_torchs_with_a_rate_and_a_decay_per_part() -> None:
     reference = torch.optim.AdamW(
         [
             {"params": [p], "lr": rate(name), "weight_decay": 0.1 if name.endswith("proj.weight") else 0.0}
-            for name, p in theirs.named_parameters()
+            for name, p in reference_value.named_parameters()
         ],
         betas=(SPEC.beta1, SPEC.beta2),
         eps=SPEC.eps,
@@ -79,13 +79,13 @@ def test_adamw_equals_torchs_with_a_rate_and_a_decay_per_part() -> None:
     for step in range(5):
         scale = 1.0 / (1 + step)
         give_gradients(ours, step)
-        give_gradients(theirs, step)
+        give_gradients(reference_value, step)
         for group, peak in zip(reference.param_groups, peaks, strict=True):
             group["lr"] = peak * scale
         optimizer.step(scale)
         reference.step()
         mine = weights(ours)
-        for name, tensor in weights(theirs).items():
+        for name, tensor in weights(reference_value).items():
             torch.testing.assert_close(mine[name], tensor, atol=1e-6, rtol=1e-5, msg=name)
 
 
@@ -211,16 +211,16 @@ def test_both_optimizers_learn_a_batch_by_heart() -> None:
 
 
 def test_clipping_shrinks_all_gradients_together_and_tells_the_norm_before() -> None:
-    ours, theirs = built(), built()
+    ours, reference_value = built(), built()
     backward(ours, 0)
-    backward(theirs, 0)
-    before = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)
+    backward(reference_value, 0)
+    before = torch.nn.utils.clip_grad_norm_(reference_value.parameters(), 0.05)
     assert before > 0.05
     found = clip_gradients(ours, 0.05)
     torch.testing.assert_close(found, before)
     assert found.dim() == 0
     torch.testing.assert_close(grad_norm(ours), torch.tensor(0.05), atol=1e-5, rtol=1e-4)
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+    for mine, other in zip(ours.parameters(), reference_value.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad)
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from homing.cloud.figures import Figures
 from homing.cloud.providers.rest import Unsure, Unwelcome
 from homing.errors import ProviderSilent
-from homing.store.modal.client import TIMEOUT_S, Door, Shut, failures, kind_of, open_door, text_of
+from homing.store.modal.client import TIMEOUT_S, Connection, Shut, connect, failures, kind_of, text_of
 from homing.world import World
 
 __all__ = ["APP", "ModalApi"]
@@ -39,9 +39,9 @@ class ModalApi:
         self._world = world
 
     @cached_property
-    def door(self) -> Door:
+    def connection(self) -> Connection:
         try:
-            return open_door(self._world)
+            return connect(self._world)
         except Shut as exc:
             raise self._silent("No answer.", str(exc)) from exc
 
@@ -53,24 +53,24 @@ class ModalApi:
         """
 
         async def look() -> str:
-            found = self.door.sdk.Workspace.from_context(client=self.door.client)
+            found = self.connection.sdk.Workspace.from_context(client=self.connection.client)
             await found.hydrate.aio()
             return str(found.name or "")
 
         name = self.ask("Workspace", look)
         if not name:
             raise self._silent("Modal did not report the token's workspace.", "The workspace name is empty.")
-        return f"{name}/{self.door.environment}" if self.door.environment else name
+        return f"{name}/{self.connection.environment}" if self.connection.environment else name
 
     # --- app, volume, image and rates ---
 
     def app(self, *, may_create: bool) -> Any | None:
         """Return our app; None if it was never created, so that there is nothing in it."""
-        names = {"create_if_missing": may_create, "client": self.door.client}
-        return self.ask("App.lookup", lambda: self.door.sdk.App.lookup.aio(APP, **names), absent=None)
+        names = {"create_if_missing": may_create, "client": self.connection.client}
+        return self.ask("App.lookup", lambda: self.connection.sdk.App.lookup.aio(APP, **names), absent=None)
 
     def volume(self, name: str) -> Any:
-        return self.door.sdk.Volume.from_name(name, version=2, client=self.door.client)
+        return self.connection.sdk.Volume.from_name(name, version=2, client=self.connection.client)
 
     def build(self, image: Any, app: Any) -> None:
         self.ask("Image.build", lambda: image.build.aio(app), timeout_s=_BUILD_S)
@@ -79,7 +79,9 @@ class ModalApi:
         """Return Modal's own rates in dollars per hour; empty if this account or client cannot query them."""
 
         async def look() -> dict[str, Any]:
-            return dict(await self.door.sdk.Workspace.from_context(client=self.door.client).billing.rates.aio())
+            return dict(
+                await self.connection.sdk.Workspace.from_context(client=self.connection.client).billing.rates.aio()
+            )
 
         try:
             reported, read = self.ask("billing.rates", look), Figures("modal")
@@ -99,29 +101,33 @@ class ModalApi:
 
         After `timeout_s` in the queue the SDK withdraws it.
         """
-        door = self.door
+        connection = self.connection
         try:
-            return door.call(lambda: door.sdk.Sandbox.create.aio(*argv, client=door.client, **wanted), timeout_s)
+            return connection.call(
+                lambda: connection.sdk.Sandbox.create.aio(*argv, client=connection.client, **wanted), timeout_s
+            )
         except failures() as exc:
             if kind_of(exc) == "silent":
                 raise Unsure(f"{type(exc).__name__}: {text_of(exc)}") from exc
             raise self._refusal(exc, "Sandbox.create") from exc
 
     def by_name(self, name: str) -> Any | None:
-        names = {"client": self.door.client}
+        names = {"client": self.connection.client}
         return self.ask(
-            "Sandbox.from_name", lambda: self.door.sdk.Sandbox.from_name.aio(APP, name, **names), absent=None
+            "Sandbox.from_name", lambda: self.connection.sdk.Sandbox.from_name.aio(APP, name, **names), absent=None
         )
 
     def by_id(self, sandbox_id: str) -> Any | None:
-        names = {"client": self.door.client}
-        return self.ask("Sandbox.from_id", lambda: self.door.sdk.Sandbox.from_id.aio(sandbox_id, **names), absent=None)
+        names = {"client": self.connection.client}
+        return self.ask(
+            "Sandbox.from_id", lambda: self.connection.sdk.Sandbox.from_id.aio(sandbox_id, **names), absent=None
+        )
 
     def list(self, app: Any, tags: dict[str, str]) -> Sandboxes:
         """Return the running sandboxes. One that ends meanwhile is simply not included."""
 
         async def look() -> Sandboxes:
-            found = self.door.sdk.Sandbox.list.aio(app_id=app.app_id, tags=tags, client=self.door.client)
+            found = self.connection.sdk.Sandbox.list.aio(app_id=app.app_id, tags=tags, client=self.connection.client)
             return [sandbox async for sandbox in found]
 
         return self.ask("Sandbox.list", look)
@@ -144,7 +150,7 @@ class ModalApi:
     def reload(self, sandbox: Any) -> str:
         """Reload the mounts; return why that failed, or ""."""
         try:
-            self.door.call(lambda: sandbox.reload_volumes.aio(timeout=_RELOAD_S), _RELOAD_S + 5)
+            self.connection.call(lambda: sandbox.reload_volumes.aio(timeout=_RELOAD_S), _RELOAD_S + 5)
         except failures() as exc:
             return text_of(exc)
         return ""
@@ -152,7 +158,7 @@ class ModalApi:
     def let_go(self, sandbox: Any) -> None:
         """Close the direct connection that the SDK opened to the sandbox."""
         with contextlib.suppress(*failures()):
-            self.door.call(sandbox.detach.aio)
+            self.connection.call(sandbox.detach.aio)
 
     # --- calls ---
 
@@ -160,10 +166,10 @@ class ModalApi:
         self, what: str, make: Callable[[], Awaitable[T]], *, timeout_s: float = TIMEOUT_S, absent: T = _NO_ANSWER
     ) -> T:
         """Run a call with retries; `absent` is returned if Modal itself says that there is none."""
-        door = self.door
+        connection = self.connection
         for number in range(1, _TRIES + 1):
             try:
-                return door.call(make, timeout_s)
+                return connection.call(make, timeout_s)
             except failures() as exc:
                 kind = kind_of(exc)
                 if kind == "absent" and absent is not _NO_ANSWER:
@@ -188,7 +194,7 @@ class ModalApi:
         if name in ("AuthError", "PermissionDeniedError"):
             fix = "modal setup   or a new token from https://modal.com/settings/tokens"
             return Unwelcome(
-                "modal rejected the token.", f"{text_of(exc)} ({self.door.who})", fix, status=401, text=name
+                "modal rejected the token.", f"{text_of(exc)} ({self.connection.who})", fix, status=401, text=name
             )
         fix = "See Modal's message above; its web console may show more: https://modal.com/apps"
         return Unwelcome(f"modal refused {what}.", text_of(exc), fix, status=400, text=name)

@@ -26,7 +26,7 @@ from homing.cloud.providers.base import Offer, Order, Place, Request
 from homing.cloud.providers.modal.offers import LIFETIME_S
 from homing.instance.bootstrap import VERIFIED
 from homing.store.address import parse_modal
-from homing.store.modal.client import Door
+from homing.store.modal.client import Connection
 from homing.wire import codec, file_names
 from homing.wire.agent_orders import EndBilling
 from homing.wire.boot_json import Boot
@@ -123,11 +123,11 @@ def start_within_s(boot: Boot, now: float) -> float:
     return max(1.0, allowed - reserve_s(LAND, allowed, boot.stop_grace_s) - max(0.0, now - boot.started_at))
 
 
-def make_image(door: Door, settings: Mapping[str, Any], store: str, home: Path, world: World) -> Any:
-    sdk = door.sdk
+def make_image(connection: Connection, settings: Mapping[str, Any], store: str, home: Path, world: World) -> Any:
+    sdk = connection.sdk
     if settings["image"]:
         login = settings["registry"]
-        secret = sdk.Secret.from_name(login, client=door.client) if login else None
+        secret = sdk.Secret.from_name(login, client=connection.client) if login else None
         return sdk.Image.from_registry(settings["image"], secret=secret)
     # A sandbox sees a Volume as a folder, so the store's SDK is not needed there.
     lock = code_bundle.lock("" if volume_of(store) else store)

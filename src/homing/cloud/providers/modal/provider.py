@@ -116,7 +116,7 @@ class Modal:
 
     def prepare(self, store: str) -> None:
         """Build the image before anything bills; Modal builds it once and later finds it by its content."""
-        image = machine.make_image(self._api.door, self._settings, store, self._home, self._world)
+        image = machine.make_image(self._api.connection, self._settings, store, self._home, self._world)
         self._api.build(image, self._api.app(may_create=True))
 
     # --- instances ---
@@ -249,9 +249,9 @@ class Modal:
 
     def _wanted(self, request: Request, folder: Path) -> dict[str, Any]:
         order, boot, offer = request.order, request.order.boot, request.offer
-        sdk, volume = self._api.door.sdk, machine.volume_of(order.boot.store)
+        sdk, volume = self._api.connection.sdk, machine.volume_of(order.boot.store)
         cores, mib = self._size.of(offer.num_gpus)
-        image = machine.make_image(self._api.door, self._settings, boot.store, self._home, self._world)
+        image = machine.make_image(self._api.connection, self._settings, boot.store, self._home, self._world)
         tags = {_OWNER: self._owner, _MARK: request.mark, _RATE: str(offer.rate_usd_per_hour)}
         tags[_CREATED] = str(int(self._world.now()))
         if volume:

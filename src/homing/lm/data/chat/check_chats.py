@@ -80,7 +80,7 @@ class Doctor:
     # Split -> the context that each conversation needs to fit whole.
     lengths: dict[str, array[int]] = field(default_factory=dict)
     # Called with the bytes read so far of the file, from time to time.
-    tell: Callable[[int], None] = lambda num_bytes: None
+    notify: Callable[[int], None] = lambda num_bytes: None
     _seen: dict[str, dict[bytes, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
     _held_out: dict[bytes, str] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class Doctor:
     def num_faults(self) -> int:
         return sum(file.num_faults for file in self.files)
 
-    def told(self) -> list[Finding]:
+    def sorted_findings(self) -> list[Finding]:
         """Return the findings: faults first, then cuts and notes, each in the order of files and lines."""
         places = {file.path: number for number, file in enumerate(self.files)}
         actions = ("stops", "skipped", "cut", "kept")
@@ -106,17 +106,17 @@ class Doctor:
                 wellformed = self._wellformed(values_of(reading), report)
                 while some := list(islice(wellformed, _AT_ONCE)):
                     yield from self._fitting(some, report)
-                    self.tell(reading.num_bytes_read)
+                    self.notify(reading.num_bytes_read)
             except BrokenFile as exc:
-                self._tell(report, exc.line, Fault("broken-file", exc.what.split(": ", 1)[-1]), "stops")
+                self._notify(report, exc.line, Fault("broken-file", exc.what.split(": ", 1)[-1]), "stops")
                 raise
             except DataError as exc:
                 self.fixes[source.path] = exc.fix
-                self._tell(report, report.num_lines + 1, Fault("broken-file", f"{exc.what} {exc.why}"), "stops")
+                self._notify(report, report.num_lines + 1, Fault("broken-file", f"{exc.what} {exc.why}"), "stops")
                 raise
             report.sha256 = reading.sha256()
         if not report.num_lines:
-            self._tell(report, 1, Fault("empty-file", "the file is empty"), "stops")
+            self._notify(report, 1, Fault("empty-file", "the file is empty"), "stops")
 
     def _wellformed(self, lines: Iterator[Line], report: FileReport) -> Iterator[tuple[int, Conversation, bool]]:
         """Yield line number, conversation, and whether a part of it was dropped already."""
@@ -127,14 +127,14 @@ class Doctor:
                 conversation, dropped = self._conversation(line.value, report)
                 self._check_new(conversation, line.number, report)
             except Fault as fault:
-                self._tell(report, line.number, fault, "skipped")
+                self._notify(report, line.number, fault, "skipped")
                 report.num_skipped += 1
                 continue
             if dropped:
                 turns = "1 turn" if dropped == 1 else f"{dropped} turns"
-                self._tell(report, line.number, Fault("unanswered", f"dropped {turns} after the last answer"), "cut")
+                self._notify(report, line.number, Fault("unanswered", f"dropped {turns} after the last answer"), "cut")
             for kind, text in _notes(conversation, self.renderer, line.value, report.form, noted):
-                self._tell(report, line.number, Fault(kind, text), "kept")
+                self._notify(report, line.number, Fault(kind, text), "kept")
             yield line.number, conversation, bool(dropped)
 
     def _conversation(self, value: Any, report: FileReport) -> tuple[Conversation, int]:
@@ -164,11 +164,11 @@ class Doctor:
             try:
                 examples, shortened = self._fit(row)
             except Fault as fault:
-                self._tell(report, line, fault, "skipped")
+                self._notify(report, line, fault, "skipped")
                 report.num_skipped += 1
                 continue
             if shortened:
-                self._tell(report, line, Fault("too-long", shortened), "cut")
+                self._notify(report, line, Fault("too-long", shortened), "cut")
             report.num_kept += 1
             report.num_cut += bool(is_cut or shortened)
             yield Kept(line, conversation, examples)
@@ -191,7 +191,7 @@ class Doctor:
         num_left = sum(len(example.turn_ends) for example in fitting)
         return fitting, f"{text}; {num_left} of {sum(len(example.turn_ends) for example in whole)} answers fit"
 
-    def _tell(self, report: FileReport, line: int, fault: Fault, action: str) -> None:
+    def _notify(self, report: FileReport, line: int, fault: Fault, action: str) -> None:
         finding = Finding(report.path, line, fault.kind, fault.text, action)
         report.num_faults += finding.is_fault
         self.counts[fault.kind] += 1

@@ -45,7 +45,7 @@ class Prepared:
     is_reused: bool
 
 
-def prepare_chat(order: ChatOrder, tell: Callable[[int, int], None] = lambda done, total: None) -> Prepared:
+def prepare_chat(order: ChatOrder, notify: Callable[[int, int], None] = lambda done, total: None) -> Prepared:
     """Write shards and manifest to `order.dir`; `tell(bytes read, total)` reports progress."""
     renderer = open_renderer(order.tokenizer)
     inputs = find_inputs(order)
@@ -56,7 +56,7 @@ def prepare_chat(order: ChatOrder, tell: Callable[[int, int], None] = lambda don
             return done
         work.begin({}, is_forced=True)
         try:
-            return _make(order, inputs, settings, renderer, work, tell)
+            return _make(order, inputs, settings, renderer, work, notify)
         finally:
             work.discard()
 
@@ -67,7 +67,7 @@ def _make(
     settings: dict[str, Any],
     renderer: Renderer,
     work: Work,
-    tell: Callable[[int, int], None],
+    notify: Callable[[int, int], None],
 ) -> Prepared:
     doctor = Doctor(renderer, order.context)
     held_out = set() if order.validation else _held_out(inputs, order.val_fraction)
@@ -77,7 +77,7 @@ def _make(
         for split in ("train", "val")
     }
     try:
-        sources = _write_all(order, inputs, doctor, held_out, writers, tell)
+        sources = _write_all(order, inputs, doctor, held_out, writers, notify)
         splits = {name: writer.finish() for name, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -112,14 +112,14 @@ def _write_all(
     doctor: Doctor,
     held_out: set[bytes],
     writers: dict[str, ConversationWriter],
-    tell: Callable[[int, int], None],
+    notify: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:
     """Write all conversations; return the statistics of each source, in shard order. Validation files come first."""
     done = 0
 
     def examine(file: Any, side: str) -> Iterator[Kept]:
         nonlocal done
-        doctor.tell = lambda num_bytes: tell(done + num_bytes, inputs.num_bytes)
+        doctor.notify = lambda num_bytes: notify(done + num_bytes, inputs.num_bytes)
         yield from doctor.examine(file, side)
         done += file.num_bytes
 
@@ -228,7 +228,7 @@ def _report(doctor: Doctor, manifest: DataManifest) -> dict[str, Any]:
     return {
         "files": [asdict(file) for file in doctor.files],
         "counts": dict(doctor.counts),
-        "findings": [asdict(finding) for finding in doctor.told()[:_MAX_FINDINGS]],
+        "findings": [asdict(finding) for finding in doctor.sorted_findings()[:_MAX_FINDINGS]],
         "num_faults": doctor.num_faults,
         "fit": _fit(doctor, manifest.settings["context"]),
         "rows_per_epoch": manifest.settings["rows_per_epoch"],

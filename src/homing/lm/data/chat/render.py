@@ -146,7 +146,7 @@ class Renderer:
 
     def _encode(self, texts: list[_Text]) -> Iterator[Example]:
         """Encode all stretches of all texts in one call, which is fastest."""
-        pieces: list[str] = []
+        chunks: list[str] = []
         plans: list[list[tuple[int, int | None]]] = []  # per text: where a piece begins, and its id if a marker
         for text in texts:
             plan: list[tuple[int, int | None]] = []
@@ -159,14 +159,14 @@ class Renderer:
             for first, last in sorted([*markers, *borders]):
                 stretch = text.text[at:first].replace(text.breaker, "")
                 if stretch:
-                    pieces.append(stretch)
+                    chunks.append(stretch)
                     plan.append((clean_at, None))
                 clean_at += len(stretch)
                 if last > first:
                     plan.append((clean_at, self.tokens.markers[text.text[first:last]]))
                 clean_at, at = clean_at + last - first, last
             plans.append(plan)
-        encoded = iter(self.tokens.encode(pieces))
+        encoded = iter(self.tokens.encode(chunks))
         for text, plan in zip(texts, plans, strict=True):
             ids: list[int] = []
             starts: list[int] = []

@@ -34,7 +34,7 @@ from homing.lm.data.chat.messages import Fault, Message
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE as OUR_TEMPLATE
 from homing.units import format_bytes
 from homing.wire.file_names import CHAT_TEMPLATE as TEMPLATE
-from homing.wire.template_file import Unreadable, template_beside
+from homing.wire.template_file import Unreadable, read_chat_template
 
 __all__ = ["TEMPLATE", "ChatTemplate", "Rendering", "find_template"]
 
@@ -202,7 +202,7 @@ class Rendering:
 def find_template(folder: Path, *, now: datetime.datetime | None = None) -> ChatTemplate | None:
     """Return the folder's chat template, or None if it has none."""
     try:
-        found = template_beside(folder)
+        found = read_chat_template(folder)
     except Unreadable as exc:
         raise DataError(f"{exc.path} cannot be read.", str(exc), "Use the original file of the model.") from exc
     names = {name: text for name in _NAMES if (text := _token(found.config.get(name)))}

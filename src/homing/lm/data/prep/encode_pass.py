@@ -62,7 +62,7 @@ def encode_all(
     *,
     is_slow: bool,
     mark: dict[str, Any],
-    tell: Callable[[int, int], None],
+    notify: Callable[[int, int], None],
     meanwhile: Callable[[], None],
 ) -> dict[str, Split]:
     """Encode all chunks into shards; return the finished splits.
@@ -91,7 +91,7 @@ def encode_all(
                     writing.result()
                     writing = shard_writer.submit(_write, chunk, is_val, ids, starts, train, val)
                 background = background or executor.submit(meanwhile)
-                tell(chunk.read_bytes, train.num_tokens + val.num_tokens)
+                notify(chunk.read_bytes, train.num_tokens + val.num_tokens)
                 if releasing.is_due(chunk.num_text_bytes):
                     shard_writer.submit(release_free_memory)
                 if marking.is_due(chunk.num_text_bytes):

@@ -89,12 +89,12 @@ def _is_whole(target: Path, manifest: DataManifest) -> bool:
 
 def tokenizer_files(manifest: DataManifest) -> list[str]:
     """Return tokenizer.json and its accompanying files: ours, or those of a third-party tokenizer."""
-    return [TOKENIZER, *manifest.settings.get("papers", EXTRAS)]
+    return [TOKENIZER, *manifest.settings.get("metadata", EXTRAS)]
 
 
 def _others_extras(manifest: DataManifest) -> tuple[str, ...]:
     """Return files of a previous tokenizer that would be mistaken for those of the new third-party one."""
-    return (*EXTRAS, *METADATA_FILES) if "papers" in manifest.settings else ()
+    return (*EXTRAS, *METADATA_FILES) if "metadata" in manifest.settings else ()
 
 
 def _shard_files(manifest: DataManifest) -> list[str]:

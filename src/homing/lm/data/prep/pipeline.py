@@ -113,7 +113,7 @@ def _make(job: _Job) -> DataManifest:
     """Do everything except publishing; return the manifest."""
     work, splits = job.work, None
     # A given tokenizer loads in another thread while reading begins.
-    with ThreadPoolExecutor(1, "beside") as executor:
+    with ThreadPoolExecutor(1, "prefetch") as executor:
         if job.order.tokenizer:
             _take_existing(job)
             _say_if_slow(job)
@@ -144,7 +144,7 @@ def _take_existing(job: _Job) -> None:
     if "scan" not in job.work.state:
         source = existing_tokenizer(job.order)
         write_whole(job.work.folder / TOKENIZER, source.read_bytes())
-        for name in job.settings.get("papers", {}):
+        for name in job.settings.get("metadata", {}):
             write_whole(job.work.folder / name, (source.parent / name).read_bytes())
 
 
@@ -171,15 +171,15 @@ def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan
     """
     if "scan" in job.work.state:
         return Scan(**job.work.state["scan"]), None
-    tell_scan = _teller("scan", job)
-    scanner = Scanner(job.order, job.inputs, lambda done: tell_scan(done, 0))
+    report_scan = _teller("scan", job)
+    scanner = Scanner(job.order, job.inputs, lambda done: report_scan(done, 0))
     chunks = scanner.chunks()
     first = next(chunks)
     rule, splits = scanner.likely_rule, None
     if "mark" in job.work.state or scanner.is_likely_small(first):
         with ahead(chain([first], chunks)) as all_chunks:
             for chunk in all_chunks:
-                tell_scan(chunk.read_bytes, 0)
+                report_scan(chunk.read_bytes, 0)
     else:
         plain = sum(s.num_bytes for s in job.inputs.sources if not s.packing and s.form == "plain")
         _check_disk(job, min(plain, job.inputs.num_bytes))
@@ -192,8 +192,8 @@ def _scan_and_learn(job: _Job) -> Scan:
     """Pass one: scan all text and train the tokenizer, which is in the work folder at the end."""
     if "scan" in job.work.state:
         return Scan(**job.work.state["scan"])
-    tell = _teller("train", job)
-    scanner = Scanner(job.order, job.inputs, lambda done: tell(done, 0))
+    notify = _teller("train", job)
+    scanner = Scanner(job.order, job.inputs, lambda done: notify(done, 0))
     text = _learn(job, scanner)
     write_whole(job.work.folder / TOKENIZER, text.encode())
     return _save_scan(job, scanner)
@@ -290,7 +290,7 @@ def _encode_chunks(
         _writers(job),
         is_slow=bool(job.facts.why_slow),
         mark=mark,
-        tell=_teller("encode", job),
+        notify=_teller("encode", job),
         meanwhile=lambda: None if job.facts.why_slow else write_extras(job.work.folder),
     )
 
@@ -354,7 +354,7 @@ def _teller(stage: str, job: _Job) -> Callable[[int, int], None]:
     started, first = time.monotonic(), -1
     total_bytes, is_given = job.inputs.num_bytes, bool(job.order.tokenizer)
 
-    def tell(done_bytes: int, num_tokens: int) -> None:
+    def notify(done_bytes: int, num_tokens: int) -> None:
         nonlocal first
         elapsed_s = time.monotonic() - started
         first = done_bytes if first < 0 else first
@@ -363,7 +363,7 @@ def _teller(stage: str, job: _Job) -> Callable[[int, int], None]:
         eta_s = (total_bytes - done_bytes) / speed if speed else None
         job.report(Progress(stage, done_bytes, total_bytes, num_tokens, elapsed_s, eta_s, is_tokenizer_given=is_given))
 
-    return tell
+    return notify
 
 
 def _num_tokens(splits: dict[str, Split]) -> int:

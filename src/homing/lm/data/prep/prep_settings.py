@@ -206,7 +206,7 @@ def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any
     if facts.why_slow:  # a third-party tokenizer, with its accompanying files
         _refuse_links(existing_tokenizer(order).parent)
         metadata_paths = [existing_tokenizer(order).parent / name for name in METADATA_FILES]
-        settings["papers"] = {path.name: file_sha256(path) for path in metadata_paths if path.is_file()}
+        settings["metadata"] = {path.name: file_sha256(path) for path in metadata_paths if path.is_file()}
     return settings
 
 

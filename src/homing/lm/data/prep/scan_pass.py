@@ -55,8 +55,8 @@ class Scan:
 
 
 class Scanner:
-    def __init__(self, order: PrepOrder, inputs: Inputs, tell: Callable[[int], None]) -> None:
-        self._order, self._inputs, self._tell = order, inputs, tell
+    def __init__(self, order: PrepOrder, inputs: Inputs, notify: Callable[[int], None]) -> None:
+        self._order, self._inputs, self._notify = order, inputs, notify
         self._cuts = Cuts(unmarked_bytes_for(inputs.num_bytes), order.text_field)
         self._fraction = 0.0 if inputs.validation else order.val_fraction
         self._small = SmallCorpus(self._fraction)
@@ -75,7 +75,7 @@ class Scanner:
                     if sampled <= allowed:
                         sampled += len(document)
                         yield document
-                self._tell(chunk.read_bytes)
+                self._notify(chunk.read_bytes)
 
     def is_likely_small(self, first: Chunk) -> bool:
         """Return whether the documents seem too few for the default threshold, judging by the first chunk."""

@@ -25,7 +25,7 @@ from homing.lm.train.checkpoints import checkpoint_files
 from homing.lm.train.checkpoints.checkpoint_files import Refused, TrainState
 from homing.lm.train.checkpoints.compatibility import check_same, config_sha256
 from homing.lm.train.checkpoints.host_copy import Snapshot
-from homing.lm.train.metrics import Tell, finite
+from homing.lm.train.metrics import Notify, finite
 from homing.lm.train.session import Session
 from homing.units import format_duration
 from homing.wire import file_names
@@ -64,8 +64,8 @@ class Saving:
 
 
 class CheckpointManager:
-    def __init__(self, session: Session, phase: Phase, tell: Tell) -> None:
-        self.s, self.phase, self.tell = session, phase, tell
+    def __init__(self, session: Session, phase: Phase, notify: Notify) -> None:
+        self.s, self.phase, self.notify = session, phase, notify
         self.dir = session.run_dir / file_names.CHECKPOINTS / phase.kind
         self.saved_step = -1  # step of the newest save, possibly still being written
         self.saved_at = time.monotonic()
@@ -87,14 +87,14 @@ class CheckpointManager:
     def _find(self) -> CheckpointManifest | None:
         stale = checkpoint_files.clean_up(self.dir)
         if stale:
-            self.tell("cleaned_up", f"Removed leftovers of an interrupted save: {', '.join(stale)}.")
+            self.notify("cleaned_up", f"Removed leftovers of an interrupted save: {', '.join(stale)}.")
         found = checkpoint_files.find_latest(self.dir)
         self._damaged = found.refused
         for refused in found.refused:
             problem = "; ".join(refused.why.splitlines())
             instead = found.folder.name if found.folder else "the beginning"
             text = f"Checkpoint {refused.folder.name} is damaged ({problem}); resuming from {instead}."
-            self.tell("checkpoint_refused", text, notice=True, folder=refused.folder.name)
+            self.notify("checkpoint_refused", text, notice=True, folder=refused.folder.name)
         if found.folder and found.manifest:
             check_same(found.folder, found.manifest.config_sha256, self.s.run, self.phase)
         return found.manifest
@@ -179,7 +179,7 @@ class CheckpointManager:
             saving.join()
         if saving.folder is None:
             # If the run cannot end without it, the error that ends the run reports it.
-            self.tell("save_failed", f"warning: {saving.error}", notice=not saving.is_needed, step=saving.step)
+            self.notify("save_failed", f"warning: {saving.error}", notice=not saving.is_needed, step=saving.step)
             if not isinstance(saving.error, RunFailed | OSError):
                 raise saving.error or AssertionError("a save ended without a word")
             if saving.is_needed:
@@ -190,7 +190,7 @@ class CheckpointManager:
         text = f"Saved {saving.folder.relative_to(self.s.run_dir)} in {format_duration(saving.took_s)}."
         data = {"folder": saving.folder.name, "is_final": saving.is_final, "seconds": round(saving.took_s, 3),
                 "held_s": round(saving.held_s, 3)}  # fmt: skip
-        self.tell("checkpoint_saved", text, notice=True, step=saving.step, **data)
+        self.notify("checkpoint_saved", text, notice=True, step=saving.step, **data)
         gc.collect()  # the collector is off between saves
 
     def _cannot_end(self, step: int, error: RunFailed | OSError) -> RunFailed:

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from homing.lm.device import describe_device
-from homing.lm.train.metrics import Tell
+from homing.lm.train.metrics import Notify
 from homing.wire import codec
 from homing.wire.codec import record
 from homing.wire.run_json import Model
@@ -103,8 +103,8 @@ class Compiled:
 
 
 class CompileCache:
-    def __init__(self, run_dir: Path, shape: Model, device: torch.device, tell: Tell) -> None:
-        self._dir, self._tell = run_dir / FOLDER, tell
+    def __init__(self, run_dir: Path, shape: Model, device: torch.device, notify: Notify) -> None:
+        self._dir, self._notify = run_dir / FOLDER, notify
         self._torch, self._device = str(torch.__version__), describe_device(device)
         self._shape = hashlib.sha256(json.dumps(dataclasses.asdict(shape), sort_keys=True).encode()).hexdigest()
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"torch-{self._torch}-{self._device}").strip("-")
@@ -115,7 +115,7 @@ class CompileCache:
         if not self._path.is_file():
             if others := [path.name for path in sorted(self._dir.glob("*.bin"))]:
                 text = f"Ignored compile caches of another torch, GPU or model shape: {', '.join(others)}."
-                self._tell("compile_cache_left", text, notice=True)
+                self._notify("compile_cache_left", text, notice=True)
             return
         try:
             record = codec.loads(Compiled, self._path.with_suffix(".json").read_bytes())
@@ -131,7 +131,7 @@ class CompileCache:
             self._refuse("torch cannot read it")
         else:
             text = f"Loaded the compile cache of this run: {FOLDER}/{self._path.name}."
-            self._tell("compile_cache_loaded", text, sha256=record.sha256, num_bytes=record.num_bytes)
+            self._notify("compile_cache_loaded", text, sha256=record.sha256, num_bytes=record.num_bytes)
 
     def save(self, new: Parts) -> None:
         """Save what the first step compiled, unless all of it was in the cache already.
@@ -148,7 +148,7 @@ class CompileCache:
             text = (
                 f"The compile cache has {len(data):,} bytes, too much to store with the run; it stays on this machine."
             )
-            self._tell("compile_cache_left", text, notice=True, num_bytes=len(data))
+            self._notify("compile_cache_left", text, notice=True, num_bytes=len(data))
             return
         digest = hashlib.sha256(data).hexdigest()
         record = Compiled(self._torch, self._device, self._shape, digest, len(data), time.time())
@@ -158,14 +158,14 @@ class CompileCache:
             _write(self._path, data)
             _write(self._path.with_suffix(".json"), codec.dumps(record, indent=1).encode())
         except OSError as exc:
-            self._tell("compile_cache_left", f"warning: the compile cache cannot be saved: {exc}.", notice=True)
+            self._notify("compile_cache_left", f"warning: the compile cache cannot be saved: {exc}.", notice=True)
             return
         text = f"Saved the compile cache: {FOLDER}/{self._path.name}, {len(data):,} bytes."
-        self._tell("compile_cache_saved", text, sha256=digest, num_bytes=len(data))
+        self._notify("compile_cache_saved", text, sha256=digest, num_bytes=len(data))
 
     def _refuse(self, why: str) -> None:
         text = f"warning: {FOLDER}/{self._path.name} is not loaded: {why}. Compiling again."
-        self._tell("compile_cache_refused", text, notice=True)
+        self._notify("compile_cache_refused", text, notice=True)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from homing.lm.train.build_phase import Built
 from homing.lm.train.compute.compile_cache import CompileCache, Parts
 from homing.lm.train.compute.step_figures import Figures
-from homing.lm.train.metrics import Tell
+from homing.lm.train.metrics import Notify
 from homing.lm.train.session import Session
 from homing.lm.train.stop_requests import FatalError
 from homing.units import format_duration
@@ -25,13 +25,13 @@ _COMPILE_S = 1800.0
 
 
 class Compiling:
-    def __init__(self, session: Session, built: Built, tell: Tell) -> None:
-        self.s, self.tell = session, tell
+    def __init__(self, session: Session, built: Built, notify: Notify) -> None:
+        self.s, self.notify = session, notify
         self.model, self.optimizer = built.model, built.optimizer
         self.is_on = False
         self.is_proven = False  # True once a step has succeeded with it
         self.parts = Parts()  # of the first step
-        self._cache = CompileCache(session.run_dir, session.run.model, session.device, tell)
+        self._cache = CompileCache(session.run_dir, session.run.model, session.device, notify)
 
     def switch(self, *, is_on: bool) -> None:
         self.is_on, self.is_proven = is_on, False
@@ -46,7 +46,7 @@ class Compiling:
         """
         begun, before = time.perf_counter(), Parts.so_far()
         self._cache.load()
-        self.tell("compile_started", "Compiling the model; the first step takes a while.", notice=True)
+        self.notify("compile_started", "Compiling the model; the first step takes a while.", notice=True)
         with self.s.journal.still("compiling", "compiling", phase=phase):
             self._rehearse()
             figures = take()
@@ -54,7 +54,7 @@ class Compiling:
         if self.is_on:
             took, self.parts = time.perf_counter() - begun, Parts.so_far() - before
             text = f"Compiled in {format_duration(took)}. {self.parts.sentence}".rstrip()
-            self.tell(
+            self.notify(
                 "compile_finished", text, notice=True, seconds=took, is_warm=self.parts.is_warm,
                 num_kept=self.parts.num_kept, num_new=self.parts.num_new,
             )  # fmt: skip
@@ -97,7 +97,7 @@ class Compiling:
                 fix="Set train.compile: off (slower, same results), or auto to fall back when it fails.",
             )
         text = f"warning: torch.compile failed; training continues without it, slower. {problem}"
-        self.tell("compile_failed", text, notice=True)
+        self.notify("compile_failed", text, notice=True)
         self.switch(is_on=False)
 
     def keep(self) -> None:

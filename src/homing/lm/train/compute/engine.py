@@ -33,7 +33,7 @@ from homing.lm.train.compute.hardware_choices import (
     what_else,
 )
 from homing.lm.train.compute.step_figures import Figures
-from homing.lm.train.metrics import Tell
+from homing.lm.train.metrics import Notify
 from homing.lm.train.session import Session
 from homing.lm.train.stop_requests import FatalError
 from homing.units import format_duration
@@ -47,16 +47,16 @@ _GOOD, _OUT_OF_MEMORY, _NOT_COMPILED = range(3)  # outcome of a step on this ran
 class Engine:
     """Runs the steps of one phase on one rank."""
 
-    def __init__(self, session: Session, phase: Phase, built: Built, tell: Tell) -> None:
-        self.s, self.phase, self.tell = session, phase, tell
+    def __init__(self, session: Session, phase: Phase, built: Built, notify: Notify) -> None:
+        self.s, self.phase, self.notify = session, phase, notify
         self.model, self.optimizer = built.model, built.optimizer
         self.num_rows = built.work.rows_per_step // session.ranks.count  # per step, on this rank
         self.micro_batch = 0
-        self.compiling = Compiling(session, built, tell)
+        self.compiling = Compiling(session, built, notify)
         train = session.run.train
         # Two starts may time graphs differently, so deterministic runs use them only if the run file says so.
         graphs = "off" if train.is_deterministic and train.graphs == "auto" else train.graphs
-        self.passes = Passes(built.model, session.device, graphs, tell, session.ranks.count)
+        self.passes = Passes(built.model, session.device, graphs, notify, session.ranks.count)
         self._picked: dict[str, Any] = {}
 
     @property
@@ -78,9 +78,9 @@ class Engine:
         # Other ranks may have seen more free memory or different timings.
         picked, changed = self.s.ranks.agree((picked, changed))
         for text in notices:
-            self.tell("attention_picked", text, notice=True)
+            self.notify("attention_picked", text, notice=True)
         if changed:
-            self.tell("choices_changed", f"Changed since the checkpoint: {', '.join(changed)}.", notice=True)
+            self.notify("choices_changed", f"Changed since the checkpoint: {', '.join(changed)}.", notice=True)
         self._picked, self.micro_batch = picked.to_dict(), picked.micro_batch
         self.model.set_precision(picked.precision)
         self.model.set_recompute(self.phase.recompute)
@@ -101,12 +101,12 @@ class Engine:
         if self.s.device.type == "cuda":
             total = torch.cuda.get_device_properties(self.s.device).total_memory
             if text := memory_warning(torch.cuda.max_memory_reserved(self.s.device), total):
-                self.tell("memory_near_limit", text, notice=True)
+                self.notify("memory_near_limit", text, notice=True)
         since_start = time.monotonic() - self.s.requests.started
         text = (
             f"First step {format_duration(since_start)} after the start; the step itself took {format_duration(took)}."
         )
-        self.tell("first_step", text, seconds=since_start, step_s=took, is_warm=self.compiling.parts.is_warm)
+        self.notify("first_step", text, seconds=since_start, step_s=took, is_warm=self.compiling.parts.is_warm)
         self.compiling.keep()
         self.passes.decide(next(batch.micro_batches(self.micro_batch)))
         return figures
@@ -117,7 +117,7 @@ class Engine:
         If out of memory, or if the compiler fails, adapts and tries the same batch again.
         """
         while True:
-            news, problem = _GOOD, ""
+            feed, problem = _GOOD, ""
             total = torch.zeros((), device=self.s.device)
             try:
                 # Reset the dropout seed at each attempt.
@@ -127,22 +127,22 @@ class Engine:
                 for piece in micro_batches:
                     total += self.passes.run(piece)
             except torch.OutOfMemoryError as exc:
-                news, problem = _OUT_OF_MEMORY, str(exc).splitlines()[0]
+                feed, problem = _OUT_OF_MEMORY, str(exc).splitlines()[0]
             except Exception as exc:
                 # Compilers raise many kinds of errors. If it was not the compiler, the uncompiled step fails too.
                 if not self.compiling.may_fail(exc):
                     raise
-                news, problem = _NOT_COMPILED, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
+                feed, problem = _NOT_COMPILED, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
             # Outside the `except`, so that the exception no longer holds the failed step's tensors. All ranks must
             # adapt alike, or their gradient all-reduce would never match up.
-            news = self.s.ranks.worst(news, within_s=self.compiling.deadline_s)
-            if news == _GOOD:
+            feed = self.s.ranks.worst(feed, within_s=self.compiling.deadline_s)
+            if feed == _GOOD:
                 self.s.ranks.add_up(self.model, total)
                 self.compiling.is_proven = self.compiling.is_on
                 return total
             self.passes.forget()
             self.optimizer.zero_grad()
-            change = self._shrink if news == _OUT_OF_MEMORY else self.compiling.stop
+            change = self._shrink if feed == _OUT_OF_MEMORY else self.compiling.stop
             change(problem or "It happened on another rank.")
 
     def update(self, lr_scale: float, is_good: Tensor, step: int) -> None:
@@ -175,5 +175,5 @@ class Engine:
         if self.s.device.type == "cuda":
             free_memory()
         text = f"Out of memory: micro-batch {self.micro_batch} -> {lower} rows; the batch size stays the same."
-        self.tell("micro_batch_lowered", text, notice=True, why=problem)
+        self.notify("micro_batch_lowered", text, notice=True, why=problem)
         self.micro_batch = lower

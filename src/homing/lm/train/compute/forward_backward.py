@@ -30,7 +30,7 @@ from homing.lm.cuda_graphs import WARM, Graphs
 from homing.lm.device import describe_device
 from homing.lm.model import Decoder
 from homing.lm.train.compute.batch import Batch
-from homing.lm.train.metrics import Tell
+from homing.lm.train.metrics import Notify
 from homing.lm.train.stop_requests import FatalError
 
 __all__ = ["Card", "Passes", "Timing", "card_of", "check_graphs"]
@@ -92,10 +92,10 @@ def check_graphs(asked: str, device: torch.device) -> None:
 class Passes:
     """Runs the micro-batches of one phase. `asked`: auto | on | off."""
 
-    def __init__(self, model: Decoder, device: torch.device, asked: str, tell: Tell, num_ranks: int = 1) -> None:
+    def __init__(self, model: Decoder, device: torch.device, asked: str, notify: Notify, num_ranks: int = 1) -> None:
         self.picked = ""  # on | off once decided; stored in checkpoints
         self.has_tried = False  # whether anything was timed or captured
-        self._model, self._asked, self._tell, self._num_ranks = model, asked, tell, num_ranks
+        self._model, self._asked, self._notify, self._num_ranks = model, asked, notify, num_ranks
         self._card = card_of(device)
         self._is_on = False
         self._graphs: dict[Shape, _Graph] = {}
@@ -215,7 +215,7 @@ class Passes:
             )
         self._is_on, self.picked = False, "off"
         text = f"warning: CUDA graphs failed; training continues without them. {problem}"
-        self._tell("graphs_failed", text, notice=True)
+        self._notify("graphs_failed", text, notice=True)
         return False
 
     def _compare(self, graph: _Graph, piece: Batch) -> str:
@@ -238,20 +238,20 @@ class Passes:
 
     def _settle_on(self, text: str, *timings: Timing) -> None:
         self._is_on, self.picked = True, "on"
-        self._tell_picked(text, timings)
+        self._report_picked(text, timings)
 
     def _settle_off(self, text: str, *timings: Timing) -> None:
         self._is_on, self.picked = False, "off"
-        self._tell_picked(text, timings)
+        self._report_picked(text, timings)
 
-    def _tell_picked(self, text: str, timings: Sequence[Timing]) -> None:
+    def _report_picked(self, text: str, timings: Sequence[Timing]) -> None:
         seconds: dict[str, Any] = dict(
             zip(("plain_s", "graph_s"), (timing.whole_s for timing in timings), strict=False)
         )
-        self._tell("graphs_picked", text, notice=True, graphs=self.picked, **seconds)
+        self._notify("graphs_picked", text, notice=True, graphs=self.picked, **seconds)
 
     def _leave(self, what: str, problem: str) -> None:
-        self._tell("graphs_left", f"{what} are not captured as CUDA graphs: {problem}.", notice=True)
+        self._notify("graphs_left", f"{what} are not captured as CUDA graphs: {problem}.", notice=True)
 
     # -- computing ---------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ def run_ranks(run_dir: Path, count: int) -> int:
             os.close(kept_end)
             with _forwarding(ranks[0].process):
                 culprit = _watch(ranks)
-            return _tell(run_dir, ranks, culprit)
+            return _notify(run_dir, ranks, culprit)
         finally:
             _end(ranks)
             os.close(given_end)
@@ -213,7 +213,7 @@ def _note(meet: Path, number: int) -> Path:
     return meet.with_name(f"failed-{number}")
 
 
-def _tell(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
+def _notify(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
     if culprit is None:
         return int(ranks[0].process.returncode)
     _end(ranks)
