@@ -22,11 +22,11 @@ class Page(HTMLParser):
         self.outside: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        messages = {name: value or "" for name, value in attrs}
-        self.ids |= {messages[name] for name in ("id", "name") if name in messages}
+        attributes = {name: value or "" for name, value in attrs}
+        self.ids |= {attributes[name] for name in ("id", "name") if name in attributes}
         for name in ("href", "src"):
-            url = messages.get(name, "")
-            if (tag, name) in LOADED and messages.get("rel") not in NOT_LOADED and urlsplit(url).netloc:
+            url = attributes.get(name, "")
+            if (tag, name) in LOADED and attributes.get("rel") not in NOT_LOADED and urlsplit(url).netloc:
                 self.outside.append(url)
             elif url and not urlsplit(url).scheme and not urlsplit(url).netloc:
                 self.links.append(url)

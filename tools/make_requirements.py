@@ -88,7 +88,7 @@ def both(compile_for: Callable[[str], dict[str, str]]) -> dict[str, str]:
 
 def run(uv: str, arguments: list[str], python: str) -> dict[str, str]:
     """Name -> its lines in a requirements file, hashes and all."""
-    messages = [
+    constraints = [
         "--constraint",
         str(ROOT / "constraints.txt"),
         "--python-platform",
@@ -98,7 +98,7 @@ def run(uv: str, arguments: list[str], python: str) -> dict[str, str]:
     ]
     quiet = ["--generate-hashes", "--no-emit-index-url", "--no-emit-find-links", "--no-header", "--no-annotate", "-q"]
     # Without sources to build: what builds them would come without a hash.
-    argv = [uv, "pip", "compile", *arguments, *messages, *quiet, "--only-binary", ":all:", "--no-config"]
+    argv = [uv, "pip", "compile", *arguments, *constraints, *quiet, "--only-binary", ":all:", "--no-config"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)

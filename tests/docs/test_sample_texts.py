@@ -1,0 +1,47 @@
+"""The sampler for blind readings: half of a sample is user-facing, and a seed gives the same sample again."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("_no_garbage_collection")
+
+
+@pytest.fixture(scope="module")
+def sampler() -> Any:
+    path = Path(__file__).parents[2] / "tools" / "sample_texts.py"
+    spec = importlib.util.spec_from_file_location("sample_texts", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_half_of_a_sample_is_user_facing_and_a_seed_repeats_it(sampler: Any) -> None:
+    first, again, other = (sampler.sample(seed, 40) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    assert sum(text.kind in sampler.USER_FACING for text in first) == 20
+    assert {text.kind for text in first} == {*sampler.USER_FACING, *sampler.INTERNAL}
+
+
+def test_a_comment_after_code_is_a_text_of_its_own_and_lines_of_comment_are_one(sampler: Any) -> None:
+    source = "# One comment\n# on two lines.\nx = 1  # after code\ny = 2  # after more code\n"
+    texts = [text for _, text, _ in sampler.comments(source)]
+    assert texts == ["One comment on two lines.", "after code", "after more code"]
+
+
+def test_sentences_come_without_code_tables_and_link_targets(sampler: Any) -> None:
+    prose = "Read [the guide](guide.md) before the first run. Then\nstart a run with one command."
+    page = f"# Title\n\n{prose}\n\n```\ncode is not a sentence at all\n```\n| a | b |\n"
+    assert [text for text, _ in sampler.sentences(page)] == [
+        "Read [the guide] before the first run.",
+        "Then start a run with one command.",
+    ]
