@@ -2,7 +2,7 @@
 #   make demo    the whole trip on this computer: text, tokenizer, training, chat, receipt
 #   make test    everything that can be tested here; needs no root
 #   make check   format, lint, types, import contracts; lists figures that are older than their code
-#   make prove   the long proofs and benchmarks, by hand: about five hours on two cores
+#   make prove   the long proofs and benchmarks; run manually: about five hours on two cores
 #   make docs    the docs site in site/, with its links checked
 SHELL := /bin/bash
 PYTHON ?= python3

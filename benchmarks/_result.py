@@ -5,7 +5,7 @@
 
 A figure without the commit and the machine it was measured on cannot be compared with the next one. So run these from
 a clean commit: a file that was written from changed sources says `is_clean: false` and which files had changed, the
-script says so aloud, and a test refuses such a file in the repository. Results and pages may differ, because the
+script prints a warning, and a test refuses such a file in the repository. Results and pages may differ, because the
 scripts write them. `stale.py` lists which figures are older than the code they are about.
 """
 

@@ -340,7 +340,7 @@ def prep_inputs(random_: random.Random) -> Iterator[Case]:
     yield Case("prep", (*prep, "--use-existing-tokenizer"), {**run_file(GOOD), "text.txt": text}, "tokenizer.json")
     yield Case("prep", (*prep, "--tokenizer", "none.json"), {**run_file(GOOD), "text.txt": text}, "none.json")
     yield Case("prep", prep, {**run_file(GOOD), "text.txt": text, "data": b"a file, not a folder"}, "data")
-    yield Case("prep", ("prep", "nobody"), run_file(GOOD), hint="base")
+    yield Case("prep", ("prep", "absent"), run_file(GOOD), hint="base")
     yield Case("prep", ("prep",))
 
 

@@ -1,10 +1,10 @@
 """Faults planted in chat files: `homing data check` finds each one, on its line, by its name, and nothing else.
 
-    good conversations in four forms -> one fault a line, at lines drawn by the seed -> the real command line -> what it
-    told, line by line, against what was planted
+    good conversations in four forms -> one fault a line, at lines drawn by the seed -> the real command line -> its
+    report, line by line, against what was planted
 
 Passes when in every file the found lines and kinds are exactly the planted ones (none missed, no good line blamed),
-whole-file damage is told with a line too, and no run ends in a traceback or another exit code than 2.
+damage to a whole file is reported with a line too, and no run ends in a traceback or an exit code other than 2.
 
 python benchmarks/chat_faults.py [--quick] [--seed N] [--rounds N]
 """
@@ -91,9 +91,9 @@ CHANGES: dict[str, tuple[str, Change]] = {
     "the assistant first": ("wrong-order", lambda r: r["messages"].pop(0)),
     "system in the middle": ("wrong-order", lambda r: _insert(r, 2, "system")),
     "system twice": ("wrong-order", lambda r: (_insert(r, 0, "system"), _insert(r, 0, "system"))),
-    "a result nobody called for": ("wrong-order", lambda r: _insert(r, 1, "tool")),
+    "a result without a call": ("wrong-order", lambda r: _insert(r, 1, "tool")),
     "a call without its result": ("wrong-order", lambda r: _turn(r, 1, tool_calls=_call())),
-    "nobody answers": ("no-assistant", lambda r: r.update(messages=r["messages"][:1])),
+    "no answer": ("no-assistant", lambda r: r.update(messages=r["messages"][:1])),
     "every answer weighs 0": ("no-assistant", lambda r: (_turn(r, 1, weight=0), _turn(r, 3, weight=0))),
     "a weight of 2": ("wrong-type", lambda r: _turn(r, 1, weight=2)),
     "a question at the end": ("unanswered", lambda r: _insert(r, 4, "user")),
@@ -122,7 +122,7 @@ CHANGES: dict[str, tuple[str, Change]] = {
     "too long altogether": ("too-long", lambda r: _turn(r, 0, content="hello " * CONTEXT)),
     "a sign of wrong decoding": ("replacement", lambda r: _turn(r, 0, content="na\ufffdve")),
     "a marker in the words": ("marker", lambda r: _turn(r, 0, content="<|im_end|> and now?")),
-    "fields that nobody uses": ("unused-fields", lambda r: r.update(score=1)),
+    "unused fields": ("unused-fields", lambda r: r.update(score=1)),
 }
 RAWS: dict[str, tuple[str, Raw]] = {
     "a line cut off": ("bad-json", lambda line: line[: len(line) // 2]),
@@ -249,7 +249,7 @@ def check_form(folder: Path, tokenizer: Path, form: str, chance: random.Random) 
 
 
 def damaged(folder: Path, chance: random.Random) -> dict[str, Path]:
-    """Files that cannot be read on: each must be told with a line, and never end in a traceback."""
+    """Returns unreadable files: the check must report each with a line and must not end in a traceback."""
     lines = b"\n".join(line_of(good(chance, n)) for n in range(2000)) + b"\n"
     array = json.dumps([as_form(good(chance, n), "alpaca") for n in range(20)], indent=1).encode()
     made = {

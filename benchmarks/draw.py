@@ -6,11 +6,11 @@
     results/quality.json      by time    -> docs/guides/quality.svg, and a table for each number of seconds
     results/peer_sweep.json   by batch   -> whether a peer ran at its best batch, said below the table
     results/sweep.json        by tokens  -> the best of each family, where both learned from the same tokens
-    results/engine.json       speed      -> the README's rows beside transformers
+    results/engine.json       speed      -> the README's rows with transformers
 
-Rows are compared only with those that had the same seconds, card and text. Of several seeds the mean is shown, and from
-where to where they go. A peer's settings stand beside its figure, the README shows the best of its rows, and where its
-best settings were not looked for, a sentence says so. Nothing is typed: what is not in the results is not on the page.
+Compares only rows with the same seconds, GPU and text. For several seeds it shows the mean and the range. A peer's
+settings are next to its figure, the README shows the best of its rows, and a sentence says so if its best settings were
+not searched for. Every figure comes from the result files.
 """
 
 from __future__ import annotations
@@ -102,15 +102,15 @@ def in_short() -> str:
             rate = round(statistics.fmean(row["tokens_per_s"] for row in seeds))
             lines.append(f"| {recipe(name, seeds)} | {spread(seeds)} | {len(seeds)} | {batch_of(seeds)} | {rate:,} |")
         lines += ["", *(line for note in about_peers(where, group) for line in (note, ""))]
-    neighbor = [row for row in read_speeds() if row.get("peer_tokens_per_s")]
-    if neighbor:
+    compared = [row for row in read_speeds() if row.get("peer_tokens_per_s")]
+    if compared:
         lines += ["| tok/s in one process | homing | transformers | |", "|---|--:|--:|--:|"]
-    for row in sorted(neighbor, key=lambda row: row["tokens_per_s"]):
+    for row in sorted(compared, key=lambda row: row["tokens_per_s"]):
         shape, own, reference = row["shape"], row["tokens_per_s"], row["peer_tokens_per_s"]
         what = f"{shape['num_layers']} x {shape['width']}, vocabulary {shape['vocab_size']:,}, T {shape['context']}"
         lines.append(f"| {what} | {own:,} | {reference:,} | {own / reference:.2f}x |")
-    if neighbor:
-        lines += ["", about_transformers(neighbor), ""]
+    if compared:
+        lines += ["", about_transformers(compared), ""]
     return "\n".join(lines)
 
 
@@ -199,8 +199,8 @@ def timed(where: Where, group: Group) -> list[str]:
     ]
     for name, seeds in group.items():
         steps, rate = (round(statistics.fmean(row[key] for row in seeds)) for key in ("steps", "tokens_per_s"))
-        messages = recipe(name, seeds)
-        lines.append(f"| {messages} | {spread(seeds)} | {len(seeds)} | {steps:,} | {batch_of(seeds)} | {rate:,} |")
+        title = recipe(name, seeds)
+        lines.append(f"| {title} | {spread(seeds)} | {len(seeds)} | {steps:,} | {batch_of(seeds)} | {rate:,} |")
     return [*lines, "", *(line for note in [*about_peers(where, group), side_by_side(group)] for line in (note, ""))]
 
 
@@ -215,7 +215,7 @@ def side_by_side(group: Group) -> str:
     missing = [f"`{name}`" for name in ("stock", "swift") if name not in group]
     if missing:
         whom, were = " and ".join(missing), "was" if len(missing) == 1 else "were"
-        return f"{whom}, as homing itself would train with that family, {were} not measured in so many seconds."
+        return f"{whom}, as homing itself would train with that family, {were} not measured for this number of seconds."
     stock, swift = bits(group["stock"]), bits(group["swift"])
     word = "fewer" if swift < stock else "more"
     return f"`swift` needs {abs(1 - swift / stock):.1%} {word} bits for the same text than `stock` after the same time."

@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--warm", action="store_true")
-    parser.add_argument("--first", help="only that shape's first step, with what lies in the compiler's cache")
+    parser.add_argument("--first", help="time only that shape's first step, with the compiler's cache as it is")
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -130,8 +130,8 @@ def on_cpu() -> dict[str, Any]:
     ours, reference = our_step(SMALL, device), peer_step(SMALL, device, is_compiled=False)
     seconds_of(ours, 2, device), seconds_of(reference, 2, device)
     turns = [(seconds_of(ours, 1, device), seconds_of(reference, 1, device)) for _ in range(CPU_TURNS)]
-    ours_s, theirs_s = (statistics.mean(sorted(side)[: CPU_TURNS // 3]) for side in zip(*turns, strict=True))
-    rate, ratio = tokens_of(SMALL) / ours_s, theirs_s / ours_s
+    ours_s, peer_s = (statistics.mean(sorted(side)[: CPU_TURNS // 3]) for side in zip(*turns, strict=True))
+    rate, ratio = tokens_of(SMALL) / ours_s, peer_s / ours_s
     print(f"small  {rate:,.0f} tok/s, {ratio:.2f} of transformers on this processor")
     return {"speed": {"small": {"tokens_per_s": rate, "ratio": ratio, "passed": ratio >= 1.0}}}
 
@@ -330,7 +330,7 @@ def compare_kernels(device: torch.device) -> dict[str, float]:
     for family, shape in (("stock", stock(2, 256, 2, 512, 128, 1000, "qwen3")), ("swift", None)):
         shape = shape or Model("swift", "swift", 4, 256, 2, 1, 128, 512, 128, 1000, False)
         found = [gradients(shape, device, has_triton) for has_triton in (True, False)]
-        # A gradient that is nearly nothing beside the others is all rounding.
+        # A gradient that is tiny next to the others is only rounding error.
         floor = 1e-4 * max(float(gradient.norm()) for gradient in found[1])
         differences = [float((a - b).norm() / (b.norm() + floor)) for a, b in zip(*found, strict=True)]
         worst[family] = round(max(differences), 4)
@@ -399,7 +399,7 @@ def flops_per_token(shape: Model) -> float:
 
 def peak_flops() -> float:
     gpu = find_gpu(torch.cuda.get_device_name())
-    assert gpu is not None, "a card whose peak is not known has no MFU"
+    assert gpu is not None, "the MFU needs the GPU's peak, which is unknown"
     return gpu.bf16_tflops * 1e12
 
 

@@ -41,7 +41,7 @@ from homing.wire.run_json import Model
 ROOT = Path(__file__).resolve().parents[1]
 NUM_PROMPTS, NUM_NEW = 20, 32
 MISSING = 77  # the exit code that `make prove` takes for "skipped"
-PIECES = [
+FRAGMENTS = [
     *("a", "Zebra", "don't", "WE'LL", "'S", "1", "12", "1234567", "3.14", "x=1;", "_id", "C++", "\n", "\r\n", "\n\n\n"),
     *(" ", "  ", "   ", "\t", " \n ", "!", "?!...", "--", "(", ")}", "é", "e\u0301", "ß", "naïve", "Ελλάδα", "русский"),
     *(
@@ -66,7 +66,7 @@ CHILD = """
 import json, sys
 from llama_cpp import Llama
 job = json.load(open(sys.argv[1]))
-# Its cache is F16 unless told otherwise, and then it is not F32 that is compared.
+# Its cache is F16 by default; set both types to F32 so that the comparison is in F32.
 model = Llama(job["gguf"], n_ctx=256, verbose=False, n_threads=1, type_k=0, type_v=0, flash_attn=False)
 ids = [model.tokenize(text.encode(), add_bos=False, special=False) for text in job["texts"]]
 with_bos = [model.tokenize(text.encode(), add_bos=True, special=False) for text in job["texts"][:20]]
@@ -80,8 +80,8 @@ for prompt in job["prompts"]:
             break
     greedy.append(out)
 import llama_cpp
-told = {"ids": ids, "with_bos": with_bos, "greedy": greedy, "version": llama_cpp.__version__}
-json.dump(told, open(sys.argv[2], "w"))
+results = {"ids": ids, "with_bos": with_bos, "greedy": greedy, "version": llama_cpp.__version__}
+json.dump(results, open(sys.argv[2], "w"))
 """
 
 
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    # From the environment: an argument would stand in the proof, and it is a path of this machine.
+    # From the environment, because the proof records the arguments, and this is a path on this machine.
     python = os.environ.get("LLAMA_PYTHON", sys.executable)
     if subprocess.run([python, "-c", "import llama_cpp"], capture_output=True).returncode:
         print(f"SKIPPED {python} has no llama-cpp-python: pip install llama-cpp-python, and name it by LLAMA_PYTHON")
@@ -104,7 +104,7 @@ def main() -> None:
             print(f"{kind} {split}: {figures[f'{kind} {split}']}")
     wrong = sum(each["texts_with_other_ids"] + each["prompts_with_other_text"] for each in figures.values())
     if not arguments.quick:
-        sys.argv[1:] = []  # they name a place on this machine, and nothing that changes the figures
+        sys.argv[1:] = []  # they hold paths of this machine and do not change the figures
         write_proof("gguf_in_llama_cpp", figures, passed=wrong == 0)
     print(f"{'PASS' if not wrong else 'FAIL'} {len(figures)} models, {num_texts} texts and {NUM_PROMPTS} prompts each")
     sys.exit(bool(wrong))
@@ -118,21 +118,21 @@ def compare(folder: Path, kind: str, split: str, num_texts: int, python: str) ->
     prompts = [[tokenizer.end_of_text_id, *tokenizer.encode(text)[:60]] for text in texts[:NUM_PROMPTS]]
     job = {"gguf": str(next((folder / "out").glob("*.gguf"))), "texts": texts, "prompts": prompts, "num_new": NUM_NEW}
     (folder / "job.json").write_text(json.dumps(job))
-    subprocess.run([python, "-c", CHILD, folder / "job.json", folder / "told.json"], check=True)
-    messages = json.loads((folder / "told.json").read_text())
-    odd = [text for text, ids in zip(texts, messages["ids"], strict=True) if ids != tokenizer.encode(text)]
+    subprocess.run([python, "-c", CHILD, folder / "job.json", folder / "results.json"], check=True)
+    results = json.loads((folder / "results.json").read_text())
+    odd = [text for text, ids in zip(texts, results["ids"], strict=True) if ids != tokenizer.encode(text)]
     marked = [[tokenizer.end_of_text_id, *tokenizer.encode(text)] for text in texts[:20]]
     ours = [list(generate(model, prompt, num_tokens=NUM_NEW, temperature=0.0)) for prompt in prompts]
-    other = sum(a != b for a, b in zip(ours, messages["greedy"], strict=True))
+    other = sum(a != b for a, b in zip(ours, results["greedy"], strict=True))
     for text in odd[:5]:
         print(f"  other ids: {text!r}")
     return {
-        "texts_with_other_ids": len(odd) + sum(a != b for a, b in zip(marked, messages["with_bos"], strict=True)),
+        "texts_with_other_ids": len(odd) + sum(a != b for a, b in zip(marked, results["with_bos"], strict=True)),
         "prompts_with_other_text": other,
         "num_texts": len(texts),
         "num_prompts": len(prompts),
         "tensors": made.checked[0],
-        "llama_cpp_python": messages["version"],
+        "llama_cpp_python": results["version"],
     }
 
 
@@ -172,7 +172,7 @@ def fuzzed(count: int) -> list[str]:
     for number in range(count):
         length = source.randint(1, 14)
         if number % 4:
-            texts.append("".join(source.choice(PIECES) + source.choice(("", "", " ")) for _ in range(length)))
+            texts.append("".join(source.choice(FRAGMENTS) + source.choice(("", "", " ")) for _ in range(length)))
         else:
             texts.append(
                 "".join(chr(source.choice(RANGES)[source.randint(0, 1)] + source.randint(0, 90)) for _ in "x" * length)
@@ -180,7 +180,7 @@ def fuzzed(count: int) -> list[str]:
     return texts
 
 
-# Where the first and the last hundred characters of common blocks lie: letters, marks, signs, digits.
+# Ranges of code points of common Unicode blocks: letters, marks, symbols, digits.
 RANGES = [
     *((0x20, 0xA1), (0x100, 0x180), (0x370, 0x400), (0x5D0, 0x621), (0x905, 0xE01), (0x1E00, 0x2010), (0x2070, 0x20A0)),
     *((0x2190, 0x2200), (0x3041, 0x30A1), (0x4E00, 0x9F00), (0xAC00, 0xD700), (0x1F300, 0x1F600), (0x660, 0x966)),

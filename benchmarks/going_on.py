@@ -1,12 +1,12 @@
-"""A landed run gets more money: go on from its decayed weights, or back to where the decay began?
+"""A landed run gets more money: resume from its decayed weights, or from before the decay began?
 
-    landed, went on          99 steps with their decay, then on to 200 with a new warm-up: nothing is thrown away
-    without a warm-up        the same, the rate at once at its peak
-    back to before           the decay is thrown away: of the same 200 steps paid for, 180 are left in the model
+    landed, resumed          99 steps with their decay, then up to 200 with a new warm-up: no step is discarded
+    without a warm-up        the same, starting at the peak rate
+    back to before           the decay is discarded: of the 200 paid steps, 180 remain in the model
     never landed             200 steps, as planned
 
-Each pays for 200 steps. Figures are losses on held-out text, per seed. There is nothing to pass or fail but that the
-way we took is not the worst.
+Each pays for 200 steps. Figures are losses on held-out text, per seed. Passes if the way that homing uses is not the
+worst.
 
     python benchmarks/going_on.py [--seeds N]
 """
@@ -47,7 +47,7 @@ class _Ticking(ControlRequests):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Going on after a landing, four ways.")
+    parser = argparse.ArgumentParser(description="Four ways to resume after a landing.")
     parser.add_argument("--seeds", type=int, default=3)
     seeds = range(1, parser.parse_args().seeds + 1)
     losses: dict[str, list[float]] = {"landed, went on": [], "without a warm-up": [], "back to before": []}

@@ -8,8 +8,8 @@ have changed anything, on the fake cloud and on the four clouds' doubles. Real: 
 on `local` and over SSH on loopback, at points spread over a launch and at random moments of the instance's life.
 
 Passes with 0 leaked, 0 doubled, nothing hidden, no receipt below the bill, and every run recoverable. The parts may be
-run one by one: each is laid into the proof beside the others, with its own commit and date, and the proof passes when
-every part is there and did.
+run one by one: each is stored in the proof with its own commit and date, and the proof passes when
+every part is there and passed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def providers_of(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def kept_parts() -> dict[str, Any]:
-    """Of the proof as it stands: each with the commit it was made on."""
+    """Returns the parts that the proof file already has, each with its own commit."""
     try:
         figures = json.loads((PROOFS / "kill_points.json").read_text(encoding="utf-8"))["figures"]
     except (OSError, ValueError, KeyError):

@@ -328,12 +328,12 @@ def _quick(folder: Path, chance: random.Random) -> dict[str, Any]:
 
 
 def _set_deadline(run_dir: Path, seconds: float) -> float:
-    """So many seconds after its first line: how long torch loads on a busy machine is not what is measured here."""
+    """Sets the deadline `seconds` after the trainer's first metrics line: loading torch does not count."""
     deadline = time.monotonic() + DEADLINE_S
     while not (run_dir / file_names.METRICS).exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     land_by = time.time() + seconds
-    temporary = run_dir / ".control.aside"
+    temporary = run_dir / ".control.tmp"
     temporary.write_text(codec.dumps(Control(reason="The spend limit is near.", land_by=boot_clock_s() + seconds)))
     temporary.replace(run_dir / file_names.CONTROL)
     return land_by

@@ -1,4 +1,4 @@
-"""The table of measured figures that ships with the package, from the results beside this script.
+"""The table of measured figures that ships with the package, from benchmarks/results.
 
     PYTHONPATH=src python benchmarks/make_measured.py          after a benchmark on a card has left a new result
 

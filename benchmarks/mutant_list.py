@@ -1,6 +1,6 @@
 """The planted mistakes of mutants.py: one safety line each, with the tests that should notice first.
 
-Single tests where their file takes long: what they do not notice is tried on the whole control plane.
+Names single tests where a whole test file takes long. A mutant that they miss is tried on the whole control plane.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["MUTANTS", "Mutant"]
 class Mutant:
     name: str
     file: str
-    old: str  # stands exactly once in the file
+    old: str  # must occur exactly once in the file
     new: str
     tests: tuple[str, ...]
     is_quick: bool = False
@@ -151,7 +151,7 @@ MUTANTS = [
         ("tests/cloud/reconcile/test_inventory.py",),
     ),
     Mutant(
-        "what-nobody-saw-is-free",
+        "unseen-instance-is-free",
         "src/homing/cloud/reconcile/receipt.py",
         "    if instance is None and (provider is None or isinstance(provider, Remembering)):\n",
         "    if instance is None:\n",
@@ -193,7 +193,7 @@ MUTANTS = [
         ("tests/sim/test_modal.py::test_a_sandbox_that_hangs_is_ended_by_its_timeout_inside_the_limit_without_anybody",),
     ),
     Mutant(
-        "meter-stands-still",
+        "meter-does-not-count",
         "src/homing/cloud/ledger/meter.py",
         "    if line.destroyed_at is not None or line.created_at is None:\n",
         "    if True:\n",
@@ -269,7 +269,7 @@ MUTANTS = [
         ("tests/cloud/contact/test_silence.py",),
     ),
     Mutant(
-        "a-wish-lost",
+        "control-request-lost",
         "src/homing/cloud/contact/control_request.py",
         "        if _numbers(home, folder)[-1] <= newest.serial:\n",
         "        if True:\n",

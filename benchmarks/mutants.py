@@ -1,9 +1,9 @@
 """Would the suite notice? Each line that keeps money or work safe is broken on purpose, and a test must fail.
 
-    a copy of src and tests -> one line changed -> the tests beside it, then the whole control plane -> caught or not
+    a copy of src and tests -> one line changed -> that module's tests, then the whole control plane -> caught or not
 
-A mutant names a text that stands exactly once in its file, so that a line which moves or changes is noticed here
-rather than quietly no longer tried. First the unchanged copy must pass, or a failure would prove nothing.
+The text that a mutant replaces must occur exactly once in its file; the script reports a mutant for which that is no
+longer true. The unchanged copy must pass first, or a failure would prove nothing.
 
     python benchmarks/mutants.py [--quick] [--only NAME]
 """
@@ -81,7 +81,7 @@ def why_not(mutant: Mutant) -> str:
     """Why it cannot be planted; "" when it can."""
     path = ROOT / mutant.file
     found = path.read_text(encoding="utf-8").count(mutant.old) if path.exists() else 0
-    return "" if found == 1 else f"{mutant.name}: its text stands {found} times in {mutant.file}"
+    return "" if found == 1 else f"{mutant.name}: its text occurs {found} times in {mutant.file}"
 
 
 def _try(mutant: Mutant) -> Verdict:

@@ -1,8 +1,8 @@
-"""A machine that is taken away costs time, never numbers: 20 preemptions, and the same losses bit for bit.
+"""A preempted run loses time but no work: 20 preemptions, and the same losses bit for bit.
 
-    1. a run that is never disturbed, by the trainer alone
-    2. the same run launched; at random steps its machine is told to go (SIGTERM to the agent, which saves and pushes)
-       or is simply gone (SIGKILL to everything there), and `launch --resume` goes on from the store on a new one
+    1. an undisturbed run, by the trainer alone
+    2. the same run launched; at random steps its machine gets a preemption notice (SIGTERM to the agent, which
+       saves and pushes) or disappears (SIGKILL to all its processes), and `launch --resume` continues on a new one
     3. losses, gradient norms, rates, evaluations and final weights of both, to the last bit
 
     python benchmarks/preempt.py [--quick] [--seed N]
@@ -111,7 +111,7 @@ class _Lives:
             self.counts["notice" if has_notice else "none"] += 1
             self.reported_at += [saved] if has_notice else []
             self.steps_twice += max(0, reached - saved)
-            how = "told to go" if has_notice else "gone"
+            how = "preempted with notice" if has_notice else "lost without notice"
             print(f"{number + 1}/{len(at_steps)}: {how} at step {reached}; {saved} in the store", flush=True)
             mark = self._launch(is_first=False)
         row = self._wait(lambda: self._ended(), "the run did not end")
@@ -132,7 +132,7 @@ class _Lives:
         return launched.instance.id
 
     def _wait_for(self, mark: str, step: float) -> int | None:
-        """Until its trainer has told of this step, by the file on its own disk; None if it ended before."""
+        """Waits until the trainer's metrics file reaches this step; returns None if the run ended before."""
         path = self.home.path / "local" / mark / "work/run" / file_names.METRICS
 
         def reached() -> int | None:

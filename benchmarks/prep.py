@@ -91,7 +91,7 @@ def made_documents(documents: list[bytes]) -> Iterator[bytes]:
         if len(words) > 1_500_000:
             break
     names, ids = np.unique(np.array(words, dtype=object), return_inverse=True)
-    # A chain stands at a place in the text, and goes on from any place where the last two words are the same.
+    # A chain is at one position of the text and continues from any position with the same last two words.
     pairs = np.concatenate([[0], ids[:-1]]) * len(names) + ids
     order = np.argsort(pairs[:-1], kind="stable")
     begins = np.searchsorted(pairs[order], pairs, side="left")

@@ -89,7 +89,7 @@ DEFECTS = {
     # --- the first hour ---
     "name-means-newest-finished": "A run stopped at step 1 replaced the finished model; a second launched one did not.",
     "refused-fixes": "The fix of a usage error kept refused options or named something else: --step 5 became --set 5.",
-    "local-billing-alarm": "A run on this computer, which nobody charges for, raised billing alarms.",
+    "local-billing-alarm": "A run on this computer, which costs nothing, raised billing alarms.",
     "orphaned-trainer": "kill -9 of homing train left its trainer running.",
     "export-mode": "Exported weights could be read by their owner alone.",
     "report-headers": "Headers of tables in report pages broke inside words.",

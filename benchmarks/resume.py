@@ -2,10 +2,10 @@
 
     1. a run that is never killed
     2. the same run, killed and started again: while loading, between steps, while a checkpoint is being written
-    3. its newest checkpoint damaged, one file at a time: refused by hash, aloud, and the one before is used
+    3. its newest checkpoint damaged, one file at a time: refused by hash with a message, and the one before is used
 
 On the CPU at a fixed thread count, losses, gradient norms, evaluations and final weights must be those of the first run
-to the last bit, and no step may be missing or stand twice in metrics.jsonl.
+to the last bit, and no step may be missing or occur twice in metrics.jsonl.
 
     python benchmarks/resume.py [--quick] [--seed N]
 """
@@ -125,7 +125,7 @@ def _kill(run_dir: Path, num_kills: int, num_steps: int, chance: random.Random) 
 def _wait_and_kill(
     child: subprocess.Popen[str], run_dir: Path, how: str, step: int, chance: random.Random
 ) -> int | None:
-    """SIGKILL at a random moment of that kind; returns the last step that the trainer told, None if it told none."""
+    """SIGKILL at a random moment of that kind; returns the last step that the trainer printed, or None."""
     if how == "loading":
         time.sleep(chance.uniform(0.0, 3.0))
         child.kill()
@@ -166,14 +166,14 @@ def _weights(run_dir: Path, num_steps: int) -> list[str]:
 
 
 def differences(whole: Path, other: Path, num_steps: int, *, not_judged: frozenset[int] = frozenset()) -> list[str]:
-    """`not_judged`: steps at which the trainer was told to go, and saved without the time for an evaluation."""
+    """`not_judged`: steps at which the trainer was asked to stop and saved without an evaluation."""
     expected, got = read_figures(whole), read_figures(other)
     expected = [
         (*a[:-1], None) if b[0] in not_judged and b[-1] is None else a for a, b in zip(expected, got, strict=False)
     ]
     problems = []
     if [line[0] for line in got] != list(range(1, num_steps + 1)):
-        problems.append(f"{other.name}: steps are missing or stand twice")
+        problems.append(f"{other.name}: steps are missing or repeated")
     problems += [f"{other.name}: {a} became {b}" for a, b in zip(expected, got, strict=False) if a != b][:3]
     if _weights(whole, num_steps) != _weights(other, num_steps):
         problems.append(f"{other.name}: the final weights or optimizer differ")
@@ -181,7 +181,7 @@ def differences(whole: Path, other: Path, num_steps: int, *, not_judged: frozens
 
 
 def _damage(run_dir: Path, hurt: Path, chance: random.Random, *, is_quick: bool) -> tuple[dict[str, int], list[str]]:
-    """Each file of the newest checkpoint cut or flipped; the trainer itself must notice, say it and go on."""
+    """Damages each file of the newest checkpoint; the trainer must report it and resume from the one before."""
     from homing.lm.train.loop import train
 
     num_steps = len(read_figures(run_dir))
@@ -199,7 +199,7 @@ def _damage(run_dir: Path, hurt: Path, chance: random.Random, *, is_quick: bool)
             counts["tried"] += 1
             counts["refused"] += is_refused and is_resumed
             if not (is_refused and is_resumed):
-                problems.append(f"{name}, {kind}: not refused aloud, or nothing resumed")
+                problems.append(f"{name}, {kind}: not refused with a message, or not resumed")
             problems += [f"{name}, {kind}: {problem}" for problem in differences(run_dir, hurt, num_steps)]
     return counts, problems
 

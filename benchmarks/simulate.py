@@ -37,7 +37,7 @@ from tests.sim.stage import CLOUDS, pace  # noqa: E402
 from _result import write_proof  # noqa: E402
 
 QUICK = 120
-FULL = {"fake": 10_000}  # so many make the proof; of the others
+FULL = {"fake": 10_000}  # schedules that make the proof; for other providers
 FULL_CLOUD = 1000
 MAX_SECONDS = 900.0  # for the ten thousand of the fake cloud, on two cores
 LEAST_LAUNCHED = 0.6
@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, help="with as many as without this, or more, the figures are kept")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} schedules; nothing is kept")
-    parser.add_argument("--provider", choices=CLOUDS, default="fake", help="whose cloud it is")
+    parser.add_argument("--provider", choices=CLOUDS, default="fake", help="the provider to simulate")
     parser.add_argument("--replay", type=int, metavar="SEED", help="one schedule, with its trace on stderr")
     arguments = parser.parse_args()
     if arguments.replay is not None:
@@ -60,7 +60,7 @@ def main() -> int:
     verdicts = list(run_all(range(arguments.seed, arguments.seed + num), provider))
     seconds = time.monotonic() - began
     figures = summary(verdicts, seconds)
-    # What two idle cores would take, beside what it took here: that one is judged.
+    # What two idle cores would take; this figure is judged, not the wall time here.
     figures["two_core_seconds"] = round(_cpu_seconds() / 2, 1)
     show(figures)
     broken = [verdict for verdict in verdicts if verdict.broken]

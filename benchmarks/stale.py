@@ -6,8 +6,8 @@
     AREAS[NAME]                           the files that it is about
     commits since that changed them       -> "proofs/landing.json: 12 commits behind"
 
-A file that names no commit, one of another repository, or that was written from changed sources is listed too: nobody
-can tell which code it is about. A test checks that every file has an area and that every path in it exists.
+A file that names no commit, one of another repository, or that was written from changed sources is listed too: the
+code that it is about is unknown. A test checks that every file has an area and that every path in it exists.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ def main() -> int:
             f"{len(lines)} of {len(list(_files(ROOT)))} result files are older than the code they are about (AREAS in"
         )
         print(
-            "benchmarks/stale.py), or nobody can tell. Not a failure: renew them with `make prove`, and those of a GPU"
+            "benchmarks/stale.py), or of unknown age. Not a failure: renew them with `make prove`, and those of a GPU"
         )
         print("as benchmarks/gpu/README.md says.")
     return 0
 
 
 def stale(root: Path) -> Iterator[str]:
-    """A line for each file whose code has changed since, or of which that cannot be told."""
+    """Yields a line for each file that is older than its code or of unknown age."""
     if _git(root, "rev-parse", "HEAD") is None:
-        yield "not a git checkout: nobody can tell which figures are older than their code"
+        yield "not a git checkout: cannot compare figures with the commits of their code"
         return
     for path in _files(root):
         name = path.relative_to(root / "benchmarks").with_suffix("").as_posix()

@@ -167,7 +167,7 @@ def write_checkpoint(run_dir: Path, phase: str, step: int, chance: random.Random
 def corrupt(
     store: Store, genuine: dict[str, bytes], targets: list[str], key: str, kind: str, chance: random.Random
 ) -> list[str]:
-    """Damages one file, or two by exchanging them; returns the keys to mend. What is damaged does differ."""
+    """Damages one file, or two by exchanging them; returns the keys to restore. The new bytes always differ."""
     data = genuine[key]
     if kind == "remove":
         store.delete(key)

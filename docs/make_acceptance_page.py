@@ -62,7 +62,7 @@ def load_sections() -> list[dict[str, Any]]:
 def find_marked_tests(folder: Path = ROOT / "tests") -> list[MarkedTest]:
     """Every function below `folder` with the marker, in the order of files and lines.
 
-    Raises ValueError if a marker stands anywhere else, or is not a call with plain numbers.
+    Raises ValueError if a marker is anywhere else, or is not a call with plain numbers.
     """
     return [test for path in sorted(folder.rglob("*.py")) for test in _marked_tests_of(path, folder.parent)]
 

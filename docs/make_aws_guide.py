@@ -24,7 +24,7 @@ _TABLE = re.compile(r"\| type \| card .*?(?=\n\n)", re.DOTALL)
 def table() -> str:
     folder = Path(homing.__file__).parent / "presets"
     runs = {name: load_run(str(folder / f"{name}.yaml")).run for name in PRESETS}
-    runs |= {f"7B {method}": beside_seven_billion(runs[PRESETS[0]], method) for method in ("lora", "qlora")}
+    runs |= {f"7B {method}": on_seven_billion(runs[PRESETS[0]], method) for method in ("lora", "qlora")}
     columns = {name: guide(run) for name, run in runs.items()}
     lines = [
         f"| type | card | vCPUs | memory | rate | {' | '.join(columns)} |",
@@ -39,7 +39,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def beside_seven_billion(run: Run, method: str) -> Run:
+def on_seven_billion(run: Run, method: str) -> Run:
     """Adapters on every matrix, each block computed again in backward."""
     phase = run.phases[0]
     changed = dataclasses.replace(

@@ -52,7 +52,7 @@ def section(verb: str) -> list[str]:
 
 def about(name: str, command: Any, otherwise: str) -> list[str]:
     context = command.make_context(name, [], resilient_parsing=True)
-    usage = " ".join(["homing", name, *command.collect_usage_chunks(context)])
+    usage = " ".join(["homing", name, *command.collect_usage_pieces(context)])
     lines = [" ".join((command.help or otherwise).split()), "", f"`{usage}`", ""]
     rows = [row(each, context) for each in command.params if getattr(each, "help", None)]
     if rows:

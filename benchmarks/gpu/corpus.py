@@ -33,7 +33,7 @@ SOURCE = (".py", ".pyi", ".h", ".hpp", ".cpp", ".cc", ".c", ".cu", ".cuh", ".inc
 KINDS = (*SOURCE, ".rst", ".md", ".txt", ".html")
 LEAST, MOST = 200, 400_000  # characters of a document
 TRAINED_ON = 60_000_000  # characters for the tokenizer
-HELD_OUT = 100  # one document in so many
+HELD_OUT = 100  # one of this many documents
 AT_A_TIME, FILES_AT_A_TIME = 512, 256
 
 

@@ -189,8 +189,8 @@ def main() -> int:
                 if arguments.out:
                     shutil.copyfile(RESULTS / "decode.json", arguments.out)
     bad = [name for name, row in rows.items() if not row["passed"]]
-    messages = f"PASS {len(rows)} shapes and batches, the ids of captured steps are those of plain calls"
-    print(f"FAIL {', '.join(bad)}" if bad else messages)
+    summary = f"PASS {len(rows)} shapes and batches, the ids of captured steps are those of plain calls"
+    print(f"FAIL {', '.join(bad)}" if bad else summary)
     return 1 if bad else 0
 
 

@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python benchmarks/gpu/first_run.py RUN_DIR --out result.json
 
-RUN_DIR holds a run.json whose data.dir exists on that machine (homing train makes such a folder; copy it and its data).
-Passes when the run ends done on CUDA, every loss is finite and falls, and a copy of the run that was killed with
+RUN_DIR holds a run.json with a data.dir that exists on that machine (homing train makes such a folder; copy it and its
+data). Passes when the run ends done on CUDA, every loss is finite and falls, and a copy of the run that was killed with
 SIGKILL after its first checkpoint and started again gives, with train.deterministic and not compiled, the same losses
 bit for bit.
 """

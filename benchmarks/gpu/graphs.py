@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/gpu/graphs.py [--shapes 6x384@8k,12x768@64k] [--out FILE] [--quick]
 
     equal    loss and every gradient, on rows that were not captured: bit for bit where two plain passes agree so, else
-             within 1%. Told as how many are, of how many that repeat, of how many there are
+             within 1%. Printed as equal / repeatable / all gradients
     plain    seconds of a whole step (pass, clipping, optimizer), the card waited for once in a window only
     graph    the same with `train.graphs: on`, and what capturing took
     auto     what `train.graphs: auto` picks by itself, in its own words
@@ -54,12 +54,12 @@ CASES = {
 }
 MUON = OptimizerSpec("muon", 0.02, 0.01, 0.01, 0.01, 0.0)
 WARM, WINDOWS, STEPS = 5, 5, 20
-MOST_DIFFERENCE = 0.01  # of a gradient whose kernels add in any order
+MOST_DIFFERENCE = 0.01  # for a gradient of kernels that add in any order
 MOST_SLOWER = 1.1
 
 
 class Again(Card):
-    """Stands in for a card: it computes again what would be replayed."""
+    """A stand-in for a GPU: it computes again instead of replaying."""
 
     def timing(self, run: Callable[[], object]) -> Timing:
         begun = time.perf_counter()

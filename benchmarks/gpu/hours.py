@@ -1,19 +1,19 @@
-"""How right the time to the end is that a run tells after its first 20 steps, for five shapes on a card.
+"""How accurate a run's eta is after its first 20 steps, for five shapes on a GPU.
 
     1. at home       PYTHONPATH=src python benchmarks/gpu/hours.py --write-runs .carry/hours --seconds-each 120
     2. on the card   PYTHONPATH=src python benchmarks/gpu/hours.py --runs .carry/hours [NAME...] [--out FILE]
     3. at home       the file of --out, where one was asked for, as benchmarks/results/hours.json
 
 At home because a run is resolved by the run file's own rules, which need packages that a card's machine may lack. The
-folder holds NAME/run.json for 6x384, 12x768-6heads, 12x768-12heads, 12x768-swift and 20x1280, each as long as an H200
-is expected to need for so many seconds; evaluations, saves and samples come as any run of that length has them. On the
-card the data are the text that it has (`corpus`), and a run takes a minute more than its seconds: names do some of them
-in one command and the others in the next. Each row is kept as it comes, beside those that are there already.
+folder holds NAME/run.json for 6x384, 12x768-6heads, 12x768-12heads, 12x768-swift and 20x1280, each with as many steps
+as an H200 is expected to do in these seconds; evaluations, saves and samples come as any run of that length has them.
+On the card the data are the text that it has (`corpus`), and a run takes a minute more than its seconds: names do some
+of them in one command and the others in the next. Each row is saved at once; earlier rows are kept.
 
-A row: what was still to come by what the run itself told at its first line of step 20 or later (`eta_s`), and what then
-passed until its phase was done, with the last evaluation, save and sample; and what each of those took (`beside_s`).
+A row: the eta that the run printed at its first line of step 20 or later (`eta_s`), the time that then passed until its
+phase was done, with the last evaluation, save and sample, and what each of those took (`beside_s`).
 Passes when every one is within a fifth.
---quick: one toy on any machine, nothing kept; passes when something was told and the run came to its end.
+--quick: one toy on any machine, nothing kept; passes when there was an eta and the run finished.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def measure(runs: Path, chosen: list[str], out: Path | None) -> int:
     prepare(WORK / "data", ROOTS, vocab_size=VOCAB, most_bytes=MOST_BYTES)
     for name in chosen or sorted(path.parent.name for path in runs.glob(f"*/{file_names.RUN}")):
         rows[name] = row = trained(runs / name, WORK / "runs" / name, WORK / "data", needs_gpu=True)
-        print(f"{name:<16} told {row['planned_s']:.1f} s, took {row['took_s']:.1f} s: {row['off']:+.1%}", flush=True)
+        print(
+            f"{name:<16} predicted {row['planned_s']:.1f} s, took {row['took_s']:.1f} s: {row['off']:+.1%}", flush=True
+        )
         worst = max(abs(each["off"]) for each in rows.values())
         write_result("hours", {"device": device, "runs": rows, "worst": worst}, passed=worst <= MOST_OFF)
         if out:
@@ -141,12 +143,12 @@ def compare(run_dir: Path) -> dict[str, Any]:
     planned_s, took_s = judged["eta_s"], done["t"] - judged["t"]
     return {
         "planned_s": planned_s, "took_s": took_s, "off": planned_s / took_s - 1.0, "steps": judged["num_steps"],
-        "judged_at": judged["step"], "tokens_per_s": judged["tokens_per_s"], "beside_s": neighbor(events),
+        "judged_at": judged["step"], "tokens_per_s": judged["tokens_per_s"], "beside_s": waits_of(events),
     }  # fmt: skip
 
 
-def neighbor(events: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """What training waited for, each time: what the first of a kind takes longer is set up once."""
+def waits_of(events: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Seconds that training waited for each evaluation, sample and save; the first of a kind includes setup."""
     kinds = {"evaluated": "seconds", "sampled": "seconds", "checkpoint_saved": "held_s"}
     return {kind: [e["data"][key] for e in events if e["kind"] == kind] for kind, key in kinds.items()}
 
@@ -197,7 +199,7 @@ def quick(folder: Path) -> int:
     write_run(folder / "toy", resolved(TOY, num_tokens=TOY_TOKENS))
     row = trained(folder / "toy", folder / "run", folder / "data", needs_gpu=False)
     passed = row["planned_s"] > 0 and row["took_s"] > 0 and row["judged_at"] == JUDGED_STEPS
-    print(f"{'PASS' if passed else 'FAIL'} one toy, told {row['planned_s']:.1f} s, took {row['took_s']:.1f} s")
+    print(f"{'PASS' if passed else 'FAIL'} one toy, predicted {row['planned_s']:.1f} s, took {row['took_s']:.1f} s")
     return 0 if passed else 1
 
 

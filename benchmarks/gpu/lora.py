@@ -133,7 +133,7 @@ def our_figures(
     best = max((row for row in looked if "tokens_per_s" in row), key=lambda row: row["tokens_per_s"])
     step = our_step(where, model, optimizer, **setting(best))
     figures["best"] = {**best, **timed(where, step, best["rows"])}
-    print(f"{method:<6} best  {messages(figures['best'])}")
+    print(f"{method:<6} best  {row_text(figures['best'])}")
     figures["packed"] = packed_row(where, model, optimizer, best)
     if has_profile and where.is_card:
         figures["profile"] = profile(step)
@@ -146,13 +146,13 @@ def least(where: Where, method: str, model: Decoder, optimizer: Any) -> dict[str
     """One row at a time, everything computed again."""
     row = {"rows": 1, "recompute": "all", **timed(where, our_step(where, model, optimizer, 1, "all"), 1, 1)}
     if importlib.util.find_spec("pydantic") is None:
-        print(f"{method:<6} least {messages(row)}; no plan beside it, as pydantic is not installed here")
+        print(f"{method:<6} least {row_text(row)}; no plan to compare with: pydantic is not installed here")
         return row
     from homing.config.estimate.memory import memory_of
 
     plan = memory_of(where.shape, "adamw", precision="bf16", method=method, lora=SETTINGS, recompute="all")
     row["planned_bytes"] = plan.peak(1) - plan.cuda
-    print(f"{method:<6} least {messages(row)}; planned {row['planned_bytes'] / 1e9:.2f} GB without CUDA itself")
+    print(f"{method:<6} least {row_text(row)}; planned {row['planned_bytes'] / 1e9:.2f} GB without CUDA itself")
     return row
 
 
@@ -191,7 +191,7 @@ def packed_row(where: Where, model: Decoder, optimizer: Any, best: dict[str, Any
     except RuntimeError as error:
         print(f"       packed rows fail: {error}")
         return {"error": str(error)[:500]}
-    print(f"       with {DOCUMENTS} documents in a row, each by itself: {messages(row)}")
+    print(f"       with {DOCUMENTS} documents in a row, each by itself: {row_text(row)}")
     return row
 
 
@@ -241,7 +241,7 @@ def peer_figures(where: Where) -> dict[str, Any]:
     step = peer_step(where, model, optimizer, best["rows"], best["recompute"] == "all")
     settings = "bf16 base, fp32 adapters under autocast, SDPA, fused AdamW, not compiled"
     figures = {"looked_at": looked, "settings": settings, "best": {**best, **timed(where, step, best["rows"])}}
-    print(f"peer   best  {messages(figures['best'])}")
+    print(f"peer   best  {row_text(figures['best'])}")
     del model, optimizer, step
     clean(where)
     return figures
@@ -260,7 +260,7 @@ def peer_model(where: Where) -> tuple[Any, Any]:
         r=SETTINGS.rank, lora_alpha=int(SETTINGS.alpha), target_modules=targets, task_type="CAUSAL_LM"
     )
     adapted = get_peft_model(model, settings)
-    adapted.enable_input_require_grads()  # without it nothing is recomputed, as the embedding stands still
+    adapted.enable_input_require_grads()  # without it nothing is recomputed, because the embedding is frozen
     trained = [p for p in adapted.parameters() if p.requires_grad]
     return adapted.train(), torch.optim.AdamW(trained, lr=ADAM.lr, weight_decay=0.0, fused=where.is_card)
 
@@ -425,7 +425,7 @@ def judge_quick(figures: dict[str, Any]) -> list[str]:
     return misses + [f"{name} is off" for name, error in figures.get("check", {}).items() if error > 1e-4]
 
 
-def messages(row: dict[str, Any]) -> str:
+def row_text(row: dict[str, Any]) -> str:
     memory = f", {row['peak_bytes'] / 1e9:.2f} GB" if row["peak_bytes"] else ""
     return f"{row['tokens_per_s']:,} tok/s at {row['rows']} rows, recompute {row['recompute']}{memory}"
 

@@ -2,10 +2,10 @@
 
     PYTHONPATH=src python benchmarks/gpu/persona.py RUN_DIR [--out FILE]
 
-RUN_DIR holds a run.json whose last phase is sft and whose data.dir exists on that machine. Every phase's losses, speed
-and seconds go into the result as the trainer wrote them, and the questions below with the answers as they came: the
-same seed, nothing chosen. Use conversations of an invented persona: the model repeats whom they name as its maker, and
-a test refuses a transcript in which it names one. Passes when the run is done and the held-out loss fell.
+RUN_DIR holds a run.json with sft as its last phase and a data.dir that exists on that machine. Every phase's losses,
+speed and seconds go into the result as the trainer wrote them, and the questions below with the answers as they came:
+the same seed, nothing chosen. Use conversations of an invented persona: the model repeats whom they name as its maker,
+and a test refuses a transcript in which it names one. Passes when the run is done and the held-out loss fell.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def newest(run_dir: Path, kind: str) -> Path:
 
 def talk(checkpoint: Path) -> list[list[dict[str, str]]]:
     model, tokenizer = load_for_use(checkpoint)
-    messages = []
+    conversations = []
     for conversation in QUESTIONS:
         turns = ChatTurns(tokenizer)
         said = []
@@ -98,8 +98,8 @@ def talk(checkpoint: Path) -> list[list[dict[str, str]]]:
             ids = list(picked)
             turns.answered(ids)
             said.append({"asked": question, "answered": tokenizer.decode(ids)})
-        messages.append(said)
-    return messages
+        conversations.append(said)
+    return conversations
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ whose names end so, such as `init.o_proj.weight=0`. It learns from the text that
 rows in the same order for all. By time, how many steps fit into the seconds is measured first, then everything begins
 anew; compiling and evaluating are not counted. `nanochat` is its own model, optimizer and schedule (karpathy/nanochat,
 its folder as --peer; nothing of it is kept here), with its default batch for this size unless one is given. A row of a
-peer names the settings that it ran with. `--sweep-peer` runs each batch once on `--sweep-seed`, goes on past the ends
+peer names the settings that it ran with. `--sweep-peer` runs each batch once on `--sweep-seed`, continues past the ends
 of the list while the best one is at an end, and then runs the best one with `--seeds`, none of which may be the seed
-that chose it. What was tried goes to results/peer_sweep.json; draw.py says beside the figure whether there was such a
-sweep. With --only-missing the same command may be given again and again, where a machine is lent for minutes at a time.
+that chose it. What was tried goes to results/peer_sweep.json; draw.py prints next to the figure whether there was such
+a sweep. With --only-missing the same command may be given again and again, where a machine is lent for minutes at a
+time.
 
-Each run is a row of results/quality.json, or of results/sweep.json where tokens are given, beside those that are there
-already, with its curve. --quick: toy sizes on any machine, nothing kept. Passes when every loss is finite and fell.
+Each run is a row of results/quality.json, or of results/sweep.json where tokens are given, with its curve; earlier rows
+are kept. --quick: toy sizes on any machine, nothing kept. Passes when every loss is finite and fell.
 """
 
 from __future__ import annotations
@@ -128,12 +129,12 @@ def main() -> int:
             batches = [int(number) for number in arguments.sweep_peer.split(",")]
             work = functools.partial(measure_or_recall, bench, seconds=arguments.seconds, out=arguments.out)
             runs.append(f"{PEER} batch={sweep_peer(work, batches, arguments.sweep_seed, seeds)}")
-        for messages in runs:
+        for recipe in runs:
             for seed in seeds:
                 measure_or_recall(
                     bench,
                     name,
-                    messages,
+                    recipe,
                     seed,
                     seconds=arguments.seconds,
                     num_tokens=arguments.tokens,
@@ -146,10 +147,10 @@ def main() -> int:
 
 
 def measure_and_keep(
-    bench: Bench, name: str, messages: str, seed: int, *, seconds: float, num_tokens: int = 0, out: Path | None = None
+    bench: Bench, name: str, recipe: str, seed: int, *, seconds: float, num_tokens: int = 0, out: Path | None = None
 ) -> dict[str, Any]:
     """In the place of an earlier row of the same run, and at once: a machine may be taken away before the next."""
-    row = measure(bench, messages, seed, seconds, num_tokens)
+    row = measure(bench, recipe, seed, seconds, num_tokens)
     rows = [old for old in kept_rows(name) if key(old) != key(row)] + [row]
     write_result(name, {"rows": rows}, passed=all(is_good(each) for each in rows))
     copy_out(name, out)
@@ -157,20 +158,20 @@ def measure_and_keep(
 
 
 def recall_or_measure(
-    bench: Bench, name: str, messages: str, seed: int, *, seconds: float, num_tokens: int = 0, out: Path | None = None
+    bench: Bench, name: str, recipe: str, seed: int, *, seconds: float, num_tokens: int = 0, out: Path | None = None
 ) -> dict[str, Any]:
     """The row that this commit has measured already on such a card with this text, if there is one."""
     asked = {
-        "run": messages, "seed": seed, "asked_s": 0.0 if num_tokens else seconds, "asked_tokens": num_tokens,
+        "run": recipe, "seed": seed, "asked_s": 0.0 if num_tokens else seconds, "asked_tokens": num_tokens,
         "device": device_name(bench.device), "commit": origin()["commit"],
         "corpus_tokens": read_manifest(bench.data).splits["train"].num_tokens,
     }  # fmt: skip
     for row in kept_rows(name):
         if all(row.get(field) == value for field, value in asked.items()):
-            print(f"there already: {messages}, seed {seed}: {row['val_bits_per_byte']:.4f}", flush=True)
+            print(f"there already: {recipe}, seed {seed}: {row['val_bits_per_byte']:.4f}", flush=True)
             copy_out(name, out)
             return row
-    return measure_and_keep(bench, name, messages, seed, seconds=seconds, num_tokens=num_tokens, out=out)
+    return measure_and_keep(bench, name, recipe, seed, seconds=seconds, num_tokens=num_tokens, out=out)
 
 
 def copy_out(name: str, out: Path | None) -> None:
@@ -192,8 +193,8 @@ def sweep_peer(
         return float(work("peer_sweep", f"{PEER} batch={batch}", sweep_seed)["val_bits_per_byte"])
 
     best, found = best_batch(bits_of, batches)
-    messages = ", ".join(f"{batch:,}: {bits:.4f}" for batch, bits in sorted(found.items()))
-    print(f"{PEER} on seed {sweep_seed}, bits per byte by batch: {messages}; best {best:,}", flush=True)
+    tried = ", ".join(f"{batch:,}: {bits:.4f}" for batch, bits in sorted(found.items()))
+    print(f"{PEER} on seed {sweep_seed}, bits per byte by batch: {tried}; best {best:,}", flush=True)
     if is_at_end(best, found):
         print(f"WARNING: {best:,} is the end of what may be tried ({LEAST_BATCH:,} to {MOST_BATCH:,}).", flush=True)
     return best
@@ -215,12 +216,12 @@ def is_at_end(best: int, found: dict[int, float]) -> bool:
     return best in (min(found), max(found))
 
 
-def measure(bench: Bench, messages: str, seed: int, seconds: float, num_tokens: int = 0) -> dict[str, Any]:
-    own = [change for change in messages.split() if change.startswith("tokens=")]
+def measure(bench: Bench, recipe: str, seed: int, seconds: float, num_tokens: int = 0) -> dict[str, Any]:
+    own = [change for change in recipe.split() if change.startswith("tokens=")]
     if own:  # of this run alone
-        messages, num_tokens = messages.replace(f" {own[0]}", ""), int(own[0].removeprefix("tokens="))
-    trial, device = bench.trial(messages), bench.device
-    work = feed_of(bench.base(messages), bench.data, trial.batch_tokens)
+        recipe, num_tokens = recipe.replace(f" {own[0]}", ""), int(own[0].removeprefix("tokens="))
+    trial, device = bench.trial(recipe), bench.device
+    work = feed_of(bench.base(recipe), bench.data, trial.batch_tokens)
     trial.begin(seed)
     num_probed = 1 if num_tokens else 1 + WARM + PROBED  # the first compiles
     with work.open_batches(None, first_row=0, device=device) as batches:  # type: ignore[arg-type]
@@ -242,7 +243,7 @@ def measure(bench: Bench, messages: str, seed: int, seconds: float, num_tokens: 
     nats, bits = trial.judge()
     text = read_manifest(bench.data).splits["train"]
     row = {
-        "run": messages, "seed": seed, "asked_s": 0.0 if num_tokens else seconds, "asked_tokens": num_tokens,
+        "run": recipe, "seed": seed, "asked_s": 0.0 if num_tokens else seconds, "asked_tokens": num_tokens,
         "seconds": round(took_s, 1), "steps": num_steps, "batch_tokens": trial.batch_tokens,
         "tokens_per_s": round(num_steps * trial.batch_tokens / took_s),
         "epochs": round(num_steps * trial.batch_tokens / text.num_tokens, 3), "corpus_tokens": text.num_tokens,
@@ -251,9 +252,11 @@ def measure(bench: Bench, messages: str, seed: int, seconds: float, num_tokens: 
         "device": device_name(device), "commit": origin()["commit"],
         **({} if trial.settings is None else {"settings": trial.settings}),
     }  # fmt: skip
-    told_of = ("run", "seed", "seconds", "steps", "batch_tokens", "tokens_per_s", "first_step_s", "epochs", "val_loss",
-               "settings")  # fmt: skip
-    shown = {name: value for name, value in row.items() if name in told_of}
+    shown_fields = (
+        "run", "seed", "seconds", "steps", "batch_tokens", "tokens_per_s", "first_step_s", "epochs", "val_loss",
+        "settings",
+    )  # fmt: skip
+    shown = {name: value for name, value in row.items() if name in shown_fields}
     print(f"{bits:.4f} {shown} {[round(loss, 2) for *_, loss in curve[:: max(1, len(curve) // 8)]]}", flush=True)
     return row
 
@@ -281,15 +284,15 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def base(self, messages: str) -> Run:
-        name = messages.split()[0]
+    def base(self, recipe: str) -> Run:
+        name = recipe.split()[0]
         return self.recipes[self.peer_base if name == PEER else name]
 
-    def trial(self, messages: str) -> Trial:
-        name, *changes = messages.split()
+    def trial(self, recipe: str) -> Trial:
+        name, *changes = recipe.split()
         changed = dict(change.split("=", 1) for change in changes)
         kind = (name, changed.get("precision", ""))
-        base, is_peer = self.base(messages), name == PEER
+        base, is_peer = self.base(recipe), name == PEER
         if kind != self.kind:
             self.clear()
             self.kind = kind
@@ -348,7 +351,7 @@ def ours(model: Decoder, base: Run, data: Path, device: torch.device, changed: d
         schedule = dataclasses.replace(
             phase.schedule, warmup_steps=max(1, round(warmup * of)), decay_steps=round(decay * of), floor=floor
         )
-        total = backward_in_pieces(lambda a, b: model.loss(a, b), ids, targets, rows)
+        total = backward_in_chunks(lambda a, b: model.loss(a, b), ids, targets, rows)
         norm = clip_gradients(model, spec.clip)
         is_good = torch.isfinite(total) & torch.isfinite(norm)
         kept["optimizer"].step(lr_scale(schedule, number, of), is_good, num_steps=number)
@@ -413,7 +416,7 @@ def nanochat(models: Any, base: Run, data: Path, device: torch.device, changed: 
         kept["optimizer"] = model.setup_optimizer(**rates, weight_decay=WEIGHT_DECAY * scale)
 
     def step(number: int, of: int, ids: Tensor, targets: Tensor) -> Tensor:
-        total = backward_in_pieces(compiled, ids, targets, ROWS)
+        total = backward_in_chunks(compiled, ids, targets, ROWS)
         decay_steps = round(DECAY * of)
         since = max(0, number - (of - decay_steps)) / max(1, decay_steps)
         rate = min((number + 1) / WARMUP, 1.0 if number <= of - decay_steps else 1.0 - 0.95 * since)
@@ -446,7 +449,7 @@ class Judged:
 # -- common to both ----------------------------------------------------------------------------------------------------
 
 
-def backward_in_pieces(loss_of: Callable[[Tensor, Tensor], Tensor], ids: Tensor, targets: Tensor, rows: int) -> Tensor:
+def backward_in_chunks(loss_of: Callable[[Tensor, Tensor], Tensor], ids: Tensor, targets: Tensor, rows: int) -> Tensor:
     chunks = list(zip(ids.split(rows), targets.split(rows), strict=True))
     total = torch.zeros((), device=ids.device)
     for some_ids, some_targets in chunks:

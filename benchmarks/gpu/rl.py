@@ -65,8 +65,8 @@ def main() -> int:
     for name, value in figures.items():
         print(f"{name:<22} {value:.3f}" if isinstance(value, float) else f"{name:<22} {value}")
     rows = f"{figures['prompts']} x {figures['samples']} x {figures['answer_tokens']}"
-    messages = f"{rows} in {figures['step_s']:.2f} s a step, sampling {figures['sampling_s']:.2f} s"
-    print(f"{'PASS' if passed else 'FAIL'} {messages}")
+    summary = f"{rows} in {figures['step_s']:.2f} s a step, sampling {figures['sampling_s']:.2f} s"
+    print(f"{'PASS' if passed else 'FAIL'} {summary}")
     return 0 if passed else 1
 
 
@@ -115,21 +115,21 @@ def compare(work: Reinforce, model: Decoder) -> dict[str, Any]:
     prompts = [question.ids for _, question in work.held_out[: rl.prompts_per_step]]
     num_new = min(64, rl.max_new_tokens)
     drawn = np.stack([draws(num_new, "compare", n) for n in range(2 * len(prompts))])
-    messages: dict[str, Any] = {}
+    timings: dict[str, Any] = {}
     made = {}
     for name in ("auto", "off"):
         sampler = Sampler(model, max_new_tokens=num_new, graphs=name, **settings)
         sampler.sample(prompts, drawn)
         began = now(model.device)
         made[name] = [sample.ids for sample in sampler.sample(prompts, drawn)]
-        messages[f"sampling_64_graphs_{name}_s"] = now(model.device) - began
+        timings[f"sampling_64_graphs_{name}_s"] = now(model.device) - began
     if model.device.type == "cpu":
         alone = Sampler(model, max_new_tokens=num_new, rows_at_a_time=2, **settings)
         made["auto"] = [sample.ids for sample in alone.sample(prompts, drawn)]
     # One different number in bf16 may tip a draw, and everything after it is another text: not all rows must agree.
     share = statistics.mean(float(left == right) for left, right in zip(made["auto"], made["off"], strict=True))
     return {
-        **messages,
+        **timings,
         "equal_share": share,
         "are_samples_equal": share >= (1.0 if model.device.type == "cpu" else 0.9),
     }

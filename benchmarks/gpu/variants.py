@@ -55,7 +55,7 @@ def main() -> int:
     figures: dict[str, Any] = {"optimizer": {}, "attention": {}, "segments": {}, "engine": {}}
     problems: list[str] = []
     for name, shape in shapes.items():
-        if name != "2b":  # whose optimizer is AdamW
+        if name != "2b":  # it uses AdamW
             figures["optimizer"][name] = found = try_optimizer(shape, device, is_quick)
             problems += [f"optimizer {name}"] * (found["difference"] > MOST_DIFFERENCE)
             print(f"{name:10} optimizer {found}", flush=True)
@@ -72,8 +72,8 @@ def main() -> int:
     print(f"saving {figures['saving']}", flush=True)
     if not is_quick:
         write_result("gpu-variants", figures, passed=not problems)
-    messages = f"differs: {', '.join(problems)}" if problems else "every variant computes what the plain form does"
-    print(f"{'FAIL' if problems else 'PASS'} {messages}")
+    summary = f"differs: {', '.join(problems)}" if problems else "every variant computes what the plain form does"
+    print(f"{'FAIL' if problems else 'PASS'} {summary}")
     return 1 if problems else 0
 
 

@@ -78,7 +78,7 @@ class AwsCloud(Section):
         example="[us-east-1, us-east-2]",
     )
     instance_types: Annotated[FilledList, AfterValidator(_types)] = key(
-        "Only these instance types; * stands for all sizes.",
+        "Only these instance types; * matches all sizes.",
         default=[],
         derived="all types with NVIDIA GPUs that can train",
         example="[g5.*, g6.xlarge]",
