@@ -246,7 +246,7 @@ MUTANTS = [
     ),
     Mutant(
         "given-away-at-our-limit",
-        "src/homing/cloud/guard/spend_terms.py",
+        "src/homing/cloud/guard/guard_round.py",
         "    if run.state != ADOPTED:\n",
         "    if True:\n",
         ("tests/cloud/guard/test_spend_terms.py",),

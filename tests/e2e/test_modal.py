@@ -20,9 +20,8 @@ from tests.e2e.trips import look_at_clouds_more_often
 
 from homing.cloud.artifacts.fetch import fetch
 from homing.cloud.guard import relaunch
-from homing.cloud.guard.change_limit import change_limit, propose
 from homing.cloud.guard.guard import guard_pass
-from homing.cloud.guard.stop_run import ask_to_stop
+from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit, propose
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
 from homing.cloud.providers.base import Needs, wait_until

@@ -30,9 +30,8 @@ from homing.cloud.artifacts.fetch import fetch
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.contact.ssh_login import find_login
 from homing.cloud.destroy import destroy_run
-from homing.cloud.guard.change_limit import change_limit, propose
 from homing.cloud.guard.guard import guard_pass
-from homing.cloud.guard.stop_run import ask_to_stop
+from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit, propose
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import guards
 from homing.cloud.launch.launch import Draft, launch

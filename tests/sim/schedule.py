@@ -28,10 +28,9 @@ from tests.sim.writer import HostileWriter
 
 from homing.cloud.artifacts.fetch import fetch
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
-from homing.cloud.guard.change_limit import change_limit
-from homing.cloud.guard.change_limit import propose as propose_limit
 from homing.cloud.guard.guard import guard_pass, wait_for_next
-from homing.cloud.guard.stop_run import ask_to_stop
+from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit
+from homing.cloud.guard.stop_and_limit import propose as propose_limit
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import guards
 from homing.cloud.launch.launch import launch

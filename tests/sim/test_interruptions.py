@@ -10,7 +10,7 @@ import pytest
 from tests.sim.stage import Stage, pace
 
 from homing.cloud.guard.guard import guard_pass
-from homing.cloud.guard.stop_run import ask_to_stop
+from homing.cloud.guard.stop_and_limit import ask_to_stop
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.providers.fake.faults import Faults

@@ -1,8 +1,13 @@
-"""Launch on the chosen offer, or on the next one in the plan if that is gone or its machine never comes up.
+"""Which offer a launch takes: the one named on the command line, and the next one in the plan if it is gone.
+
+    --cloud hyperstack --region canada-1 --instance-type H100     a provider that resells other clouds: all three
+    --region us-east-1 --instance-type g5.xlarge                  a provider with its own machines: enough to tell apart
 
     launch -> started
            -> sold out, or the machine never came up -> the next offer that may be taken without asking, or that a
                                                         person agrees to
+
+If a named offer does not exist, the error lists the nearest ones; nothing else is taken instead.
 
 Nothing is left of a failed launch, so the same run continues as its next attempt, and its limit covers all of them. An
 agent that starts and then gives up is no reason to try the next offer: it would give up there too. Between two offers
@@ -15,7 +20,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 from homing.cloud.guard import relaunch
@@ -24,16 +31,98 @@ from homing.cloud.launch.launch import Draft, Launched, draft, hold_lock, launch
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import UNDONE, RunRow
 from homing.cloud.plan.offers import is_dear
-from homing.cloud.plan.plan import OfferPlan
+from homing.cloud.plan.plan import OfferPlan, Plan
 from homing.cloud.providers.base import Offer
+from homing.cloud.run_commands import Words
 from homing.errors import EndedElsewhere, NeverCame, NoOffer, UsageError
 from homing.units import format_duration
 from homing.wire.run_json import Limits
 
-__all__ = ["MAY_COST", "is_within_plan", "launch_any", "name_of"]
+__all__ = ["MAY_COST", "Exact", "is_within_plan", "launch_any", "name_of", "only", "without_spot"]
 
+_NEAR = 5
 MAY_COST = Decimal("1.5")  # a replacement may cost this many times as much to finish as the agreed offer
 _TRIES = 5
+
+
+@dataclass(frozen=True)
+class Exact:
+    cloud: str | None = None
+    region: str | None = None
+    instance_type: str | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        return any(self._pairs().values())
+
+    @property
+    def is_whole(self) -> bool:
+        return all(self._pairs().values())
+
+    def fits(self, offer: Offer) -> bool:
+        has = {
+            "--cloud": offer.cloud or offer.provider,
+            "--region": offer.region,
+            "--instance-type": offer.instance_type or offer.name,
+        }
+        return all(not wanted or wanted.lower() == has[flag].lower() for flag, wanted in self._pairs().items())
+
+    def __str__(self) -> str:
+        return " ".join(f"{flag} {wanted}" for flag, wanted in self._pairs().items() if wanted)
+
+    def _pairs(self) -> dict[str, str | None]:
+        return {"--cloud": self.cloud, "--region": self.region, "--instance-type": self.instance_type}
+
+
+def only(plan: Plan, exact: Exact, words: Words) -> Plan:
+    """Return the plan with only the offers that match."""
+    if not exact.is_asked:
+        return plan
+    rows = [row for row in plan.offers if exact.fits(row.offer)]
+    if not exact.is_whole and any(row.offer.cloud for row in rows or plan.offers):
+        example = next(row.offer for row in rows or plan.offers if row.offer.cloud)
+        raise UsageError(
+            what=f"{exact} does not identify a single offer.",
+            why=f"{example.provider} offers instances from several clouds: give all three options, or none.",
+            fix=f"For example: {flags_of(example)}",
+        )
+    if not rows:
+        raise NoOffer(
+            what=f"No provider currently offers {exact} for {plan.run.name}.",
+            why=f"Queried, from cloud.providers: {', '.join(plan.run.cloud.providers)}."
+            f" Closest: {'; '.join(_near(plan, exact))}.",
+            fix=f"See all offers: {words.to('plan')}   or query another provider: --set cloud.providers=NAME",
+        )
+    return dataclasses.replace(plan, offers=rows)
+
+
+def without_spot(plan: Plan, words: Words) -> Plan:
+    """Return the plan without offers that may be preempted (--no-spot)."""
+    rows = [row for row in plan.offers if not row.offer.is_spot]
+    if not rows:
+        raise NoOffer(
+            what=f"No provider currently has a non-spot offer for {plan.run.name}.",
+            why=f"{len(plan.offers)} offers fit, but each may be preempted.",
+            fix=f"{words.to('launch')}   without --no-spot: a preempted run resumes from its checkpoint",
+        )
+    return dataclasses.replace(plan, offers=rows)
+
+
+def flags_of(offer: Offer) -> str:
+    region = f" --region {offer.region}" if offer.region else ""
+    return f"--cloud {offer.cloud or offer.provider}{region} --instance-type {_type(offer)}"
+
+
+def _type(offer: Offer) -> str:
+    return offer.instance_type or offer.name
+
+
+def _near(plan: Plan, exact: Exact) -> list[str]:
+    said = list(dict.fromkeys(flags_of(row.offer) for row in plan.offers))
+    return difflib.get_close_matches(str(exact), said, n=_NEAR, cutoff=0.0)
+
+
+# --- launching on it, or on the next one ---
 
 
 def is_within_plan(row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool:

@@ -12,8 +12,8 @@ from tests.cloud.rig import make_draft
 
 from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.destroy import destroy_run
-from homing.cloud.guard.change_limit import change_limit, propose
 from homing.cloud.guard.relaunch import load_documents
+from homing.cloud.guard.stop_and_limit import change_limit, propose
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.ledger import SILENT, Ledger, RunRow

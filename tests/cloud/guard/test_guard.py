@@ -26,7 +26,7 @@ from homing.cloud.destroy import Problem
 from homing.cloud.guard import guard as guarding
 from homing.cloud.guard import relaunch
 from homing.cloud.guard.guard import DEAD_S, LAUNCH_S, STALE_S, Pass, guard_pass, wait_for_next
-from homing.cloud.guard.stop_run import ask_to_stop, wait_for_stop
+from homing.cloud.guard.stop_and_limit import ask_to_stop, wait_for_stop
 from homing.cloud.home import Home
 from homing.cloud.launch import launch as launching
 from homing.cloud.launch.launch import Launched, launch

@@ -14,10 +14,10 @@ from tests.doubles.shop import offer
 from homing.cloud.contact import action_log
 from homing.cloud.destroy import destroy_run
 from homing.cloud.guard import relaunch
-from homing.cloud.guard.change_limit import change_limit, propose
 from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.guard_round import limits_of
 from homing.cloud.guard.relaunch import _refuse_dear
-from homing.cloud.guard.spend_terms import limits_of
+from homing.cloud.guard.stop_and_limit import change_limit, propose
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.ledger import SILENT, LedgerLine

@@ -10,9 +10,9 @@ from tests.cloud.rig import make_run
 from tests.doubles.shop import Shop, offer, open_shops
 
 from homing.cloud.home import Home
-from homing.cloud.plan.named_offer import Exact, only, without_spot
 from homing.cloud.plan.plan import Plan, make_plan
 from homing.cloud.run_commands import Words
+from homing.cloud.try_offers import Exact, only, without_spot
 from homing.errors import NoOffer, UsageError
 
 WORDS = Words("moss", "fern.yaml")

@@ -15,9 +15,9 @@ from tests.cloud.guard.test_guard import is_agent
 from tests.cloud.rig import Said, clear, homing, look_more_often, make_draft, marked_now, trainer_argv
 
 from homing.cloud.destroy import destroy_lines, destroy_run
-from homing.cloud.guard.change_limit import change_limit
-from homing.cloud.guard.change_limit import propose as propose_limit
 from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.stop_and_limit import change_limit
+from homing.cloud.guard.stop_and_limit import propose as propose_limit
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.ledger import LedgerLine

@@ -32,12 +32,11 @@ from homing.cloud.launch.launch import Draft, Launched, LaunchOrder, draft, dry_
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine
 from homing.cloud.machine_setup.code_bundle import check_committed
-from homing.cloud.plan.named_offer import Exact, only, without_spot
 from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
 from homing.cloud.providers.base import Offer, can_end_itself
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.run_commands import Words
-from homing.cloud.try_offers import launch_any, name_of
+from homing.cloud.try_offers import Exact, launch_any, name_of, only, without_spot
 from homing.config import Loaded, has_smoke_failed, has_smoke_passed, load_run, needs_smoke_first, typed_name
 from homing.config.parse.key_suggestions import tidy_name
 from homing.config.projects import launch_again, refuse_shared, shares_with

@@ -10,7 +10,7 @@ from homing.cli import output
 from homing.cli.find_run import name_here
 from homing.cli.options import Json, RunRequired
 from homing.cli.run_lookup import find_run, open_home, parse_limit, say_problems, usd
-from homing.cloud.guard.change_limit import Change, change_limit, propose
+from homing.cloud.guard.stop_and_limit import Change, change_limit, propose
 from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import UsageError
 from homing.units import format_duration, parse_duration, parse_usd

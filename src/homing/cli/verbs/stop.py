@@ -11,7 +11,7 @@ from homing.cli.find_run import name_here
 from homing.cli.local_runs import Trained
 from homing.cli.options import Json, RunRequired
 from homing.cli.run_lookup import find_any, open_home, usd
-from homing.cloud.guard.stop_run import STOP_TIMEOUT_S, ask_to_stop, wait_for_stop
+from homing.cloud.guard.stop_and_limit import STOP_TIMEOUT_S, ask_to_stop, wait_for_stop
 from homing.cloud.home import Home
 from homing.cloud.ledger.meter import at_most
 from homing.cloud.reconcile.reconcile import refresh

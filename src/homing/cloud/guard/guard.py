@@ -24,8 +24,19 @@ from homing.cloud.contact import action_log, silence
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.destroy import end_duplicates
 from homing.cloud.guard import relaunch
-from homing.cloud.guard.guard_round import TROUBLE, End, Pass, end_all, end_line, first_line, owned_by, things_of
-from homing.cloud.guard.spend_terms import Terms, limits_of, terms_of
+from homing.cloud.guard.guard_round import (
+    TROUBLE,
+    End,
+    Pass,
+    Terms,
+    end_all,
+    end_line,
+    first_line,
+    limits_of,
+    owned_by,
+    terms_of,
+    things_of,
+)
 from homing.cloud.home import Home
 from homing.cloud.launch.unattended_limit import waits_for_home
 from homing.cloud.ledger import meter

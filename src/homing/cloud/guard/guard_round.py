@@ -1,9 +1,14 @@
-"""The result of one guard pass, and the destroys that the pass decided on.
+"""The parts of one guard pass: the limits it enforces, its result, and the destroys it decided on.
 
     decided -> in parallel over all providers, one try each -> gone: the run is stopped
                                                             -> unconfirmed, or the next limit is due: may bill
 
 No call blocks past the next limit: a provider may take minutes to time out.
+
+The limits of our own run are those in the ledger, and the time limit in its run documents. For a run adopted elsewhere
+they are what its new owner wrote to the run's record in the store, with the attempts made there. A home that gave a run
+away may have the only live guard, so it keeps enforcing the limit for the machines in its own ledger. An unreadable
+record does not remove the limit: the last one that was read still applies, and the guard says so.
 """
 
 from __future__ import annotations
@@ -12,23 +17,32 @@ import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
-from homing.cloud.ask_providers import ask_all, patience_s
+from homing.cloud.ask_providers import ask_all, ask_store, patience_s
+from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.destroy import Problem, end_each, still_billing
+from homing.cloud.guard import relaunch
 from homing.cloud.home import Home
-from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.cloud.ledger.ledger import ADOPTED, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance, Resource
+from homing.cloud.reconcile.adopt import lines_of
 from homing.errors import HomingError
+from homing.store import run_key
+from homing.wire import codec, file_names
 from homing.wire.codec import WireError
+from homing.wire.run_json import Limits
+from homing.wire.stored_record import RunRecord
 
-__all__ = ["TROUBLE", "End", "Pass", "end_all", "end_line", "first_line", "things_of"]
+__all__ = ["TROUBLE", "End", "Pass", "Terms", "end_all", "end_line", "first_line", "limits_of", "terms_of", "things_of"]
 
 DESTROY_S = 60.0
 
 # Exceptions that a pass survives: expected errors, malformed provider answers (lists, offers, logs), and bugs of our
 # own. The other runs are still guarded.
 TROUBLE = (HomingError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_LAST_READ = "record-of-its-owner.json"  # in the run's folder at home
 
 
 @dataclass
@@ -125,3 +139,69 @@ def _conclude(home: Home, end: End, made: Pass, problems: Mapping[str, Problem])
 def first_line(exc: Exception) -> str:
     is_ours = isinstance(exc, (HomingError, WireError, OSError))
     return ((str(exc) if is_ours else f"{type(exc).__name__}: {exc}") or type(exc).__name__).splitlines()[0]
+
+
+# --- the limits of a run, and what counts toward them ---
+
+
+@dataclass(frozen=True)
+class Terms:
+    spend_limit_usd: Decimal | None
+    time_limit_s: float
+    elsewhere: list[LedgerLine] = field(default_factory=list)  # attempts that only its new owner knows
+    problem: str = ""  # why these may be outdated
+
+
+def terms_of(home: Home, run: RunRow, known: list[LedgerLine]) -> Terms:
+    """Return the limits. `known` are the attempts in this home's ledger, which is more accurate about those."""
+    limit = _dollars(run.spend_limit_usd)
+    if limit is None:  # every launch has one: a damaged row has lost it, but its attempts still have it
+        limit = max((Decimal(line.limit_usd) for line in known if line.limit_usd is not None), default=None)
+    own = Terms(limit, limits_of(home, run).time_s)
+    if run.state != ADOPTED:
+        return own
+    record, problem = _record(home, run)
+    if record is None:
+        return Terms(own.spend_limit_usd, own.time_limit_s, problem=problem)
+    marks = {line.mark for line in known}
+    elsewhere = [line for line in lines_of(record) if line.mark not in marks]
+    return Terms(_dollars(record.spend_limit_usd), record.time_limit_s, elsewhere, problem)
+
+
+def limits_of(home: Home, run: RunRow) -> Limits:
+    """Return the current limits from the run's documents; defaults without them (the ledger has the spend limit)."""
+    try:
+        return relaunch.load_documents(home, run).run.limits
+    except (OSError, ValueError):
+        return Limits()
+
+
+def _record(home: Home, run: RunRow) -> tuple[RunRecord | None, str]:
+    """Return the owner's record, or the last copy read here, with the reason why it may be outdated."""
+    kept = home.run_dir(run.id) / _LAST_READ
+    try:
+        name, key = f"The store of {run.id}", run_key(run.id, file_names.RECORD)
+        record = ask_store(run.store, lambda: read_document(home.store_of(run), key, RunRecord), name, home.world)
+    except (HomingError, WireError, OSError) as exc:
+        return _last_read(home, run), (str(exc) or type(exc).__name__).splitlines()[0]
+    if record is None:
+        return _last_read(home, run), f"{run.store} has no record of it."
+    data = codec.dumps(record, indent=1).encode()
+    try:
+        if not home.world.exists(kept) or home.world.read(kept) != data:
+            home.world.mkdir(kept.parent)
+            home.world.write(kept, data)
+    except OSError as exc:  # the disk is full: it is read again in the next pass
+        return record, f"Could not save it: {exc}."
+    return record, ""
+
+
+def _last_read(home: Home, run: RunRow) -> RunRecord | None:
+    try:
+        return codec.loads(RunRecord, home.world.read(home.run_dir(run.id) / _LAST_READ))
+    except (OSError, WireError):
+        return None
+
+
+def _dollars(amount: str | None) -> Decimal | None:
+    return None if amount is None else Decimal(amount)

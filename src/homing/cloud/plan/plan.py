@@ -15,9 +15,8 @@ from decimal import Decimal
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.plan.offers import LeftOut, find_offers
-from homing.cloud.plan.preemption_cost import Odds, odds_of
 from homing.cloud.plan.speed import Speed, estimate
-from homing.cloud.plan.timing import Timing, checkpoint_bytes, timing_of
+from homing.cloud.plan.timing import Odds, Timing, checkpoint_bytes, odds_of, timing_of
 from homing.cloud.providers.base import Needs, Offer
 from homing.config.estimate.flops import flops_of_step
 from homing.config.estimate.memory import fits, training_memory
