@@ -402,7 +402,7 @@ MUTANTS = [
     ),
     Mutant(
         "planted-object-trusted",
-        "src/homing/cloud/artifacts/objects.py",
+        "src/homing/cloud/launch/inputs.py",
         "    if not store.create_if_absent(key, data) and store.sha256(key) != digest:\n",
         "    if store.create_if_absent(key, data):\n",
         (

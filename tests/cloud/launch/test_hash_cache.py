@@ -13,7 +13,7 @@ from tests.cloud.rig import make_run
 
 from homing.cloud.home import Home
 from homing.cloud.launch.draft import LaunchOrder, draft
-from homing.cloud.launch.hash_cache import Hashes
+from homing.cloud.launch.inputs import Hashes
 from homing.cloud.providers.base import Needs
 from homing.wire.run_json import Base
 from homing.world import World

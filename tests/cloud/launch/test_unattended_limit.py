@@ -15,8 +15,8 @@ from homing.cloud.guard.guard import guard_pass
 from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit, propose, wait_for_stop
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import armed, check_armed, count_alive, guards
+from homing.cloud.launch.draft import without_time
 from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
-from homing.cloud.launch.unattended_limit import without_time
 from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.providers.local.provider import Local
 from homing.errors import UsageError

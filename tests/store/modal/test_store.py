@@ -19,7 +19,7 @@ from tests.doubles.toy_world import Hasty
 from tests.store.test_bring_files import reads_of_bringing
 from tests.store.test_verbs import there_and_back
 
-from homing.cloud.launch.dry_run_store import DryStore
+from homing.cloud.launch.inputs import DryStore
 from homing.errors import IntegrityError, StoreError, UsageError
 from homing.store import NotInStore, Store, open_store, pace_of
 from homing.store.credentials import secrets

@@ -27,8 +27,8 @@ from homing.cloud.contact import home_guard
 from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import armed, check_armed, guards, would_start
-from homing.cloud.launch.initial_weights import describe_starts
 from homing.cloud.launch.launch import Draft, Launched, LaunchOrder, draft, dry_run
+from homing.cloud.launch.resume import describe_starts
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine
 from homing.cloud.machine_setup.code_bundle import check_committed

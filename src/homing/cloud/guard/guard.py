@@ -38,7 +38,7 @@ from homing.cloud.guard.guard_round import (
     things_of,
 )
 from homing.cloud.home import Home
-from homing.cloud.launch.unattended_limit import waits_for_home
+from homing.cloud.launch.draft import waits_for_home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.clock_steps import follow_clock
 from homing.cloud.ledger.ledger import ADOPTED, LOST, LedgerLine, RunRow

@@ -16,8 +16,8 @@ from decimal import Decimal
 from homing.cloud.contact import action_log
 from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.launch.draft import without_time
 from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
-from homing.cloud.launch.unattended_limit import without_time
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.lease import require_owner
 from homing.cloud.ledger.ledger import CUT_SHORT, UNDONE, LedgerLine, RunRow

@@ -25,7 +25,7 @@ from homing.cloud.contact.heartbeats import read_document, read_reports
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.guard import relaunch
 from homing.cloud.home import Home
-from homing.cloud.launch.unattended_limit import waits_for_home
+from homing.cloud.launch.draft import waits_for_home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.lease import require_owner
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

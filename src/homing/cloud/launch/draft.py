@@ -1,6 +1,12 @@
 """Check a launch without side effects and compute everything that it needs.
 
-LaunchOrder -> draft -> Draft        with run id, mark, limit, earlier spend and timing
+    LaunchOrder -> draft -> Draft        with run id, mark, limit, earlier spend and timing
+
+A machine that cannot end its own billing gets a time limit here. If it finishes while no guard runs at home, it bills
+until a limit ends it, and a spend limit is the most a person would pay rather than what the run needs. The time limit
+is as long as the plan may take in the pessimistic case, unless a person set one. It is a limit like any other: the
+agent lands inside it, the provider's guard gets it as a date, the worst case uses it, and `homing limit RUN --time`
+changes it. Its origin in run.json says that it was derived, so that the next attempt, on another machine, gets its own.
 """
 
 from __future__ import annotations
@@ -10,16 +16,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from homing.cloud.home import Home
-from homing.cloud.launch.hash_cache import Hashes
-from homing.cloud.launch.inputs import travelling
-from homing.cloud.launch.unattended_limit import with_time, without_time
+from homing.cloud.launch.inputs import Hashes, travelling
 from homing.cloud.ledger import lease as leases
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LIVE_STATES, LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark, new_run_id
 from homing.cloud.plan.speed import estimate
 from homing.cloud.plan.timing import Timing, timing_of
-from homing.cloud.providers.base import Offer, can_end_itself
+from homing.cloud.providers.base import Offer, Provider, can_end_itself
 from homing.cloud.reconcile.account_owner import is_elsewhere, use_again
 from homing.cloud.reconcile.receipt import at_their_most
 from homing.cloud.reconcile.unknown_billing import check_lost
@@ -27,13 +31,16 @@ from homing.cloud.run_commands import Words
 from homing.errors import DataError, OtherAccount, UsageError
 from homing.store import SCHEMES
 from homing.units import format_duration
+from homing.wire.control_files import Heartbeat
 from homing.wire.guard_order import allowed_s
 from homing.wire.run_json import Phase, Run
 
-__all__ = ["Draft", "LaunchOrder", "draft"]
+__all__ = ["Draft", "LaunchOrder", "draft", "waits_for_home", "with_time", "without_time"]
 
 _FIRST_HEARTBEAT_S = 120.0  # minimum; a provider that boots slowly gets a multiple of its usual boot time
 _BOOT_FACTOR = 5.0
+_TIME_KEY = "limits.time_s"
+_TIME_ORIGIN = "derived: the instance cannot end its own billing"
 
 
 @dataclass(frozen=True)
@@ -260,3 +267,28 @@ def _still_there(line: LedgerLine) -> UsageError:
         why=f"{line.provider} {line.instance_id or line.mark}: {line.state}.",
         fix=f"homing destroy {line.run_id}",
     )
+
+
+# --- the time limit of a machine that cannot end its own billing ---
+
+
+def without_time(run: Run) -> Run:
+    """Return the run without a derived time limit, as the person asked for it."""
+    if run.origin.get(_TIME_KEY) != _TIME_ORIGIN:
+        return run
+    origin = {name: text for name, text in run.origin.items() if name != _TIME_KEY}
+    return dataclasses.replace(run, limits=dataclasses.replace(run.limits, time_s=0.0), origin=origin)
+
+
+def with_time(run: Run, offer: Offer, timing: Timing, spend_limit_usd: Decimal, spent_usd: Decimal) -> Run:
+    """Return the run with the time limit that this offer needs; unchanged if a nearer limit is set."""
+    time_s = timing.enough_s(run)
+    if run.limits.time_s or time_s >= allowed_s(offer.rate_usd_per_hour, spend_limit_usd, spent_usd, 0.0):
+        return run
+    limits = dataclasses.replace(run.limits, time_s=time_s)
+    return dataclasses.replace(run, limits=limits, origin={**run.origin, _TIME_KEY: _TIME_ORIGIN})
+
+
+def waits_for_home(provider: Provider, mark: str, beat: Heartbeat | None) -> bool:
+    """Return whether the agent is finished but cannot end its own billing: each second now is wasted money."""
+    return not can_end_itself(provider) and beat is not None and beat.mark == mark and beat.state == "ended"

@@ -2,26 +2,45 @@
 
     travelling(run)   every such file with its hash, recorded in run.json so that another home can send them again
     relocated(run)    the run as the instance reads it: there, these files are below ../data
+    Hashes            a cache of hashes of large local files, so that open weights are not hashed at each draft
+    push_object       into the store, as objects/<sha256>
+    DryStore          the store for --dry-run: it reads, and records what would be pushed
 
-Open weights may come from the Hub instead (`from_hub`). Missing files are reported before anything is rented.
+Open weights may come from the Hub instead (`hub_weights`). Missing files are reported before anything is rented.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from homing.cloud.artifacts.hub_weights import hub_inputs
+from homing.cloud.home import Home
 from homing.cloud.run_commands import Words
-from homing.errors import DataError
+from homing.errors import DataError, IntegrityError, StoreError
+from homing.store.base import Entries, Entry, Files, Keys, Store
 from homing.units import format_bytes
 from homing.wire import codec, file_names
 from homing.wire.run_json import Phase, Run, RunInput
 from homing.wire.shard_manifest import DataManifest
 from homing.world import World
 
-__all__ = ["DATA_DIR", "TOKENIZER_EXTRAS", "describe_inputs", "relocated", "travelling"]
+__all__ = [
+    "DATA_DIR",
+    "TOKENIZER_EXTRAS",
+    "DryStore",
+    "Hashes",
+    "describe_inputs",
+    "object_key",
+    "push_object",
+    "read_object",
+    "relocated",
+    "travelling",
+]
 
 DATA_DIR = "data"
 TOKENIZER_EXTRAS = (file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.TURNS)  # no manifest covers them
@@ -30,6 +49,10 @@ _RL_FILES = ("file", "val_file", "reward")
 # From a folder of weights, only what loading reads. A checkpoint's optimizer state, samples and logs are not sent.
 _WEIGHT_ENDINGS = (".safetensors", ".json", ".jinja")
 _NOT_WEIGHTS = (file_names.OPTIMIZER, file_names.STATE)
+_HASH_FILE = ("cache", "hashes.json")
+_LEAST_HASHED_BYTES = 1 << 20  # smaller files are hashed as quickly as looked up
+_SETTLED_S = 2.0  # a file just written may change again within one tick of the disk's clock
+_MOST_HASHES = 2000  # files; the oldest are dropped first
 
 
 def travelling(
@@ -37,7 +60,7 @@ def travelling(
 ) -> list[RunInput]:
     """Return the inputs of a run resolved at home. Raises DataError that lists everything missing.
 
-    `sha256` returns the hash of a file, for example from a cache (`hashes`); by default the file is read.
+    `sha256` returns the hash of a file, for example from a cache (`Hashes`); by default the file is read.
     """
     missing: list[str] = []
     sha256 = sha256 or world.sha256
@@ -176,3 +199,141 @@ def _uses_run_base(phase: Phase, run: Run) -> bool:
 
 def _task_name(number: int, path: str) -> str:
     return f"rl/{number}-{os.path.basename(path)}" if path else ""
+
+
+# --- hashes of large local files ---
+#
+#     path, size, mtime and ctime (ns), inode  ->  $HOMING_HOME/cache/hashes.json  ->  sha256
+#
+# Only a cache: a file pushed to a store is hashed again on its way, and a lost cache is rebuilt.
+
+
+class Hashes:
+    """For one command. New hashes are saved at once, so that a kill loses no computed hash."""
+
+    def __init__(self, home: Home) -> None:
+        self._world, self._path = home.world, home.path.joinpath(*_HASH_FILE)
+        self._known: dict[str, Any] | None = None
+
+    def sha256(self, path: str) -> str:
+        size, written_ns, *_ = stamp = self._world.stamp(path)
+        if size < _LEAST_HASHED_BYTES:
+            return self._world.sha256(path)
+        full = os.path.abspath(path)
+        known = self._read().get(full)
+        if known is not None and known["stamp"] == list(stamp):
+            return str(known["sha256"])
+        digest = self._world.sha256(path)
+        is_settled = written_ns / 1e9 + _SETTLED_S < self._world.now()
+        if is_settled and self._world.stamp(path) == stamp:
+            self._keep(full, {"stamp": list(stamp), "sha256": digest})
+        return digest
+
+    def _read(self) -> dict[str, Any]:
+        if self._known is None:
+            self._known = {}
+            try:
+                files = json.loads(self._world.read(self._path))["files"]
+                self._known = {name: known for name, known in files.items() if {"stamp", "sha256"} <= set(known)}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                pass  # missing or unreadable: start a new one
+        return self._known
+
+    def _keep(self, full: str, known: dict[str, Any]) -> None:
+        files = self._read()
+        files.pop(full, None)
+        files[full] = known  # newest last
+        for name in list(files)[: max(0, len(files) - _MOST_HASHES)]:
+            del files[name]
+        try:
+            self._world.mkdir(self._path.parent)
+            self._world.write(self._path, json.dumps({"schema": "homing.hashes/1", "files": files}, indent=1).encode())
+        except OSError:
+            return  # the disk is full or read-only: the next command hashes again
+
+
+# --- content-addressed objects in the store: objects/<sha256> ---
+#
+# The key is known before the object exists, so another writer of the store may have planted a wrong one. An existing
+# object is therefore hashed, and written again if it differs. An instance verifies each object before use anyway; this
+# keeps a planted one from failing a launch.
+
+
+def object_key(sha256: str) -> str:
+    return f"{file_names.STORE_OBJECTS}/{sha256}"
+
+
+def push_object(store: Store, data: bytes) -> str:
+    """Make sure that the store holds these bytes under their hash. Return the hash."""
+    digest = hashlib.sha256(data).hexdigest()
+    key = object_key(digest)
+    # Create rather than ask first: asking a store that was never written to would be an error.
+    if not store.create_if_absent(key, data) and store.sha256(key) != digest:
+        store.put_bytes(key, data)
+    return digest
+
+
+def read_object(store: Store, sha256: str) -> bytes:
+    """Return the bytes with this hash. Raises IntegrityError if the object has other content."""
+    data = store.read(object_key(sha256))
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise IntegrityError(
+            what=f"{object_key(sha256)} in {store.url} was replaced.",
+            why=f"Its sha256 is {found}, but its name says {sha256}. Someone else can write to this store.",
+            fix=f"Remove it, then launch again: homing store rm {object_key(sha256)} --store {store.url}",
+        )
+    return data
+
+
+# --- the store for --dry-run ---
+
+
+class DryStore:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.url, self.pace_s, self.batch_files = store.url, store.pace_s, store.batch_files
+        self.progress = store.progress
+        self.would_put: list[str] = []
+
+    def put(self, key: str, path: str) -> Entry:
+        self.would_put.append(key)
+        return Entry(key, 0)
+
+    def put_many(self, files: Files) -> Entries:
+        return [self.put(key, path) for key, path in files]
+
+    def put_bytes(self, key: str, data: bytes) -> Entry:
+        self.would_put.append(key)
+        return Entry(key, len(data), hashlib.sha256(data).hexdigest())
+
+    def create_if_absent(self, key: str, data: bytes) -> bool:
+        self.would_put.append(key)
+        return True
+
+    def delete(self, key: str) -> None:
+        self.would_put.append(key)
+
+    def delete_many(self, keys: Keys) -> None:
+        self.would_put += keys
+
+    def exists(self, key: str) -> bool:
+        try:
+            return self._store.exists(key)
+        except StoreError:
+            return False  # a store that does not exist yet is created by the first real push
+
+    def get(self, key: str, path: str, sha256: str | None = None) -> None:
+        self._store.get(key, path, sha256)
+
+    def read(self, key: str) -> bytes:
+        return self._store.read(key)
+
+    def sha256(self, key: str) -> str:
+        return self._store.sha256(key)
+
+    def is_same(self, key: str, path: str) -> bool:
+        return self._store.is_same(key, path)
+
+    def list(self, prefix: str) -> Entries:
+        return self._store.list(prefix)

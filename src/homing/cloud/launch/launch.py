@@ -24,8 +24,7 @@ from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import LEDGER, Home
 from homing.cloud.launch.armed_guards import LEAST, check_armed, count_alive, guards
 from homing.cloud.launch.draft import Draft, LaunchOrder, draft
-from homing.cloud.launch.dry_run_store import DryStore
-from homing.cloud.launch.inputs import describe_inputs
+from homing.cloud.launch.inputs import DryStore, describe_inputs
 from homing.cloud.launch.resume import clear_requests
 from homing.cloud.launch.run_documents import (
     inputs_of,

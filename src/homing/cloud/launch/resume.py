@@ -1,4 +1,8 @@
-"""Inputs of a resumed attempt: the newest complete checkpoints of the previous one, and its history.
+"""Where a launch starts: the checkpoint of a resumed run, or the weights that its first phase begins with.
+
+    resume_inputs     the newest complete checkpoints of the previous attempt, and its history, as inputs
+    clear_requests    the previous attempt's stop request and outcome do not apply to the new one
+    describe_starts   a model at home, open weights, or a checkpoint in the store, as sentences for a person
 
 The new instance starts with an empty disk, so it gets the run directory as inputs. Metrics, events and the trainer's
 log are included, because what the new attempt pushes replaces the files in the store. They are copied to
@@ -8,18 +12,24 @@ are kept under their attempt's number.
 
 from __future__ import annotations
 
-from homing.cloud.artifacts.objects import object_key, push_object
+import os
+from pathlib import Path
+
 from homing.cloud.artifacts.stored_checkpoints import StoredCheckpoint, damage, list_checkpoints
 from homing.cloud.contact.control_request import ask, last_asked
 from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.home import Home
+from homing.cloud.launch.draft import Draft
+from homing.cloud.launch.inputs import object_key, push_object
+from homing.config.paths import shown
 from homing.errors import IntegrityError
-from homing.store import Store, run_key
-from homing.wire import file_names
+from homing.store import Store, open_store, run_key
+from homing.wire import codec, file_names
 from homing.wire.boot_json import Input
-from homing.wire.checkpoint_manifest import Pointer
+from homing.wire.checkpoint_manifest import CheckpointManifest, Pointer, reported_checkpoint
+from homing.wire.run_json import Phase, Run
 
-__all__ = ["clear_requests", "resume_inputs"]
+__all__ = ["clear_requests", "describe_starts", "resume_inputs"]
 
 _KEPT = 2  # newest complete checkpoints, so that the trainer has a fallback
 _HISTORY = (file_names.EVENTS, file_names.METRICS, file_names.METRICS_CSV, f"{file_names.LOGS}/trainer.log")
@@ -100,3 +110,38 @@ def _copy(store: Store, run_id: str, path: str) -> Input:
     data = store.read(run_key(run_id, path))
     digest = push_object(store, data)
     return Input(object_key(digest), f"run/{path}", len(data), digest)
+
+
+# --- which weights it starts from, in words ---
+
+
+def describe_starts(draft: Draft, home: Home) -> list[str]:
+    """Return a sentence per phase that starts from other weights; for a resumed run, its checkpoint."""
+    run = draft.run
+    if draft.order.resume:
+        return [_resume_point(run, home)]
+    starts = [f"{phase.kind} starts from {_describe_folder(phase, home)}." for phase in run.phases if phase.init_from]
+    if run.base and not run.phases[0].init_from:
+        address = run.base.address if ":" in run.base.address else shown(Path(run.base.address))
+        starts.insert(0, f"{run.phases[0].kind} starts from {address}.")
+    return starts
+
+
+def _resume_point(run: Run, home: Home) -> str:
+    """Return where a resumed run continues, by the manifests alone: the launch verifies the files themselves."""
+    stored = list_checkpoints(open_store(run.store, home.world), run.id, [phase.kind for phase in run.phases])
+    newest = next((checkpoint.manifest for checkpoint in stored if not checkpoint.problem), None)
+    if newest is None:
+        return f"{run.id} has no checkpoint in the store yet: it starts at step 0."
+    steps = next((phase.num_steps for phase in run.phases if phase.kind == newest.phase), 0)
+    return f"It resumes from {reported_checkpoint(newest)}, of {steps:,} steps: the newest checkpoint in the store."
+
+
+def _describe_folder(phase: Phase, home: Home) -> str:
+    folder, manifest = shown(Path(phase.init_from)), os.path.join(phase.init_from, file_names.MANIFEST)
+    if not home.world.exists(manifest):
+        return folder
+    try:
+        return f"{folder}, {reported_checkpoint(codec.loads(CheckpointManifest, home.world.read(manifest)))}"
+    except ValueError:  # weights from another tool
+        return folder

@@ -15,9 +15,9 @@ import dataclasses
 import json
 from collections.abc import Callable
 
-from homing.cloud.artifacts.objects import push_object, read_object
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.launch.draft import Draft
+from homing.cloud.launch.inputs import push_object, read_object
 from homing.cloud.launch.resume import resume_inputs
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.machine_setup import boot_files as booting
