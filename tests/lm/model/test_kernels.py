@@ -136,22 +136,22 @@ def test_the_loss_of_targets_in_any_order(device: str) -> None:
 
 
 def test_nf4_comes_back_as_by_plain_torch(device: str) -> None:
-    from homing.lm.model.kernels import nf4 as kernel
+    from homing.lm.model.kernels.number_formats import dequantize_nf4
 
     parts = nf4.quantize(drawn(48, 100, device="cpu"))
     right = nf4.dequantize(parts, (4800,), torch.float32)
     held = [part.to(device) for part in parts]
     tables = nf4.code(held[0].device), nf4.dynamic_map(is_signed=True, device=held[0].device)
-    mine = kernel.dequantize(*held, *tables, torch.float32, block=nf4.BLOCK, super_block=nf4.SUPER_BLOCK)
+    mine = dequantize_nf4(*held, *tables, torch.float32, block=nf4.BLOCK, super_block=nf4.SUPER_BLOCK)
     assert torch.equal(mine.cpu(), right)
     with pytest.raises(ValueError, match="scales"):
-        kernel.dequantize(held[0], held[1][:3], *held[2:], *tables, torch.float32, block=64, super_block=256)
+        dequantize_nf4(held[0], held[1][:3], *held[2:], *tables, torch.float32, block=64, super_block=256)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # by the interpreter, of infinity x 0
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_a_cast_to_fp8_keeps_what_is_no_number_and_fits_the_rest(device: str, kind: torch.dtype) -> None:
-    from homing.lm.model.kernels.cast import cast_both_ways
+    from homing.lm.model.kernels.number_formats import cast_both_ways
 
     x = drawn(70, 100, device=device)
     x[3, 5] = float("nan")
@@ -169,7 +169,7 @@ def test_a_cast_to_fp8_keeps_what_is_no_number_and_fits_the_rest(device: str, ki
 
 
 def test_a_kernel_refuses_what_it_would_misread(device: str) -> None:
-    from homing.lm.model.kernels import cast, cross_entropy, norm, rope, swiglu
+    from homing.lm.model.kernels import number_formats, rope, row_ops
 
     across = drawn(8, 8, device=device).t()  # not contiguous
     plain = drawn(8, 8, device=device)
@@ -178,20 +178,20 @@ def test_a_kernel_refuses_what_it_would_misread(device: str) -> None:
     table = drawn(8, 1, device=device)
     heads = drawn(8, 2, 2, device=device)
     for call in (
-        lambda: swiglu.swiglu(across),
-        lambda: swiglu.swiglu_backward(drawn(8, 16, device=device), across),
-        lambda: norm.sum_norm(plain, across, weight, EPS),
-        lambda: norm.sum_norm_backward(plain, plain, across, weight, EPS),
+        lambda: row_ops.swiglu(across),
+        lambda: row_ops.swiglu_backward(drawn(8, 16, device=device), across),
+        lambda: row_ops.sum_norm(plain, across, weight, EPS),
+        lambda: row_ops.sum_norm_backward(plain, plain, across, weight, EPS),
         lambda: rope.rotate(across, table, table, None, 2, 1, False, 1.0, EPS),
         lambda: rope.rotate_backward(plain, heads, heads[:, :1], heads[:, 1:], table, table, None, False, 1.0, EPS),
-        lambda: cast.cast_both_ways(across, torch.float8_e4m3fn),
-        lambda: cross_entropy.differentiate_(across, targets, one, 8, 0.0),
-        lambda: cross_entropy.differentiate_(plain.clone(), targets.repeat(2)[::2], one, 8, 0.0),
+        lambda: number_formats.cast_both_ways(across, torch.float8_e4m3fn),
+        lambda: row_ops.differentiate_(across, targets, one, 8, 0.0),
+        lambda: row_ops.differentiate_(plain.clone(), targets.repeat(2)[::2], one, 8, 0.0),
     ):
         with pytest.raises(ValueError, match="contiguous"):
             call()
     with pytest.raises(ValueError, match="not on"):
-        swiglu.swiglu_backward(drawn(8, 16, device=device), plain.to("meta"))
+        row_ops.swiglu_backward(drawn(8, 16, device=device), plain.to("meta"))
     with pytest.raises(ValueError, match="fp32"):
         rope.rotate(plain, table.double(), table.double(), None, 2, 1, False, 1.0, EPS)
 

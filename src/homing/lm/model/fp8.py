@@ -60,7 +60,7 @@ def _fp8_product_like(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Ten
 @opaque("fp8_product", like=_fp8_product_like)
 def _product(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return y and, for backward, x and W in FP8, transposed, each with its scale."""
-    from homing.lm.model.kernels.cast import cast_both_ways  # Triton is installed only with CUDA
+    from homing.lm.model.kernels.number_formats import cast_both_ways  # Triton is installed only with CUDA
 
     x8_ND, x8_DN, x_scale = cast_both_ways(_padded_rows(x), _FINE)
     w8_FD, w8_DF, w_scale = cast_both_ways(weight_FD.contiguous(), _FINE)
@@ -79,7 +79,7 @@ def _fp8_product_backward_like(
 def _product_backward(
     dy: Tensor, x8_DN: Tensor, x_scale: Tensor, w8_DF: Tensor, w_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    from homing.lm.model.kernels.cast import cast_both_ways
+    from homing.lm.model.kernels.number_formats import cast_both_ways
 
     dy8_NF, dy8_FN, dy_scale = cast_both_ways(_padded_rows(dy), _WIDE)
     dx_ND = torch._scaled_mm(

@@ -76,7 +76,7 @@ def _swiglu_like(gate_up: Tensor) -> Tensor:
 
 @opaque("swiglu", like=_swiglu_like)
 def _swiglu(gate_up: Tensor) -> Tensor:
-    from homing.lm.model.kernels import swiglu as kernel  # Triton is installed only with CUDA
+    from homing.lm.model.kernels import row_ops as kernel  # Triton is installed only with CUDA
 
     y = kernel.swiglu(_rows(gate_up))
     return y.view(*gate_up.shape[:-1], -1)
@@ -88,7 +88,7 @@ def _swiglu_backward_like(gate_up: Tensor, dy: Tensor) -> Tensor:
 
 @opaque("swiglu_backward", like=_swiglu_backward_like)
 def _swiglu_backward(gate_up: Tensor, dy: Tensor) -> Tensor:
-    from homing.lm.model.kernels import swiglu as kernel
+    from homing.lm.model.kernels import row_ops as kernel
 
     return kernel.swiglu_backward(_rows(gate_up), _rows(dy)).view(gate_up.shape)
 
@@ -115,7 +115,7 @@ def _sum_norm_like(x: Tensor, y: Tensor, weight_D: Tensor, eps: float) -> tuple[
 
 @opaque("sum_norm", like=_sum_norm_like)
 def _sum_norm(x: Tensor, y: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    from homing.lm.model.kernels import norm as kernel
+    from homing.lm.model.kernels import row_ops as kernel
 
     total, normed = kernel.sum_norm(_rows(x), _rows(y), weight_D.contiguous(), eps)
     return total.view(x.shape), normed.view(x.shape)
@@ -131,7 +131,7 @@ def _sum_norm_backward_like(
 def _sum_norm_backward(
     total: Tensor, dtotal: Tensor, dnormed: Tensor, weight_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    from homing.lm.model.kernels import norm as kernel
+    from homing.lm.model.kernels import row_ops as kernel
 
     dx, dweight_D = kernel.sum_norm_backward(_rows(total), _rows(dtotal), _rows(dnormed), weight_D.contiguous(), eps)
     return dx.view(total.shape), dweight_D

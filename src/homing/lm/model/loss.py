@@ -180,9 +180,9 @@ def _differentiate(
 def _differentiate_by_kernel(
     logits_nP: Tensor, targets_n: Tensor, count: Tensor, vocab_size: int, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    from homing.lm.model.kernels import cross_entropy  # Triton is installed only with CUDA
+    from homing.lm.model.kernels import row_ops  # Triton is installed only with CUDA
 
-    losses_n = cross_entropy.differentiate_(logits_nP, targets_n.contiguous(), count, vocab_size, softcap)
+    losses_n = row_ops.differentiate_(logits_nP, targets_n.contiguous(), count, vocab_size, softcap)
     return losses_n, logits_nP
 
 

@@ -71,11 +71,11 @@ def quantize(weight: Tensor) -> Nf4:
 
 def dequantize(parts: Nf4, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if parts.packed.is_cuda and HAS_TRITON:
-        from homing.lm.model.kernels import nf4 as kernel  # Triton is installed only with CUDA
+        from homing.lm.model.kernels.number_formats import dequantize_nf4  # Triton is installed only with CUDA
 
         step, table = dynamic_map(is_signed=True, device=parts.packed.device), code(parts.packed.device)
         held = Nf4(*(part.contiguous() for part in parts))
-        return kernel.dequantize(*held, table, step, dtype, block=BLOCK, super_block=SUPER_BLOCK).view(shape)
+        return dequantize_nf4(*held, table, step, dtype, block=BLOCK, super_block=SUPER_BLOCK).view(shape)
     magnitudes_b = dequantize_blocks(parts.scales, parts.super_scales, SUPER_BLOCK, is_signed=True) + parts.offset
     indices_n = torch.stack([parts.packed >> 4, parts.packed & 15], dim=1).view(-1).int()
     values_n = code(parts.packed.device)[indices_n]
