@@ -41,7 +41,7 @@ from homing.lm.cuda_graphs import Graphs  # noqa: E402
 from homing.lm.decode_token import REACH, Steps, room_for  # noqa: E402
 from homing.lm.generate import generate, kv_reader  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
-from homing.lm.model.row_cache import RowCache  # noqa: E402
+from homing.lm.model.attention import RowCache  # noqa: E402
 from homing.lm.rl.inference_copy import lean_copy  # noqa: E402
 from homing.wire.run_json import Model  # noqa: E402
 

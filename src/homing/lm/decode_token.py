@@ -20,7 +20,7 @@ from torch import Tensor
 
 from homing.lm.cuda_graphs import Graphs
 from homing.lm.model import Decoder
-from homing.lm.model.row_cache import RowCache
+from homing.lm.model.attention import RowCache
 
 __all__ = ["REACH", "Steps", "room_for"]
 

@@ -29,8 +29,8 @@ from homing.config.estimate.rollouts import prompt_tokens, row_tokens, rows_at_a
 from homing.config.load import load_run, preset_dir
 from homing.gpus import GPUS
 from homing.lm.model import Decoder, lora
+from homing.lm.model.attention import RowCache
 from homing.lm.model.frozen_linear import lora_tensors
-from homing.lm.model.row_cache import RowCache
 from homing.lm.rl.named_random import draws
 from homing.lm.rl.rollout import Sampler
 from homing.lm.train.optim import offload

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from homing.lm.decode_token import REACH
 from homing.lm.model import Decoder
-from homing.lm.model.row_cache import RowCache
+from homing.lm.model.attention import RowCache
 from homing.lm.rl.decode_rows import Decoding
 from homing.lm.rl.named_random import draws
 

@@ -3,7 +3,7 @@
 longest prompt (by task kind) + max_new_tokens -> positions in the cache, tokens per trained row
 
 The exact token count of a question is known only on the instance, after tokenization. Here it is an upper bound by task
-kind; the user's own prompts may fill the context. The trainer's side is lm.rl.rollout and lm.model.row_cache.
+kind; the user's own prompts may fill the context. The trainer's side is lm.rl.rollout and lm.model.attention.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from homing.lm.decode_token import REACH, Steps, room_for
 from homing.lm.model import Decoder, KVCache
-from homing.lm.model.row_cache import RowCache
+from homing.lm.model.attention import RowCache
 
 __all__ = ["WORTH", "Reader"]
 

@@ -1,13 +1,12 @@
 """One decoder that is exactly Llama, Qwen2 or Qwen3, depending on its configuration.
 
-shape    checks a wire Model; lists its parameters; writes config.json, so that transformers can load the weights
-layers   Linear (fp32 master weights, cast to the compute dtype), RMSNorm, RoPE, SwiGLU
-attend   grouped-query attention, with or without a KV cache
-loss     mean cross-entropy without ever holding all logits
-init     weight initialization, the same on every device
-decoder  the complete model
-lora     adapters on top of frozen weights: `frozen` computes with these, `nf4` stores them in four bits
-recompute  activation checkpointing
+model_shape     checks a wire Model; lists its parameters; writes config.json, so that transformers can load the weights
+layers          Linear (fp32 master weights, cast to the compute dtype), RMSNorm, RoPE, SwiGLU
+attention       grouped-query attention, with or without a KV cache
+loss            mean cross-entropy without ever holding all logits
+decoder         the complete model, and its weight initialization, the same on every device
+lora            adapters on frozen weights: `frozen_linear` computes with these, `nf4` stores them in four bits
+activation_checkpointing   recomputes activations in backward
 """
 
 from homing.lm.model.attention import KVCache

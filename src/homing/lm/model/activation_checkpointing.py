@@ -5,7 +5,7 @@
     all    every block keeps only its input: least memory, a third more compute (half more if weights are frozen)
 
 The second forward computes the same bits as the first, so gradients do not change. No random generator needs to be
-rewound: blocks use none that carries state (see `frozen` on dropout).
+rewound: blocks use none that carries state (see `frozen_linear` on dropout).
 """
 
 from __future__ import annotations

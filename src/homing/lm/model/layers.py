@@ -1,27 +1,42 @@
 """Building blocks of a layer: Linear, Embedding, RMSNorm, RoPE, SwiGLU.
 
-Shapes: B batch, T positions, N tokens, D width, H heads, K head size, F feed-forward width.
+Shapes: B batch, T positions, N tokens or any leading dimensions, D width, H heads, K head size, F feed-forward width.
 
 Master weights stay fp32. A matmul is computed in the dtype of its input, so the cast of the embedding output sets the
 precision of the whole model; there is no autocast.
+
+For training on a CPU, RMSNorm and RoPE have hand-written gradients: memory traffic dominates there, and autograd's own
+version causes twice as much. Every other device, and a compiler, uses the plain form; tests compare the two.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from homing.lm.model.cpu_autograd import has_manual_backward, normed, rotated
 from homing.lm.model.fp8 import fp8_product
 from homing.lm.model.frozen_linear import FrozenLinear, adapted_product
 from homing.lm.model.fused_ops import has_kernels, sum_norm, swiglu
 from homing.wire.run_json import RopeScaling
 
-__all__ = ["Embedding", "Linear", "RMSNorm", "Rope", "SwiGLU", "joined", "look_up", "rope_divisors"]
+__all__ = [
+    "Embedding",
+    "Linear",
+    "RMSNorm",
+    "Rope",
+    "SwiGLU",
+    "has_manual_backward",
+    "joined",
+    "look_up",
+    "normed",
+    "rope_divisors",
+    "rotated",
+]
 
 
 class Linear(nn.Module):
@@ -162,3 +177,64 @@ class SwiGLU(nn.Module):
         if has_kernels(x_BTD):
             return self.down_proj(swiglu(joined(x_BTD, self.gate_proj, self.up_proj)))
         return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+
+
+# -- hand-written gradients --------------------------------------------------------------------------------------------
+
+
+def has_manual_backward(x: Tensor) -> bool:
+    """Return whether to use the hand-written gradients: training on a CPU in fp32, not compiling.
+
+    A compiler finds the same savings itself.
+    """
+    is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and torch.is_grad_enabled()
+    return is_plain and not torch.compiler.is_compiling()
+
+
+def normed(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    return _Normed.apply(x, weight_D, eps)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return _Rotated.apply(x, cos, sin)
+
+
+class _Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        inverse_N1 = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight_D, inverse_N1)
+        return torch.mul(x, inverse_N1).mul_(weight_D)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """With u = x / rms: dx = (g - u mean(g u)) / rms, where g = dy * weight."""
+        x, weight_D, inverse_N1 = ctx.saved_tensors
+        along = torch.mul(x, inverse_N1)
+        product = dy * along
+        dweight_D = product.flatten(0, -2).sum(0)
+        mean_N1 = (product.flatten(0, -2) @ weight_D).view(inverse_N1.shape).div_(-x.shape[-1])
+        dx = torch.mul(dy, weight_D, out=product).addcmul_(along, mean_N1).mul_(inverse_N1)
+        return dx, dweight_D, None
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(dy, cos, -sin), None, None  # the inverse rotation
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x cos + swap_halves(x) (-sin, sin).
+
+    Operates on whole heads, because half of a small head is too short to vectorize.
+    """
+    left, right = x.chunk(2, dim=-1)
+    swapped = torch.cat((right, left), dim=-1)
+    return swapped.mul_(torch.cat((-sin, sin), dim=-1)).addcmul_(x, torch.cat((cos, cos), dim=-1))

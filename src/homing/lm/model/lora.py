@@ -40,7 +40,6 @@ import torch
 from torch import Tensor, nn
 
 from homing.errors import IntegrityError, UsageError
-from homing.lm.model.check_weights import do_not_fit
 from homing.lm.model.decoder import Decoder
 from homing.lm.model.frozen_linear import (
     STORAGES,
@@ -52,6 +51,7 @@ from homing.lm.model.frozen_linear import (
     row_norms,
 )
 from homing.lm.model.layers import Linear
+from homing.lm.model.model_shape import do_not_fit
 from homing.lm.model.nf4 import dequantize_path
 from homing.wire.run_json import Lora
 

@@ -4,13 +4,15 @@
     count_params(model)       part -> number of parameters, by arithmetic; must agree with the decoder's own count
     config_json(model)        wire Model  -> Hugging Face config.json (`homing.hf_config`)
     shape_from_config(config) Hugging Face config.json -> wire Model
+    misfits(wanted, given)    what is wrong with the names and shapes of tensors, before anything is copied
 
-Knows nothing of weights.
+Knows nothing of the values of weights.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from homing.errors import DataError
@@ -25,10 +27,14 @@ __all__ = [
     "check_shape",
     "config_json",
     "count_params",
+    "do_not_fit",
     "has_value_embedding",
+    "misfits",
     "padded_vocab",
     "shape_from_config",
 ]
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 FAMILIES = ("stock", SWIFT)
 # Channels of the residual stream that swift's gates read: a few are enough to distinguish kinds of tokens.
@@ -38,6 +44,7 @@ SMEAR_GATE_CHANNELS = 24
 # Tensor cores need the vocabulary in whole tiles. The padding rows exist only in the trainer's memory: they are masked
 # in the loss and the logits, and cut from everything written to disk.
 VOCAB_MULTIPLE = 64
+_MAX_LISTED = 12  # problems in an error message
 MAX_CONTEXT = 2**21  # twice the longest context that open models claim
 
 
@@ -142,3 +149,21 @@ def shape_from_config(config: Any) -> Model:
     shape = model_of(config)
     check_shape(shape)
     return shape
+
+
+def misfits(wanted: Shapes, given: Shapes) -> list[str]:
+    """Return a sentence for each missing, unknown or misshapen tensor."""
+    problems = [f"{name} is missing." for name in wanted if name not in given]
+    problems += [f"{name} is not a weight of this model." for name in given if name not in wanted]
+    both = [name for name in wanted if name in given and wanted[name] != given[name]]
+    return problems + [f"{name} is {given[name]} in the file and {wanted[name]} in the model." for name in both]
+
+
+def do_not_fit(problems: Iterable[str]) -> DataError:
+    listed = sorted(problems)
+    more = [f"and {len(listed) - _MAX_LISTED} more."] if len(listed) > _MAX_LISTED else []
+    return DataError(
+        what="The weights do not fit the model.",
+        why="\n".join(listed[:_MAX_LISTED] + more),
+        fix="Use the run.json or config.json that is stored with these weights.",
+    )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 __all__ = ["chosen", "expand_heads", "sdpa", "set_chosen"]
 
-_chosen = "auto"  # set by `backends.use_attention`, for this process
+_chosen = "auto"  # set by `attention_backends.use_attention`, for this process
 
 
 def chosen() -> str:

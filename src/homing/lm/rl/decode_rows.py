@@ -13,7 +13,7 @@ from torch import Tensor
 
 from homing.lm.decode_token import Steps
 from homing.lm.model import Decoder
-from homing.lm.model.row_cache import RowCache
+from homing.lm.model.attention import RowCache
 from homing.lm.rl.named_random import pick_rows
 
 __all__ = ["Decoding"]

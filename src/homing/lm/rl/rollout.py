@@ -24,8 +24,8 @@ from homing.errors import RunFailed
 from homing.lm.decode_token import room_for
 from homing.lm.device import free_memory
 from homing.lm.model import Decoder, lora
+from homing.lm.model.attention import RowCache
 from homing.lm.model.layers import look_up
-from homing.lm.model.row_cache import RowCache
 from homing.lm.model.swift import SwiftStack
 from homing.lm.rl.calculator import Calculator
 from homing.lm.rl.decode_rows import Decoding

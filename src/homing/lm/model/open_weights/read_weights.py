@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from homing.lm.model import Decoder
-from homing.lm.model.check_weights import do_not_fit, misfits
+from homing.lm.model.model_shape import do_not_fit, misfits
 from homing.lm.model.open_weights.safetensors_folder import WeightFiles, open_tensors
 from homing.wire.run_json import Model
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from homing.lm.model.cpu_autograd import has_manual_backward, normed, rotated
+from homing.lm.model.layers import has_manual_backward, normed, rotated
 
 
 def plainly_turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
