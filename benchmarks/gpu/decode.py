@@ -39,7 +39,7 @@ from torch import Tensor  # noqa: E402
 from _result import RESULTS, write_result  # noqa: E402
 from homing.lm.cuda_graphs import Graphs  # noqa: E402
 from homing.lm.decode_token import REACH, Steps, room_for  # noqa: E402
-from homing.lm.generate import generate, kv_reader  # noqa: E402
+from homing.lm.generate import generate, sampling  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
 from homing.lm.model.attention import RowCache  # noqa: E402
 from homing.lm.rl.inference_copy import lean_copy  # noqa: E402
@@ -103,8 +103,8 @@ class Trial:
         if self.batch > 1:
             yield from self._rows(way)
             return
-        kv_reader.is_stepped = lambda device: way != "grown"
-        kv_reader.WORTH = REACH + 1 if way == "plain" else WORTH
+        sampling.is_stepped = lambda device: way != "grown"
+        sampling.WORTH = REACH + 1 if way == "plain" else WORTH
         ids = self.prompt_BT[0].tolist()
         for picked in generate(self.model, ids, num_tokens=self.num_tokens, notify=self.problems.append, **settings):
             yield [picked]
@@ -147,7 +147,7 @@ class Trial:
         return found
 
 
-WORTH = kv_reader.WORTH
+WORTH = sampling.WORTH
 
 
 def _likeliest(logits_BV: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from streams import StreamsOnly
 
 from homing.lm import cuda_graphs
 from homing.lm.decode_token import REACH
-from homing.lm.generate import generate, kv_reader
-from homing.lm.generate.kv_reader import WORTH
+from homing.lm.generate import generate, sampling
+from homing.lm.generate.sampling import WORTH
 from homing.lm.model import Decoder, lora
 from homing.lm.model.frozen_linear import lora_tensors
 from homing.wire.run_json import Lora, Model
@@ -71,7 +71,7 @@ def text(model: Decoder, *, num_prompt: int = 5, num_tokens: int = 40, **setting
 def compare_logits(model: Decoder, *, tolerance: float) -> None:
     ids = torch.randint(100, (2 * REACH,), generator=torch.Generator().manual_seed(0)).tolist()
     parts = [ids[:9], *([number] for number in ids[9:])]
-    steps, grown = kv_reader.Reader(model, capacity=len(ids), notify=pytest.fail), model.new_cache()
+    steps, grown = sampling.Reader(model, capacity=len(ids), notify=pytest.fail), model.new_cache()
     for left, part in zip(range(len(parts), 0, -1), parts, strict=True):
         with torch.no_grad():
             wanted_V = model.next_logits(torch.tensor([part], device=model.device), grown)[0]
@@ -82,8 +82,8 @@ def compare_logits(model: Decoder, *, tolerance: float) -> None:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of fixed shapes, of which none is captured."""
-    monkeypatch.setattr(kv_reader, "is_stepped", lambda device: True)
-    monkeypatch.setattr(kv_reader, "WORTH", REACH + 1)
+    monkeypatch.setattr(sampling, "is_stepped", lambda device: True)
+    monkeypatch.setattr(sampling, "WORTH", REACH + 1)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamsOnly]:
     """Steps of fixed shapes, captured as on a card."""
     cuda = StreamsOnly()
     cuda.take_over(monkeypatch)
-    monkeypatch.setattr(kv_reader, "is_stepped", lambda device: True)
+    monkeypatch.setattr(sampling, "is_stepped", lambda device: True)
     yield cuda
     assert cuda.current == "main"
     assert cuda.can_draw
@@ -144,7 +144,7 @@ def test_a_captured_text_is_the_plain_one_past_every_reach_and_past_the_context(
 ) -> None:
     model = built(**MODELS[name])
     with monkeypatch.context() as patched:
-        patched.setattr(kv_reader, "is_stepped", lambda device: False)
+        patched.setattr(sampling, "is_stepped", lambda device: False)
         wanted = text(model, num_prompt=REACH - 30, num_tokens=3 * REACH, **DRAWN)
     assert text(model, num_prompt=REACH - 30, num_tokens=3 * REACH, **DRAWN) == wanted
     # Past the context it is read again from its half on, where the graphs are there already.
@@ -219,7 +219,7 @@ def captured_and_plain(model: Decoder, monkeypatch: pytest.MonkeyPatch, **settin
         found = text(model, notify=pytest.fail, **settings)
         assert captures
         captures.clear()
-        patched.setattr(kv_reader, "WORTH", REACH + 1)
+        patched.setattr(sampling, "WORTH", REACH + 1)
         wanted = text(model, notify=pytest.fail, **settings)
         assert not captures
     return found, wanted

@@ -13,11 +13,9 @@ import torch
 from homing.errors import UsageError
 from homing.lm.export.atomic_folder import RECORD, new_folder, write_json
 from homing.lm.export.check_export import Proof, expect, need_template, prove
-from homing.lm.export.gguf_file import write_gguf
-from homing.lm.export.hf_folder import write_hf
+from homing.lm.export.gguf_file import MODELFILE, modelfile, write_gguf
+from homing.lm.export.hf_folder import open_with_peft, write_adapter, write_hf
 from homing.lm.export.model_card import Facts, write_card
-from homing.lm.export.ollama import MODELFILE, modelfile
-from homing.lm.export.peft_adapter import open_with_peft, write_adapter
 from homing.lm.export.source_model import Opened, open_for_export
 from homing.lm.generate.load_adapter import find_base
 from homing.lm.generate.load_model import read_manifest

@@ -1,10 +1,9 @@
 """Generation: load a checkpoint, sample from it, chat with it.
 
-load    a checkpoint, an export or any model folder -> model and tokenizer, checked against its manifest
-adapted an adapter's checkpoint -> its base weights with the adapter merged in
-sample  prompt ids -> ids, one at a time
-reader  ids -> logits of the next token, with a KV cache; on CUDA by a captured graph
-text    prompt text -> chunks of text; turns of a conversation as ChatML
+load_model      a checkpoint, an export or any model folder -> model and tokenizer, checked against its manifest
+load_adapter    an adapter's checkpoint -> its base weights with the adapter merged in
+sampling        prompt ids -> ids, one at a time, with a KV cache; on CUDA by a captured graph
+chat_and_text   prompt text -> chunks of text; turns of a conversation as ChatML
 """
 
 from homing.lm.generate.chat_and_text import ChatTurns, complete, decode_stream

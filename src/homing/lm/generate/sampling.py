@@ -7,6 +7,15 @@ the rest is dropped: RoPE positions are trained from 0 to context, so the window
 of it limits the cost of rereading to about one position per new id. A prompt longer than the context is cut in the same
 way.
 
+`Reader` fills the cache and returns the logits of the next token:
+
+    CPU, MPS     a cache that is read only as far as it is filled: the least computation
+    CUDA         a cache of fixed shape, and a captured step that is launched for each id (`lm.decode_token`):
+                 otherwise launching a step's kernels would take the host longer than the GPU takes to run them
+
+On CUDA the steps that are not captured compute the same, so a seed always gives the same text, however long it is and
+whether or not capturing works.
+
 Ids are picked on the CPU with a separate generator, so a seed gives the same text on every device, as far as the logits
 agree, and sampling never disturbs the random state of a training run.
 """
@@ -16,15 +25,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from homing.errors import UsageError
-from homing.lm.generate.kv_reader import Reader
-from homing.lm.model import Decoder
+from homing.lm.decode_token import REACH, Steps, room_for
+from homing.lm.model import Decoder, KVCache
+from homing.lm.model.attention import RowCache
 
-__all__ = ["fit_window", "generate", "pick", "warn"]
+__all__ = ["WORTH", "Reader", "fit_window", "generate", "pick", "warn"]
 
 warn = logging.getLogger(__name__).warning  # default receiver of warnings
 
@@ -42,7 +53,7 @@ def generate(
 ) -> Iterator[int]:
     """Yield at most `num_tokens` ids; a stop id ends it and is not yielded. Temperature 0 takes the likeliest id.
 
-    `tell` is called with a warning if generation is slower than it should be.
+    `notify` is called with a warning if generation is slower than it should be.
     """
     _check(prompt_ids, num_tokens, temperature, top_k, model.shape.vocab_size)
     return _generate(model, list(prompt_ids), num_tokens, temperature, top_k, seed, frozenset(stop_ids), notify)
@@ -107,3 +118,57 @@ def _check(prompt_ids: Sequence[int], num_tokens: int, temperature: float, top_k
             why="\n".join(problems),
             fix="See the valid values: homing generate --help",
         )
+
+
+# Minimum number of ids to come that makes a graph worthwhile: capturing runs a step a few times, waits for the GPU and
+# frees unused memory first, so a few ids are faster without. Measured for models of the sizes in `pays` of
+# benchmarks/gpu/decode.py.
+WORTH = 5
+
+
+class Reader:
+    """Reads one text. Close it: captured graphs hold memory that nothing else can use."""
+
+    def __init__(self, model: Decoder, *, capacity: int, notify: Callable[[str], None]) -> None:
+        self._model, self.length = model, 0
+        self._steps: Steps[Tensor] | None = None
+        self._cache: KVCache
+        if is_stepped(model.device):
+            places, dtype = room_for(capacity), model.compute_dtype
+            self._cache = rows = RowCache(model.shape, capacity=places, device=model.device, dtype=dtype)
+            self._steps = Steps(model, rows, _as_they_are, is_captured=True, notify=partial(_not_captured, notify))
+        else:
+            self._cache = model.new_cache(capacity=capacity)
+
+    @torch.no_grad()
+    def read(self, ids: list[int], *, num_to_come: int) -> Tensor:
+        """Read ids; return the logits (V,) of the next token, in a buffer that the next call may overwrite.
+
+        `num_to_come`: at most how many ids will be read from here on, including these.
+        """
+        place, self.length = self.length, self.length + len(ids)
+        if self._steps is None or len(ids) > 1:
+            return self._model.next_logits(torch.tensor([ids], device=self._model.device), self._cache)[0]
+        is_worth = min(num_to_come, REACH - place % REACH) >= WORTH
+        return self._steps.step(torch.tensor(ids), torch.tensor([place]), furthest=place, is_worth=is_worth)[0]
+
+    def clear(self) -> None:
+        """Restart from an empty cache; captured graphs are kept."""
+        self.length = 0
+        self._cache.clear()
+
+    def close(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+
+
+def is_stepped(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _as_they_are(logits_BV: Tensor) -> Tensor:
+    return logits_BV
+
+
+def _not_captured(notify: Callable[[str], None], problem: str) -> None:
+    notify(f"warning: CUDA graphs failed; generation continues without them, slower. {problem}")

@@ -1,6 +1,10 @@
 """Pretraining: every token of the train split is a target; evaluated by bits per byte on val.
 
 Documents follow each other in a row without an attention mask between them; each begins with <|endoftext|>.
+
+    R T + 1 consecutive tokens  ->  R rows: ids [0, RT), targets [1, RT]
+
+Each rank takes consecutive rows of the step, so that all ranks together see the same tokens as a single one would.
 """
 
 from __future__ import annotations
@@ -9,19 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from homing.errors import DataError, UsageError
-from homing.lm.data.shards.pack_text import PackedStream
+from homing.lm.data.shards.pack_text import PackedStream, check_ids
 from homing.lm.data.shards.read_shards import TokenSplit, open_split, read_manifest
 from homing.lm.evals.bits_per_byte import Evaluation, evaluate
 from homing.lm.model import Decoder
-from homing.lm.phases.text_rows import TextRows
 from homing.lm.tokenizer import load_tokenizer
+from homing.lm.train.compute.batch import Batch
 from homing.lm.train.compute.prefetch import Feed
 from homing.wire import file_names
 from homing.wire.run_json import Phase, Run
 
-__all__ = ["Pretrain"]
+__all__ = ["Pretrain", "TextRows"]
 
 # Evaluation holds no gradients, so it can take more rows at a time than training; this many tokens keep a GPU busy.
 _EVAL_TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384, "cpu": 4096}
@@ -73,3 +78,29 @@ class Pretrain:
             rows_at_a_time=max(1, _EVAL_TOKENS_AT_A_TIME[model.device.type] // self._context),
             notify=notify,
         )
+
+
+class TextRows:
+    """The rows of one rank: its share of the `rows_per_step` rows of a step."""
+
+    def __init__(
+        self, stream: PackedStream, *, rows_per_step: int, context: int, vocab_size: int, rank: int, num_ranks: int
+    ) -> None:
+        self.name = f"split {stream.split.name!r}"
+        self._stream, self._vocab_size = stream, vocab_size
+        self._rows = rows_per_step // num_ranks
+        self._context, self._rank = context, rank
+        self._num_targets = rows_per_step * context
+
+    def host_shape(self) -> tuple[int, ...]:
+        return (self._rows * self._context + 1,)
+
+    def read_into(self, first_row: int, host: Tensor) -> int:
+        ids = host.numpy()
+        self._stream.read_into((first_row + self._rank * self._rows) * self._context, ids)
+        check_ids(ids, self._vocab_size, self._stream.split.name)
+        return self._num_targets
+
+    def to_batch(self, device_tensor: Tensor, num_targets: int) -> Batch:
+        tokens, shape = device_tensor.long(), (self._rows, self._context)
+        return Batch(tokens[:-1].view(shape), tokens[1:].view(shape), num_targets)

@@ -18,7 +18,7 @@ from tiny import make_run, make_run_dir
 from homing.errors import UsageError
 from homing.lm.data.shards.pack_text import PackedStream
 from homing.lm.data.shards.read_shards import open_split, read_manifest
-from homing.lm.phases.text_rows import TextRows
+from homing.lm.phases.pretrain import TextRows
 from homing.lm.train.distributed.ranks import Ranks
 from homing.lm.train.distributed.start_ranks import count_cards, pick_num_ranks
 from homing.wire import codec, file_names
