@@ -134,7 +134,7 @@ def _rl_tasks(card: Card, rl: Rl, at_most: int) -> list[What]:
 
     A task that eval cannot judge or that held out no question is skipped with a notice; a missing file is an error.
     """
-    from homing.lm.evals.rl_tasks import file_of, rl_task
+    from homing.lm.evals.question_sets import file_of, rl_task
 
     sets: list[What] = []
     for number, task in enumerate(rl.tasks):

@@ -39,8 +39,8 @@ def room_for(num_places: int) -> int:
 class Steps(Generic[Made]):
     """Runs decoding steps.
 
-    `make(logits_BV)` computes what a step returns: buffers that the next step may overwrite. `tell(problem)` is called
-    if capturing fails; then steps are slower, but never wrong.
+    `make(logits_BV)` computes what a step returns: buffers that the next step may overwrite. `notify(problem)` is
+    called if capturing fails; then steps are slower, but never wrong.
     """
 
     def __init__(

@@ -11,8 +11,8 @@ from tiny import VOCAB_SIZE, write_byte_tokenizer, write_manifest, write_shards
 
 from homing.errors import DataError
 from homing.lm.data.shards.read_shards import open_split
-from homing.lm.evals import bigram
-from homing.lm.evals.bigram import bigram_entropy
+from homing.lm.evals import bits_per_byte
+from homing.lm.evals.bits_per_byte import bigram_entropy
 
 
 def write_data(folder: Path, train: list[list[int]], val: list[list[int]], *, num_shards: int = 1) -> Path:
@@ -46,7 +46,7 @@ def test_it_finds_the_entropy_of_a_known_chain(tmp_path: Path) -> None:
 def test_counting_in_pieces_loses_no_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [chain(n, n) for n in range(5, 60)]
     whole = bigram_entropy(write_data(tmp_path / "a", documents, documents[:9]))
-    monkeypatch.setattr(bigram, "_PIECE_TOKENS", 7)
+    monkeypatch.setattr(bits_per_byte, "_CHUNK_TOKENS", 7)
     chunks = bigram_entropy(write_data(tmp_path / "b", documents, documents[:9], num_shards=6))
     assert chunks == whole
 
@@ -58,12 +58,12 @@ def test_what_train_never_saw_is_improbable_and_not_impossible(tmp_path: Path) -
 
 def test_counts_match_a_plain_loop(tmp_path: Path) -> None:
     write_data(tmp_path, [[0, 100, 101, 100, 101, 100, 102]], [[0, 100, 101]])
-    manifest = bigram.read_manifest(tmp_path)
-    nats = bigram.bigram_nats(open_split(tmp_path, manifest, "train"), np.array([0, 100, 101]), VOCAB_SIZE)
+    manifest = bits_per_byte.read_manifest(tmp_path)
+    nats = bits_per_byte.bigram_nats(open_split(tmp_path, manifest, "train"), np.array([0, 100, 101]), VOCAB_SIZE)
     unigram = {token: (count + 1) / (6 + VOCAB_SIZE) for token, count in ((100, 3), (101, 2))}
     tried = [
         [-math.log((1 + k * unigram[100]) / (1 + k)), -math.log((2 + k * unigram[101]) / (3 + k))]
-        for k in bigram._LEANS
+        for k in bits_per_byte._PRIOR_WEIGHTS
     ]
     assert nats.tolist() == pytest.approx(min(tried, key=sum))
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from homing.lm.evals.intervals import FEWEST, Floats, bootstrap, exact_pairs, exact_share
+from homing.lm.evals.eval_result import FEWEST, Floats, bootstrap, exact_pairs, exact_share
 from homing.lm.rl.rl_metrics import pass_at_k
 
 

@@ -24,7 +24,7 @@ from homing.lm.data.chat.template import find_template
 from homing.lm.data.chat.turn_tokens import ChatTokens
 from homing.lm.data.shards.read_shards import file_sha256
 from homing.lm.evals.chat_loss import measure_conversations, measure_held_out
-from homing.lm.evals.compare import compare
+from homing.lm.evals.eval_report import compare
 from homing.lm.evals.eval_result import Measured, Score, share
 from homing.lm.evals.multiple_choice import measure_choices, pair_row
 from homing.lm.evals.question_sets import Asking, made_up, measure_answers

@@ -26,7 +26,7 @@ from homing.cli.verbs.generate import Checkpoint, Device, Model, Phase
 from homing.errors import UsageError
 
 if TYPE_CHECKING:
-    from homing.lm.evals.compare import Difference
+    from homing.lm.evals.eval_report import Difference
     from homing.lm.evals.eval_result import Measured
     from homing.lm.evals.run_evals import How, Subject, What
 
@@ -139,7 +139,7 @@ def _evaluate(
     import torch
 
     from homing.lm.device import describe_device
-    from homing.lm.evals.compare import compare
+    from homing.lm.evals.eval_report import compare
     from homing.lm.evals.eval_result import identity_of
     from homing.lm.evals.run_evals import load_subject
 
@@ -199,7 +199,7 @@ def _warn_of_leaks(cards: list[Any], named: list[str | None]) -> None:
 
 
 def _show(document: dict[str, Any], differences: list[Difference]) -> None:
-    from homing.lm.evals.markdown_report import count_words, format_score, interval_words
+    from homing.lm.evals.eval_report import count_words, format_score, interval_words
 
     for model, sets in zip(document["models"], document["results"], strict=True):
         rows = [
@@ -218,7 +218,7 @@ def _show(document: dict[str, Any], differences: list[Difference]) -> None:
 
 def _write(out: Path, document: dict[str, Any]) -> None:
     """Write report.md and report.json, each atomically."""
-    from homing.lm.evals.markdown_report import as_markdown
+    from homing.lm.evals.eval_report import as_markdown
 
     out.parent.mkdir(parents=True, exist_ok=True)
     whole = json_.dumps({"schema": "homing.eval/1", **document}, indent=1, ensure_ascii=False, allow_nan=False)

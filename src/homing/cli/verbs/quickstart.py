@@ -167,7 +167,7 @@ class _Trip:
 
 def _figures(trip: _Trip, sample: str) -> dict[str, Any]:
     # Imports numpy through lm: only this verb pays for it, and only at the end.
-    from homing.lm.evals.bigram import bigram_entropy
+    from homing.lm.evals.bits_per_byte import bigram_entropy
 
     model_dir = trip.folder / "models" / trip.name
     manifest = codec.loads(CheckpointManifest, (model_dir / file_names.MANIFEST).read_bytes())

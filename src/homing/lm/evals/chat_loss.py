@@ -1,6 +1,6 @@
 """Loss on held-out conversations: nats of the assistant's text, rendered with the model's own chat template.
 
-    file -> the data doctor -> ids and mask (`lm/chat`) -> nats of the masked tokens -> sums over conversations
+    file -> the data doctor -> ids and mask (`lm/data/chat`) -> nats of the masked tokens -> sums over conversations
     shards that prep held out -> ids and mask           -> the same, for the tokenizer that they were made with
 
 The tokens counted are those that SFT trains on: the assistant's text and the marker that ends its turn. A line with a

@@ -70,7 +70,7 @@ def score_rows(
 ) -> Iterator[Scored]:  # fmt: skip
     """Yield the scores of each row.
 
-    `tell` reports after each batch: on a slow machine many come before the first row.
+    `notify` reports after each batch: on a slow machine many come before the first row.
     """
     most = tokens_at_a_time or TOKENS_AT_A_TIME.get(model.device.type, _TOKENS_ELSEWHERE)
     if wants_likeliest:

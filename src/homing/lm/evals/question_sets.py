@@ -5,10 +5,13 @@
 With one sample per question it is the likeliest text (temperature 0), and accuracy is exact. With more, pass@k is the
 unbiased estimate of the chance that one of k is right: 1 - C(n - right, k) / C(n, k), averaged over questions. A
 question that does not fit the context counts as wrong, and is reported.
+
+`rl_task` makes such a set of the questions that an rl phase holds out, graded as in the phase.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +23,9 @@ from homing.errors import DataError, UsageError
 from homing.lm.data.chat.render import Renderer
 from homing.lm.data.chat.template import find_template
 from homing.lm.data.chat.turn_tokens import ChatTokens
+from homing.lm.data.shards.read_shards import file_sha256
 from homing.lm.evals.eval_result import Measured, Score, joint_sha256, share
-from homing.lm.evals.task_file import Open, TaskFile
+from homing.lm.evals.task_file import Item, Open, TaskFile
 from homing.lm.model import Decoder
 from homing.lm.rl.calculator import Calculator
 from homing.lm.rl.check_answer import is_right_number, is_right_text
@@ -33,8 +37,10 @@ from homing.lm.rl.rollout import Sample, Sampler
 from homing.lm.rl.tasks import JUDGES, MAKERS
 from homing.lm.tokenizer import Tokenizer
 from homing.lm.tokenizer.specials import IM_END
+from homing.questions import Entry, read_entries, shorten_problems
+from homing.wire.run_json import Rl, RlTask
 
-__all__ = ["Asking", "made_up", "measure_answers"]
+__all__ = ["Asking", "file_of", "made_up", "measure_answers", "rl_task"]
 
 NEW_TOKENS = 256  # of an answer, by default and if the context has room
 
@@ -227,3 +233,44 @@ def _is_right(form: str, said: str, item: Open) -> bool:
     if form in JUDGES:
         return JUDGES[form](said, item.answer)
     return (is_right_number if item.is_number else is_right_text)(said, item.answer)
+
+
+# -- held-out questions of an rl phase ---------------------------------------------------------------------------------
+
+
+def file_of(task: RlTask) -> tuple[str, str]:
+    """Return the file with the held-out questions, and its hash; ("", "") if they are generated."""
+    return (task.val_file, task.val_file_sha256) if task.val_file else (task.file, task.file_sha256)
+
+
+def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[TaskFile, int]:
+    """Return a task of the phase, and how many of its questions are skipped because they are not a single user message.
+
+    `path`: the file that `file_of` names.
+    """
+    task = rl.tasks[number]
+    if task.kind in MAKERS:
+        made = made_up(task.kind, task.difficulty, at_most)
+        return dataclasses.replace(made, answer_tokens=rl.max_new_tokens), 0
+    assert path is not None, "questions that are not made up lie in a file"
+    entries, problems = read_entries(path.read_bytes(), task.kind, needs_answers=True, num_ids=None)
+    if problems:
+        raise DataError(
+            what=f"{path} cannot be used as questions of the task {task.kind}.",
+            why="\n".join(shorten_problems(problems)),
+            fix="Restore the file that the run used, or use other questions: --task FILE.jsonl",
+        )
+    plain = [entry for entry in entries if len(entry.messages) == 1]
+    held_out = plain if task.val_file else [entry for entry in plain if is_held_out(_question(entry))]
+    # Shuffled, so that the first ones are a fair sample.
+    order = source("val", number).permutation(len(held_out))
+    chosen = [held_out[int(place)] for place in order][:at_most]
+    items: list[Item] = [
+        Open(line, _question(entry), entry.answer, task.kind == "gsm8k") for line, entry in enumerate(chosen, 1)
+    ]
+    name = path.name if task.val_file else f"{path.name}, held out"
+    return TaskFile(name, task.kind, items, file_sha256(path), rl.max_new_tokens), len(entries) - len(plain)
+
+
+def _question(entry: Entry) -> str:
+    return entry.messages[-1]["content"]

@@ -40,7 +40,7 @@ What = Text | TaskFile | Chats
 
 @dataclass(frozen=True)
 class How:
-    window: int = 0  # tokens per row of text; 0: the model's context, at most any_text.LARGEST_WINDOW
+    window: int = 0  # tokens per row of text; 0: the model's context, at most text_files.LARGEST_WINDOW
     at_most: int = 0  # documents or conversations; 0: all
     asking: Asking = field(default_factory=Asking)
 

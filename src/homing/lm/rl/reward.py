@@ -36,7 +36,7 @@ _PROCESS = Path(__file__).with_name("reward_process.py")
 
 
 class OwnReward:
-    """The user's reward function. `tell(kind, text)` gets each new problem once. A context manager."""
+    """The user's reward function. `notify(kind, text)` gets each new problem once. A context manager."""
 
     def __init__(
         self, path: Path, *, sha256: str, timeout_s: float, memory_bytes: int, notify: Callable[[str, str], None]

@@ -24,7 +24,7 @@ import torch
 from homing.errors import HomingError
 from homing.lm.device import peak_flops
 from homing.lm.evals.bits_per_byte import Evaluation
-from homing.lm.evals.training_samples import sample_texts, write_samples
+from homing.lm.generate.chat_and_text import sample_texts, write_samples
 from homing.lm.model import lora
 from homing.lm.tokenizer.specials import lacks_turns
 from homing.lm.train.build_phase import build, describe_start

@@ -46,7 +46,7 @@ class Prepared:
 
 
 def prepare_chat(order: ChatOrder, notify: Callable[[int, int], None] = lambda done, total: None) -> Prepared:
-    """Write shards and manifest to `order.dir`; `tell(bytes read, total)` reports progress."""
+    """Write shards and manifest to `order.dir`; `notify(bytes read, total)` reports progress."""
     renderer = open_renderer(order.tokenizer)
     inputs = find_inputs(order)
     settings = settings_of(order, renderer)

@@ -67,7 +67,7 @@ def encode_all(
 ) -> dict[str, Split]:
     """Encode all chunks into shards; return the finished splits.
 
-    `chunks` and `writers(split, state)` continue from `mark`; `tell(bytes read, tokens)` reports progress after each
+    `chunks` and `writers(split, state)` continue from `mark`; `notify(bytes read, tokens)` reports progress after each
     chunk. `encoder()` is called only after reading has begun, so that it may still be loading until then. `meanwhile`
     runs in parallel once encoding is under way.
     """

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny import make_run
 
-from homing.lm.evals.training_samples import sample_texts, write_samples
 from homing.lm.generate import complete
+from homing.lm.generate.chat_and_text import sample_texts, write_samples
 from homing.lm.model import Decoder, frozen_linear, lora
 from homing.lm.model.frozen_linear import lora_tensors
 from homing.lm.tokenizer import load_tokenizer
