@@ -60,7 +60,7 @@ def test_the_table_of_phases_has_every_kind_and_no_other() -> None:
 
 @pytest.mark.acceptance(142)
 def test_the_readme_lists_every_verb_and_no_other() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Verbs")[1].split("##")[0]
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Commands")[1].split("##")[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     named = {name.split()[0] for cell in cells for name in re.findall(r"`([a-z ]+)`", cell)}
     assert named - {"get", "put", "rm"} == set(VERBS)

@@ -22,6 +22,17 @@ def test_every_message_on_the_page_is_one_that_the_program_has() -> None:
     assert [words for words in quoted() if words not in source] == []
 
 
+@pytest.mark.parametrize("cloud", ["aws", "modal", "runpod", "shadeform"])
+def test_every_message_on_the_page_of_a_cloud_is_one_that_the_program_has(cloud: str) -> None:
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
+    table = (ROOT / f"docs/clouds/{cloud}.md").read_text(encoding="utf-8").split("\n## Errors")[1]
+    messages = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
+    assert len(messages) >= 7
+    # `...` stands for a value that the program fills in.
+    parts = [part.strip() for message in messages for part in message.split("...") if part.strip()]
+    assert [part for part in parts if part not in source] == []
+
+
 @pytest.mark.acceptance(145, 146)
 @pytest.mark.parametrize(
     "words",
