@@ -22,7 +22,7 @@ demo: $(VENV)/.ready-lm
 test: check
 	@echo "== tests (half an hour on 2 cores; 'pytest -m \"not slow\"' is the quick part)"
 	@# How many at a time, and in which order: tests/conftest.py.
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=20
 
 check: $(VENV)/.ready-test
 	@echo "== format, lint, types, import contracts"

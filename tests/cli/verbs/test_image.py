@@ -9,6 +9,8 @@ import pytest
 from tests.cli.control_rig import Homing, lay_out, typing
 from tests.doubles.docker import Docker
 
+from homing import __version__
+
 DIGEST = "sha256:" + "7" * 64
 
 
@@ -57,7 +59,12 @@ def test_without_docker_only_the_folder_is_written(cli: Homing, docker: Docker) 
     done = cli("image", "build", "moss", "--no-docker", "--push", "me/train:1", "--folder", "there")
     assert done.code == 0
     assert docker.state["calls"] == []
-    assert sorted(os.listdir("there")) == ["Dockerfile", "boot.json", "homing-0.1.0-py3-none-any.whl", "lock.txt"]
+    assert sorted(os.listdir("there")) == [
+        "Dockerfile",
+        "boot.json",
+        f"homing-{__version__}-py3-none-any.whl",
+        "lock.txt",
+    ]
     assert "docker build -t me/train:1 there && docker push me/train:1" in done.err
 
 
