@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import RUN_FILE, Homing, typing
+from tests.cloud.fake_world import OFFERS, FakeWorld
 from tests.cloud.rig import make_run
 from tests.contracts.providers import ProviderContract
-from tests.doubles.fake_world import OFFERS, FakeWorld
 
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

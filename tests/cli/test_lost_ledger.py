@@ -7,8 +7,8 @@ from decimal import Decimal
 
 import pytest
 from tests.cli.lost_rig import NEW, Rig, rig
+from tests.cloud.fake_world import FakeWorld
 from tests.cloud.rig import make_data, make_run
-from tests.doubles.fake_world import FakeWorld
 
 from homing.cloud.launch.launch import LaunchOrder, draft
 from homing.cloud.providers.base import Needs

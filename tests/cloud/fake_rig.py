@@ -7,8 +7,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from tests.cloud.fake_world import OFFERS, FakeWorld
 from tests.contracts.providers import ProviderContract
-from tests.doubles.fake_world import OFFERS, FakeWorld
 
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

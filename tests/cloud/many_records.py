@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from tests.doubles.fake_world import KEY, OFFERS, ToyMachines
+from tests.cloud.fake_world import KEY, OFFERS, ToyMachines
 
 from homing.cloud.home import LEDGER, Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

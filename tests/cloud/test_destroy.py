@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.cloud.fake_rig import RUN, billed, line_of, note_rented, rent, rent_twins, written
+from tests.cloud.fake_world import FakeWorld
 from tests.doubles.absurd import spoil
-from tests.doubles.fake_world import FakeWorld
 
 from homing.cloud.destroy import destroy_lines, open_lines, would_be_lost
 from homing.cloud.guard.guard import guard_pass

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from tests.contracts.figures import Spoiled, check_absurd_figures
 from tests.doubles.absurd import ABSURD, figures_of, spoil
+from tests.doubles.faults import Faults, Strike
 
 from homing.cloud.providers.base import Instance, Provider
-from homing.cloud.providers.fake.faults import Faults, Strike
 from homing.errors import CreateFailed, ProviderRefused, ProviderSilent
 from homing.world import HttpRequest, HttpResponse
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cloud.fake_world import KEY, FakeWorld
 from tests.cloud.rig import make_run
-from tests.doubles.fake_world import KEY, FakeWorld
 
 from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.contact.home_guard import sign_in

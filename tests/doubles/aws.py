@@ -464,11 +464,9 @@ class AwsDouble:
         return None
 
     def _over_quota(self, kind: str, is_spot: bool) -> HttpResponse | None:
-        from homing.cloud.providers.aws.offers import quota_code
-
-        code = quota_code(kind, is_spot=is_spot)
+        code = _quota_code(kind, is_spot)
         limit = self.settings.quotas.get(code)
-        used = sum(_cores(life.kind) for life in self.living() if quota_code(life.kind, is_spot=life.is_spot) == code)
+        used = sum(_cores(life.kind) for life in self.living() if _quota_code(life.kind, life.is_spot) == code)
         if limit is None or used + _cores(kind) <= limit:
             return None
         if is_spot:
@@ -650,6 +648,22 @@ def _filters(form: dict[str, str]) -> dict[str, list[str]]:
 def _like(text: str, pattern: str) -> bool:
     head, star, tail = pattern.partition("*")
     return text == pattern if not star else text.startswith(head) and text.endswith(tail)
+
+
+def _quota_code(kind: str, is_spot: bool) -> str:
+    """Return the quota that limits the vCPUs of this instance type, as AWS's list of EC2 quotas names them.
+
+    Running On-Demand: G and VT, P, Standard (A C D H I M R T Z). Spot requests: the same, but P2 to P4 and P5 apart.
+    """
+    family = kind.partition(".")[0]
+    if family.startswith(("g", "vt")):
+        return "L-3819A6DF" if is_spot else "L-DB2E81BA"
+    if family.startswith("p"):
+        spot = {"2": "L-7212CCBC", "3": "L-7212CCBC", "4": "L-7212CCBC", "5": "L-C4BD4855"}.get(family[1], "")
+        return spot if is_spot else "L-417A185B"
+    if family[0] in "acdhimrtz":
+        return "L-34B43A08" if is_spot else "L-1216C47A"
+    return ""
 
 
 def _cores(kind: str) -> int:

@@ -25,12 +25,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.doubles.processes import Processes
 from tests.doubles.sshd import free_port, need_sshd
 
 from homing.cloud.launch import hand_over_remote
 from homing.cloud.machine_setup import code_bundle
 from homing.cloud.machine_setup.startup_script import ROOT
-from homing.cloud.providers.process_tree import MACHINE_ENV, ProcessTree
 from homing.instance import bootstrap
 from homing.wire.boot_json import Boot, Bootstrap, EndBilling
 from homing.world import Completed, World
@@ -57,7 +57,7 @@ class Machine:
         self.port = free_port()
         self.user = getpass.getuser()
         # By its folder: ids come again in the doubles of tests that run beside this one.
-        self._tree = ProcessTree(MACHINE_ENV, f"machine/{self.folder}", World())
+        self._processes = Processes(f"machine/{self.folder}")
         self._has_environment = has_environment
         self._env = {name: os.environ[name] for name in _NAMES if name in os.environ} | dict(env or {})
         for part in ("bin", "etc/ssh", "run", "home", "per-boot"):
@@ -77,17 +77,17 @@ class Machine:
     @property
     def is_running(self) -> bool:
         """Whether its first process, or anything that came of it, lives."""
-        return bool(self._tree.processes())
+        return bool(self._processes.pids())
 
     def kill(self) -> None:
         """The host is lost: no signal that anybody could catch."""
         deadline, num_quiet = time.monotonic() + 20, 0
         while num_quiet < 3:  # in the midst of its exec a process has no environment that we could see
             assert time.monotonic() < deadline, "processes of a machine outlive SIGKILL"
-            self._tree.send(signal.SIGKILL)
+            self._processes.signal(signal.SIGKILL)
             for pid in self._servers():
                 World().signal(pid, signal.SIGKILL)
-            num_quiet = 0 if self._tree.processes() or self._servers() else num_quiet + 1
+            num_quiet = 0 if self._processes.pids() or self._servers() else num_quiet + 1
             time.sleep(0.05)
 
     def restart(self, *, is_wiped: bool = False) -> None:
@@ -124,14 +124,14 @@ class Machine:
     def processes(self) -> dict[int, tuple[str, dict[str, str]]]:
         """pid -> command line, environment."""
         found = {}
-        for process in self._tree.processes():
+        for pid in self._processes.pids():
             try:
-                words = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode("utf-8", "replace")
-                pairs = Path(f"/proc/{process.pid}/environ").read_bytes().decode("utf-8", "replace").split("\0")
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+                pairs = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace").split("\0")
             except OSError:
                 continue  # it ended while we looked
             env = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-            found[process.pid] = (words.replace("\0", " ").strip(), env)
+            found[pid] = (words.replace("\0", " ").strip(), env)
         return found
 
     def wait_for(self, text: str, timeout_s: float = 60.0) -> None:
@@ -212,7 +212,7 @@ class Machine:
         self._spawn([program, "-D", "-f", str(config), "-E", str(self.folder / "run/sshd.log")], "run/sshd.out")
 
     def _spawn(self, argv: list[str], log: str) -> None:
-        env = {**self._env, self._tree.variable: self._tree.value}
+        env = {**self._env, **self._processes.env}
         World().spawn(argv, env, self.folder, self.folder / log)
 
     def _furnish(self) -> None:

@@ -17,9 +17,7 @@ from pathlib import Path
 
 from tests.doubles.drivers import driver_name
 from tests.doubles.modal_volumes import Mount
-
-from homing.cloud.providers.process_tree import MACHINE_ENV, ProcessTree
-from homing.world import World
+from tests.doubles.processes import Processes
 
 _SYNC = """#!/bin/sh
 # Stands in for `sync MOUNT` on a Volume of version 2.
@@ -86,7 +84,7 @@ class Box:
             "MODAL_IS_REMOTE": "1",
             "MODAL_SANDBOX_ID": self.id,
             **self.env,
-            MACHINE_ENV: self._mark,
+            **self._processes.env,
         }
         with (self.folder / "log").open("ab") as log:
             argv = [self.here(word) for word in self.argv]
@@ -109,7 +107,7 @@ class Box:
 
     def end(self, *, is_lost: bool = False) -> None:
         """All its processes die; what they wrote is committed, unless the machine itself is lost."""
-        self._tree.end()
+        self._processes.end()
         if self.process is not None:
             self.process.wait(10)
         for mount in self.mounts:
@@ -119,32 +117,28 @@ class Box:
     def kill(self, word: str) -> None:
         """Those of its processes with this word in their command: a crash. Its first command lives on."""
         first = self.process.pid if self.process is not None else 0
-        for process in [each for each in self._tree.processes() if each.pid != first]:
+        for pid in [each for each in self._processes.pids() if each != first]:
             with contextlib.suppress(OSError):
-                if word in Path(f"/proc/{process.pid}/cmdline").read_text(errors="replace"):
-                    os.kill(process.pid, signal.SIGKILL)
+                if word in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
+                    os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> int:
-        return len(self._tree.processes())
+        return len(self._processes.pids())
 
     def environments(self) -> str:
         """Everything that its processes know: environment and arguments. For canaries."""
         found = []
-        for process in self._tree.processes():
+        for pid in self._processes.pids():
             for part in ("environ", "cmdline"):
                 try:
-                    found.append(Path(f"/proc/{process.pid}/{part}").read_bytes().decode("utf-8", "replace"))
+                    found.append(Path(f"/proc/{pid}/{part}").read_bytes().decode("utf-8", "replace"))
                 except OSError:
                     continue
         return "\n".join(found)
 
     @property
-    def _mark(self) -> str:
-        return f"modal/{self.folder}"
-
-    @property
-    def _tree(self) -> ProcessTree:
-        return ProcessTree(MACHINE_ENV, self._mark, World())
+    def _processes(self) -> Processes:
+        return Processes(f"modal/{self.folder}")
 
     def _tool(self, path: Path, text: str) -> None:
         path.write_text(text)

@@ -3,14 +3,16 @@
     RunpodDouble(now=..., machines=...).handle(HttpRequest) -> HttpResponse      no socket, clock or chance of its own
     machines           what its pods run: nothing, processes (runpod_server.py), actors of the simulator
 
-The engine is the fake cloud's: faults by seed or by number, late lists, lost answers, effects before a 5xx. RunPod's
-own are the pod's life, names that need not be unique, 400 for no capacity, 422 for an unknown field, empty 204, events
-in place of a log, a late bill. With HOMING_OPENAPI_DIR every request and reply is held against what is published.
+Instances, billing and faults come from cloud_state.py: faults by seed or by number, late lists, lost answers, effects
+before a 5xx. RunPod's own are a pod's states, names that need not be unique, 400 for no capacity, 422 for an unknown
+field, empty 204, server-sent events as the log, a late bill. With HOMING_OPENAPI_DIR set, every request and response is
+checked against RunPod's published API document.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import shlex
 from collections.abc import Callable
@@ -19,13 +21,10 @@ from decimal import Decimal
 from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.doubles.cloud_state import CloudState, Machines, Refusal, Rental, Settings
+from tests.doubles.faults import Faults
 from tests.doubles.openapi import OpenApi, Unlike
 
-from homing.cloud.providers.fake.cloud import FakeCloud
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.http import Refusal
-from homing.cloud.providers.fake.things import Settings, Thing
-from homing.cloud.providers.runpod.offers import storage_rate
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 __all__ = ["GPUS", "NO_CAPACITY", "NO_DISK", "Gpu", "PodMachines", "RunpodDouble"]
@@ -57,20 +56,8 @@ _TITLES = {
 }  # fmt: skip
 
 
-class PodMachines(Protocol):
-    """What pods run; the fake cloud's Machines, and where a pod's port 22 is seen from outside."""
-
-    def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None: ...
-
-    def end(self, instance_id: str) -> None: ...
-
-    def is_running(self, instance_id: str) -> bool: ...
-
-    def notice(self, instance_id: str, seconds: float) -> None: ...
-
-    def freeze(self, instance_id: str) -> None: ...
-
-    def log(self, instance_id: str) -> str: ...
+class PodMachines(Machines, Protocol):
+    """Runs the pods, and knows where a pod's port 22 can be reached from outside."""
 
     def address(self, instance_id: str) -> tuple[str, str, int] | None: ...  # user, host, port
 
@@ -101,7 +88,7 @@ GPUS = (
 )
 
 
-class RunpodDouble(FakeCloud):
+class RunpodDouble(CloudState):
     def __init__(
         self,
         *,
@@ -114,12 +101,12 @@ class RunpodDouble(FakeCloud):
         seed: int = 0,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        settings = settings or Settings(has_guard=False, boot_s=2.0, retention_s=0.0)
+        settings = settings or Settings(boot_s=2.0)
         super().__init__(
-            now=now, machines=machines, offers=[], api_key=api_key,
-            settings=settings, faults=faults, seed=seed, on_change=on_change,
+            now=now, machines=machines, settings=settings, faults=faults, seed=seed, on_change=on_change
         )  # fmt: skip
-        self.gpus, self.machines = gpus, machines
+        self.gpus, self.machines, self._api_key = gpus, machines, api_key
+        self.account = f"user_{hashlib.sha256(api_key.encode()).hexdigest()[:12]}"
         self.full: set[str] = set()  # GPU ids, or data centers, that have no room whatever the catalogue says
         self.may_pods_end = True  # whether a pod's own key has the right to its pod
         self.balance_usd: Decimal | None = Decimal(250)  # None: this key may not ask for it
@@ -158,7 +145,7 @@ class RunpodDouble(FakeCloud):
         except Refusal as exc:
             response = self._problem(exc.status, exc.text)
         self._judge(request, response)
-        self._save()
+        self._publish()
         if "lost_after" in ways:
             raise NetworkError(f"{request.method} {parts.path}: the line was cut before the answer")
         if "error_after" in ways:
@@ -174,15 +161,15 @@ class RunpodDouble(FakeCloud):
         self._exited[pod_id] = self.now()
         self._machines.end(pod_id)
 
-    def spend(self, thing: Thing) -> Decimal:
-        """Storage for as long as it exists, the card until it was stopped."""
+    def spend(self, thing: Rental) -> Decimal:
+        """Storage for as long as it exists, the GPUs until the pod was stopped."""
         until = thing.ended_at if thing.ended_at is not None else self.now()
         if thing.kind != "instance":
             return thing.spend(until)
         hours = Decimal(str(until - thing.created_at)) / 3600
         card = Decimal(str(min(until, self._exited.get(thing.id, until)) - thing.created_at)) / 3600
         pod = self.pods[thing.id]
-        return Decimal(str(pod["cost"])) * card + storage_rate(pod["disk"]) * hours
+        return Decimal(str(pod["cost"])) * card + _storage_usd_per_hour(pod.get("disk", 1)) * hours
 
     # --- requests ---
 
@@ -210,7 +197,7 @@ class RunpodDouble(FakeCloud):
             return self._of_pod(request, path, query, ways)
         raise Refusal(404, "resource not found")
 
-    def _caller(self, request: HttpRequest) -> Thing | None:
+    def _caller(self, request: HttpRequest) -> Rental | None:
         """None for the account's own key, the pod for a pod's key."""
         given = next((value for name, value in request.headers.items() if name.lower() == "authorization"), "")
         kind, _, key = given.partition(" ")
@@ -219,11 +206,15 @@ class RunpodDouble(FakeCloud):
         if key == self._api_key:
             return None
         pod_id = key.partition(".")[0]
-        if pod_id in self._things and key == self._instance_key(pod_id):
-            return self._things[pod_id]
+        if pod_id in self._rentals and key == self._pod_key(pod_id):
+            return self._rentals[pod_id]
         raise Refusal(401, "invalid API key")
 
-    def _check_own(self, caller: Thing, head: str, path: list[str]) -> None:
+    def _pod_key(self, pod_id: str) -> str:
+        """Return the key that RunPod puts into the pod's environment; it may end only this pod."""
+        return f"{pod_id}.{hashlib.sha256(f'{self._api_key}/{pod_id}'.encode()).hexdigest()[:24]}"
+
+    def _check_own(self, caller: Rental, head: str, path: list[str]) -> None:
         if not self.may_pods_end or head != "pods" or len(path) < 2 or path[1] != caller.id:
             raise Refusal(403, "access denied")
 
@@ -276,7 +267,7 @@ class RunpodDouble(FakeCloud):
         end = datetime.datetime.fromtimestamp(self.now(), datetime.UTC).replace(hour=0, minute=0, second=0) + day
         span = {"startTime": _rfc(end.timestamp() - last * 86400), "endTime": _rfc(end.timestamp())}
         pod_id = query.get("podId")
-        thing = self._things.get(pod_id or "")
+        thing = self._rentals.get(pod_id or "")
         late = thing is None or self.now() - thing.created_at < self.bill_late_s
         cost = Decimal(0) if late or thing is None else self.spend(thing)
         amounts = {"totalAmount": float(cost), "gpuAmount": float(cost), "cpuAmount": 0.0, "diskAmount": 0.0}
@@ -297,7 +288,8 @@ class RunpodDouble(FakeCloud):
             body = _json(request)
             if set(body) - {"name", "size", "dataCenter", "type"} or not 10 <= int(body.get("size", 0)) <= 4096:
                 raise Refusal(422, "Request validation failed.")
-            thing = self._add("volume", body["name"], Decimal(body["size"]) * Decimal("0.07") / 730)
+            rate = Decimal(body["size"]) * Decimal("0.07") / 730
+            thing = self._add("volume", body["name"], rate, f"v-{self._num_made + 1:06d}")
             self.volumes[thing.id] = {"id": thing.id, **body, "type": body.get("type", "HIGH_PERFORMANCE")}
             return _json_reply(201, self.volumes[thing.id])
         if len(path) == 2 and path[1] in self.volumes and request.method == "DELETE":
@@ -334,19 +326,18 @@ class RunpodDouble(FakeCloud):
         price = Decimal(str(gpu.secure if body.get("cloud", "SECURE") == "SECURE" else gpu.community))
         cost = float(price * body["gpu"].get("count", 1))
         cost *= self.faults.dearer_by if "dearer" in ways else 1
-        thing = self._add("instance", body["name"], Decimal(str(cost)) + storage_rate(body.get("disk", 1)))
+        rate = Decimal(str(cost)) + _storage_usd_per_hour(body.get("disk", 1))
+        thing = self._add("instance", body["name"], rate, f"i-{self._num_made + 1:06d}")
         self.pods[thing.id] = {**body, "cost": cost, "place": places[0], "volume": volume}
-        self._decide_fate(thing, tuple(way for way in ways if way != "leaves_volume"))
-        self._plan_next()
+        self._draw_fate(thing, ways)
         return _json_reply(201, self._show_pod(thing))
 
     def _listed(self, ways: tuple[str, ...]) -> list[dict[str, Any]]:
         at = self.now()
         if "list_late" in ways:
             at -= self.faults.list_lag_s * self._dice.rng.random()
-        things = [self._things[pod_id] for pod_id in self.pods]
-        there = [t for t in things if t.created_at <= at and (t.ended_at is None or t.ended_at > at)]
-        return [self._show_pod(thing) for thing in there if thing.hidden_until <= at]
+        things = [self._rentals[pod_id] for pod_id in self.pods]
+        return [self._show_pod(thing) for thing in things if thing.is_listed(at)]
 
     def _of_pod(
         self, request: HttpRequest, path: list[str], query: dict[str, str], ways: tuple[str, ...]
@@ -358,7 +349,7 @@ class RunpodDouble(FakeCloud):
             self._odd = "MIGRATING" if "odd_state" in ways else ""
             return _json_reply(200, self._show_pod(thing))
         if len(path) == 2 and request.method == "DELETE":
-            self._destroy(thing, ways)
+            self._request_end(thing, ways)
             return HttpResponse(204, dict(_LIMITS), b"")
         if path[2:] == ["logs"] and request.method == "GET":
             return self._log(thing, request, query)
@@ -366,7 +357,7 @@ class RunpodDouble(FakeCloud):
             return self._act(thing, str(_json(request).get("action")))
         raise Refusal(404, "resource not found")
 
-    def _act(self, thing: Thing, action: str) -> HttpResponse:
+    def _act(self, thing: Rental, action: str) -> HttpResponse:
         status = self._status(thing)
         if action not in _ACTIONS[status]:
             raise Refusal(409, f"{action} is not valid for a pod that is {status}")
@@ -379,7 +370,7 @@ class RunpodDouble(FakeCloud):
             self.lose(thing.id)
         return _json_reply(200, self._show_pod(thing))
 
-    def _log(self, thing: Thing, request: HttpRequest, query: dict[str, str]) -> HttpResponse:
+    def _log(self, thing: Rental, request: HttpRequest, query: dict[str, str]) -> HttpResponse:
         lines = list(enumerate(self._machines.log(thing.id).splitlines()))
         after = next((value for name, value in request.headers.items() if name.lower() == "last-event-id"), "")
         began = _rfc(thing.created_at)
@@ -396,31 +387,30 @@ class RunpodDouble(FakeCloud):
 
     # --- what time brings ---
 
-    def _start(self, thing: Thing) -> None:
+    def _start(self, thing: Rental) -> None:
         pod = self.pods[thing.id]
         env = {
             **pod.get("env", {}),
             "RUNPOD_POD_ID": thing.id,
-            "RUNPOD_API_KEY": self._instance_key(thing.id),
+            "RUNPOD_API_KEY": self._pod_key(thing.id),
             "RUNPOD_DC_ID": pod["place"],
             "RUNPOD_GPU_COUNT": str(pod["gpu"].get("count", 1)),
             "RUNPOD_GPU_NAME": pod["gpu"]["id"],
         }
         self._machines.start(thing.id, {}, shlex.split(pod.get("args", "")), env)
-        thing.is_started = self._is_changed = True
 
     # --- how it shows itself ---
 
-    def _status(self, thing: Thing) -> str:
+    def _status(self, thing: Rental) -> str:
         if thing.id in self._exited:
             return "EXITED"
-        if thing.is_dead:
+        if thing.has_failed:
             return "ERROR"
-        if thing.is_started:
+        if thing.booted_at is not None:
             return "RUNNING"
         return "PROVISIONING" if self.now() <= thing.created_at + 1.0 else "STARTING"
 
-    def _show_pod(self, thing: Thing) -> dict[str, Any]:
+    def _show_pod(self, thing: Rental) -> dict[str, Any]:
         pod, status = self.pods[thing.id], self._odd or self._status(thing)
         is_up = status == "RUNNING"
         address = self._address(thing) if is_up else None
@@ -449,16 +439,20 @@ class RunpodDouble(FakeCloud):
             "cost": 0.0 if status == "EXITED" or (self.hides_cost and not is_up) else pod["cost"],
             "locked": False,
             "globalNetworking": {"enabled": bool(pod.get("globalNetworking"))},
-            "runtime": {"uptime": int(max(0.0, self.now() - thing.boots_at)), "ports": ports} if is_up else None,
+            "runtime": {"uptime": self._uptime(thing), "ports": ports} if is_up else None,
             "createdAt": _rfc(thing.created_at),
-            "startedAt": _rfc(thing.boots_at) if thing.is_started else None,
+            "startedAt": _rfc(thing.booted_at) if thing.booted_at is not None else None,
         }
         return body
 
-    def _address(self, thing: Thing) -> tuple[str, str, int] | None:
-        if "22/tcp" not in self.pods[thing.id].get("ports", []) or self.now() < thing.boots_at + self.address_late_s:
+    def _address(self, thing: Rental) -> tuple[str, str, int] | None:
+        is_late = thing.booted_at is None or self.now() < thing.booted_at + self.address_late_s
+        if is_late or "22/tcp" not in self.pods[thing.id].get("ports", []):
             return None
         return self.machines.address(thing.id)
+
+    def _uptime(self, thing: Rental) -> int:
+        return int(self.now() - thing.booted_at) if thing.booted_at is not None else 0
 
     def _problem(self, status: int, detail: str, more: dict[str, str] | None = None) -> HttpResponse:
         body = {"title": _TITLES[status], "status": status, "detail": detail}
@@ -479,7 +473,7 @@ class RunpodDouble(FakeCloud):
 
 
 def _route(method: str, path: list[str]) -> str:
-    """The fake cloud's word for it, by which faults are thrown; "" for what never fails by chance."""
+    """Return the name under which faults.py knows this request; "" if it never fails at random."""
     head, length = (path[0] if path else ""), len(path)
     known = {
         ("POST", "pods", 1): "create",
@@ -491,6 +485,11 @@ def _route(method: str, path: list[str]) -> str:
         ("GET", "billing", 2): "account",
     }
     return known.get((method, head, length), "volumes" if head == "network-volumes" else "")
+
+
+def _storage_usd_per_hour(num_gb: int) -> Decimal:
+    """Container disk: $0.10 per GB and month of 730 hours, which the pod's `cost` does not include."""
+    return num_gb * Decimal("0.10") / 730
 
 
 def _json(request: HttpRequest) -> dict[str, Any]:

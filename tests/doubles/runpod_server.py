@@ -13,14 +13,12 @@ import gzip
 import time
 from pathlib import Path
 
+from tests.doubles.cloud_state import Settings
 from tests.doubles.drivers import driver_name
+from tests.doubles.faults import Faults
 from tests.doubles.machine import Machine
 from tests.doubles.rest_server import SERVER, RestServer, serve_as_process
 from tests.doubles.runpod import RunpodDouble
-
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings
-from homing.cloud.providers.runpod.provider import KEY_ENV, URL_ENV
 
 __all__ = ["KEY", "SERVER", "RealPods", "RunpodServer"]
 
@@ -82,10 +80,10 @@ class RunpodServer(RestServer):
             machines=self.pods,
             api_key=KEY,
             faults=faults,
-            settings=Settings(has_guard=False, boot_s=0.5, retention_s=0.0),
+            settings=Settings(boot_s=0.5),
             seed=seed,
         )
-        super().__init__(self.double, lambda url: {URL_ENV: url, KEY_ENV: KEY})
+        super().__init__(self.double, lambda url: {"RUNPOD_API_URL": url, "RUNPOD_API_KEY": KEY})
 
     def lose(self, pod_id: str, how: str = "gone") -> None:
         """The host dies, without a word to anybody."""

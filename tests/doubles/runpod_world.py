@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 from tests.doubles.runpod import RunpodDouble
 from tests.doubles.toy_world import CloudWorld
 
 from homing.cloud.launch import hand_over_remote
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings
-from homing.cloud.providers.runpod.provider import KEY_ENV, URL_ENV
 from homing.world import Completed, HttpRequest, HttpResponse
 
 KEY = "rpa_canary-key-of-the-account"
@@ -64,7 +63,7 @@ class RunpodWorld(CloudWorld):
         self.handed: list[dict[str, Any]] = []  # orders that came in by ssh
         self.commands: list[list[str]] = []
         self.may_end = "yes: REST v2"
-        self.env = {URL_ENV: URL, KEY_ENV: KEY, "HOME": "/nonexistent"}
+        self.env = {"RUNPOD_API_URL": URL, "RUNPOD_API_KEY": KEY, "HOME": "/nonexistent"}
         self.pods = ToyPods()
         self.cloud = RunpodDouble(
             now=lambda: self.t, machines=self.pods, api_key=KEY, faults=faults, settings=settings, seed=seed

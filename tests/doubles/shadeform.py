@@ -4,10 +4,9 @@
     tick        -> what time brings: boots, errors, reclaimed spot machines, auto_delete; `next_due` says when
     bill        -> who billed from when to when: the truth that tests hold our ledger against
 
-What goes wrong by chance or by order is said as for the fake cloud (fake_faults); what kind of day it is at Shadeform,
-by Settings. What its machines run is somebody else's: `Machines`. No clock, chance or IO of its own. Where
-HOMING_OPENAPI_DIR is set every request and every good reply is held against the published document, which declares no
-others.
+faults.py says what fails at random or at the n-th request, Settings how Shadeform works on this day, `Machines` what
+its machines run. It has no clock, randomness or I/O of its own. With HOMING_OPENAPI_DIR set, every request and every
+successful response is checked against Shadeform's published API document, which describes no others.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from random import Random
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
+from tests.doubles.cloud_state import BillLine
+from tests.doubles.faults import Dice, Faults
 from tests.doubles.openapi import OpenApi
 
-from homing.cloud.providers.fake.faults import Dice, Faults
-from homing.cloud.providers.fake.things import BillLine
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 KEY = "canary-key-of-the-shadeform-account"
@@ -545,7 +544,7 @@ class Refusal(Exception):
 
 
 def _route(method: str, path: list[str]) -> str:
-    """The names under which fake_faults knows the kinds of requests."""
+    """Return the name under which faults.py knows this request; "" if it never fails at random."""
     if path[:1] == ["sshkeys"]:
         return "keys"
     if path[:1] != ["instances"]:

@@ -13,12 +13,10 @@ import time
 from pathlib import Path
 
 from tests.doubles.drivers import driver_name
+from tests.doubles.faults import Faults
 from tests.doubles.machine import Machine
 from tests.doubles.rest_server import SERVER, RestServer, serve_as_process
 from tests.doubles.shadeform import KEY, Settings, ShadeformCloud
-
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.shadeform.provider import KEY_ENV, URL_ENV
 
 __all__ = ["SERVER", "RealMachines", "ShadeformServer"]
 
@@ -60,7 +58,7 @@ class ShadeformServer(RestServer):
             settings=settings or Settings(boot_s=0.5, delete_s=0.5),
             faults=faults,
         )
-        super().__init__(self.cloud, lambda url: {URL_ENV: url, KEY_ENV: KEY})
+        super().__init__(self.cloud, lambda url: {"HOMING_SHADEFORM_URL": url, "SHADEFORM_API_KEY": KEY})
 
     def take(self, instance_id: str) -> None:
         """A spot machine is wanted back: gone at once, without a word to it."""

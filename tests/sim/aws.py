@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from tests.doubles import aws as double
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 from tests.sim.cloud import CLOUD_HOST, SimCloud
 from tests.sim.ec2 import FIRST_PORT, REGION, Ec2
 from tests.sim.host import EPOCH, Host
@@ -30,8 +32,6 @@ from homing.cloud.providers.aws import api as aws_api
 from homing.cloud.providers.aws import offers
 from homing.cloud.providers.aws.provider import Aws
 from homing.cloud.providers.base import Feature
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings
 from homing.wire import file_names
 from homing.wire.guard_order import PROVIDER, allowed_s, reserve_s
 from homing.world import Completed, HttpRequest, HttpResponse

@@ -6,6 +6,7 @@ nobody wrote down.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal as signals
 from collections.abc import Callable
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tests.doubles.absurd import chance
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 from tests.sim.host import EPOCH, Host
 from tests.sim.kernel import Broken
 from tests.sim.world import Proc, SimWorld
 
+from homing.cloud.providers.fake import faults as fake_faults
+from homing.cloud.providers.fake import things as fake_things
 from homing.cloud.providers.fake.cloud import FakeCloud
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import FakeOffer, Settings
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 if TYPE_CHECKING:
@@ -32,6 +35,17 @@ API_KEY = "canary-api-key"
 CLOUD_HOST = "cloud.sim"
 _LATENCY_S = (0.02, 0.3)
 _CUT_S = 10.0  # until the caller of a cut line gives up
+
+
+class _Fake(FakeCloud):
+    """The package's fake cloud, with the faults of a simulated day."""
+
+    def change_faults(self, faults: Any) -> None:
+        super().change_faults(_for_fake(faults) if isinstance(faults, Faults) else faults)
+
+
+def _for_fake(faults: Faults) -> fake_faults.Faults:
+    return fake_faults.Faults.from_dict({**dataclasses.asdict(faults), "rates": dict(faults.rates)})
 
 
 class SimCloud:
@@ -47,15 +61,15 @@ class SimCloud:
         self.is_down = False  # nobody reaches it
         self.absurd_rate = 0.0  # the chance that a figure of an answer is absurd: NaN, 1e308, text
         self.absurd_dice = Random(f"absurd {stage.seed}")
-        offer = FakeOffer("sim-gpu", "H100", 1, 8, 80 << 30, rate_usd_per_hour, disk_gb=20)
+        offer = fake_things.FakeOffer("sim-gpu", "H100", 1, 8, 80 << 30, rate_usd_per_hour, disk_gb=20)
         seed = stage.random.getrandbits(32)
-        self.cloud = FakeCloud(
+        self.cloud: FakeCloud = _Fake(
             now=lambda: EPOCH + stage.t,
             machines=self,
             offers=[offer],
             api_key=API_KEY,
-            settings=settings,
-            faults=faults,
+            settings=fake_things.Settings(**dataclasses.asdict(settings)),
+            faults=_for_fake(faults),
             seed=seed,
             on_change=stage.on_cloud_change,
         )

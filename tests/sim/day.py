@@ -12,8 +12,8 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 
 __all__ = ["RATE_USD_PER_HOUR", "Day"]
 

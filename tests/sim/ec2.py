@@ -1,4 +1,4 @@
-"""EC2 on the stage: the fake cloud's engine decides what happens, moto and what stands before it say so in EC2's words.
+"""EC2 on the stage: the engine (cloud_state.py) decides what happens, moto and AwsDouble say it in EC2's words.
 
 Ec2     faults, time, bills: those of the other clouds' days
     Shown   AwsDouble without a clock of its own: tokens, prices, groups, images; instances as the engine has them
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from moto.moto_api._internal import mock_random
 from tests.doubles import aws as double
 from tests.doubles.aws import AwsDouble
+from tests.doubles.cloud_state import CloudState, Rental
 
-from homing.cloud.providers.fake.cloud import FakeCloud
-from homing.cloud.providers.fake.things import Thing, state_of
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 if TYPE_CHECKING:
@@ -26,17 +25,22 @@ REGION = "us-east-1"
 FIRST_PORT = 2200  # all instances have one address; the port tells them apart
 _ROUTES = {"RunInstances": "create", "TerminateInstances": "destroy", "GetConsoleOutput": "log"}
 _OFFERS = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings", "DescribeSpotPriceHistory", "GetProducts")
-_STATES = {"requested": ("pending", 0), "booting": ("pending", 0), "deleting": ("shutting-down", 32)}
-_RUNNING, _TERMINATED, _ODD = ("running", 16), ("terminated", 48), ("migrating", 99)
+_STATES = {
+    "pending": ("pending", 0),
+    "running": ("running", 16),
+    "ending": ("shutting-down", 32),
+    "gone": ("terminated", 48),
+}
+_ODD = ("migrating", 99)
 _TYPES: dict[tuple[str, bytes], HttpResponse] = {}
 _REASONS = {"preempted": "Server.SpotInstanceTermination", "itself": "Client.InstanceInitiatedShutdown"}
 
 
-class Ec2(FakeCloud):
+class Ec2(CloudState):
     """The engine; what it says, `aws` says for it."""
 
     def __init__(self, *, machines: SimAws, rate_usd_per_hour: str, seed: int, **messages: Any) -> None:
-        super().__init__(machines=machines, offers=[], api_key="", seed=seed, **messages)
+        super().__init__(machines=machines, seed=seed, **messages)
         self.aws = Shown(self)
         mock_random.seed(seed)
         double._backend(REGION)  # moto lays out its networks at the first question; here before any
@@ -58,7 +62,7 @@ class Ec2(FakeCloud):
         if "error_before" in ways:
             return double._refusal(service, 503, "Unavailable", "The service is unavailable.")
         response = self._reply(action, form, request, ways)
-        self._save()
+        self._publish()
         if "lost_after" in ways:
             raise NetworkError(f"{action}: the line was cut before the answer")
         if "error_after" in ways:
@@ -70,8 +74,7 @@ class Ec2(FakeCloud):
         thing = self._live.get(instance_id)
         if thing is not None:
             self._end(thing, self.now(), "itself")
-            self._plan_next()
-            self._save()
+            self._publish()
 
     def _reply(self, action: str, form: dict[str, str], request: HttpRequest, ways: tuple[str, ...]) -> HttpResponse:
         if action == "RunInstances":
@@ -82,8 +85,7 @@ class Ec2(FakeCloud):
         if action == "TerminateInstances":
             thing = self._live.get(form["InstanceId.1"])
             if thing is not None:
-                self._destroy(thing, ways)
-                self._plan_next()
+                self._request_end(thing, ways)
                 return double._xml("TerminateInstances", "<instancesSet/>")
         if action == "DescribeInstances":
             late_s = self.faults.list_lag_s * self._dice.rng.random() if "list_late" in ways else 0.0
@@ -112,20 +114,14 @@ class Ec2(FakeCloud):
         response = self.aws.handle(request)
         for instance_id in set(self.aws.lives) - known:
             life = self.aws.lives[instance_id]
-            thing = self._add("instance", life.mark, self._rate)
-            del self._things[thing.id], self._live[thing.id]
-            thing.id = instance_id
-            self._things[instance_id] = self._live[instance_id] = thing
-            # Spot has a highest price and a root disk goes with its machine: neither way happens here.
-            self._decide_fate(thing, tuple(way for way in ways if way not in ("leaves_volume", "dearer")))
-            self._plan_next()
+            # Always at the offered rate: a spot request names its highest price.
+            self._draw_fate(self._add("instance", life.mark, self._rate, instance_id), ways)
         return response
 
-    def _start(self, thing: Thing) -> None:
-        self._machines.boot(thing.id, self.scripts[thing.id])  # type: ignore[attr-defined]
-        thing.is_started = self._is_changed = True
+    def _start(self, thing: Rental) -> None:
+        self._machines.boot(thing.id, self.scripts[thing.id])
 
-    def _end(self, thing: Thing, at: float, by: str) -> None:
+    def _end(self, thing: Rental, at: float, by: str) -> None:
         super()._end(thing, at, by)
         self._said.clear()
         self.aws._end(self.aws.lives[thing.id], _REASONS.get(by, "Client.UserInitiatedShutdown"))
@@ -151,7 +147,7 @@ class Shown(AwsDouble):
             has_left = thing.ended_at is not None and at > thing.ended_at + self._engine.settings.retention_s
             if thing.created_at > at or has_left:
                 self.unseen.add(thing.id)
-            name, code = _TERMINATED if state_of(thing, at) == "deleted" else _STATES.get(state_of(thing, at), _RUNNING)
+            name, code = _STATES[thing.state(at)]
             if is_odd and name == "running":
                 name, code = _ODD
             state = self._instance(self.lives[thing.id])._state

@@ -1,4 +1,4 @@
-"""Modal on the stage: the real adapter down to `modal_api`, over the fake cloud's engine; its sandboxes are hosts.
+"""Modal on the stage: the real adapter down to `modal_api`, over tests/doubles/cloud_state.py; its sandboxes are hosts.
 
     modal_api -> door.call -> the SDK's own names (Sandbox.create.aio, ...) -> the line -> ModalCloud
 
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from modal import exception
+from tests.doubles.cloud_state import CloudState, Rental, Settings
+from tests.doubles.faults import Faults
 from tests.sim.cloud import SimCloud
 from tests.sim.host import EPOCH
 from tests.sim.modal_sdk import SimDoor
@@ -26,9 +28,6 @@ from tests.sim.world import PYTHON, Proc, SimWorld
 from homing.cloud.machine_setup import code_bundle
 from homing.cloud.machine_setup.startup_script import WORK_DIR
 from homing.cloud.providers.base import Place
-from homing.cloud.providers.fake.cloud import FakeCloud
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings, Thing, state_of
 from homing.cloud.providers.modal import machine, offers
 from homing.cloud.providers.modal.provider import Modal
 from homing.store.modal.client import TOKEN_ENV
@@ -46,11 +45,11 @@ _LOOK_S = 1.0  # after a sandbox's command has ended, until Modal has noticed
 _CODES = {"guard": 124, "deleted": 137}
 
 
-class ModalCloud(FakeCloud):
+class ModalCloud(CloudState):
     """Sandboxes under unique names, each with a timeout of its own."""
 
     def __init__(self, **messages: Any) -> None:
-        super().__init__(offers=[], api_key="", **messages)
+        super().__init__(**messages)
         self.tags: dict[str, dict[str, str]] = {}
         self.has_app = False
 
@@ -67,7 +66,7 @@ class ModalCloud(FakeCloud):
         try:
             return deed(ways)
         finally:
-            self._save()
+            self._publish()
             if "lost_after" in ways:
                 raise NetworkError(f"{route}: the line was cut before the answer")
             if "error_after" in ways:
@@ -79,28 +78,24 @@ class ModalCloud(FakeCloud):
             raise exception.AlreadyExistsError(f"Sandbox with name '{wanted['name']}' already exists")
         if "no_capacity" in ways:
             return ""
-        thing = self._add("instance", wanted["name"], rate)
-        del self._things[thing.id], self._live[thing.id]
-        thing.id = f"sb-{self._num_made:022d}"
-        self._things[thing.id] = self._live[thing.id] = thing
+        thing = self._add("instance", wanted["name"], rate, f"sb-{self._num_made + 1:022d}")
         self.tags[thing.id] = wanted["tags"]
         thing.files, thing.argv, thing.env = wanted["files"], wanted["argv"], wanted["env"]
         # It ends by itself after so long, wherever its programs are; billing began with it.
-        thing.guard_usd = str(rate * wanted["timeout"] / 3600)
-        self._decide_fate(thing, tuple(way for way in ways if way not in ("leaves_volume", "dearer")))
-        self._plan_next()
+        thing.limit_spend(rate * wanted["timeout"] / 3600)
+        self._draw_fate(thing, ways)
         return thing.id
 
-    def seen(self, ways: tuple[str, ...]) -> list[Thing]:
+    def seen(self, ways: tuple[str, ...]) -> list[Rental]:
         """What runs, or ran a moment ago."""
         late_s = self.faults.list_lag_s * self._dice.rng.random() if "list_late" in ways else 0.0
         at = self.now() - late_s
-        return [thing for thing in self._things.values() if thing.created_at <= at and state_of(thing, at) != "deleted"]
+        return [thing for thing in self._things.values() if thing.is_listed(at)]
 
-    def code_of(self, thing: Thing) -> int | None:
-        return _CODES.get(thing.ended_by or "deleted", 0) if state_of(thing, self.now()) == "deleted" else None
+    def code_of(self, thing: Rental) -> int | None:
+        return _CODES.get(thing.ended_by or "deleted", 0) if thing.state(self.now()) == "gone" else None
 
-    def by_id(self, sandbox_id: str) -> Thing:
+    def by_id(self, sandbox_id: str) -> Rental:
         thing = self._things.get(sandbox_id)
         if thing is None or (thing.ended_at or self.now()) + self.settings.retention_s < self.now():
             raise exception.NotFoundError(f"Sandbox {sandbox_id} not found")
@@ -109,19 +104,16 @@ class ModalCloud(FakeCloud):
     def terminate(self, sandbox_id: str, ways: tuple[str, ...]) -> None:
         thing = self.by_id(sandbox_id)
         if thing.ended_at is None:
-            self._destroy(thing, ways)
-            self._plan_next()
+            self._request_end(thing, ways)
 
     def command_ended(self, sandbox_id: str) -> None:
         thing = self._live.get(sandbox_id)
         if thing is not None:
             self._end(thing, self.now(), "itself")
-            self._plan_next()
-            self._save()
+            self._publish()
 
-    def _start(self, thing: Thing) -> None:
-        self._machines.start(thing.id, thing.files, thing.argv, thing.env)  # type: ignore[arg-type]
-        thing.is_started = self._is_changed = True
+    def _start(self, thing: Rental) -> None:
+        self._machines.start(thing.id, thing.files, thing.argv, thing.env)
 
 
 class SimModal(SimCloud):

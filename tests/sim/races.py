@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 from tests.sim.host import Host
 from tests.sim.kernel import Broken
 from tests.sim.schedule import destroy_all
@@ -26,8 +28,6 @@ from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.lease import other_owner
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings
 from homing.cloud.reconcile.adopt import adopt, propose
 from homing.cloud.reconcile.reconcile import refresh
 from homing.store import open_store

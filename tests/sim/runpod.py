@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import gzip
 import json
 import re
@@ -18,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 from tests.doubles.runpod import Gpu, RunpodDouble
 from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
 from tests.sim.host import EPOCH, Host
@@ -26,8 +27,6 @@ from tests.sim.world import PYTHON, Proc, SimWorld
 from homing.cloud.launch import hand_over_remote
 from homing.cloud.machine_setup.startup_script import ROOT, WORK_DIR
 from homing.cloud.providers.base import Place
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings
 from homing.cloud.providers.runpod import offers
 from homing.cloud.providers.runpod.provider import KEY_ENV, URL_ENV, Runpod
 from homing.wire import file_names
@@ -54,7 +53,7 @@ class SimRunpod(SimCloud):
             machines=self,
             api_key=API_KEY,
             gpus=(Gpu("NVIDIA H100 80GB HBM3", "H100 SXM", 80, float(rate_usd_per_hour)),),
-            settings=dataclasses.replace(settings, has_guard=False, retention_s=0.0, deduplicates=False),
+            settings=settings,
             faults=faults,
             seed=stage.random.getrandbits(32),
             on_change=stage.on_cloud_change,

@@ -18,6 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from tests.doubles.faults import Faults
 from tests.sim.day import RATE_USD_PER_HOUR, Day
 from tests.sim.host import HOME, Host
 from tests.sim.kernel import Broken
@@ -34,7 +35,6 @@ from homing.cloud.guard.stop_and_limit import propose as propose_limit
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import guards
 from homing.cloud.launch.launch import launch
-from homing.cloud.providers.fake.faults import Faults
 from homing.cloud.reconcile.adopt import adopt, propose
 from homing.cloud.reconcile.lost_ledger import unknown_runs
 from homing.cloud.reconcile.reconcile import refresh

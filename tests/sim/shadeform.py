@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from unittest import mock
 
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 from tests.doubles.shadeform import Settings as ShadeformSettings
 from tests.doubles.shadeform import ShadeformCloud, card
 from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
@@ -19,8 +21,6 @@ from tests.sim.host import EPOCH, Host
 from tests.sim.runpod import SimRunpod, Startup
 from tests.sim.world import SimWorld
 
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings
 from homing.cloud.providers.shadeform.provider import KEY_ENV, URL_ENV, Shadeform
 from homing.world import Completed
 

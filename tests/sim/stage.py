@@ -17,6 +17,8 @@ from decimal import Decimal
 from typing import Any
 from unittest import mock
 
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 from tests.sim import aws, modal, runpod, shadeform
 from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
 from tests.sim.host import HOME, Host
@@ -28,9 +30,7 @@ from tests.sim.world import STORE, Proc, SimWorld
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import Draft, LaunchOrder, draft
 from homing.cloud.providers.base import Needs
-from homing.cloud.providers.fake.faults import Faults
 from homing.cloud.providers.fake.provider import KEY_ENV, URL_ENV
-from homing.cloud.providers.fake.things import Settings
 from homing.errors import HomingError, NoOffer
 from homing.wire import codec
 from homing.wire.run_json import Cloud, Data, Limits, Model, Optimizer, Phase, Run, Sampling, Schedule, Sizes, Train

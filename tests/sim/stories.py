@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 from tests.sim.kernel import Broken
 from tests.sim.schedule import destroy_all
 from tests.sim.stage import Client, Stage
@@ -25,8 +27,6 @@ from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.meter import billing_lines
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.watch.follow import watch
 from homing.errors import HomingError

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from decimal import Decimal
 
 import pytest
+from tests.doubles.faults import Faults, Strike
 from tests.sim.cloud import SimCloud
 from tests.sim.runpod import SimRunpod
 from tests.sim.schedule import play
@@ -19,7 +20,6 @@ from tests.sim.stories import LONG, Rig, strike, strikes
 from homing.cloud.guard.guard import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
-from homing.cloud.providers.fake.faults import Faults, Strike
 from homing.cloud.reconcile.reconcile import refresh
 
 _EVERY = 1201  # prime, so that the points that are taken do not fall on the same call of every loop

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 from tests.sim.stage import Stage, pace
 
 from homing.cloud.guard.guard import guard_pass, wait_for_next
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import armed, guards
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 from tests.sim.stage import Stage, pace
 
 from homing.cloud.guard.guard import guard_pass
 from homing.cloud.guard.stop_and_limit import ask_to_stop
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings
 from homing.cloud.reconcile.reconcile import refresh
 
 # After its outcome it takes long to exit, as a process with a card does: the outcome is pushed as the trainer wrote it.

@@ -130,8 +130,8 @@ def test_a_sleeping_laptop_wakes_up_where_it_was_and_its_monotonic_clock_stood_s
 
 
 def test_a_request_arrives_even_if_its_sender_dies_on_the_way(stage: Stage) -> None:
-    from homing.cloud.providers.fake.faults import Faults
-    from homing.cloud.providers.fake.things import Settings
+    from tests.doubles.cloud_state import Settings
+    from tests.doubles.faults import Faults
 
     cloud = stage.rent(Settings(), Faults(), "1")
     arrived: list[HttpRequest] = []

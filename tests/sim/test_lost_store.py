@@ -8,13 +8,13 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults
 from tests.sim.stage import Stage, pace
 
 from homing.cloud.guard.guard import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
-from homing.cloud.providers.fake.faults import Faults
-from homing.cloud.providers.fake.things import Settings
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import look
 from homing.wire.run_json import Limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
+from tests.doubles.faults import Faults
 from tests.sim.schedule import destroy_all
 from tests.sim.stage import pace
 from tests.sim.stories import LONG, Rig
@@ -12,7 +13,6 @@ from tests.sim.stories import LONG, Rig
 from homing.cloud.guard.guard import guard_pass, wait_for_next
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
-from homing.cloud.providers.fake.faults import Faults
 from homing.cloud.reconcile.reconcile import CREATE_GRACE_S
 
 

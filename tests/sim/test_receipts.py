@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from tests.doubles.faults import Faults, Strike
 from tests.sim.kernel import Broken
 from tests.sim.schedule import destroy_all, play
 from tests.sim.stage import Stage, pace
@@ -16,7 +17,6 @@ from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.ledger import Ledger, LedgerLine
-from homing.cloud.providers.fake.faults import Faults, Strike
 from homing.cloud.reconcile import receipt
 from homing.cloud.reconcile.adopt import adopt, propose
 from homing.cloud.reconcile.reconcile import CREATE_GRACE_S

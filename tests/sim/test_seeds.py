@@ -7,6 +7,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults, Strike
 from tests.sim.host import Host
 from tests.sim.schedule import destroy_all
 from tests.sim.stage import Client, Stage, pace
@@ -18,8 +20,6 @@ from homing.cloud.guard.guard import guard_pass, wait_for_next
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import guards
 from homing.cloud.launch.launch import launch
-from homing.cloud.providers.fake.faults import Faults, Strike
-from homing.cloud.providers.fake.things import Settings
 from homing.cloud.reconcile.adopt import adopt, propose
 from homing.cloud.reconcile.reconcile import refresh
 from homing.instance.agent.folder import Folder

@@ -25,9 +25,8 @@ from homing.cloud.ledger.mark import owner_prefix, shown_mark
 from homing.wire import file_names
 
 if TYPE_CHECKING:
+    from tests.doubles.cloud_state import Rental
     from tests.sim.stage import Stage
-
-    from homing.cloud.providers.fake.things import Thing
 
 __all__ = ["ROUNDING_USD", "StoreDisk", "Truth"]
 
@@ -140,7 +139,7 @@ class Truth:
                     homes[host.name] = homes.get(host.name, Decimal(0)) + Decimal(row["spend_usd"])
         return found
 
-    def _born(self, thing: Thing) -> None:
+    def _born(self, thing: Rental) -> None:
         run_id = self.run_of(thing.mark)
         self._check_known(thing)
         limit = self.limits_usd.get(run_id, Decimal("Infinity"))
@@ -151,7 +150,7 @@ class Truth:
         if limit.is_finite():
             self._watch(life)
 
-    def _check_known(self, thing: Thing) -> None:
+    def _check_known(self, thing: Rental) -> None:
         """Who rents knows all that he pays for: what no ledger knows could be rented a second time."""
         bases = [base for host in self._stage.hosts.values() for base in host.databases.values()]
         known = {row["mark"] for base in bases for row in base.execute("SELECT mark FROM lines").fetchall()}

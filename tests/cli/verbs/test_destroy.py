@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, cli_with
+from tests.cloud.fake_world import KEY, FakeWorld
 from tests.cloud.rig import forget
-from tests.doubles.fake_world import KEY, FakeWorld
 
 from homing.cli.run_lookup import usd
 from homing.cli.verbs.destroy import _by_thing, _destroy_made, _destroy_named, _show

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, typing
-from tests.doubles.shop import Shop, offer, open_shops
+from tests.cloud.shop import Shop, offer, open_shops
 
 from homing.cli.verbs.offers import HEADERS, row_of
 from homing.errors import ProviderRefused

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, cli_with
-from tests.doubles.shop import Shop, offer, open_shops
+from tests.cloud.shop import Shop, offer, open_shops
 
 from homing.cloud.home import Home
 from homing.cloud.ledger.meter import cost

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cloud.rig import make_draft, make_run
-from tests.doubles.shop import offer
+from tests.cloud.shop import offer
 
 from homing.cloud.contact import action_log
 from homing.cloud.destroy import destroy_run

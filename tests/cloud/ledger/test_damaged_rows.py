@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cloud.fake_rig import RUN, note_rented, rent
-from tests.doubles.fake_world import FakeWorld
+from tests.cloud.fake_world import FakeWorld
 
 from homing.cloud.destroy import destroy_lines, open_lines
 from homing.cloud.guard.guard import guard_pass

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cloud.rig import make_run
-from tests.doubles.shop import Shop, offer, open_shops
+from tests.cloud.shop import Shop, offer, open_shops
 
 from homing.cloud.home import Home
 from homing.cloud.plan.plan import Plan, make_plan

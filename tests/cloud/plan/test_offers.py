@@ -6,7 +6,7 @@ import time
 from decimal import Decimal
 
 import pytest
-from tests.doubles.shop import Shop, offer, open_shops
+from tests.cloud.shop import Shop, offer, open_shops
 
 from homing.cloud.home import Home
 from homing.cloud.plan.offers import check_gpu, find_offers, is_dear, list_offers

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.cloud.rig import make_run
-from tests.doubles.shop import Shop, open_shops
-from tests.doubles.shop import offer as shop_offer
+from tests.cloud.shop import Shop, open_shops
+from tests.cloud.shop import offer as shop_offer
 
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cloud.fake_rig import RUN, note, rent
-from tests.doubles.fake_world import KEY, FakeWorld
+from tests.cloud.fake_world import KEY, FakeWorld
 
 from homing.cloud.destroy import destroy_lines, destroy_run, end_finding, open_lines
 from homing.cloud.guard.guard import guard_pass

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.cloud.fake_rig import RATE, RUN, billed, line_of, note_rented, note_twins, rent, written
+from tests.cloud.fake_world import FakeWorld
 from tests.contracts.providers import ProviderContract
-from tests.doubles.fake_world import FakeWorld
 
 from homing.cloud.destroy import destroy_lines, end_duplicates, open_lines
 from homing.cloud.home import Home

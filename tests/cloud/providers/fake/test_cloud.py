@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from tests.doubles.fake_world import KEY, OFFERS, FakeWorld
+from tests.cloud.fake_world import KEY, OFFERS, FakeWorld
 
 from homing.cloud.providers.fake.cloud import INSTANCE_KEY_ENV, KEY_HEADER, FakeCloud, Settings
 from homing.cloud.providers.fake.faults import REQUEST_WAYS, Dice, Faults, Strike

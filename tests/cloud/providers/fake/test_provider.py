@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cloud.fake_world import KEY, FakeWorld
 from tests.contracts.accounts import another_key_ends_nothing, line_of
 from tests.contracts.owners import owner_for
 from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.rest_faults import RestFaults
 from tests.doubles.accounts import Accounts
-from tests.doubles.fake_world import KEY, FakeWorld
 
 from homing.cloud.home import Home
 from homing.cloud.ledger.mark import make_mark

@@ -24,6 +24,8 @@ from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
 from tests.contracts.rest_faults import RestFaults
 from tests.doubles.accounts import Accounts
+from tests.doubles.cloud_state import Settings
+from tests.doubles.faults import Faults, Strike
 from tests.doubles.openapi import FOLDER_ENV, OpenApi, Unlike
 from tests.doubles.runpod import GPUS, NO_CAPACITY, NO_DISK, Gpu
 from tests.doubles.runpod_world import KEY, URL, RunpodWorld
@@ -34,8 +36,6 @@ from homing.cloud.ledger.ledger import Adopted, LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark
 from homing.cloud.machine_setup.code_bundle import TORCH_RANGE
 from homing.cloud.providers.base import Instance, Needs, Provider, Request, Resource
-from homing.cloud.providers.fake.faults import Faults, Strike
-from homing.cloud.providers.fake.things import Settings
 from homing.cloud.providers.registry import configured, open_provider
 from homing.cloud.providers.runpod.machine import MAY_END, end_command, probe_command
 from homing.cloud.providers.runpod.offers import storage_rate

@@ -17,6 +17,7 @@ from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
 from tests.contracts.rest_faults import RestFaults
 from tests.doubles.accounts import Accounts
+from tests.doubles.faults import Faults, Strike
 from tests.doubles.openapi import Unlike
 from tests.doubles.shadeform import CATALOGUE, KEY, URL, Settings, ShadeformCloud, card, published
 from tests.doubles.toy_world import CloudWorld
@@ -24,7 +25,6 @@ from tests.doubles.toy_world import CloudWorld
 from homing.cloud.home import Home
 from homing.cloud.ledger.mark import make_mark
 from homing.cloud.providers.base import Instance, Needs, Offer, Provider, Request, Resource
-from homing.cloud.providers.fake.faults import Faults, Strike
 from homing.cloud.providers.registry import configured
 from homing.cloud.providers.shadeform.auto_delete import moment_of
 from homing.cloud.providers.shadeform.offers import choose_os
