@@ -13,8 +13,8 @@ from pathlib import Path
 
 from homing.cli import output
 from homing.config import Loaded
-from homing.config.model_folders import manifest_in
 from homing.config.parse.source import read_source
+from homing.config.paths import manifest_in
 from homing.config.resolve.selected_phases import newest_weights
 from homing.errors import UsageError
 from homing.units import counted

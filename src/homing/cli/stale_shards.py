@@ -12,8 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homing.config.changed_text import FilesNow, changed_files, changed_settings, files_now
-from homing.config.prepared_data import Prepared, read_prepared, sha256_of
+from homing.config.prepared_data import (
+    FilesNow,
+    Prepared,
+    changed_files,
+    changed_settings,
+    files_now,
+    read_prepared,
+    sha256_of,
+)
 from homing.config.text_files import is_in_store
 from homing.errors import DataError
 from homing.text_sources import find_chat_files, find_sources

@@ -1,7 +1,15 @@
-"""Load a run file into a run: read -> --set -> check -> resolve (-> shrink and resolve again for --smoke)."""
+"""Load a run file into a run: read -> --set -> check -> resolve (-> shrink and resolve again for --smoke).
+
+A resolved run.json is accepted too: `homing launch $HOMING_HOME/runs/ID/run.json --spend-limit 5` repeats that run
+value by value, whatever the presets say now. Nothing is derived again; only the data must be unchanged, by the hash of
+its manifest.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +20,6 @@ from homing.config.parse.overrides import apply_sets
 from homing.config.parse.source import Source, read_source
 from homing.config.paths import preset_dir, run_files
 from homing.config.projects import find_run_file, shares_with
-from homing.config.resolve.from_run_json import is_record, read_record
 from homing.config.resolve.origins import Trace
 from homing.config.resolve.phase_data import PhasePrep
 from homing.config.resolve.resolve import PrepSettings, Resolved, resolve
@@ -20,10 +27,11 @@ from homing.config.resolve.smoke_profile import shrink
 from homing.config.schema.run_file import NAME_PATTERN
 from homing.config.weights.open_weights import Source as OpenWeights
 from homing.errors import Mistake, RunFileError, UsageError
+from homing.wire import codec, file_names
 from homing.wire.file_names import RUN_FILE
 from homing.wire.run_json import Run
 
-__all__ = ["Loaded", "load_run", "preset_dir"]
+__all__ = ["Loaded", "is_record", "load_run", "preset_dir", "read_record"]
 
 
 @dataclass(frozen=True)
@@ -103,3 +111,36 @@ def _name(trace: Trace, path: Path, *, is_smoke: bool) -> str:
 
 def _by_line(mistake: Mistake) -> tuple[bool, int, str]:
     return mistake.line is None, mistake.line or 0, mistake.key
+
+
+def is_record(path: Path) -> bool:
+    if path.suffix != ".json":
+        return False
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False  # the run file reader reports the problem
+    return isinstance(found, dict) and str(found.get("schema", "")).startswith("homing.run/")
+
+
+def read_record(path: Path) -> tuple[Run, str]:
+    """Return the run, without an id and with its data located and verified, and the text of the run file next to it."""
+    try:
+        run = codec.loads(Run, path.read_bytes())
+    except codec.WireError as exc:
+        raise UsageError(
+            what=f"{path} is not a complete run record.", why=str(exc), fix="Use the run.yaml next to it."
+        ) from exc
+    data_dir = (path.parent / run.data.dir).resolve()
+    manifest = data_dir / file_names.MANIFEST
+    found = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else "nothing"
+    if found != run.data.manifest_sha256:
+        raise UsageError(
+            what=f"The data of {path} is no longer in {data_dir}.",
+            why=f"Its manifest had sha256 {run.data.manifest_sha256[:12]}, but found {found[:12]}.",
+            fix=f"Prepare it again from the same text: homing prep {run.name}",
+        )
+    run_file = path.with_name(file_names.RUN_FILE)
+    text = run_file.read_text(encoding="utf-8") if run_file.is_file() else ""
+    again = dataclasses.replace(run, id="", data=dataclasses.replace(run.data, dir=str(data_dir)))
+    return again, text

@@ -1,4 +1,4 @@
-"""Local paths: the homing home folder, the presets, and the run files in ./runs.
+"""Local paths: the homing home folder, the presets, the run files in ./runs, and the models in ./models.
 
 Reads the disk but writes nothing: a verb that needs a folder creates it.
 """
@@ -12,9 +12,21 @@ from importlib.resources import files
 from pathlib import Path
 
 from homing.errors import UsageError
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest
 
-__all__ = ["RUN_SUFFIXES", "home", "newest_run", "preset_dir", "preset_of", "run_files", "shown",
-           "typed_name"]  # fmt: skip
+__all__ = [
+    "MODELS",
+    "RUN_SUFFIXES",
+    "home",
+    "manifest_in",
+    "newest_run",
+    "preset_dir",
+    "preset_of",
+    "run_files",
+    "shown",
+    "typed_name",
+]
 
 RUN_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 _RUNS = Path("runs")
@@ -77,3 +89,14 @@ def typed_name(file: Path) -> str:
     The `name` inside the file may differ and would not be found, so every verb that prints a next command uses this.
     """
     return file.stem if run_files().get(file.stem) == file else shlex.quote(str(file))
+
+
+MODELS = Path("models")
+
+
+def manifest_in(folder: Path) -> CheckpointManifest | None:
+    """Return the manifest, or None if it cannot be read or the weights do not come from a homing run."""
+    try:
+        return codec.loads(CheckpointManifest, (folder / file_names.MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return None

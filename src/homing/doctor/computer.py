@@ -13,7 +13,7 @@ from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.home import Home
 from homing.cloud.plan.plan import needs_of
 from homing.cloud.plan.timing import checkpoint_bytes
-from homing.config.parse.placeholders import is_placeholder
+from homing.config.schema.value_types import is_placeholder
 from homing.doctor.check import Check, fault, ok, skipped
 from homing.doctor.subject import Examined
 from homing.install import pip_install

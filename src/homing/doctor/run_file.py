@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from homing.config.parse.placeholders import is_placeholder
+from homing.config.schema.value_types import is_placeholder
 from homing.doctor.check import Check, fault, ok, skipped, warning
 from homing.doctor.subject import Examined
 from homing.errors import HomingError

@@ -24,7 +24,7 @@ from homing.cloud.contact.metric_log import MetricLog
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
-from homing.config.model_folders import MODELS, manifest_in
+from homing.config.paths import MODELS, manifest_in
 from homing.errors import HomingError
 from homing.report import run_history
 from homing.report.report_data import Attempt, Data, Kept, Made, Report, Sample

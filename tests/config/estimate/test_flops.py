@@ -8,8 +8,7 @@ import pytest
 
 from homing.config.estimate.flops import flops_of_step, flops_of_token, training_flops
 from homing.config.estimate.memory import adapter_params
-from homing.config.estimate.params import sizes
-from homing.config.estimate.rollouts import row_tokens
+from homing.config.estimate.params import row_tokens, sizes
 from homing.config.load import load_run, preset_dir
 from homing.wire.run_json import Lora, Model, Rl, RlTask
 

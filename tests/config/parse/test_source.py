@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.config.parse.line_numbers import json_lines, toml_lines
-from homing.config.parse.source import read_source, yaml_value
+from homing.config.parse.source import json_lines, read_source, toml_lines, yaml_value
 from homing.errors import Mistake, RunFileError, UsageError
 
 Mistakes = Callable[..., list[Mistake]]

@@ -21,7 +21,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.plan.timing import remember_speed
 from homing.cloud.reconcile.reconcile import refresh
-from homing.config.model_folders import manifest_in
+from homing.config.paths import manifest_in
 from homing.config.projects import file_called
 from homing.errors import UsageError
 from homing.units import format_bytes, format_duration

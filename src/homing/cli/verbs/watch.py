@@ -30,7 +30,7 @@ from homing.cloud.ledger.meter import as_limit, at_most, cost
 from homing.cloud.reconcile.run_status import Status, look, newest_pushed
 from homing.cloud.watch.follow import DEFAULT_EVERY_S, Report, watch
 from homing.cloud.watch.progress import planned_usd, to_finish, trip_usd
-from homing.config.model_folders import manifest_in
+from homing.config.paths import manifest_in
 from homing.errors import HomingError, UsageError
 from homing.units import parse_duration
 from homing.wire import codec, file_names

@@ -25,7 +25,7 @@ from homing.cloud.machine_setup import boot_files as booting
 from homing.cloud.machine_setup import startup_script
 from homing.cloud.machine_setup.bootstrap_spec import LOCK, make_bootstrap_spec
 from homing.cloud.providers.base import Offer
-from homing.config.parse.placeholders import is_placeholder
+from homing.config.schema.value_types import is_placeholder
 from homing.errors import HomingError, ProviderRefused, UsageError
 from homing.wire import codec, file_names
 from homing.wire.boot_json import Boot, EndBilling

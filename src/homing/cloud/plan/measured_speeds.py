@@ -26,8 +26,8 @@ from typing import Any
 
 from homing.config.estimate.flops import training_flops, with_rows_of
 from homing.config.estimate.memory import LORA_TARGETS, NF4, RECOMPUTED_OF, layer_bytes
+from homing.config.estimate.params import REACH, cache_bytes, num_rows, prompt_tokens, row_tokens, rows_at_a_time
 from homing.config.estimate.params import sizes as sizes_of
-from homing.config.estimate.rollouts import REACH, cache_bytes, num_rows, prompt_tokens, row_tokens, rows_at_a_time
 from homing.gpus import GPUS, Gpu
 from homing.wire import codec
 from homing.wire.run_json import Lora, Model, Phase, Rl, Run, Sizes

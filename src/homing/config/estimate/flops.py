@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homing.config.estimate.memory import RECOMPUTED_OF, adapter_params
-from homing.config.estimate.rollouts import num_rows, row_tokens
+from homing.config.estimate.params import num_rows, row_tokens
 from homing.wire.run_json import Lora, Model, Phase, Run, Sizes
 
 __all__ = ["flops_of_step", "flops_of_token", "training_flops", "with_rows_of"]

@@ -22,8 +22,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from homing.config.estimate.params import parameter_table, round_up
-from homing.config.estimate.rollouts import REACH, cache_bytes, num_rows, prompt_tokens, row_tokens, rows_at_a_time
+from homing.config.estimate.params import (
+    REACH,
+    cache_bytes,
+    num_rows,
+    parameter_table,
+    prompt_tokens,
+    round_up,
+    row_tokens,
+    rows_at_a_time,
+)
 from homing.gpus import GPUS, Gpu
 from homing.wire.run_json import Lora, Model, Phase, Rl, Run
 

@@ -3,7 +3,9 @@
 bytes -> text -> YAML 1.2 | TOML | JSON -> Source(data, lines); --set a.b=c changes the same Source
 
 Does not know which keys are valid. Every syntax error (tabs, duplicate keys, unterminated strings, bytes that are not
-UTF-8) becomes a Mistake with its line.
+UTF-8) becomes a Mistake with its line. The JSON and TOML parsers do not report lines, so two scans at the end find
+them. The scans run on text that the parser has accepted and never validate. A key that they miss, for example in an
+inline table, is reported with the line of its section.
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from homing.config.parse.line_numbers import json_lines, toml_lines
 from homing.errors import Mistake, RunFileError, UsageError
 
-__all__ = ["KeyPath", "Source", "dotted", "read_source", "yaml_value"]
+__all__ = ["KeyPath", "Source", "dotted", "json_lines", "read_source", "toml_lines", "yaml_value"]
 
 KeyPath = tuple[str | int, ...]
 
@@ -291,3 +292,84 @@ def _parse_json(shown: str, text: str) -> Source:
         for path, first, line in twice
     ]
     return source
+
+
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+
+
+def json_lines(text: str) -> tuple[dict[KeyPath, int], list[tuple[KeyPath, int, int]]]:
+    """Map each path to its line, and list every duplicate key as (path, first line, second line)."""
+    lines: dict[KeyPath, int] = {(): 1}
+    twice: list[tuple[KeyPath, int, int]] = []
+    stack: list[list[str | int | None]] = []  # one slot per open { (its key, None before one is read) or [ (its index)
+    line, seen = 1, 0
+    for token in _JSON_TOKEN.finditer(text):
+        line += text.count("\n", seen, token.start())
+        seen = token.start()
+        char = token[0][0]
+        wants_key = bool(stack) and stack[-1][0] is None
+        if char == '"' and wants_key:
+            stack[-1][0] = str(json.loads(token[0]))
+            path = _path(stack)
+            if path in lines:
+                twice.append((path, lines[path], line))
+            lines.setdefault(path, line)
+        elif char in "{[":
+            lines.setdefault(_path(stack), line)
+            stack.append([None if char == "{" else 0])
+        elif char in "}]":
+            stack.pop()
+        elif char == "," and stack:
+            slot = stack[-1]
+            slot[0] = slot[0] + 1 if isinstance(slot[0], int) else None
+        elif char != ":":
+            lines.setdefault(_path(stack), line)
+    return lines, twice
+
+
+def _path(stack: list[list[str | int | None]]) -> KeyPath:
+    return tuple(slot[0] for slot in stack if slot[0] is not None)
+
+
+_BARE = r"(?:[A-Za-z0-9_-]+|\"(?:[^\"\\]|\\.)*\"|'[^']*')"
+_DOTTED = rf"{_BARE}(?:\s*\.\s*{_BARE})*"
+_HEADER = re.compile(rf"^\s*(\[\[?)\s*({_DOTTED})\s*\]\]?\s*(?:#.*)?$")
+_PAIR = re.compile(rf"^\s*({_DOTTED})\s*=")
+_MULTILINE = re.compile(r"\"\"\"|'''")
+
+
+def toml_lines(text: str) -> dict[KeyPath, int]:
+    lines: dict[KeyPath, int] = {(): 1}
+    counts: dict[KeyPath, int] = {}  # number of [[...]] of each name so far
+    here: KeyPath = ()
+    inside: str | None = None  # the quotes of a multi-line string
+    for number, line in enumerate(text.splitlines(), start=1):
+        if inside is None:
+            if header := _HEADER.match(line):
+                here = _table(_parts(header[2]), counts, is_array=header[1] == "[[")
+                lines.setdefault(here, number)
+            elif pair := _PAIR.match(line):
+                path = here
+                for part in _parts(pair[1]):
+                    path = (*path, part)
+                    lines.setdefault(path, number)
+        for quotes in _MULTILINE.findall(line):
+            inside = None if inside == quotes else inside or quotes
+    return lines
+
+
+def _table(parts: list[str], counts: dict[KeyPath, int], *, is_array: bool) -> KeyPath:
+    path: KeyPath = ()
+    for part in parts[:-1]:
+        path = (*path, part)
+        if path in counts:
+            path = (*path, counts[path] - 1)  # [phases.eval] belongs to the [[phases]] above it
+    path = (*path, parts[-1])
+    if is_array:
+        counts[path] = counts.get(path, 0) + 1
+        return (*path, counts[path] - 1)
+    return path
+
+
+def _parts(dotted: str) -> list[str]:
+    return [part.strip("\"'") for part in re.findall(_BARE, dotted)]

@@ -21,7 +21,7 @@ from homing.config.resolve import depth_dial
 from homing.config.resolve.origins import Trace
 from homing.config.resolve.phase_methods import resolve_lora, resolve_rl
 from homing.config.weights.adapter_base import find_adapter_base
-from homing.config.weights.init_from_hub import init_folder
+from homing.config.weights.hub_repo import init_folder
 from homing.config.weights.open_weights import INDEX, Source
 from homing.errors import DataError, HomingError
 from homing.hf_config import model_of

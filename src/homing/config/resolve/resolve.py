@@ -19,15 +19,14 @@ from homing.config.estimate.params import BYTES_PER_TOKEN_RANGE, bytes_per_token
 from homing.config.parse.source import read_source
 from homing.config.paths import home, preset_of, shown, typed_name
 from homing.config.prepared_data import Prepared, read_prepared, sha256_of, tokenizer_vocab_size
-from homing.config.resolve.base_weights import read_base, resolve_base, shape_of_base
 from homing.config.resolve.cloud_section import resolve_cloud
-from homing.config.resolve.model_shape import resolve_model
+from homing.config.resolve.model_shape import read_base, resolve_base, resolve_model, shape_of_base
 from homing.config.resolve.origins import Trace
 from homing.config.resolve.phase_data import PhasePrep, phase_data, phase_prep, uses_run_text
 from homing.config.resolve.phase_numbers import Corpus, resolve_phase
 from homing.config.resolve.selected_phases import chosen_phases, find_start
 from homing.config.text_files import num_text_bytes, warn_of_missing
-from homing.config.weights.init_from_hub import init_folder
+from homing.config.weights.hub_repo import init_folder
 from homing.config.weights.open_weights import Source
 from homing.errors import DataError, HomingError
 from homing.units import format_bytes, format_count

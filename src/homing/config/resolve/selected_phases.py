@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from homing.config.model_folders import MODELS, manifest_in
 from homing.config.parse.key_suggestions import nearest
-from homing.config.paths import home
+from homing.config.paths import MODELS, home, manifest_in
 from homing.config.projects import begun_elsewhere
 from homing.config.resolve.origins import Trace
 from homing.wire import file_names

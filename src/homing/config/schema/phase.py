@@ -6,8 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from homing.config.schema.section import Section, key
-from homing.config.schema.value_types import Bytes, Count, Duration, Flag, Number, Switch, Text, Texts, Whole
+from homing.config.schema.value_types import (
+    Bytes,
+    Count,
+    Duration,
+    Flag,
+    Number,
+    Section,
+    Switch,
+    Text,
+    Texts,
+    Whole,
+    key,
+)
 
 __all__ = ["ChatSource", "Phase", "PhaseData", "PhaseLora", "PhaseRl", "RlTask"]
 

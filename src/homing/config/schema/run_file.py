@@ -12,14 +12,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from homing.config.parse.placeholders import Filled
-from homing.config.schema.clouds.aws import AwsCloud
-from homing.config.schema.clouds.modal import ModalCloud
-from homing.config.schema.clouds.runpod import RunpodCloud
-from homing.config.schema.clouds.shadeform import ShadeformCloud
+from homing.config.schema.clouds import AwsCloud, ModalCloud, RunpodCloud, ShadeformCloud
 from homing.config.schema.phase import Phase
-from homing.config.schema.section import Section, key
-from homing.config.schema.value_types import Bytes, Count, Duration, Flag, Number, Switch, Text, Texts, Usd, Whole
+from homing.config.schema.value_types import (
+    Bytes,
+    Count,
+    Duration,
+    Filled,
+    Flag,
+    Number,
+    Section,
+    Switch,
+    Text,
+    Texts,
+    Usd,
+    Whole,
+    key,
+)
 from homing.wire.run_json import Train as ResolvedTrain
 
 __all__ = ["NAME_PATTERN", "RunFile", "Section"]

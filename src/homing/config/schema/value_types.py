@@ -1,6 +1,7 @@
-"""Value types of the run file: human units in, base units out.
+"""Building blocks of the schema: value types with human units, the base class `Section`, and `key`.
 
-Each is an annotated type for pydantic, with the description that `homing explain` prints.
+Each type is an annotated type for pydantic: human units in, base units out. `Filled` also refuses placeholders that the
+user forgot to replace, such as YOUR_BUCKET or <volume id>. `key` declares a key with all that `homing explain` prints.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, StrictBool, StrictStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr
 
 from homing.units import format_bytes, format_usd, parse_bytes, parse_count, parse_duration, parse_usd
 
@@ -18,13 +19,18 @@ __all__ = [
     "Bytes",
     "Count",
     "Duration",
+    "Filled",
+    "FilledList",
     "Flag",
     "Number",
+    "Section",
     "Switch",
     "Text",
     "Texts",
     "Usd",
     "Whole",
+    "is_placeholder",
+    "key",
     "parse_number",
     "written",
 ]
@@ -156,3 +162,36 @@ def _compact_duration(seconds: float) -> str:
         if seconds % size == 0:
             return f"{seconds / size:g}{unit}"
     return f"{seconds:g}s"
+
+
+# Upper case only, as documentation writes them: a real bucket may be called your-models.
+_PLACEHOLDER = re.compile(r"\bYOUR[_-][A-Z0-9_-]*|<[^<>]*>|\bREPLACE_ME\b|\bCHANGE_?ME\b|\bTODO\b|\byourusername\b")
+
+
+def is_placeholder(text: str) -> bool:
+    return _PLACEHOLDER.search(text) is not None
+
+
+def _filled(text: str) -> str:
+    if is_placeholder(text):
+        raise ValueError(f"{text!r} is a placeholder: replace it with your own value, or delete the line")
+    return text
+
+
+Filled = Annotated[Text, AfterValidator(_filled)]
+FilledList = Annotated[Texts, AfterValidator(lambda texts: [_filled(text) for text in texts])]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def key(about: str, *, default: Any = None, example: Any, derived: str = "", **limits: Any) -> Any:
+    """Declare a field with its description. `derived` says where the value comes from if the key is omitted."""
+    extra: dict[str, Any] = {"derived": derived}
+    if isinstance(default, (list, dict)):
+        copy = default
+        return Field(
+            default_factory=lambda: copy.copy(), description=about, examples=[example], json_schema_extra=extra
+        )
+    return Field(default, description=about, examples=[example], json_schema_extra=extra, **limits)

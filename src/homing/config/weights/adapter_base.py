@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from homing.config.model_folders import MODELS, manifest_in
-from homing.config.paths import home
+from homing.config.paths import MODELS, home, manifest_in
 from homing.config.weights.open_weights import INDEX, Source
 from homing.errors import DataError
 from homing.wire import codec, file_names

@@ -43,7 +43,7 @@ from homing.cloud.providers.runpod.provider import KEY_ENV, Runpod
 from homing.cloud.reconcile.account_owner import check_account, check_own, is_elsewhere
 from homing.cloud.reconcile.inventory import survey
 from homing.cloud.reconcile.reconcile import refresh
-from homing.config.schema.clouds.runpod import IMAGE, RunpodCloud
+from homing.config.schema.clouds import RUNPOD_IMAGE, RunpodCloud
 from homing.doctor.balance import Balance, check_balance
 from homing.errors import (
     CreateFailed,
@@ -260,7 +260,7 @@ def test_a_template_brings_its_own_image_and_without_one_there_is_a_default(tmp_
     assert "image" not in rig.body()
     rig = Rig(tmp_path)
     rig.create()
-    assert rig.body()["image"] == IMAGE
+    assert rig.body()["image"] == RUNPOD_IMAGE
 
 
 @pytest.mark.regression("runpod-image-torch")

@@ -24,7 +24,7 @@ from homing.cloud.providers.aws.storage import Things, make_budget, make_group, 
 from homing.cloud.providers.base import Request
 from homing.cloud.providers.once import LOOKS, look_for
 from homing.cloud.providers.rest import TRIES, Unsure, Unwelcome
-from homing.config.schema.clouds.aws import AwsCloud
+from homing.config.schema.clouds import AwsCloud
 from homing.errors import CreateFailed, NoOffer, ProviderRefused
 from homing.store import open_store
 from homing.store.s3.store import S3Store

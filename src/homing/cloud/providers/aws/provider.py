@@ -47,7 +47,7 @@ from homing.cloud.providers.base import (
 )
 from homing.cloud.providers.rest import legible
 from homing.cloud.setup import Step
-from homing.config.schema.clouds.aws import AwsCloud
+from homing.config.schema.clouds import AwsCloud
 from homing.doctor.check import Check
 from homing.errors import ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.wire import file_names

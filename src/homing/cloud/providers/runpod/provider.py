@@ -63,7 +63,7 @@ from homing.cloud.providers.runpod.storage import (
     monthly_usd,
     resource,
 )
-from homing.config.schema.clouds.runpod import IMAGE, RunpodCloud, cuda_of_image
+from homing.config.schema.clouds import RUNPOD_IMAGE, RunpodCloud, cuda_of_image
 from homing.doctor.balance import Balance
 from homing.doctor.check import Check, fault, ok, warning
 from homing.errors import ProviderRefused, ProviderSilent, UsageError
@@ -400,7 +400,7 @@ class Runpod:
             Choice.of(request.offer.name),
             {
                 **settings,
-                "image": settings["image"] or ("" if settings["template"] else IMAGE),
+                "image": settings["image"] or ("" if settings["template"] else RUNPOD_IMAGE),
                 "disk_gb": math.ceil((request.offer.disk_bytes + _ENVIRONMENT_BYTES) / 10**9),
                 "env": {**request.env, "PUBLIC_KEY": key},
                 "data_centers": [] if request.offer.region == ANYWHERE else [request.offer.region],

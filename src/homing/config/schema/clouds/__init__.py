@@ -1,1 +1,0 @@
-"""Provider-specific sections of the run file, one per cloud: `cloud.NAME`."""
