@@ -25,8 +25,7 @@ from homing.cloud.plan.plan import needs_of
 from homing.cloud.plan.timing import checkpoint_bytes
 from homing.cloud.providers.fake.provider import KEY_ENV, URL_ENV, Fake
 from homing.cloud.providers.registry import PROVIDERS
-from homing.doctor.balance import Balance
-from homing.doctor.check import Check, fault
+from homing.doctor.check import Balance, Check, fault
 from homing.doctor.computer import check_disk
 from homing.doctor.run_checks import CHECKS, examine
 from homing.doctor.subject import Examined

@@ -12,7 +12,7 @@ import pytest
 
 from homing.errors import UsageError
 from homing.report import Report, render_markdown
-from homing.report.eval_files import add_evals
+from homing.report.collect import add_evals
 from homing.report.report_data import Kept, Phase, Validation
 
 SCORE = {"name": "bits_per_byte", "value": 1.25, "low": 1.2, "high": 1.3, "num_units": 38}

@@ -12,10 +12,8 @@ from tests.trackers.conftest import end, metric, write
 
 from homing.errors import MissingExtra, UsageError
 from homing.install import pip_install
-from homing.trackers.follower import Follower, StoreSource
-from homing.trackers.start_follower import Following, is_following, start
-from homing.trackers.to_mlflow import check_uri
-from homing.trackers.to_wandb import mode_of
+from homing.trackers.follower import Follower, Following, StoreSource, is_following, start
+from homing.trackers.sinks import check_uri, mode_of
 from homing.trackers.tracker import What, check_tracker, values_of
 from homing.wire.event_lines import Metric
 from homing.world import World

@@ -16,9 +16,10 @@ from tests.cli.trained import make_checkpoint
 from tests.lm.tiny import make_data, make_run
 
 from homing.lm.generate import load_for_use
-from homing.web import model_server as server_module
+from homing.web import app as server_module
 from homing.web import model_session as session_module
-from homing.web.model_server import hosts_for, listen, serving
+from homing.web.app import serving
+from homing.web.loopback_server import hosts_for, listen
 from homing.web.model_session import GenerationSession
 from homing.web.openai_format import Defaults
 from homing.web.worker import Text, Worker

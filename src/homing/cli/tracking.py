@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from homing.cli import output
-from homing.trackers.start_follower import Following, start
-from homing.trackers.to_mlflow import URI_ENV, check_uri
-from homing.trackers.to_wandb import mode_of
+from homing.trackers.follower import Following, start
+from homing.trackers.sinks import URI_ENV, check_uri, mode_of
 from homing.trackers.tracker import check_tracker
 from homing.wire.run_json import Run
 from homing.world import World

@@ -20,7 +20,7 @@ from typing import Any
 
 from homing.errors import DataError
 from homing.text_sources import Source
-from homing.tokenizer_file import read_tokenizer_bytes
+from homing.tokenizer_json import read_tokenizer_bytes
 from homing.wire import file_names
 from homing.wire.codec import WireError, loads
 from homing.wire.shard_manifest import DataManifest, SourceFile

@@ -1,4 +1,7 @@
-"""Checks of this computer: Python, packages, torch and GPU, SSH, tools, disk, home folder, .env, clock."""
+"""Checks of this computer: Python, packages, torch and GPU, SSH, tools, Docker, disk, home folder, .env, clock.
+
+Renting a machine does not need Docker; `homing image build` does, and keeps a dead container for its log.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from typing import Any
 
 from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.home import Home
+from homing.cloud.launch.container_image import CONTAINER
 from homing.cloud.plan.plan import needs_of
 from homing.cloud.plan.timing import checkpoint_bytes
 from homing.config.schema.value_types import is_placeholder
-from homing.doctor.check import Check, fault, ok, skipped
+from homing.doctor.check import Check, fault, ok, skipped, warning
 from homing.doctor.subject import Examined
 from homing.install import pip_install
 from homing.units import counted, format_bytes, format_duration
@@ -22,6 +26,7 @@ from homing.world import HttpRequest, NetworkError, World
 
 __all__ = [
     "check_clock",
+    "check_container",
     "check_disk",
     "check_env_file",
     "check_env_values",
@@ -307,3 +312,25 @@ def _nearest(path: Path, examined: Examined) -> Path:
     while not examined.home.world.exists(path) and path != path.parent:
         path = path.parent
     return path
+
+
+_ASK_S = 20.0
+_PAGE = "docs/guides/image.md"
+_STATUS = ["docker", "ps", "--all", "--filter", f"name=^{CONTAINER}$", "--format", "{{.Status}}"]
+
+
+def check_container(examined: Examined) -> list[Check]:
+    world = examined.home.world
+    if world.run(["docker", "--version"], timeout_s=_ASK_S).code:
+        return [skipped("container.engine", "Docker is not installed; only `homing image build` needs it.", page=_PAGE)]
+    shown = world.run(_STATUS, timeout_s=_ASK_S)
+    if shown.code:
+        said = (shown.err.strip().splitlines() or ["no answer"])[-1]
+        fix = "sudo systemctl start docker   or, without permission: sudo usermod -aG docker $USER, and log in again"
+        return [skipped("container.engine", f"Cannot reach the Docker engine: {said}", fix, _PAGE)]
+    status = shown.out.strip()
+    if status.startswith("Exited") and not status.startswith("Exited (0)"):
+        text = f"The container `{CONTAINER}` failed: {status}."
+        fix = f"docker logs {CONTAINER}   then manually: docker run -it IMAGE bash, and retry: homing image build RUN"
+        return [warning("container.training", text, fix, _PAGE)]
+    return [ok("container.engine", f"The Docker engine is running; `{CONTAINER}` is {status.lower() or 'absent'}.")]

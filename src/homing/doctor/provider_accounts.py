@@ -14,8 +14,7 @@ from homing.cloud.accounts import ACCOUNTS, Account
 from homing.cloud.plan.plan import needs_of
 from homing.cloud.providers.base import Configurable, Provider
 from homing.cloud.providers.registry import PROVIDERS, configured, open_provider
-from homing.doctor.balance import Prepaid, check_balance
-from homing.doctor.check import Check, Checked, fault, ok, skipped, warning
+from homing.doctor.check import Check, Checked, Prepaid, check_balance, fault, ok, skipped, warning
 from homing.doctor.subject import Examined
 from homing.errors import HomingError, MissingExtra, UsageError
 from homing.hub_token import token_in

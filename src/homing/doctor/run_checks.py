@@ -4,15 +4,20 @@ here        this computer: Python, packages, torch and GPU, SSH, disk, home, .en
 home        homing's own files: ledger, owner, guard, unconfirmed destroys
 run         the run file, its placeholders, data and store (writes a probe there and deletes it again)
 providers   each one configured or named: key, permissions, quota, offers
+
+The checks of a run come first here, then CHECKS, the table of all of them, and `examine`, which runs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from homing.doctor.check import Check
+from homing.config.schema.value_types import is_placeholder
+from homing.doctor.check import Check, fault, ok, skipped, warning
 from homing.doctor.computer import (
     check_clock,
+    check_container,
     check_disk,
     check_env_file,
     check_env_values,
@@ -25,13 +30,104 @@ from homing.doctor.computer import (
     check_tools,
     check_torch,
 )
-from homing.doctor.container import check_container
 from homing.doctor.home_state import check_guard, check_ledger, check_owner, check_privacy, check_unconfirmed
 from homing.doctor.provider_accounts import check_hub, check_providers
-from homing.doctor.run_file import check_data, check_limit, check_placeholders, check_run_file, check_store
 from homing.doctor.subject import Examined
+from homing.errors import HomingError
+from homing.store.preflight import preflight, try_out
 
-__all__ = ["CHECKS", "examine"]
+__all__ = ["CHECKS", "check_data", "check_limit", "check_placeholders", "check_run_file", "check_store", "examine"]
+
+_NO_RUN = "No run was named: homing doctor RUN"
+_STORES = "docs/guides/stores.md"
+
+
+def check_run_file(examined: Examined) -> list[Check]:
+    error = examined.run_error
+    if error is not None:
+        why = "; ".join(error.why.splitlines())
+        return [fault("run.file", f"{error.what} {why}".strip(), error.fix, "docs/reference/run-file.md")]
+    if examined.run is None:
+        return [skipped("run.file", _NO_RUN)]
+    return [ok("run.file", f"{examined.run.name} resolves.")]
+
+
+def check_placeholders(examined: Examined) -> list[Check]:
+    """Find placeholders such as YOUR_BUCKET in the run file, outside comments: found later, they cost money."""
+    if not examined.run_text:
+        return [skipped("run.placeholders", _NO_RUN)]
+    lines = [line.partition(" #")[0] for line in examined.run_text.splitlines()]
+    bad = [
+        f"line {number}: {line.strip()}"
+        for number, line in enumerate(lines, start=1)
+        if is_placeholder(line) and not line.lstrip().startswith("#")
+    ]
+    if bad:
+        return [
+            fault("run.placeholders", "; ".join(bad), "Replace them with your own names.", "docs/reference/run-file.md")
+        ]
+    return [ok("run.placeholders", "None in the run file.")]
+
+
+def check_data(examined: Examined) -> list[Check]:
+    if examined.run is None:
+        return [skipped("run.data", _NO_RUN)]
+    if not examined.is_prepared:
+        text = f"The text of {examined.run.name} is not prepared yet."
+        return [warning("run.data", text, f"homing prep {examined.typed or examined.run.name}")]
+    return [ok("run.data", f"{examined.run.data.num_train_tokens:,} tokens are prepared.")]
+
+
+def check_limit(examined: Examined) -> list[Check]:
+    if examined.run is None:
+        return [skipped("run.limit", _NO_RUN)]
+    if examined.run.limits.spend_usd is None:
+        text = "No spend limit is set; launch requires one."
+        plan = f"homing plan {examined.typed or examined.run.name}"
+        fix = f"{plan}   suggests an amount for launch --spend-limit or limits.spend"
+        return [skipped("run.limit", text, fix)]
+    return [ok("run.limit", f"At most ${examined.run.limits.spend_usd}.")]
+
+
+def check_store(examined: Examined) -> list[Check]:
+    """Check that the store is reachable.
+
+    If it exists, write a probe, read it back, test create-if-absent and delete it.
+    """
+    if examined.run is None:
+        return [skipped("store.reached", _NO_RUN), skipped("store.probe", _NO_RUN)]
+    url, world = examined.run.store, examined.home.world
+    if url.startswith("file:") and not world.exists(url.removeprefix("file:")):
+        return _check_folder_to_be(url, examined)
+    try:
+        notes = preflight(url, world, needs_write=False)
+    except HomingError as exc:
+        text = " ".join(f"{exc.what} {exc.why}".split())
+        return [fault("store.reached", text, exc.fix, _STORES), skipped("store.probe", "The store is not reachable.")]
+    found = [ok("store.reached", "; ".join(notes) or f"{url} exists.")]
+    if any("a launch would make it" in note for note in notes):
+        return [*found, skipped("store.probe", "It does not exist yet; doctor creates nothing.")]
+    try:
+        try_out(url, world)
+    except HomingError as exc:
+        text = " ".join(f"{exc.what} {exc.why}".split())
+        return [*found, fault("store.probe", text, exc.fix, _STORES)]
+    return [*found, ok("store.probe", "A probe was written, read back and deleted.")]
+
+
+def _check_folder_to_be(url: str, examined: Examined) -> list[Check]:
+    path = Path(url.removeprefix("file:"))
+    while not examined.home.world.exists(path) and path != path.parent:
+        path = path.parent
+    probe = skipped("store.probe", "It does not exist yet; doctor creates nothing.")
+    if not examined.home.world.may_write(path):
+        text = f"{url} does not exist and cannot be created: {path} is not writable."
+        return [
+            fault("store.reached", text, "Change `store:` in the run file, or the folder's permissions.", _STORES),
+            probe,
+        ]
+    return [ok("store.reached", f"{url} does not exist yet; a launch would make it."), probe]
+
 
 # What a person reads while the check runs, and the check.
 CHECKS: list[tuple[str, Callable[[Examined], list[Check]]]] = [

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +27,9 @@ from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.config.paths import MODELS, manifest_in
-from homing.errors import HomingError
+from homing.errors import HomingError, UsageError
 from homing.report import run_history
-from homing.report.report_data import Attempt, Data, Kept, Made, Report, Sample
+from homing.report.report_data import Attempt, Data, Eval, Kept, Made, Report, Sample
 from homing.store import FileStore, NotInStore, Store, run_key
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
@@ -35,7 +37,7 @@ from homing.wire.event_lines import Event, Metric, Outcome
 from homing.wire.run_json import Run
 from homing.wire.shard_manifest import DataManifest, Split
 
-__all__ = ["Subject", "read_report"]
+__all__ = ["Subject", "add_evals", "read_report"]
 
 T = TypeVar("T")
 
@@ -331,3 +333,76 @@ def _pushed(files: _RunFiles, row: RunRow) -> Iterator[Kept]:
             continue
         if manifest is not None and manifest.run_id == row.id:
             yield _kept(f"{files.store.url}/{key}", manifest, ["pushed"])
+
+
+_EVAL_SCHEMA = "homing.eval/1"
+
+
+def add_evals(report: Report, file: Path) -> Report:
+    """Return the report with the results in `file` for weights of this run; raises UsageError if there are none."""
+    document = _read_eval_file(file)
+    ours = {sha256 for each in report.kept for sha256 in each.weights.values()}
+    try:
+        found = [
+            each
+            for model, sets in zip(document["models"], document["results"], strict=True)
+            if ours & set(model["files"].values())
+            for each in _figures(model, sets)
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise _not_an_eval(file, f"{type(exc).__name__}: {exc}") from exc
+    if not found:
+        raise UsageError(
+            what=f"{file} has no results for {report.run}.",
+            why="The weights it measured do not match any stored checkpoint or model of this run.",
+            fix=f"homing eval {report.run} --out {shlex.quote(str(file))}",
+        )
+    return dataclasses.replace(report, evals=[*report.evals, *found])
+
+
+def _figures(model: dict[str, Any], sets: list[dict[str, Any]]) -> list[Eval]:
+    return [
+        Eval(
+            phase=str(model["phase"] or ""),
+            step=None if model["step"] is None else int(model["step"]),
+            name=str(one["name"]),
+            figure=str(score["name"]),
+            value=_number(score["value"]),
+            low=_number(score["low"]),
+            high=_number(score["high"]),
+            num_units=int(score["num_units"]),
+            num_tokens=None if (counted := one.get("counts", {}).get("tokens")) is None else int(counted),
+        )
+        for one in sets
+        for score in one["scores"]
+    ]
+
+
+def _number(value: Any) -> float | None:
+    """Return a float, or None: the model gave no number, or there is no interval. Raises ValueError if not finite."""
+    number = None if value is None else float(value)
+    if number is not None and not math.isfinite(number):
+        raise ValueError(f"{value!r} is not a finite number")
+    return number
+
+
+def _read_eval_file(file: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(file.read_bytes())
+    except OSError as exc:
+        raise UsageError(
+            what=f"{file} cannot be read.", why=exc.strerror or str(exc), fix="homing eval RUN --out evals.md"
+        ) from exc
+    except ValueError as exc:
+        raise _not_an_eval(file, str(exc)) from exc
+    if not isinstance(document, dict) or document.get("schema") != _EVAL_SCHEMA:
+        raise _not_an_eval(file, f"It is not a {_EVAL_SCHEMA} document.")
+    return document
+
+
+def _not_an_eval(file: Path, why: str) -> UsageError:
+    return UsageError(
+        what=f"{file} is not a result file of homing eval.",
+        why=why,
+        fix="homing eval RUN --out evals.md   also writes evals.json; use that file",
+    )

@@ -7,8 +7,7 @@ import logging
 import sys
 from pathlib import Path
 
-from homing.trackers.follower import EVERY_S, FolderSource, Follower, Source, StoreSource
-from homing.trackers.start_follower import Following
+from homing.trackers.follower import EVERY_S, FolderSource, Follower, Following, Source, StoreSource
 from homing.trackers.tracker import What
 from homing.world import World
 

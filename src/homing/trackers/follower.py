@@ -5,6 +5,13 @@
 It retries forever and never blocks a run. The record of what was sent is a list of short hashes, one per line. When
 training rolls back to a checkpoint, the end of metrics.jsonl is cut off and rewritten: the sink is rewound to the first
 line that differs from the list.
+
+`start` runs a follower as a separate process, once per run and tracker. One file holds everything that it needs:
+
+$HOMING_HOME/runs/<run id>/trackers/NAME.order   what to follow and where to send it; secrets stay in the environment
+                                    NAME.json    what was sent
+                                    NAME.lock    held while it runs
+                                    NAME.log     errors
 """
 
 from __future__ import annotations
@@ -13,9 +20,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from homing.store import open_store, run_key
 from homing.trackers.tracker import Sink, What, open_sink
@@ -24,7 +31,8 @@ from homing.wire.codec import WireError
 from homing.wire.event_lines import Metric, Outcome
 from homing.world import World
 
-__all__ = ["FolderSource", "Follower", "Source", "StoreSource"]
+__all__ = ["FolderSource", "Follower", "Following", "Source", "StoreSource", "is_following", "start"]
+
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +40,36 @@ EVERY_S = 10.0
 _LONGEST_PAUSE_S = 300.0
 # A run that is silent for this long will probably never report an end; a follower can be started again at any time.
 SILENT_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Following:
+    tracker: str
+    run_id: str
+    name: str  # as the tracker shows it
+    folder: str  # folder of the run's trackers, at home
+    files: str  # where a tracker keeps its own files
+    run_dir: str = ""  # where the metrics are: in this folder,
+    store: str = ""  # or in this store
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def path(self, suffix: str) -> Path:
+        return Path(self.folder) / f"{self.tracker}.{suffix}"
+
+
+def start(following: Following, world: World) -> bool:
+    """Start a follower; return False if one is already running."""
+    if is_following(following, world):
+        return False
+    world.mkdir(following.folder)
+    world.write(following.path("order"), json.dumps(asdict(following), indent=1).encode())
+    argv = [world.python(), "-m", "homing.trackers", str(following.path("order"))]
+    world.spawn(argv, world.environment(), following.folder, following.path("log"))
+    return True
+
+
+def is_following(following: Following, world: World) -> bool:
+    return world.is_locked(following.path("lock"))
 
 
 class Source(Protocol):

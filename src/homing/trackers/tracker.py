@@ -20,10 +20,10 @@ __all__ = ["TRACKERS", "Sink", "What", "check_tracker", "open_sink", "values_of"
 
 # name -> (module:class, the package that must be installed)
 TRACKERS: dict[str, tuple[str, str]] = {
-    "mlflow": ("homing.trackers.to_mlflow:ToMlflow", "mlflow"),
-    "tensorboard": ("homing.trackers.to_tensorboard:ToTensorBoard", "tensorboard"),
-    "trackio": ("homing.trackers.to_trackio:ToTrackio", "trackio"),
-    "wandb": ("homing.trackers.to_wandb:ToWandb", "wandb"),
+    "mlflow": ("homing.trackers.sinks:ToMlflow", "mlflow"),
+    "tensorboard": ("homing.trackers.sinks:ToTensorBoard", "tensorboard"),
+    "trackio": ("homing.trackers.sinks:ToTrackio", "trackio"),
+    "wandb": ("homing.trackers.sinks:ToWandb", "wandb"),
 }
 
 

@@ -1,11 +1,10 @@
 """Serves a trained model to programs and browsers: what `homing serve` starts. Needs the extra `web`.
 
-    voice    a loaded model: conversations and prompts to ids, ids to chunks of text up to a stop
-    worker   generates one text at a time, in its own thread, with a short queue
-    openai   the formats of OpenAI's API: request bodies, responses, chunks and errors
-    app      routes, token, host check and the page
-    server   that app with its model, on a socket
-    host     any app on a socket, in a thread, until it is stopped
+    model_session    a loaded model: conversations and prompts to ids, ids to chunks of text up to a stop
+    worker           generates one text at a time, in its own thread, with a short queue
+    openai_format    the formats of OpenAI's API: request bodies, responses, chunks and errors
+    app              routes, token, host check and the page, and `serving`: that app with its model, on a socket
+    loopback_server  any app on a socket, in a thread, until it is stopped
 
     dashboard   the other server, of `homing dashboard`: a page about runs; it needs neither a model nor torch
 

@@ -19,6 +19,7 @@ import hashlib
 import logging
 import re
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from importlib.resources import files
@@ -36,12 +37,14 @@ from starlette.types import Receive, Scope, Send
 from homing.errors import DataError
 from homing.lm.data.chat.messages import Fault
 from homing.web import openai_format
+from homing.web.loopback_server import Server
 from homing.web.model_session import GenerationSession, GivenUp, Spoken, TooLong
 from homing.web.openai_format import Answer, Defaults, Refusal, Wanted, event
 from homing.web.worker import QueueFull, Text, Worker
 
-__all__ = ["make_app"]
+__all__ = ["make_app", "serving"]
 
+NUM_WAITING = 8  # texts that may wait while one is generated
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _JSON_BYTES = 6  # maximum for one byte of text: a control character is written as an escape
 _ENVELOPE_BYTES = 256 * 1024  # for the names, roles and settings around the text
@@ -49,6 +52,20 @@ _BODY_S = 60.0
 _RETRY_S = "5"
 _HERE = "GET /v1/models, POST /v1/chat/completions and POST /v1/completions"
 _log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def serving(
+    session: GenerationSession, sock: socket.socket, *, token: str, hosts: list[str], defaults: Defaults
+) -> Iterator[Server]:
+    """Serve the model on the socket, which `loopback_server.listen` opened, until the block ends."""
+    worker = Worker(num_waiting=NUM_WAITING)
+    app = make_app(session, worker, token=token, hosts=hosts, defaults=defaults)
+    server = Server(app, sock, worker.close, "homing-serve")
+    try:
+        yield server
+    finally:
+        server.end()
 
 
 def make_app(
@@ -69,7 +86,7 @@ def make_app(
         exception_handlers={
             Refusal: _refused,
             HTTPException: _no_route,
-            ClientDisconnect: _not_found,
+            ClientDisconnect: _client_left,
             Exception: _broken,
         },
     )
@@ -299,7 +316,7 @@ async def _broken(request: Request, exc: Exception) -> Response:
     return JSONResponse(Refusal(f"Internal server error: {type(exc).__name__}.", status=500).body, 500)
 
 
-async def _not_found(request: Request, exc: Exception) -> Response:
+async def _client_left(request: Request, exc: Exception) -> Response:
     return Response(status_code=400)  # the client left in the middle of the body, so no one reads this
 
 

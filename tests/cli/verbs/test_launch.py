@@ -17,7 +17,7 @@ from tests.cloud.rig import marked_now
 from homing.cli.run_lookup import usd
 from homing.cloud.home import Home
 from homing.config import load_run, mark_smoke
-from homing.doctor.balance import Balance
+from homing.doctor.check import Balance
 from homing.hf_config import config_of
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest

@@ -41,7 +41,7 @@ from homing.config import Loaded, has_smoke_failed, has_smoke_passed, load_run, 
 from homing.config.parse.key_suggestions import tidy_name
 from homing.config.projects import launch_again, refuse_shared, shares_with
 from homing.config.schema.run_file import NAME_PATTERN
-from homing.doctor.balance import Prepaid, check_balance
+from homing.doctor.check import Prepaid, check_balance
 from homing.doctor.computer import clock_warning
 from homing.errors import UsageError
 from homing.units import counted, format_duration, parse_duration

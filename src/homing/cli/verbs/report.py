@@ -21,9 +21,8 @@ from homing.cloud.ledger.ledger import ADOPTED, RunRow
 from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import UsageError
 from homing.report import Report, Subject, read_report, render_html, render_markdown
-from homing.report.eval_files import add_evals
-from homing.report.maintainers import render_for_maintainers
-from homing.report.render_page import MARK, picture_of
+from homing.report.collect import add_evals
+from homing.report.render_page import MARK, picture_of, render_for_maintainers
 
 __all__ = ["command", "subject_of"]
 

@@ -55,7 +55,8 @@ def command(
 
     from homing.lm.device import describe_device
     from homing.lm.generate import load_for_use, read_card
-    from homing.web.model_server import hosts_for, listen, serving
+    from homing.web.app import serving
+    from homing.web.loopback_server import hosts_for, listen
     from homing.web.model_session import GenerationSession
     from homing.web.openai_format import Defaults
 

@@ -17,8 +17,7 @@ from homing.cli.run_lookup import find_any, open_home
 from homing.cli.tracking import begin, following
 from homing.cloud.home import Home
 from homing.errors import UsageError
-from homing.trackers.follower import FolderSource, Follower, Source, StoreSource
-from homing.trackers.start_follower import Following, is_following
+from homing.trackers.follower import FolderSource, Follower, Following, Source, StoreSource, is_following
 from homing.trackers.tracker import What, check_tracker
 
 __all__ = ["command"]

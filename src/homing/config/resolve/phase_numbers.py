@@ -25,7 +25,7 @@ from homing.config.weights.hub_repo import init_folder
 from homing.config.weights.open_weights import INDEX, Source
 from homing.errors import DataError, HomingError
 from homing.hf_config import model_of
-from homing.same_tokenizer import gives_same_ids
+from homing.tokenizer_json import gives_same_ids
 from homing.units import format_count
 from homing.wire import file_names
 from homing.wire.run_json import Model, Optimizer, Phase, PhaseData, Rl, Schedule

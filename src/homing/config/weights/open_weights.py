@@ -19,7 +19,7 @@ from typing import Any
 from homing.config.weights.hub_repo import Listing, bring_files, list_repository
 from homing.errors import DataError, UsageError
 from homing.hf_config import model_of
-from homing.tokenizer_file import read_tokenizer_bytes
+from homing.tokenizer_json import read_tokenizer_bytes
 from homing.wire import file_names
 from homing.wire.run_json import Model
 from homing.wire.template_file import Unreadable, read_chat_template

@@ -13,7 +13,7 @@ from homing.errors import DataError
 from homing.lm.tokenizer.bytes_as_text import CHAR_TO_BYTE
 from homing.lm.tokenizer.panics import panics_as_errors
 from homing.lm.tokenizer.specials import END_OF_TEXT
-from homing.tokenizer_file import read_tokenizer_bytes
+from homing.tokenizer_json import read_tokenizer_bytes
 
 __all__ = [
     "DOCUMENT_MARKS",

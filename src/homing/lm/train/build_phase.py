@@ -36,7 +36,7 @@ from homing.lm.train.optim.param_groups import Optimizer, build_optimizer, state
 from homing.lm.train.run_dir import check_count
 from homing.lm.train.session import Session
 from homing.lm.train.stop_requests import FatalError
-from homing.same_tokenizer import gives_same_ids
+from homing.tokenizer_json import gives_same_ids
 from homing.units import format_bytes
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest, Stage, reported_checkpoint

@@ -1,8 +1,8 @@
 """A read-only page about all runs: what `homing dashboard` starts. Needs the extra `web`, and no torch.
 
-    feed    the content, in sections that are replaced or appended to; written by threads, read by streams
-    door    access control: host, origin, method, token; and the headers of every response
-    app     the routes: the page, its files, and the feeds as JSON and as server-sent events
+    section_feed   the content, in sections that are replaced or appended to; written by threads, read by streams
+    access_check   access control: host, origin, method, token; and the headers of every response
+    dashboard_app  the routes: the page, its files, and the feeds as JSON and as server-sent events
 
     page.html, page.css, page.js    the page; uplot.js and uplot.css are uPlot 1.6.32, with its license next to them
 

@@ -44,7 +44,7 @@ from homing.cloud.reconcile.account_owner import check_account, check_own, is_el
 from homing.cloud.reconcile.inventory import survey
 from homing.cloud.reconcile.reconcile import refresh
 from homing.config.schema.clouds import RUNPOD_IMAGE, RunpodCloud
-from homing.doctor.balance import Balance, check_balance
+from homing.doctor.check import Balance, check_balance
 from homing.errors import (
     CreateFailed,
     NoOffer,

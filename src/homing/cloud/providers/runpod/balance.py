@@ -10,7 +10,7 @@ import logging
 
 from homing.cloud.figures import MOST_USD, read_figure
 from homing.cloud.providers.rest import Api, Unsure, Unwelcome
-from homing.doctor.balance import Balance
+from homing.doctor.check import Balance
 from homing.errors import ProviderRefused, ProviderSilent
 
 __all__ = ["GRAPHQL", "read_account", "read_balance"]

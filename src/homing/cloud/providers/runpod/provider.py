@@ -64,8 +64,7 @@ from homing.cloud.providers.runpod.storage import (
     resource,
 )
 from homing.config.schema.clouds import RUNPOD_IMAGE, RunpodCloud, cuda_of_image
-from homing.doctor.balance import Balance
-from homing.doctor.check import Check, fault, ok, warning
+from homing.doctor.check import Balance, Check, fault, ok, warning
 from homing.errors import ProviderRefused, ProviderSilent, UsageError
 from homing.redact import register
 from homing.units import format_bytes, format_usd

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from homing.cloud.ledger.ledger import LedgerLine
-from homing.rehearse.verdict import Verdict, compare
+from homing.rehearse.rehearsal import Verdict, compare
 
 LIMIT = Decimal("1.00")
 

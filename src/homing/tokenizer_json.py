@@ -1,0 +1,66 @@
+"""Reads tokenizer.json files: the bytes, and whether two files give the same ids to the same text.
+
+The size is checked before parsing: parsed, a file takes five times as much memory. Weights only know the ids they
+learned, so the comparison covers what affects encoding: vocabulary, merges, normalizer and pre-tokenizer, special
+tokens. Whitespace, key order, padding, the post-processor and the decoder may differ, because they do not change the
+ids of a text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from homing.errors import DataError
+
+__all__ = ["MAX_TOKENIZER_BYTES", "gives_same_ids", "read_tokenizer_bytes"]
+
+
+MAX_TOKENIZER_BYTES = 128 << 20  # the largest among known open models have 35 MB
+
+
+def read_tokenizer_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return the file's bytes; raises DataError if it is too large, OSError if there is no such file."""
+    with open(path, "rb") as file:
+        data = file.read(MAX_TOKENIZER_BYTES + 1)
+        if len(data) > MAX_TOKENIZER_BYTES:
+            raise DataError(
+                what=f"{os.fspath(path)} is too large for a tokenizer.",
+                why=f"It has {os.fstat(file.fileno()).st_size:,} bytes; homing reads at most {MAX_TOKENIZER_BYTES:,}.",
+                fix="Use the tokenizer.json that came with the model, or let homing train one.",
+            )
+    return data
+
+
+_NO_IDS = ("version", "truncation", "padding", "post_processor", "decoder")
+
+
+def gives_same_ids(one: Path, other: Path) -> bool:
+    """Return True if both files encode text alike. Both must exist; an unparsable file only equals an exact copy."""
+    first, second = read_tokenizer_bytes(one), read_tokenizer_bytes(other)
+    if first == second:
+        return True
+    try:
+        return bool(_encoding_part(json.loads(first)) == _encoding_part(json.loads(second)))
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return False
+
+
+def _encoding_part(document: dict[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in document.items() if name not in _NO_IDS}
+    # Older writers join the two halves of a merge with a space.
+    merges = [
+        tuple(each.split(" ")) if isinstance(each, str) else tuple(each) for each in found["model"].get("merges") or []
+    ]
+    found["model"] = {**_without_defaults(found["model"]), "merges": merges}
+    found["added_tokens"] = sorted(
+        (_without_defaults(token) for token in found.get("added_tokens") or []), key=lambda token: int(token["id"])
+    )
+    return _without_defaults(found)
+
+
+def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Drop null and false values: some writers write them, others omit them."""
+    return {name: value for name, value in values.items() if value is not None and value is not False}

@@ -1,0 +1,207 @@
+"""Sinks for each tracker: MLflow, TensorBoard, trackio and Weights & Biases. Each loads its package when it is opened.
+
+MLflow        a folder at home, or a server behind a tunnel; servers open to the network are refused
+TensorBoard   event files, with tensorboard's own writer; loads neither torch nor tensorflow
+trackio       a local SQLite file, opened with `trackio show --project homing`; no server, no account
+W&B           without a key it records offline, and `wandb sync` uploads it later. Steps are a separate metric
+              (`PHASE/step`) and not W&B's own step: that may only increase, and a run that rolls back logs some steps
+              again
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+from homing.api_address import check_address
+from homing.errors import UsageError
+from homing.trackers.tracker import What, values_of
+from homing.wire.event_lines import Metric
+
+__all__ = ["ToMlflow", "ToTensorBoard", "ToTrackio", "ToWandb", "check_uri", "mode_of", "uri_of"]
+
+URI_ENV = "MLFLOW_TRACKING_URI"
+_TAG = "homing.run"
+_BATCH = 900  # below the maximum of 1000 per call
+_STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+
+def uri_of(what: What) -> str:
+    return what.environment.get(URI_ENV) or f"file://{what.folder / 'mlruns'}"
+
+
+def check_uri(uri: str) -> None:
+    """Raise UsageError unless the server is on loopback: by default MLflow has neither a password nor encryption."""
+    parts = urlsplit(uri)
+    if parts.scheme in ("http", "https") and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        port = parts.port or 5000
+        raise UsageError(
+            what=f"Refusing to connect to {uri}: homing connects to MLflow only through a tunnel.",
+            why="Anyone who can reach an open MLflow port can read and change everything.",
+            fix=f"ssh -N -L {port}:127.0.0.1:{port} {parts.hostname}   then: export {URI_ENV}=http://127.0.0.1:{port}",
+        )
+
+
+class ToMlflow:
+    def __init__(self, what: What) -> None:
+        uri = uri_of(what)
+        check_uri(uri)
+        # A folder needs no server and no database; MLflow requires this to be enabled explicitly.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow.entities import Metric as Point
+        from mlflow.tracking import MlflowClient
+
+        self._point: Any = Point
+        self._client = MlflowClient(tracking_uri=uri)
+        self._id = self._find(what) or self._create(what)
+        self._waiting: list[Any] = []
+
+    def log(self, metric: Metric) -> None:
+        at = int(metric.t * 1000)
+        for name, value in values_of(metric).items():
+            self._waiting.append(self._point(f"{metric.phase}/{name}", value, at, metric.step))
+
+    def rewind(self, metric: Metric) -> None:
+        """Do nothing: MLflow's history keeps all values of a step, by time."""
+
+    def flush(self) -> None:
+        while self._waiting:
+            self._client.log_batch(self._id, metrics=self._waiting[:_BATCH])
+            del self._waiting[:_BATCH]
+
+    def close(self, state: str) -> None:
+        if state:
+            self._client.set_terminated(self._id, status=_STATES.get(state, "FINISHED"))
+
+    def _find(self, what: What) -> str:
+        experiment = self._client.get_experiment_by_name(what.project)
+        if experiment is None:
+            return ""
+        found = self._client.search_runs([experiment.experiment_id], filter_string=f"tags.`{_TAG}` = '{what.run_id}'")
+        return str(found[0].info.run_id) if found else ""
+
+    def _create(self, what: What) -> str:
+        experiment = self._client.get_experiment_by_name(what.project)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(what.project)
+        made = self._client.create_run(number, run_name=what.name, tags={_TAG: what.run_id})
+        for name, value in what.config.items():
+            self._client.log_param(made.info.run_id, name, value)
+        return str(made.info.run_id)
+
+
+class ToTensorBoard:
+    def __init__(self, what: What) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._session = event_pb2.Event, event_pb2.SessionLog
+        self._summary = summary_pb2.Summary
+        self._folder = str(what.folder / "tensorboard" / what.run_id)
+        self._new: Any = EventFileWriter
+        self._writers: dict[str, Any] = {}  # one per phase, because steps restart in each
+
+    def log(self, metric: Metric) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in values_of(metric).items()]
+        event = self._event(wall_time=metric.t, step=metric.step, summary=self._summary(value=values))
+        self._writer(metric.phase).add_event(event)
+
+    def rewind(self, metric: Metric) -> None:
+        """Make readers drop what they have from this step on."""
+        session = self._session(status=self._session.START)
+        event = self._event(wall_time=metric.t, step=metric.step, session_log=session)
+        self._writer(metric.phase).add_event(event)
+
+    def flush(self) -> None:
+        for writer in self._writers.values():
+            writer.flush()
+
+    def close(self, state: str) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def _writer(self, phase: str) -> Any:
+        if phase not in self._writers:
+            self._writers[phase] = self._new(f"{self._folder}/{phase}")
+        return self._writers[phase]
+
+
+class ToTrackio:
+    def __init__(self, what: What) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self._storage: Any = SQLiteStorage
+        self._what = what
+        self._waiting: list[Metric] = []
+
+    def log(self, metric: Metric) -> None:
+        self._waiting.append(metric)
+
+    def rewind(self, metric: Metric) -> None:
+        """Do nothing: each line has its own id, so values logged again appear next to the first ones."""
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        self._storage.bulk_log(
+            self._what.project,
+            self._what.name,
+            [{f"{m.phase}/{name}": value for name, value in values_of(m).items()} for m in self._waiting],
+            steps=[m.step for m in self._waiting],
+            timestamps=[datetime.datetime.fromtimestamp(m.t, tz=datetime.UTC).isoformat() for m in self._waiting],
+            config=self._what.config,
+            # A line with an existing id is not inserted twice.
+            log_ids=[f"{self._what.run_id}-{m.phase}-{m.step}-{m.t}" for m in self._waiting],
+            run_id=self._what.run_id,
+        )
+        self._waiting.clear()
+
+    def close(self, state: str) -> None:
+        self.flush()
+
+
+KEY_ENV, MODE_ENV, URL_ENV = "WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"
+_START_S = 60.0
+
+
+def mode_of(environment: dict[str, str]) -> str:
+    """Return WANDB_MODE if set; else offline without a key, because prompting for one would block forever."""
+    return environment.get(MODE_ENV) or ("online" if environment.get(KEY_ENV) else "offline")
+
+
+class ToWandb:
+    def __init__(self, what: What) -> None:
+        if what.environment.get(URL_ENV):
+            check_address(what.environment[URL_ENV], URL_ENV)
+        wandb: Any = importlib.import_module("wandb")
+        folder = what.folder / "wandb"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run: Any = wandb.init(
+            project=what.project,
+            id=what.run_id,
+            name=what.name,
+            config=what.config,
+            dir=str(folder),
+            mode=mode_of(what.environment),
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off", init_timeout=_START_S, x_disable_stats=True),
+        )
+        self._phases: set[str] = set()
+
+    def log(self, metric: Metric) -> None:
+        if metric.phase not in self._phases:
+            self._phases.add(metric.phase)
+            self._run.define_metric(f"{metric.phase}/*", step_metric=f"{metric.phase}/step")
+        values = {f"{metric.phase}/{name}": value for name, value in values_of(metric).items()}
+        self._run.log({**values, f"{metric.phase}/step": metric.step, f"{metric.phase}/t": metric.t})
+
+    def rewind(self, metric: Metric) -> None:
+        """Do nothing: steps that are logged again appear next to the first ones."""
+
+    def flush(self) -> None:
+        """Do nothing: W&B's own process has the values as soon as `log` returns."""
+
+    def close(self, state: str) -> None:
+        self._run.finish(exit_code=1 if state == "failed" else 0)
