@@ -42,7 +42,7 @@ from homing.lm.decode_token import REACH, Steps, room_for  # noqa: E402
 from homing.lm.generate import generate, sampling  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
 from homing.lm.model.attention import RowCache  # noqa: E402
-from homing.lm.rl.inference_copy import lean_copy  # noqa: E402
+from homing.lm.rl.rollout import lean_copy  # noqa: E402
 from homing.wire.run_json import Model  # noqa: E402
 
 CASES = {

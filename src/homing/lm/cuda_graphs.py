@@ -2,7 +2,7 @@
 
 Launching a long sequence of short kernels may take the host longer than the GPU takes to run them; a graph is a single
 launch. It reads and writes the memory it was captured with, so the caller keeps buffers and fills them. Knows nothing
-of what is computed: a training pass (`train.passes`) or a decoding step (`lm.decode`).
+of what is computed: a training pass (`train.compute.forward_backward`) or a decoding step (`lm.decode_token`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ launched at once. It needs the same buffers each time, so all inputs are kept he
 graph per `reach`, of which there are few. Captured or not, a step runs the same kernels on the same shapes and gives
 the same numbers.
 
-Knows nothing of its callers: `generate` uses the logits, `rl.decode` picks a token for each row.
+Knows nothing of its callers: `generate` uses the logits, `rl.rollout` picks a token for each row.
 
 Shapes: B rows, V vocabulary.
 """

@@ -11,8 +11,7 @@ from small import make_rl_run, small_model
 
 from homing.lm.model import Decoder
 from homing.lm.model.loss import IGNORED
-from homing.lm.rl.experience import Experience, log_probs, rows_of
-from homing.lm.rl.grpo import Policy, advantages, token_weights
+from homing.lm.rl.grpo import Experience, Policy, advantages, log_probs, rows_of, token_weights
 from homing.lm.rl.rl_metrics import Collapse, Graded, pass_at_k, summary
 from homing.lm.rl.rollout import Sample
 from homing.lm.train.compute.batch import Batch
@@ -136,7 +135,7 @@ def test_rows_on_a_card_come_in_few_lengths_and_every_one_of_them_is_compiled(
 
 
 def test_padded_rows_are_at_most_half_as_long_again() -> None:
-    from homing.lm.rl.experience import _padded_length
+    from homing.lm.rl.grpo import _padded_length
 
     for longest in range(1, 5000):
         length = _padded_length(longest, 128)

@@ -14,7 +14,7 @@ from tiny import count_params, make_run_dir
 
 from homing.lm.model import Decoder
 from homing.lm.phases.rl import Reinforce
-from homing.lm.rl.experience import rows_of
+from homing.lm.rl.grpo import rows_of
 from homing.lm.rl.rollout import Sample
 from homing.lm.train.compute.batch import Batch
 from homing.lm.train.loop import train

@@ -19,7 +19,7 @@ from tiny import make_run_dir
 from homing.errors import RunFailed, UsageError
 from homing.lm.phases.rl import SAMPLES, Reinforce
 from homing.lm.rl.prompter import stop_ids_of
-from homing.lm.rl.question_order import Order
+from homing.lm.rl.questions import Order
 from homing.lm.train.loop import train
 from homing.lm.verify_model import verify
 from homing.wire import codec, file_names

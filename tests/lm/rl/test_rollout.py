@@ -16,9 +16,8 @@ from homing.lm.generate import generate
 from homing.lm.model import Decoder, lora
 from homing.lm.model.frozen_linear import lora_tensors
 from homing.lm.rl.calculator import Calculator
-from homing.lm.rl.inference_copy import lean_copy
 from homing.lm.rl.named_random import BITS, draws, pick_rows
-from homing.lm.rl.rollout import Sampler
+from homing.lm.rl.rollout import Sampler, lean_copy
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.wire.run_json import Lora
 

@@ -15,8 +15,7 @@ from homing.lm.data.chat.template import ChatTemplate
 from homing.lm.data.chat.turn_tokens import ChatTokens
 from homing.lm.generate import ChatTurns
 from homing.lm.rl.prompter import Prompter, chatml
-from homing.lm.rl.question_order import Order
-from homing.lm.rl.questions import is_held_out
+from homing.lm.rl.questions import Order, is_held_out
 from homing.lm.rl.tasks import Asked, open_task
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE

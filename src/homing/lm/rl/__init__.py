@@ -1,10 +1,10 @@
 """Reinforcement learning with verifiable rewards: prompts -> samples -> rewards -> advantages -> weighted targets.
 
-    settings    checks the keys below                  order     which question comes when
-    tasks       what is asked: questions, generated    judging   samples to rewards: answers, or a custom reward
-    rollout     all samples of a step in one batch, with a KV cache: decode, draws, calculator, lean
-    grpo        rewards to per-token loss weights      experience  samples as training rows
-    watch       what is logged, and detection of a collapse
+    questions    questions from files, or generated; which one comes when
+    tasks        what is asked, and samples to rewards: `check_answer`, or a custom `reward`
+    rollout      all samples of a step in one batch, with a KV cache: `named_random`, `calculator`
+    grpo         samples as training rows, and rewards to per-token loss weights
+    rl_metrics   what is logged, and detection of a collapse
 
 The keys of `phases[i].rl` (in a phase of kind `rl`), also in run.json by the same names in base units:
 

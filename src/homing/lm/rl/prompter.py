@@ -2,7 +2,7 @@
 
     messages -> the text that the template writes around them (turns.json) -> ids, up to where the answer begins
 
-Does not run templates: `homing prep` splits the one next to the tokenizer (`lm.chat.take_apart`).
+Does not run templates: `homing prep` splits the one next to the tokenizer (`lm.data.chat.split_template`).
 """
 
 from __future__ import annotations

@@ -1,17 +1,31 @@
-"""Reads question files with the rules of `homing.questions` and tokenizes the questions."""
+"""The questions of an rl phase: read from files by the rules of `homing.questions`, or generated; and their order.
+
+Generated ones are arithmetic and spelling, in any number, the same for the same seed. Difficulty:
+
+    arithmetic   1 one-digit sums   2 two-digit + and -   3 three-digit + and -, products of one digit
+                 4 two operations   5 brackets, and divisions without remainder
+    spelling     words of 3, 4-5, 6-7 letters; from 4 on also how often a letter occurs in a longer word
+
+A tenth of all questions, by hash, is never used in training (`is_held_out`).
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from homing.errors import DataError
+import numpy as np
+
+from homing.errors import DataError, UsageError
+from homing.lm.rl.calculator import compute
+from homing.lm.rl.named_random import source
 from homing.lm.rl.prompter import Prompter
 from homing.lm.tokenizer import Tokenizer
 from homing.questions import NO_LINES, Entry, read_entries, shorten_problems
 
-__all__ = ["Question", "is_held_out", "read_questions"]
+__all__ = ["Order", "Question", "arithmetic", "is_held_out", "read_questions", "spelling"]
 
 _HELD_OUT_OF = 10  # one in this many questions
 
@@ -59,3 +73,100 @@ def _question(entry: Entry, tokenizer: Tokenizer, prompter: Prompter) -> Questio
     if entry.ids:
         return Question(tokenizer.decode(list(entry.ids)), entry.ids, entry.answer)
     return Question(entry.messages[-1]["content"], prompter.ids(entry.messages), entry.answer)
+
+
+# -- generated questions -----------------------------------------------------------------------------------------------
+
+_LETTERS = {1: (3, 3), 2: (4, 5), 3: (6, 7), 4: (6, 9), 5: (9, 14)}
+_CONSONANTS, _VOWELS = "bcdfghjklmnprstvwz", "aeiou"
+
+
+def arithmetic(source: np.random.Generator, difficulty: int) -> tuple[str, str]:
+    """Return a question and its answer."""
+    expression = _expression(source, difficulty)
+    answer = compute(expression)
+    assert answer is not None, f"made up {expression!r}, which has no value"
+    return f"{expression} =", answer
+
+
+def spelling(source: np.random.Generator, difficulty: int) -> tuple[str, str]:
+    word = _word(source, *_LETTERS[difficulty])
+    if difficulty >= 4 and source.random() < 0.5:
+        letter = word[int(source.integers(len(word)))]
+        return f"How many times does the letter {letter} occur in {word}?", str(word.count(letter))
+    return f"Spell the word {word}, letter by letter.", " ".join(word)
+
+
+def _expression(source: np.random.Generator, difficulty: int) -> str:
+    def number(digits: int) -> int:
+        return int(source.integers(0 if digits == 1 else 10 ** (digits - 1), 10**digits))
+
+    def sign(choices: str) -> str:
+        return choices[int(source.integers(len(choices)))]
+
+    if difficulty == 1:
+        return f"{number(1)} + {number(1)}"
+    if difficulty == 2:
+        return f"{number(2)} {sign('+-')} {number(2)}"
+    if difficulty == 3:
+        return f"{number(3)} {op} {number(3)}" if (op := sign("+-*")) != "*" else f"{number(1)} * {number(1)}"
+    if difficulty == 4:
+        return f"{number(2)} {sign('+-')} {number(1)} * {number(2)}"
+    divisor, quotient = number(1) + 1, number(2)
+    if sign("/(") == "/":
+        return f"{divisor * quotient} / {divisor} {sign('+-')} {number(2)}"
+    return f"({number(2)} {sign('+-')} {number(2)}) * {number(1)}"
+
+
+def _word(source: np.random.Generator, shortest: int, longest: int) -> str:
+    """Build a word from syllables: this needs no word list, and there is no limit to their number."""
+    length = int(source.integers(shortest, longest + 1))
+    is_vowel = bool(source.integers(2))
+    letters = []
+    for _ in range(length):
+        choices = _VOWELS if is_vowel else _CONSONANTS
+        letters.append(choices[int(source.integers(len(choices)))])
+        is_vowel = not is_vowel
+    return "".join(letters)
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+_BLOCK = 256
+
+
+class Order:
+    """Maps prompt number n to a task and an index within it, derived from the weights alone.
+
+    Prompts come in blocks. In each block every task occurs according to its weight, rounded, in an order shuffled by
+    (seed, block). So the proportions hold throughout training, and any n can be computed without those before it.
+    """
+
+    def __init__(self, weights: Sequence[float], *, seed: int) -> None:
+        self._seed = seed
+        self._quotas = _quotas(weights)
+
+    def at(self, number: int) -> tuple[int, int]:
+        """Return (task, number of its questions before this one)."""
+        block, place = divmod(number, _BLOCK)
+        tasks = [task for task, quota in enumerate(self._quotas) for _ in range(quota)]
+        order = source("tasks", self._seed, block).permutation(_BLOCK)
+        task = tasks[int(order[place])]
+        before = sum(tasks[int(at)] == task for at in order[:place])
+        return task, block * self._quotas[task] + before
+
+
+def _quotas(weights: Sequence[float]) -> list[int]:
+    """Return integers that add up to a block, as close to the shares as possible (largest remainders round up)."""
+    shares = [weight / sum(weights) * _BLOCK for weight in weights]
+    quotas = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda task: (quotas[task] - shares[task], task))
+    for task in by_remainder[: _BLOCK - sum(quotas)]:
+        quotas[task] += 1
+    if 0 in quotas:
+        raise UsageError(
+            what="A task of the rl phase would never be used.",
+            why=f"Its weight is less than 1/{_BLOCK} of the total: {', '.join(f'{weight:g}' for weight in weights)}.",
+            fix="Raise its weight, or remove the task.",
+        )
+    return quotas

@@ -5,15 +5,20 @@
 
 Each row has its own position, so no prompt waits for another. A finished row is computed along and ignored: shapes stay
 the same. The last token of a prompt is the first that the loop reads, so the prefill needs no logits. The caller
-supplies the random draws of each row (see `draws`); rows do not depend on each other.
+supplies the random draws of each row (see `named_random`); rows do not depend on each other.
 
-Shapes: P prompts, B rows, N new tokens, T positions of the longest prompt.
+Sampling uses a read-only copy of the weights in the compute dtype (`lean_copy`): a step reads every weight for one
+token per row; fp32 weights would be twice as much to read, and cast each time. The numbers are the same, because each
+weight would be cast when it is used.
+
+Shapes: P prompts, B rows, V vocabulary, N new tokens, T positions of the longest prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,17 +26,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from homing.errors import RunFailed
-from homing.lm.decode_token import room_for
+from homing.lm.decode_token import Steps, room_for
 from homing.lm.device import free_memory
 from homing.lm.model import Decoder, lora
 from homing.lm.model.attention import RowCache
 from homing.lm.model.layers import look_up
 from homing.lm.model.swift import SwiftStack
 from homing.lm.rl.calculator import Calculator
-from homing.lm.rl.decode_rows import Decoding
-from homing.lm.rl.inference_copy import copy_weights, lean_copy
+from homing.lm.rl.named_random import pick_rows
 
-__all__ = ["Sample", "Sampler"]
+__all__ = ["Decoding", "Sample", "Sampler", "copy_weights", "lean_copy"]
 
 
 @dataclass(frozen=True)
@@ -247,3 +251,61 @@ def _embedded_before_last(model: Decoder, ids_PT: Tensor, lengths: list[int], re
     x_P1D = nn.functional.rms_norm(x_P1D, x_P1D.shape[-1:], eps=model.shape.norm_eps)
     has_before = torch.tensor([length > 1 for length in lengths], device=ids_PT.device).view(-1, 1, 1)
     return (x_P1D * has_before).repeat_interleave(repeats, dim=0)
+
+
+# -- one decoding step -------------------------------------------------------------------------------------------------
+
+
+class Decoding:
+    """Decoding of a fixed number of rows, eagerly or with CUDA graphs; see `lm.decode_token`."""
+
+    def __init__(
+        self, model: Decoder, cache: RowCache, *, temperature: float, top_k: int, is_captured: bool,
+        notify: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.cache = cache
+        self._draws_B = torch.zeros(len(cache.places_B), dtype=torch.int64, device=model.device)
+        # Not a bound method: a reference cycle would keep all this memory until the garbage collector runs.
+        pick = partial(_pick, draws_B=self._draws_B, temperature=temperature, top_k=top_k)
+        self._steps = Steps(model, cache, pick, is_captured=is_captured, notify=notify)
+
+    @property
+    def is_captured(self) -> bool:
+        return self._steps.is_captured
+
+    def step(self, ids_B: Tensor, places_B: Tensor, draws_B: Tensor, *, furthest: int) -> tuple[Tensor, Tensor]:
+        """Read `ids_B` at `places_B`, none past `furthest`; return sampled ids and their entropy in nats.
+
+        Both are buffers that the next step may overwrite.
+        """
+        self._draws_B.copy_(draws_B, non_blocking=True)
+        return self._steps.step(ids_B, places_B, furthest=furthest)
+
+
+def _pick(logits_BV: Tensor, *, draws_B: Tensor, temperature: float, top_k: int) -> tuple[Tensor, Tensor]:
+    logs_BV = torch.log_softmax(logits_BV, dim=-1)
+    # A probability of 0 has an infinite logarithm, but contributes nothing.
+    entropy_B = -(logs_BV.exp() * logs_BV.clamp(min=-1e4)).sum(dim=-1)
+    return pick_rows(logits_BV, draws_B, temperature=temperature, top_k=top_k), entropy_B
+
+
+# -- weights for sampling ----------------------------------------------------------------------------------------------
+
+
+def lean_copy(model: Decoder, dtype: torch.dtype) -> Decoder:
+    with torch.device("meta"):  # unused fp32 weights would take twice the memory
+        copy = Decoder(model.shape)
+    for module in copy.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            empty = torch.empty_like(parameter, device=model.device, dtype=dtype)
+            setattr(module, name, nn.Parameter(empty, requires_grad=False))
+    copy.model.rope.to(model.device)
+    copy.compute_dtype = dtype
+    copy_weights(model, copy)
+    return copy.eval()
+
+
+@torch.no_grad()
+def copy_weights(model: Decoder, copy: Decoder) -> None:
+    for mine, source in zip(copy.parameters(), model.parameters(), strict=True):
+        mine.copy_(source)

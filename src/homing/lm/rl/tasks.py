@@ -3,26 +3,30 @@
     open_task(task, number) -> draw(n): the n-th training question; held_out(n): questions never used in training
 
 Questions from a file are reshuffled in each pass, generated ones never run out; both depend only on (seed, task, n).
+`Judging` turns samples into rewards, by a built-in rule or with the user's reward.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 
 from homing.errors import DataError, UsageError
 from homing.lm.rl.calculator import Calculator
 from homing.lm.rl.check_answer import is_right_letters, is_right_number, is_right_text
-from homing.lm.rl.generated_questions import arithmetic, spelling
 from homing.lm.rl.named_random import source
 from homing.lm.rl.prompter import Prompter
-from homing.lm.rl.questions import Question, is_held_out, read_questions
+from homing.lm.rl.questions import Question, arithmetic, is_held_out, read_questions, spelling
+from homing.lm.rl.reward import OwnReward
+from homing.lm.rl.rollout import Sample
 from homing.lm.tokenizer import Tokenizer
-from homing.wire.run_json import RlTask
+from homing.wire.run_json import Rl, RlTask
 
-__all__ = ["KINDS", "Asked", "open_task"]
+__all__ = ["KINDS", "Asked", "Judging", "open_task"]
 
 JUDGES: dict[str, Callable[[str, str], bool]] = {
     "arithmetic": is_right_number,
@@ -155,3 +159,50 @@ def _has_calculator(task: RlTask, tokenizer: Tokenizer) -> bool:
         Calculator(tokenizer)  # raises if the tokenizer lacks the tool tokens
         return True
     return task.calculator == "auto" and task.kind == "gsm8k" and Calculator.fits(tokenizer)
+
+
+class Judging:
+    """Grades samples. A context manager, because a reward.py runs in a separate process."""
+
+    def __init__(
+        self, tasks: Sequence[Asked], rl: Rl, *, tokenizer: Tokenizer, stop_ids: Sequence[int], data_dir: Path,
+        notify: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self._tasks, self._tokenizer, self._stop_ids = tasks, tokenizer, frozenset(stop_ids)
+        self._open = contextlib.ExitStack()
+        self._own: dict[int, OwnReward] = {}
+        for number, asked in enumerate(tasks):
+            if asked.task.reward:
+                self._own[number] = OwnReward(
+                    data_dir / asked.task.reward, sha256=asked.task.reward_sha256, timeout_s=rl.reward_timeout_s,
+                    memory_bytes=rl.reward_memory_bytes, notify=notify,
+                )  # fmt: skip
+
+    def __enter__(self) -> Judging:
+        with contextlib.ExitStack() as opening:  # if a later one fails to open, close those already open
+            for own in self._own.values():
+                opening.enter_context(own)
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._open.close()
+
+    def judge(self, asked: Sequence[tuple[int, Question]], samples: Sequence[Sample]) -> list[float | None]:
+        """Return a reward per sample, given its task and question; None if a reward.py failed."""
+        texts = [self._text(sample) for sample in samples]
+        rewards: list[float | None] = [
+            None if task in self._own else self._tasks[task].judge(text, question)
+            for (task, question), text in zip(asked, texts, strict=True)
+        ]
+        for number, own in self._own.items():
+            places = [place for place, (task, _) in enumerate(asked) if task == number]
+            given = own.judge([(asked[at][1].text, texts[at], asked[at][1].answer) for at in places])
+            for place, reward in zip(places, given, strict=True):
+                rewards[place] = reward
+        return rewards
+
+    def _text(self, sample: Sample) -> str:
+        """Return the sample's text, with tool tokens by name and without the token that ended it."""
+        ids = sample.ids[:-1] if sample.ids and sample.ids[-1] in self._stop_ids else sample.ids
+        return self._tokenizer.decode(ids)

@@ -1,4 +1,4 @@
-"""AdamW: the base class of its parameter groups, and the group that keeps the moments in fp32 (8-bit: `adam8`).
+"""AdamW: the base class of its parameter groups, and the group that keeps the moments in fp32 (8-bit: `adamw_8bit`).
 
 gradient -> first and second moment -> decoupled weight decay -> step of the first moment over the root of the second
 

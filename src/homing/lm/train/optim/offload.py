@@ -25,7 +25,7 @@ from homing.units import format_bytes
 
 __all__ = ["AT_A_TIME", "HostPlace", "Load", "Now", "Place", "Span", "cut"]
 
-AT_A_TIME = 2**24  # elements that AdamW steps at a time; a multiple of adam8's block
+AT_A_TIME = 2**24  # elements that AdamW steps at a time; a multiple of adamw_8bit's block
 # torch rounds pinned allocations up to a power of two, which would waste a third on average if each tensor were
 # allocated separately. Therefore tensors share slabs, and slabs grow with the total: the last one is never a large
 # part.

@@ -15,8 +15,8 @@ from torch import Tensor
 from homing.lm.decode_token import REACH
 from homing.lm.model import Decoder
 from homing.lm.model.attention import RowCache
-from homing.lm.rl.decode_rows import Decoding
 from homing.lm.rl.named_random import draws
+from homing.lm.rl.rollout import Decoding
 
 ROWS = 3
 FAMILIES: dict[str, dict[str, Any]] = {
