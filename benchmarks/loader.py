@@ -29,7 +29,7 @@ from _result import write_result  # noqa: E402
 from homing.lm.data.shards.pack_text import PackedStream  # noqa: E402
 from homing.lm.data.shards.read_shards import open_split  # noqa: E402
 from homing.lm.phases.pretrain import TextRows  # noqa: E402
-from homing.lm.train.compute.prefetch import Feed  # noqa: E402
+from homing.lm.train.compute.batch import Feed  # noqa: E402
 from homing.wire import codec, file_names  # noqa: E402
 from homing.wire.shard_manifest import DataManifest, Shard, Split  # noqa: E402
 

@@ -158,8 +158,8 @@ def measure_tiktoken(corpus: str, out: str, tokenizer: str, num_threads: str) ->
     import numpy as np
     import tiktoken
 
-    from homing.lm.tokenizer.bytes_as_text import CHAR_TO_BYTE
     from homing.lm.tokenizer.splits import SPLITS
+    from homing.lm.tokenizer.tokenizer import CHAR_TO_BYTE
 
     vocab = json.loads(Path(tokenizer).read_text(encoding="utf-8"))["model"]["vocab"]
     ranks = {

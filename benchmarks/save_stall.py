@@ -29,7 +29,7 @@ from _result import write_result  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
 from homing.lm.train.checkpoints import checkpoint_files  # noqa: E402
 from homing.lm.train.checkpoints.checkpoint_files import TrainState  # noqa: E402
-from homing.lm.train.checkpoints.host_copy import Snapshot  # noqa: E402
+from homing.lm.train.checkpoints.manager import Snapshot  # noqa: E402
 from homing.lm.train.optim.param_groups import build_optimizer  # noqa: E402
 from homing.wire.checkpoint_manifest import CheckpointManifest  # noqa: E402
 from homing.wire.run_json import Model, Optimizer  # noqa: E402

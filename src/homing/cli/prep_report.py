@@ -127,7 +127,7 @@ def _line(progress: Progress) -> str:
 
 def document(order: PrepOrder, manifest: DataManifest, meter: Meter) -> dict[str, Any]:
     """Return what --json prints, from which the report is also made."""
-    from homing.lm.data.prep.finish import tokenizer_files
+    from homing.lm.data.prep.work_folder import tokenizer_files
     from homing.wire.shard_manifest import val_share
 
     num_text = int(manifest.settings["num_text_files"])

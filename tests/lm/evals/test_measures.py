@@ -19,9 +19,8 @@ from homing.errors import DataError, UsageError
 from homing.lm.data.chat.chat_settings import ChatOrder, ChatSource
 from homing.lm.data.chat.messages import Conversation
 from homing.lm.data.chat.prepare import prepare_chat
-from homing.lm.data.chat.render import Renderer
+from homing.lm.data.chat.render import ChatTokens, Renderer
 from homing.lm.data.chat.template import find_template
-from homing.lm.data.chat.turn_tokens import ChatTokens
 from homing.lm.data.shards.read_shards import file_sha256
 from homing.lm.evals.chat_loss import measure_conversations, measure_held_out
 from homing.lm.evals.eval_report import compare

@@ -10,9 +10,8 @@ from small import make_rl_run
 from tiny import make_data
 
 from homing.errors import DataError, UsageError
-from homing.lm.data.chat.render import Renderer
+from homing.lm.data.chat.render import ChatTokens, Renderer
 from homing.lm.data.chat.template import ChatTemplate
-from homing.lm.data.chat.turn_tokens import ChatTokens
 from homing.lm.generate import ChatTurns
 from homing.lm.rl.prompter import Prompter, chatml
 from homing.lm.rl.questions import Order, is_held_out

@@ -10,7 +10,7 @@ import pytest
 from tests.lm.data.chat.kit import make_tokenizer
 
 from homing.errors import DataError
-from homing.lm.data.chat.turn_tokens import ChatTokens
+from homing.lm.data.chat.render import ChatTokens
 from homing.lm.tokenizer import load_tokenizer
 
 

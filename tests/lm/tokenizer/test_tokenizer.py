@@ -15,11 +15,10 @@ from tokenizers import Tokenizer
 
 from homing.errors import DataError, IntegrityError
 from homing.lm.tokenizer import load_tokenizer
-from homing.lm.tokenizer.encode import AWKWARD, Encoder
+from homing.lm.tokenizer.encode import AWKWARD, NEW_LETTERS, Encoder, has_new_letter
 from homing.lm.tokenizer.specials import SPECIALS
 from homing.lm.tokenizer.splits import SPLITS, name_of_split
 from homing.lm.tokenizer.train_bpe import learn_merges
-from homing.lm.tokenizer.unicode_17 import NEW_LETTERS, has_new_letter
 from homing.lm.tokenizer.write_files import build_tokenizer_json, read_facts, write_extras
 
 TRAINING = (

@@ -18,9 +18,8 @@ import numpy as np
 
 from homing.errors import DataError
 from homing.lm.data.chat.check_chats import Doctor
-from homing.lm.data.chat.render import Renderer, need_template
+from homing.lm.data.chat.render import ChatTokens, Renderer, need_template
 from homing.lm.data.chat.template import find_template
-from homing.lm.data.chat.turn_tokens import ChatTokens
 from homing.lm.data.shards.pack_chats import open_conversations
 from homing.lm.data.shards.read_shards import file_sha256, read_manifest
 from homing.lm.evals.eval_result import Measured, Score, joint_sha256

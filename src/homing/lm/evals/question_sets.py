@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from homing.errors import DataError, UsageError
-from homing.lm.data.chat.render import Renderer
+from homing.lm.data.chat.render import ChatTokens, Renderer
 from homing.lm.data.chat.template import find_template
-from homing.lm.data.chat.turn_tokens import ChatTokens
 from homing.lm.data.shards.read_shards import file_sha256
 from homing.lm.evals.eval_result import Measured, Score, joint_sha256, share
 from homing.lm.evals.task_file import Item, Open, TaskFile

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from homing.errors import IntegrityError
 from homing.lm.data.chat.messages import Conversation, Fault
-from homing.lm.data.chat.render import Renderer
-from homing.lm.data.chat.turn_tokens import ChatTokens
+from homing.lm.data.chat.render import ChatTokens, Renderer
 from homing.lm.export.source_model import Opened
 from homing.lm.generate.load_model import template_owner
 from homing.lm.model import Decoder

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from homing.errors import DataError, UsageError
-from homing.lm.data.chat.render import Renderer
+from homing.lm.data.chat.render import ChatTokens, Renderer
 from homing.lm.data.chat.template import ChatTemplate, find_template
-from homing.lm.data.chat.turn_tokens import ChatTokens
 from homing.lm.generate.load_adapter import load_with_adapter
 from homing.lm.generate.load_model import Card, load_for_use, read_card, verify_files
 from homing.lm.model import Decoder

@@ -20,8 +20,7 @@ from homing.lm.data.shards.pack_text import check_ids
 from homing.lm.data.shards.read_shards import read_manifest
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.model import Decoder
-from homing.lm.train.compute.batch import Batch
-from homing.lm.train.compute.prefetch import Feed
+from homing.lm.train.compute.batch import Batch, Feed
 from homing.wire.run_json import Phase, Run
 from homing.wire.shard_manifest import DataManifest
 

@@ -21,8 +21,7 @@ from homing.lm.data.shards.read_shards import TokenSplit, open_split, read_manif
 from homing.lm.evals.bits_per_byte import Evaluation, evaluate
 from homing.lm.model import Decoder
 from homing.lm.tokenizer import load_tokenizer
-from homing.lm.train.compute.batch import Batch
-from homing.lm.train.compute.prefetch import Feed
+from homing.lm.train.compute.batch import Batch, Feed
 from homing.wire import file_names
 from homing.wire.run_json import Phase, Run
 

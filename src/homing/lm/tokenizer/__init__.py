@@ -1,10 +1,10 @@
 """Tokenizer: training, files, encoding and decoding.
 
-    train     documents            -> merges           (rustbpe)
-    files     merges               -> tokenizer.json and the accompanying files that other tools read
-    encode    batches of documents -> ids, many MB/s   (gigatoken, compared with tokenizer.json at each start)
-    encode_external                   the same with a third-party tokenizer (`tokenizers`, slower)
-    load      tokenizer.json       -> Tokenizer        (here)
+    train_bpe     documents            -> merges           (rustbpe)
+    write_files   merges               -> tokenizer.json and the accompanying files that other tools read
+    encode        batches of documents -> ids, many MB/s   (gigatoken, compared with tokenizer.json at each start), or
+                                          with a third-party tokenizer (`tokenizers`, slower)
+    tokenizer     tokenizer.json       -> Tokenizer
 
 `load_tokenizer` needs only `tokenizers` and the standard library: the trainer, `generate` and `chat` use it.
 """

@@ -5,9 +5,9 @@ vocabulary defines them; those of special tokens are simply never produced.
 
 gigatoken is young, so it is verified: at each start `prove` also encodes difficult strings and the beginning of the
 user's own text with `tokenizers`, and a single different id stops the run. There is no fallback encoder, because shards
-must not depend on which encoder happened to work. The one known difference (new_letters) is handled per document.
-Third-party tokenizers, which gigatoken may not support, use encode_external; tokenizer.json alone decides which one
-encodes, before anything is read.
+must not depend on which encoder happened to work. The one known difference, letters of Unicode 17, is handled per
+document. Third-party tokenizers, which gigatoken may not support, use `TheirEncoder`; tokenizer.json alone decides
+which one encodes, before anything is read.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import threading
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -26,9 +28,17 @@ import numpy.typing as npt
 from homing.errors import DataError, IntegrityError
 from homing.lm.tokenizer.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_json
 from homing.lm.tokenizer.trim_heap import release_free_memory
-from homing.lm.tokenizer.unicode_17 import has_new_letter, parts_by_new_letters
 
-__all__ = ["AWKWARD", "Encoder", "Proof", "warm_up"]
+__all__ = [
+    "AWKWARD",
+    "NEW_LETTERS",
+    "Encoder",
+    "Proof",
+    "TheirEncoder",
+    "has_new_letter",
+    "parts_by_new_letters",
+    "warm_up",
+]
 
 # gigatoken caches every word it has seen. A new instance costs a tenth of a second, so it is replaced after this much
 # text.
@@ -183,3 +193,114 @@ def _not_identical(encoder: str, text: bytes, got: list[int], wanted: list[int])
         why=f"Token {at} of {text[:60]!r}: {encoder} {got[at : at + 4]}, tokenizers {wanted[at : at + 4]}.",
         fix="Install the versions in constraints.txt: pip install -c constraints.txt gigatoken tokenizers",
     )
+
+
+# -- letters and digits added in Unicode 17 ----------------------------------------------------------------------------
+
+# gigatoken knows them, `tokenizers` does not yet. Where one of them is next to another character, the two split text
+# differently, and ids may differ from there on. `tokenizers` defines the meaning of tokenizer.json, so it encodes the
+# part of a document around such a character. They are very rare in real text: unusual ideographs, and scripts that no
+# font had before.
+#
+# First and last of each range; found by encoding every Unicode character with both, which a test repeats.
+NEW_LETTERS = [
+    *[(0x088F, 0x088F), (0x0C5C, 0x0C5C), (0x0CDC, 0x0CDC), (0xA7CE, 0xA7CF), (0xA7D2, 0xA7D2), (0xA7D4, 0xA7D4)],
+    *[(0xA7F1, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7), (0x11DB0, 0x11DDB), (0x11DE0, 0x11DE9)],
+    *[(0x16EA0, 0x16EB8), (0x16EBB, 0x16ED3), (0x16FF2, 0x16FF6), (0x187F8, 0x187FF), (0x18D09, 0x18D1E)],
+    *[(0x18D80, 0x18DF2), (0x1E6C0, 0x1E6DE), (0x1E6E0, 0x1E6E2), (0x1E6E4, 0x1E6E5), (0x1E6E7, 0x1E6ED)],
+    *[(0x1E6F0, 0x1E6F4), (0x1E6FE, 0x1E6FF), (0x2B73A, 0x2B73F), (0x2CEA2, 0x2CEAD), (0x323B0, 0x33479)],
+]
+_ANY = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in NEW_LETTERS) + "]")
+# First byte and first two bytes of each in UTF-8: checking only these is fast and rules out nearly all text.
+_STARTS = {chr(number).encode()[:2] for first, last in NEW_LETTERS for number in range(first, last + 1)}
+_FIRST_BYTES = sorted({start[:1] for start in _STARTS})
+_IS_START = np.zeros(1 << 16, dtype=bool)
+_IS_START[[int.from_bytes(start, "big") for start in _STARTS]] = True
+# Places where both of our split patterns end a word regardless of context, so that both sides can be encoded
+# separately: after a line end between two visible characters, and before a space between two letters.
+_LINE_END = re.compile(rb"\n(?<=[!-~]\n)(?=[!-~])")
+_SPACE = re.compile(rb" (?<=[A-Za-z] )(?=[A-Za-z])")
+
+
+def has_new_letter(document: bytes) -> bool:
+    """Return whether `document`, which must be UTF-8, contains one of these characters."""
+    if document.isascii() or not any(byte in document for byte in _FIRST_BYTES):
+        return False
+    if len(document) > 1000:  # otherwise not worth it
+        data = np.frombuffer(document, dtype=np.uint8)
+        at = np.flatnonzero(data >= 0xE0)  # three or four bytes, so there is a second one
+        if not _IS_START[(data[at].astype(np.uint16) << 8) | data[at + 1]].any():
+            return False
+    return _ANY.search(document.decode()) is not None
+
+
+def parts_by_new_letters(document: bytes) -> list[tuple[bool, bytes]]:
+    """Split the document into parts with (True) and without new letters; their concatenated ids are the document's."""
+    parts: list[tuple[bool, bytes]] = []
+    for line in _cut(document, _LINE_END, 1):
+        if has_new_letter(line):
+            parts += [(has_new_letter(part), part) for part in _cut(line, _SPACE, 0)]
+        else:
+            parts.append((False, line))
+    runs = groupby(parts, key=itemgetter(0))
+    return [(is_odd, b"".join(part for _, part in run)) for is_odd, run in runs]
+
+
+def _cut(text: bytes, border: re.Pattern[bytes], offset: int) -> list[bytes]:
+    ends = [match.start() + offset for match in border.finditer(text)]
+    return [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
+
+
+# -- third-party tokenizers --------------------------------------------------------------------------------------------
+
+# Text encoded at once, per core: enough to keep all cores busy, and a small part of the memory.
+_BATCH_BYTES_PER_CORE, _MOST_CORES = 512 << 10, 16
+
+
+class TheirEncoder:
+    """Encodes with a third-party tokenizer, using `tokenizers` itself, where gigatoken does not know the split.
+
+    A document is encoded whole, never in parts, so that the split pattern or normalizer sees everything it would join.
+    Documents are bounded in size (text/documents), and a batch holds a few of them, so memory is bounded too: an
+    encoding takes far more memory than its ids, and is freed before the next batch. `tokenizers` uses all cores for a
+    batch.
+
+    An order of magnitude slower than gigatoken, so prep reports when it is used. Like gigatoken, it never produces
+    special ids.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], end_id: int | None = None) -> None:
+        """Load the tokenizer. `end_id`, if any, is appended to each document."""
+        self._tokenizer = load_tokenizer(path)
+        self._end = np.array([] if end_id is None else [end_id], dtype=np.uint32)
+        self._batch_bytes = _BATCH_BYTES_PER_CORE * min(os.cpu_count() or 1, _MOST_CORES)
+
+    def encode(self, documents: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """Return all ids concatenated, and the offset of each document, then the end. Thread-safe."""
+        rows = [part for row in self._rows(documents) for part in (row, self._end)]
+        sizes = [len(text) + len(end) for text, end in zip(rows[::2], rows[1::2], strict=True)]
+        ids = np.concatenate(rows) if rows else np.empty(0, dtype=np.uint32)
+        return ids, np.cumsum([0, *sizes], dtype=np.int64)
+
+    def prove(self, documents: Sequence[bytes]) -> Proof:
+        """Verify that each text gets the same ids in a batch as alone; like `Encoder.prove`."""
+        texts = [text.encode() for text in AWKWARD] + list(documents)
+        rows = [row.tolist() for row in self._rows(texts)]
+        return Proof("a batch of tokenizers", lambda: self._tokenizer, texts, rows)
+
+    def _rows(self, documents: Sequence[bytes]) -> Iterator[npt.NDArray[np.uint32]]:
+        for batch in _batches(documents, self._batch_bytes):
+            for ids in self._tokenizer.encode_many([document.decode() for document in batch]):
+                yield np.array(ids, dtype=np.uint32)
+
+
+def _batches(documents: Sequence[bytes], size: int) -> Iterator[list[bytes]]:
+    batch, num_bytes = list[bytes](), 0
+    for document in documents:
+        batch.append(document)
+        num_bytes += len(document)
+        if num_bytes >= size:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch

@@ -1,4 +1,11 @@
-"""Loads tokenizer.json: encode, decode, and the facts that training needs."""
+"""Loads tokenizer.json: encode, decode, and the facts that training needs.
+
+Bytes are written as printable characters, one to one, as in every byte-level BPE (GPT-2's table).
+
+The `tokenizers` package aborts a regex search that takes too long, and some expressions it cannot compile, with a Rust
+panic. In Python that is a BaseException, which no handler for errors catches: a single text would end the whole
+process. `panics_as_errors` turns it into an error that names the file.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +13,45 @@ import functools
 import gc
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from homing.errors import DataError
-from homing.lm.tokenizer.bytes_as_text import CHAR_TO_BYTE
-from homing.lm.tokenizer.panics import panics_as_errors
 from homing.lm.tokenizer.specials import END_OF_TEXT
 from homing.tokenizer_json import read_tokenizer_bytes
 
 __all__ = [
+    "BYTE_TO_CHAR",
+    "CHAR_TO_BYTE",
     "DOCUMENT_MARKS",
     "TEXT_ENDS",
     "Tokenizer",
+    "as_text",
     "document_mark",
     "load_tokenizer",
+    "panics_as_errors",
     "read_tokenizer_json",
     "specials_of",
 ]
+
+
+def _table() -> dict[int, str]:
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {byte: chr(byte) for byte in printable}
+    for byte in range(256):
+        if byte not in table:
+            table[byte] = chr(256 + len(table) - len(printable))
+    return table
+
+
+BYTE_TO_CHAR = _table()
+CHAR_TO_BYTE = {char: byte for byte, char in BYTE_TO_CHAR.items()}
+
+
+def as_text(token: bytes) -> str:
+    return "".join([BYTE_TO_CHAR[byte] for byte in token])
+
 
 # Of ours and Qwen's, Llama 3's, and Llama 2's and Mistral's tokenizers; the first one present counts.
 DOCUMENT_MARKS = (END_OF_TEXT, "<|begin_of_text|>", "<s>")
@@ -149,3 +177,17 @@ def _unusable(path: str | os.PathLike[str], why: str) -> DataError:
         why=why,
         fix="Create a new one: homing prep RUN --force",
     )
+
+
+@contextmanager
+def panics_as_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as exc:
+        if type(exc).__name__ != "PanicException":
+            raise
+        raise DataError(
+            what=f"{os.fspath(path)} cannot encode this text.",
+            why=f"The tokenizers package failed: {str(exc) or 'it panicked'}.",
+            fix="Use another tokenizer; the regular expression of this one is invalid or too slow for this text.",
+        ) from exc

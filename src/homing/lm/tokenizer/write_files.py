@@ -18,10 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import DataError
-from homing.lm.tokenizer.bytes_as_text import BYTE_TO_CHAR, as_text
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE, END_OF_TEXT, IM_START, PAD
 from homing.lm.tokenizer.splits import name_of_split, pre_tokenizer_named
-from homing.lm.tokenizer.tokenizer import TEXT_ENDS, document_mark, read_tokenizer_json, specials_of
+from homing.lm.tokenizer.tokenizer import (
+    BYTE_TO_CHAR,
+    TEXT_ENDS,
+    as_text,
+    document_mark,
+    read_tokenizer_json,
+    specials_of,
+)
 from homing.wire.file_names import CHAT_TEMPLATE as TEMPLATE_FILE
 from homing.wire.file_names import TOKENIZER, TOKENIZER_CONFIG
 

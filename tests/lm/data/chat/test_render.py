@@ -10,9 +10,8 @@ from tests.lm.data.chat.kit import THINKING, conversation, conversations, make_t
 
 from homing.errors import DataError
 from homing.lm.data.chat.messages import Conversation, Fault
-from homing.lm.data.chat.render import Example, Renderer, need_template
+from homing.lm.data.chat.render import ChatTokens, Example, Renderer, need_template
 from homing.lm.data.chat.template import ChatTemplate, find_template
-from homing.lm.data.chat.turn_tokens import ChatTokens
 
 WITH_GENERATION = (
     "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from homing.errors import DataError
 from homing.lm.data.prep import PrepOrder, Progress, chunks, encode_pass, prepare
 from homing.lm.data.text import read_bytes
-from homing.lm.tokenizer import encode_external, load_tokenizer
-from homing.lm.tokenizer.encode_external import TheirEncoder
+from homing.lm.tokenizer import encode, load_tokenizer
+from homing.lm.tokenizer.encode import TheirEncoder
 from homing.lm.tokenizer.write_files import read_facts
 from homing.wire.shard_manifest import DataManifest
 
@@ -146,7 +146,7 @@ def test_batches_change_no_id_and_hold_few_documents(reference: Path, monkeypatc
     assert again.tolist() == starts.tolist()
     assert len(sizes) > 5
     assert encoder.encode([])[1].tolist() == [0]
-    assert encode_external._BATCH_BYTES_PER_CORE >= 1000
+    assert encode._BATCH_BYTES_PER_CORE >= 1000
 
 
 def test_a_tokenizer_that_says_to_cut_each_text_cuts_none(tmp_path: Path, corpus: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from homing.lm.train.checkpoints import host_copy as snapshot_module
-from homing.lm.train.checkpoints.host_copy import Snapshot
+from homing.lm.train.checkpoints import manager as snapshot_module
+from homing.lm.train.checkpoints.manager import Snapshot
 from homing.lm.train.compute import host_memory
 
 

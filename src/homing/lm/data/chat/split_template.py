@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from homing.lm.data.chat.messages import Fault, Message
-from homing.lm.data.chat.render import Renderer
+from homing.lm.data.chat.render import ChatTokens, Renderer
 from homing.lm.data.chat.template import ChatTemplate, find_template
-from homing.lm.data.chat.turn_tokens import ChatTokens
 from homing.lm.rl.prompter import in_turns, template_sha256
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE

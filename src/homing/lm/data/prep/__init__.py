@@ -1,13 +1,13 @@
 """Data preparation, raw text -> tokenizer -> token shards: all of `homing prep` except its command line.
 
-    order     what was requested, checked before anything is touched
-    scan      pass one: read, hash and check every byte; train the tokenizer on an even sample
-    encode    pass two: documents to ids to shards, with regular resume points
-    publish   move the results into place, manifest last
-    flow      these four in order, skipping what is done
+    prep_settings   what was requested, checked before anything is touched
+    scan_pass       pass one: read, hash and check every byte; train the tokenizer on an even sample
+    encode_pass     pass two: documents to ids to shards, with regular resume points
+    work_folder     the unfinished work; at the end, moves the results into place, manifest last
+    pipeline        these four in order, skipping what is done
 
 Memory is bounded by the size of a chunk, the encoder's word cache, which is emptied regularly, and the words of the
-sample; never by the size of the text. Free memory is returned to the operating system (tokenizer/heap).
+sample; never by the size of the text. Free memory is returned to the operating system (tokenizer/trim_heap).
 """
 
 from homing.lm.data.prep.pipeline import prepare

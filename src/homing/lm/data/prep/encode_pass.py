@@ -21,8 +21,7 @@ from homing.lm.data.prep.chunks import Chunk, Position, ahead
 from homing.lm.data.prep.work_folder import Work
 from homing.lm.data.shards.write_shards import ShardWriter
 from homing.lm.data.text.split import SplitRule, document_hash
-from homing.lm.tokenizer.encode import Encoder
-from homing.lm.tokenizer.encode_external import TheirEncoder
+from homing.lm.tokenizer.encode import Encoder, TheirEncoder
 from homing.lm.tokenizer.trim_heap import release_free_memory
 from homing.wire.shard_manifest import Split
 

@@ -18,7 +18,6 @@ from homing import __version__
 from homing.errors import DataError, HomingError, MissingExtra
 from homing.lm.data.prep.chunks import Chunk, ahead, read_chunks
 from homing.lm.data.prep.encode_pass import AnyEncoder, encode_all, last_mark, position_of
-from homing.lm.data.prep.finish import find_finished, publish
 from homing.lm.data.prep.prep_settings import (
     Inputs,
     PrepOrder,
@@ -38,12 +37,11 @@ from homing.lm.data.prep.scan_pass import (
     rule_by_passages,
     scan_warnings,
 )
-from homing.lm.data.prep.work_folder import Work, disk_full, open_work, write_whole
+from homing.lm.data.prep.work_folder import Work, disk_full, find_finished, open_work, publish, write_whole
 from homing.lm.data.shards.write_shards import ShardWriter, dtype_for
 from homing.lm.data.text.documents import Cuts
 from homing.lm.data.text.split import SplitRule
-from homing.lm.tokenizer.encode import Encoder, warm_up
-from homing.lm.tokenizer.encode_external import TheirEncoder
+from homing.lm.tokenizer.encode import Encoder, TheirEncoder, warm_up
 from homing.lm.tokenizer.train_bpe import MIN_VOCAB, learn_merges, too_little_text
 from homing.lm.tokenizer.trim_heap import keep_large_blocks_out
 from homing.lm.tokenizer.write_files import Facts, build_tokenizer_json, read_facts, write_extras

@@ -1,6 +1,6 @@
 """Raw text to documents. File discovery is in `homing.text_sources`.
 
-    read       a source, packed or plain      -> blocks of bytes
+    read_bytes a source, packed or plain      -> blocks of bytes
     parquet    a source that is a table       -> the text of its rows
     documents  blocks, JSON lines, rows       -> documents of bounded size
     split      a document's hash              -> train or val

@@ -4,6 +4,10 @@
 
 `Reading` keeps track of the position in the file on disk (for progress and an even sample) and, on request, of the
 file's sha256. A damaged archive is for the user to fix, so it is reported as a DataError.
+
+The amount that a compressed file may unpack to is limited: a small file that gives gigabytes is a mistake or an attack.
+Text compresses 2 to 10 times, very repetitive logs perhaps 200 times. Anything up to `FREE_BYTES` is accepted, because
+a small file that repeats one line is harmless.
 """
 
 from __future__ import annotations
@@ -19,10 +23,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from homing.errors import DataError
-from homing.lm.data.text.size_limits import check_unpacked
 from homing.text_sources import Source
+from homing.units import format_bytes
 
-__all__ = ["BLOCK_BYTES", "Reading", "open_blocks"]
+__all__ = ["BLOCK_BYTES", "FREE_BYTES", "MOST_TIMES", "Reading", "check_unpacked", "is_bomb", "open_blocks"]
 
 BLOCK_BYTES = 1 << 20
 # Read this much of a compressed file at a time: it holds several blocks of text, and an even sample needs an accurate
@@ -226,3 +230,20 @@ def _damaged(source: Source, exc: Exception) -> DataError:
         why=str(exc) or type(exc).__name__,
         fix="Download the file again; its extension must match its compression.",
     )
+
+
+FREE_BYTES = 256 << 20
+MOST_TIMES = 1000
+
+
+def is_bomb(packed_bytes: int, unpacked_bytes: int) -> bool:
+    return unpacked_bytes > FREE_BYTES and unpacked_bytes > MOST_TIMES * max(packed_bytes, 1)
+
+
+def check_unpacked(path: str, packed_bytes: int, unpacked_bytes: int, what: str = "decompresses to") -> None:
+    if is_bomb(packed_bytes, unpacked_bytes):
+        raise DataError(
+            what=f"{path} {what} too much text for its size.",
+            why=f"{packed_bytes:,} bytes give {format_bytes(unpacked_bytes)}, more than {MOST_TIMES:,} times as much.",
+            fix="Remove the file from the list. If its text is genuine, decompress it and list the result instead.",
+        )

@@ -1,21 +1,29 @@
 """The batch of one optimizer step, and the interface through which the training loop gets the next one.
 
 Shapes: R rows of a step, T positions.
+
+`Feed` reads rows ahead in a thread: source -> host memory (pinned for CUDA) -> batch of one step on the device. The
+thread only fills buffers; the caller starts the copy to the device on its own stream, without blocking. Pinned memory
+comes from torch's caching allocator, which reuses a buffer only after its copy has finished.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import queue
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from homing.errors import DataError
 from homing.lm.model import Decoder
 
-__all__ = ["Batch", "Batches"]
+__all__ = ["Batch", "Batches", "Feed", "RowSource"]
 
 
 @dataclass(frozen=True)
@@ -66,3 +74,81 @@ class Batches(Protocol):
     ) -> None: ...
 
     def next(self) -> Batch: ...
+
+
+_AHEAD = 2  # number of steps to read ahead
+_STALLED_S = 600.0  # a disk that returns nothing for this long is considered hung
+
+
+class RowSource(Protocol):
+    """Source of training rows.
+
+    A step consists of `rows_per_step` consecutive rows; each rank reads its share of them.
+    """
+
+    name: str  # shown in messages
+
+    def host_shape(self) -> tuple[int, ...]:
+        """Return the shape of the int32 tensor that one step transfers to the device."""
+        ...
+
+    def read_into(self, first_row: int, host: Tensor) -> int:
+        """Fill `host` with the step that begins at this row; return the number of targets in the whole step."""
+        ...
+
+    def to_batch(self, device_tensor: Tensor, num_targets: int) -> Batch: ...
+
+
+class Feed:
+    """The batches of consecutive steps, starting at `first_row`; the same rows on every machine."""
+
+    def __init__(self, source: RowSource, *, first_row: int, rows_per_step: int, device: torch.device) -> None:
+        self._source = source
+        self._first_row, self._rows_per_step = first_row, rows_per_step
+        self._device = device
+        self._ready: queue.Queue[tuple[Tensor, int] | BaseException] = queue.Queue(maxsize=_AHEAD)
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._read_ahead, name="feed", daemon=True)
+
+    def __enter__(self) -> Feed:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._is_closed.set()
+        while not self._ready.empty():
+            self._ready.get_nowait()
+        self._thread.join(timeout=_STALLED_S)
+
+    def next(self) -> Batch:
+        try:
+            ready = self._ready.get(timeout=_STALLED_S)
+        except queue.Empty:
+            raise DataError(
+                what=f"No data read from disk for {_STALLED_S:.0f} s.",
+                why=f"Reading {self._source.name} hangs.",
+                fix="Check the disk of data.dir; a network mount may be gone.",
+            ) from None
+        if isinstance(ready, BaseException):
+            raise ready
+        host, num_targets = ready
+        # Copy 32-bit ids and widen them on the device to the 64 bits that the loss needs: this halves the bus traffic.
+        return self._source.to_batch(host.to(self._device, non_blocking=True), num_targets)
+
+    def _read_ahead(self) -> None:
+        row, shape, is_pinned = self._first_row, self._source.host_shape(), self._device.type == "cuda"
+        try:
+            while not self._is_closed.is_set():
+                host = torch.empty(shape, dtype=torch.int32, pin_memory=is_pinned)
+                self._put((host, self._source.read_into(row, host)))
+                row += self._rows_per_step
+        except BaseException as error:  # raised again in the consuming thread
+            self._put(error)
+
+    def _put(self, item: tuple[Tensor, int] | BaseException) -> None:
+        while not self._is_closed.is_set():
+            try:
+                self._ready.put(item, timeout=0.2)
+                return
+            except queue.Full:
+                continue
