@@ -19,9 +19,9 @@ HEAD = """# Command line
 
 <!-- Written by docs/make_cli_page.py from the help of the verbs. Change the help, then run it. -->
 
-`homing VERB [RUN] [OPTIONS]`. `homing VERB --help` prints the same as this page. Results go to stdout, messages to
-stderr. Every verb takes `--json` (one JSON document, or one a line for streams, each with a `schema` field), `-q` and
-`-v`. What the exit codes mean: [exit codes](exit-codes.md).
+The general form is `homing COMMAND [RUN] [OPTIONS]`. `homing COMMAND --help` prints the same text as this page. Results
+go to stdout, messages to stderr. Every command accepts `-q`, `-v` and `--json`. With `--json` it prints one JSON
+document, or one document per line if it streams; each has a `schema` field. See [exit codes](exit-codes.md).
 
 ```bash
 homing --help

@@ -56,7 +56,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 Last = Annotated[
     int,
     typer.Option(
-        "--last", metavar="N", min=0, help="Show the N newest; anything that may still be billing is always shown."
+        "--last",
+        metavar="N",
+        min=0,
+        help="Show the N newest entries; those that may still be billing are always shown.",
     ),
 ]
 All = Annotated[bool, typer.Option("--all", help="Show all.")]

@@ -20,7 +20,10 @@ _HOST = "127.0.0.1"
 
 
 def command(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; another one if it is in use; 0 for any.")] = 8100,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Local port. If it is in use, another one is chosen; 0: any free port."),
+    ] = 8100,
     json: Json = False,
 ) -> None:
     """Show all runs and what bills, live in the browser. Read-only: it enforces no limit and ends nothing.

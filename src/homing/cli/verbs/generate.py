@@ -25,7 +25,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="NAME (its newest finished run), NAME@RUN, or a folder; default: the newest.",
+        help="Run name (its newest finished run), NAME@RUN, or a folder; default: the newest run.",
         autocompletion=run_words,
     ),
 ]

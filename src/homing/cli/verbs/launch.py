@@ -58,7 +58,9 @@ def command(
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Override the name of this run.")] = None,
     sets: Sets = None,
     phase: Phases = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Run the same file shrunk to minutes.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Run a scaled-down version of the run file that finishes in minutes.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the newest run of this name.")] = False,
     extend: Annotated[
         int | None,

@@ -40,7 +40,9 @@ def command(
 ) -> None:
     """List what can be rented now from every provider that is set up, lowest rate first. Rents nothing."""
     if num_gpus < 1:
-        raise UsageError(what="--num-gpus: must be 1 or more.", fix="--num-gpus 8   or any: --all-configs")
+        raise UsageError(
+            what="--num-gpus must be 1 or more.", fix="Use --num-gpus 8, or --all-configs to allow any number."
+        )
     counted = 0 if all_configs else num_gpus
     needs = Needs(gpu=check_gpu(gpu) if gpu else "", num_gpus=counted, capability=MIN_CAPABILITY)
     with open_home() as home:

@@ -43,7 +43,7 @@ def command(
     run: RunName = None,
     sets: Sets = None,
     phase: Phases = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Plan the same file shrunk to minutes.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Plan the scaled-down run file of a smoke run.")] = False,
     spend_limit: Annotated[
         str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="Show what this limit buys.")
     ] = None,

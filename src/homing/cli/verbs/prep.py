@@ -66,7 +66,7 @@ def command(
         str | None, typer.Option("--take", metavar="SIZE", help="Use about this much of the text, such as 100MB.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Prepare again even if nothing changed.")] = False,
-    is_smoke: Annotated[bool, typer.Option("--smoke", help="Prepare the same file shrunk to minutes.")] = False,
+    is_smoke: Annotated[bool, typer.Option("--smoke", help="Prepare the scaled-down run file of a smoke run.")] = False,
     sets: Sets = None,
     json_: Json = False,
 ) -> None:

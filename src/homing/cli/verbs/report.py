@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Write one page about a run: what was trained, on which data, how it went, samples, where, and the cost.
 
-    NAME means its newest finished run, as for chat and the other verbs; NAME@RUN means another one, finished or not.
+    NAME selects the newest finished run with that name, as in chat; NAME@RUN selects any run, finished or not.
     """
     _check(out)
     with open_home() as home:

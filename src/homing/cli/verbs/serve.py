@@ -29,7 +29,7 @@ TOKEN = "HOMING_SERVE_TOKEN"
 
 def command(
     run: Model = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; another one if it is in use; 0 for any.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Local port (another if it is in use); 0: any.")] = 8000,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Needs --network unless loopback.")] = "127.0.0.1",
     network: Annotated[bool, typer.Option("--network", help="Allow other computers to connect, unencrypted.")] = False,
     tokens: Tokens = 200,

@@ -42,7 +42,7 @@ def command(
     yes: Yes = False,
     json_: Json = False,
 ) -> None:
-    """Set up a provider: API key, SSH key, store and whatever else it needs once.
+    """Set up a provider: API key, SSH key, store and other one-time steps.
 
     Shows what it would create, asks first, and is safe to repeat.
     """

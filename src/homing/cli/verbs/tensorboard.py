@@ -25,13 +25,13 @@ __all__ = ["command"]
 
 def command(
     run: RunName = None,
-    port: Annotated[int, typer.Option("--port", help="Local port; another one if it is in use.")] = 6006,
+    port: Annotated[int, typer.Option("--port", help="Local port. If it is in use, another one is chosen.")] = 6006,
     no_serve: Annotated[
         bool, typer.Option("--no-serve", help="Write the files only; do not start TensorBoard.")
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Show a run's loss, speed and validation in TensorBoard, live or after its end.
+    """Show a run's loss, speed and validation in TensorBoard, during the run or after it.
 
     Reads the store, so it needs no tunnel.
     """

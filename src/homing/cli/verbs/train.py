@@ -59,7 +59,9 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def command(
     run: RunName = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Run the same file shrunk to minutes.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Run a scaled-down version of the run file that finishes in minutes.")
+    ] = False,
     sets: Sets = None,
     phase: Phases = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an unfinished run; fail if there is none.")] = False,

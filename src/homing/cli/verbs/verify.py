@@ -34,8 +34,8 @@ class _Findings:
 
 def command(
     run: RunName = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Compute sizes only; needs no torch.")] = False,
-    is_smoke: Annotated[bool, typer.Option("--smoke", help="Verify the same file shrunk to minutes.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Only compute the sizes; this does not need torch.")] = False,
+    is_smoke: Annotated[bool, typer.Option("--smoke", help="Verify the scaled-down run file of a smoke run.")] = False,
     is_hashing: Annotated[bool, typer.Option("--hash", help="Also check the sha256 of every shard.")] = False,
     sets: Sets = None,
     phase: Phases = None,
