@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from homing.api import notices
+from homing.cli import output
 from homing.wire import file_names
 from homing.world import World, machine
 
@@ -156,3 +158,10 @@ def homing_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOMING_HOME", str(home))
     monkeypatch.setenv("NO_COLOR", "1")
     return home
+
+
+@pytest.fixture(autouse=True)
+def printed_notices() -> Iterator[None]:
+    """Notices of the library are printed, as under the command line; tests of the Python API replace this fixture."""
+    with notices.listening(lambda text: output.say(text)):
+        yield

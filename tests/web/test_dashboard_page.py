@@ -25,8 +25,8 @@ from tests.web.dashboard_rig import (
     until,
 )
 
-from homing.cli import dashboard_board
-from homing.cli.dashboard_board import Board
+from homing.api import dashboard as dashboard_board
+from homing.api.dashboard import Board
 from homing.web.dashboard import dashboard_app as app_module
 from homing.wire import file_names
 

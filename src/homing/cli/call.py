@@ -26,6 +26,7 @@ import typer
 from typer.core import TyperGroup
 
 import homing
+from homing.api import notices
 from homing.cli import complete, dotenv, output, suggestions, terminal
 from homing.cli.verb_help import Verb
 from homing.cli.verb_list import HELP, STORIES, VERBS, verb_table
@@ -111,7 +112,7 @@ def call(typed: list[str]) -> int:
     if "--json" in arguments and set(arguments) <= {"--json", "--version", "-V", *HELP}:
         return _print_verbs()
     arguments = _json_behind(arguments)
-    with terminal.filtered():
+    with terminal.filtered(), notices.listening(output.say):
         logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
         with _endings_as_interrupts():
             code, shown = _run_verb(arguments)
@@ -189,7 +190,7 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
 
 def _run_in(arguments: list[str]) -> str | None:
     """Return the run as typed, with --set and --smoke; None if the verb takes no run, or a folder was typed."""
-    from homing.cli.options import as_typed
+    from homing.api.run_changes import as_typed
     from homing.config.parse.overrides import safe
     from homing.config.paths import RUN_SUFFIXES
 
@@ -209,7 +210,7 @@ def _say_interrupted() -> None:
     output.say("\nInterrupted." if sys.stderr.isatty() else "Interrupted.")
     if not _has_ledger() or output.is_quiet():
         return
-    from homing.cli.run_lookup import still_running
+    from homing.api.find_runs import still_running
 
     for line in still_running():
         output.say(line)
@@ -249,7 +250,7 @@ def _check_billing(code: int, shown: str) -> int:
     """After any verb, report instances that no provider confirmed as destroyed; this exit code wins over all others."""
     if not _has_ledger():
         return code
-    from homing.cli.run_lookup import last_word
+    from homing.api.find_runs import last_word
 
     try:
         error = last_word()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -12,6 +10,7 @@ from homing.cli.complete import change_words, run_words
 
 __all__ = [
     "All",
+    "Base",
     "HeldOutPaths",
     "Json",
     "Last",
@@ -24,8 +23,6 @@ __all__ = [
     "Trackers",
     "Wandb",
     "Yes",
-    "as_typed",
-    "with_phases",
 ]
 
 RunName = Annotated[
@@ -71,14 +68,5 @@ Wandb = Annotated[bool, typer.Option("--wandb", help="Also log to Weights & Bias
 TrackerName = Annotated[
     str | None, typer.Option("--run-name", metavar="NAME", help="Name of the run in trackers; default: its id.")
 ]
+Base = Annotated[str, typer.Option("--base", metavar="FOLDER|hf:...", help="Base weights the adapter was trained on.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Confirm without asking.")]
-
-
-def with_phases(sets: Sequence[str] | None, phases: str | None) -> list[str]:
-    """Append --phase as the --set that it is short for."""
-    return [*(sets or []), *([f"train.only={phases}"] if phases else [])]
-
-
-def as_typed(sets: Sequence[str] | None, *, is_smoke: bool = False) -> str:
-    """Return the same changes for the next command that a verb prints; without them it would mean another run."""
-    return " --smoke" * is_smoke + "".join(f" --set {shlex.quote(change)}" for change in sets or [])

@@ -17,7 +17,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from homing.cli import terminal
@@ -35,6 +35,7 @@ __all__ = [
     "is_json",
     "is_quiet",
     "is_verbose",
+    "line_writer",
     "redraw",
     "say",
     "show_error",
@@ -110,6 +111,22 @@ def silence(stream: TextIO) -> None:
     """Redirect the stream to /dev/null, so that neither later output nor the interpreter's final flush fails."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), stream.fileno())
+
+
+def line_writer(stream: TextIO | None) -> Callable[[bytes], bool] | None:
+    """Return a function that shows a program's output line by line, and returns False once the reader has left."""
+    if stream is None:
+        return None
+
+    def write(line: bytes) -> bool:
+        try:
+            terminal.show_bytes(line, stream)
+        except OSError:
+            silence(stream)
+            return False
+        return True
+
+    return write
 
 
 def emit(schema: str, document: dict[str, Any]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from decimal import Decimal
 
+from homing.api.find_runs import usd
 from homing.cli import output
-from homing.cli.run_lookup import usd
 from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.plan.without_account import Listed
 from homing.errors import UsageError

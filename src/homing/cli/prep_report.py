@@ -17,10 +17,9 @@ from homing.cli import output
 from homing.units import counted, format_count, format_duration
 
 if TYPE_CHECKING:
-    from homing.lm.data.prep import PrepOrder, Progress
-    from homing.wire.shard_manifest import DataManifest, Split
+    from homing.lm.data.prep import Progress
 
-__all__ = ["Meter", "document", "print_report"]
+__all__ = ["Meter", "print_report"]
 
 _RULE = "=" * 80
 _SIDES = {"train": "to train on", "val": "held out"}
@@ -42,11 +41,13 @@ class Meter:
     """Progress on stderr: one line rewritten on a terminal, otherwise a line now and then."""
 
     def __init__(self) -> None:
-        self.is_reused = False
-        self.warnings: list[str] = []
         self._is_terminal = sys.stderr.isatty()
         self._is_line_open = False
-        self._shown_at = self._began = time.monotonic()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start with the run's text, or with the data of the next phase."""
+        self._shown_at = time.monotonic()
         self._stage = ""
         self._has_advised = False
 
@@ -58,13 +59,12 @@ class Meter:
     ) -> None:
         self._clear()
 
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._began
-
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: Progress | None) -> None:
+        if progress is None:
+            self._clear()
+            self._begin()
+            return
         if progress.warning:
-            self.warnings.append(progress.warning)
             self._clear()
             output.say(f"warning: {progress.warning}")
             return
@@ -72,7 +72,6 @@ class Meter:
             self._clear()
             output.say(f"Note: {progress.note}")
             return
-        self.is_reused = self.is_reused or progress.stage == "reused"
         if progress.stage == "resumed":
             output.say("Resuming where the last prep stopped.")
         if progress.stage not in _STAGES:
@@ -123,59 +122,6 @@ def _line(progress: Progress) -> str:
     if progress.eta_s is not None:
         parts.append(f"eta {format_duration(progress.eta_s)}")
     return " | ".join(parts)
-
-
-def document(order: PrepOrder, manifest: DataManifest, meter: Meter) -> dict[str, Any]:
-    """Return what --json prints, from which the report is also made."""
-    from homing.lm.data.prep.work_folder import tokenizer_files
-    from homing.wire.shard_manifest import val_share
-
-    num_text = int(manifest.settings["num_text_files"])
-    return {
-        "dir": str(order.dir),
-        "is_reused": meter.is_reused,
-        "vocab_size": manifest.vocab_size,
-        "num_merges": _num_merges(manifest),
-        "specials": manifest.specials,
-        "is_tokenizer_trained": not manifest.settings.get("tokenizer_sha256"),
-        "tokenizer": order.tokenizer,
-        "tokenizer_sha256": manifest.tokenizer_sha256,
-        "tokenizer_files": tokenizer_files(manifest),
-        "dtype": manifest.dtype,
-        "text": list(order.text),
-        "validation": list(order.validation),
-        "splits": {
-            name: _split(split, manifest.source[:num_text] if name == "train" else manifest.source[num_text:])
-            for name, split in manifest.splits.items()
-        },
-        "val_share": round(val_share(manifest.splits), 6),
-        "source_sha256": manifest.source_sha256,
-        "elapsed_s": round(meter.elapsed_s, 3),
-        "warnings": meter.warnings,
-    }
-
-
-def _num_merges(manifest: DataManifest) -> int | None:
-    """Return the number of merges learned, which for a small text is less than the settings asked for."""
-    from homing.lm.tokenizer.train_bpe import MIN_VOCAB
-
-    if manifest.settings.get("tokenizer_sha256"):
-        return manifest.settings.get("num_merges")  # of an existing tokenizer, counted in its file
-    return manifest.vocab_size - MIN_VOCAB - len(manifest.specials)
-
-
-def _split(split: Split, source: list[Any]) -> dict[str, Any]:
-    num_bytes = sum(shard.num_bytes for shard in split.shards)
-    return {
-        "num_tokens": split.num_tokens,
-        "num_documents": split.num_documents,
-        "num_text_bytes": split.num_text_bytes,
-        "num_file_bytes": sum(file.num_bytes for file in source),
-        "num_bytes": num_bytes,
-        "compression_ratio": round(split.num_text_bytes / num_bytes, 4) if num_bytes else None,
-        "bytes_per_token": round(split.num_text_bytes / split.num_tokens, 4) if split.num_tokens else None,
-        "shards": [shard.name for shard in split.shards],
-    }
 
 
 def print_report(result: dict[str, Any], *, is_run: bool) -> None:

@@ -13,7 +13,7 @@ from tests.cli.typed import Homing
 from tests.lm.export.folders import make_adapter, make_checkpoint, write_tokenizer
 from tests.lm.model.open_weights.foreign_models import write_reference
 
-from homing.cli import extras
+from homing.api import extras
 from homing.cli.verbs.export import KINDS
 from homing.errors import MissingExtra
 

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.control_rig import Homing, cli_with
 from tests.cloud.rig import marked_now
 
-from homing.cli.run_lookup import usd
+from homing.api.find_runs import usd
 from homing.cloud.home import Home
 from homing.config import load_run, mark_smoke
 from homing.doctor.check import Balance
@@ -74,7 +74,7 @@ def test_with_no_terminal_and_no_yes_it_refuses_and_names_the_money(cli: Homing)
 def test_on_this_computer_what_trains_must_be_installed_before_anything_is_created(
     cli: Homing, monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
-    monkeypatch.setattr("homing.cli.extras.find_spec", lambda name: None if name == "torch" else object())
+    monkeypatch.setattr("homing.api.extras.find_spec", lambda name: None if name == "torch" else object())
     said = cli("launch", "moss", "--spend-limit", "1", *more)
     assert said.code == 2
     assert "`homing launch` on this computer needs the extra `lm`." in said.err
@@ -473,7 +473,7 @@ def test_an_hour_too_dear_for_a_run_that_goes_on_is_answered_for_as_it_takes_no_
 ) -> None:
     two += ["left", "right"]
     assert cli("launch", "moss", "--spend-limit", "50", "--yes").code == 3
-    monkeypatch.setattr("homing.cli.pick_offer.is_dear", lambda offer, limit: True)
+    monkeypatch.setattr("homing.cli.ask.is_dear", lambda offer, limit: True)
     said = cli("launch", "moss", "--spend-limit", "50", "--yes", "--resume")
     assert "fix homing launch moss --resume   and answer at a terminal\n" in said.err
 

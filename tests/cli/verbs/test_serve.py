@@ -131,7 +131,7 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(
 def test_without_its_extra_it_says_what_to_install(
     homing: Homing, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from homing.cli import extras
+    from homing.api import extras
 
     real = extras.find_spec
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "uvicorn" else real(name))

@@ -410,7 +410,7 @@ def test_a_finished_run_is_extended_from_its_weights_with_a_schedule_of_its_own(
 
 
 def test_an_extension_that_was_stopped_is_gone_on_with_and_a_stopped_run_can_be_extended(project: Path) -> None:
-    from homing.cli.extend import extending_sets
+    from homing.api.run_changes import extending_sets
     from homing.config import load_run
     from homing.config.resolve.selected_phases import newest_weights
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from homing.api.find_runs import open_home, usd
+from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.options import Json, Yes
-from homing.cli.run_lookup import open_home, say_problems, usd
 from homing.cloud.home import Home
 from homing.cloud.ledger.lease import newest
 from homing.cloud.ledger.ledger import RunRow

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from homing.api.base_weights import find_base
+from homing.api.extras import need
+from homing.api.find_models import find_model
 from homing.cli import output
-from homing.cli.extras import need
-from homing.cli.find_base import Base, find_base
-from homing.cli.find_model import find_model
-from homing.cli.options import Json
+from homing.cli.options import Base, Json
 from homing.cli.verbs.generate import Checkpoint, Device, Model, Phase, Seed, Temperature, Tokens, TopK
 from homing.errors import UsageError
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from homing.api.extras import need
+from homing.api.local_server import given_token
 from homing.cli import output
-from homing.cli.extras import need
 from homing.cli.options import Json
-from homing.cli.web_token import given_token
 from homing.config import home as home_path
 
 __all__ = ["command"]
@@ -33,7 +33,7 @@ def command(
     need("web", verb="dashboard")
     given = given_token(TOKEN)
 
-    from homing.cli.dashboard_board import Board
+    from homing.api.dashboard import Board
     from homing.web.dashboard.dashboard_app import make_app
     from homing.web.loopback_server import Server, hosts_for, listen
 

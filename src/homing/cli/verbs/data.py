@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from homing.api.download_text import bring_files
+from homing.api.extras import need
 from homing.cli import output, terminal
-from homing.cli.bring_files import bring_files
-from homing.cli.extras import need
 from homing.cli.options import Json, Sets
 from homing.cli.verb_help import Verb
 from homing.errors import DataError, HomingError, UsageError

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from homing.api.find_runs import find_run, name_here, open_home, usd
+from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.complete import run_words
-from homing.cli.find_run import name_here
 from homing.cli.options import Json, Yes
-from homing.cli.run_lookup import find_run, open_home, say_problems, usd
 from homing.cloud.artifacts.stored_run import kept_by, remove_stored, stored_keys
 from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, end_finding, open_lines, would_be_lost
 from homing.cloud.home import Home

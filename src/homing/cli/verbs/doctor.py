@@ -11,10 +11,11 @@ from typing import Annotated
 
 import typer
 
+from homing.api.find_runs import open_home
+from homing.api.run_changes import as_typed
+from homing.api.stale_shards import stale_shards
 from homing.cli import output
-from homing.cli.options import Json, Sets, as_typed
-from homing.cli.run_lookup import open_home
-from homing.cli.stale_shards import stale_shards
+from homing.cli.options import Json, Sets
 from homing.cloud.home import Home
 from homing.cloud.providers.registry import PROVIDERS
 from homing.config import find_run_file, load_run, run_files, typed_name

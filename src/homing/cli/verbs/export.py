@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing import __version__
+from homing.api.base_weights import find_base
+from homing.api.extras import need_for_export
+from homing.api.find_models import find_model
+from homing.api.find_runs import open_home
 from homing.cli import output
-from homing.cli.extras import need_for_export
-from homing.cli.find_base import Base, find_base
-from homing.cli.find_model import find_model
-from homing.cli.options import Json
-from homing.cli.run_lookup import open_home
+from homing.cli.options import Base, Json
 from homing.cli.verbs.generate import Checkpoint, Model, Phase
 from homing.cloud.ledger import meter
 from homing.errors import UsageError

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from homing.api.extras import export_hint
+from homing.api.find_models import MODELS
+from homing.api.find_runs import find_run, is_stranger, name_here, open_home
+from homing.api.notices import say_problems
 from homing.cli import output
-from homing.cli.extras import export_hint
-from homing.cli.find_model import MODELS
-from homing.cli.find_run import is_stranger, name_here
 from homing.cli.options import Json, RunName
-from homing.cli.run_lookup import find_run, open_home, say_problems
 from homing.cloud.artifacts.fetch import Shown, choose, fetch, place_of, show
 from homing.cloud.artifacts.stored_checkpoints import best_step
 from homing.cloud.contact.heartbeats import phases_of

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
+from homing.api.find_runs import find_run, name_here, open_home
+from homing.api.local_server import any_free, is_free
 from homing.cli import output
-from homing.cli.find_run import name_here
 from homing.cli.options import Json, RunRequired
-from homing.cli.ports import any_free, is_free
-from homing.cli.run_lookup import find_run, open_home
 from homing.cloud.contact.ssh_login import Login, find_login
 from homing.errors import UsageError
 

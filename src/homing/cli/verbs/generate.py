@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from homing.api.base_weights import find_base
+from homing.api.extras import need
+from homing.api.find_models import find_model
 from homing.cli import output
 from homing.cli.complete import run_words
-from homing.cli.extras import need
-from homing.cli.find_base import Base, find_base
-from homing.cli.find_model import find_model
-from homing.cli.options import Json
+from homing.cli.options import Base, Json
 from homing.errors import UsageError
 from homing.units import format_rate
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from homing.api.find_runs import open_home
 from homing.cli import output
 from homing.cli.options import Json
-from homing.cli.run_lookup import open_home
 from homing.cloud.contact.home_guard import IDLE_S, is_needed, sign_out
 from homing.cloud.guard.guard import DEFAULT_EVERY_S, Pass, guard_pass, wait_for_next
 from homing.cloud.home import Home

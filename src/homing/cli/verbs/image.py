@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from homing.api.notices import say_problems
+from homing.api.run_changes import as_typed
 from homing.cli import output
-from homing.cli.options import Json, RunRequired, Sets, as_typed
-from homing.cli.run_lookup import say_problems
+from homing.cli.options import Json, RunRequired, Sets
 from homing.cli.verb_help import Verb
 from homing.cloud.launch.container_image import BASE, Built, Context, build, check_name, write_context
 from homing.config import load_run

@@ -12,15 +12,15 @@ from typing import Annotated, Any
 
 import typer
 
+from homing.api.extras import need
+from homing.api.find_runs import find_run, meet_host, name_here, open_home, parse_limit, usd
+from homing.api.notices import say_problems
+from homing.api.run_changes import as_typed, extending_sets, print_schedule, with_phases
+from homing.api.stale_shards import refuse_stale
+from homing.api.tracking import begin, following, wanted
 from homing.cli import output
-from homing.cli.extend import extending_sets, print_schedule
-from homing.cli.extras import need
-from homing.cli.find_run import name_here
-from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes, as_typed, with_phases
-from homing.cli.pick_offer import agrees_to_next, agrees_to_rate, select
-from homing.cli.run_lookup import find_run, meet_host, open_home, parse_limit, say_problems, usd
-from homing.cli.stale_shards import refuse_stale
-from homing.cli.tracking import begin, following, wanted
+from homing.cli.ask import agrees_to_host, agrees_to_next, agrees_to_rate, select
+from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes
 from homing.cli.verbs.offers import rate_age
 from homing.cli.verbs.plan import suggested_limit
 from homing.cloud.contact import home_guard
@@ -309,7 +309,7 @@ def _words(loaded: Loaded, asked: Asked) -> Words:
 
 
 def _plan(loaded: Loaded, words: Words, asked: Asked, home: Home) -> Plan:
-    meet_host(home, loaded.run)
+    meet_host(home, loaded.run, agrees_to_host)
     plan = make_plan(loaded.run, home)
     say_problems(plan.warnings)
     plan = only(plan, asked.exact, words)

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from homing.api.find_runs import find_run, open_home, usd
+from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.options import All, Json, Last
-from homing.cli.run_lookup import find_run, open_home, say_problems, usd
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, Receipts

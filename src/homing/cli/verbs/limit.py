@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from homing.api.find_runs import find_run, name_here, open_home, parse_limit, usd
+from homing.api.notices import say_problems
 from homing.cli import output
-from homing.cli.find_run import name_here
 from homing.cli.options import Json, RunRequired
-from homing.cli.run_lookup import find_run, open_home, parse_limit, say_problems, usd
 from homing.cloud.guard.stop_and_limit import Change, change_limit, propose
 from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import UsageError

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
+from homing.api.find_runs import find_any, open_home
+from homing.api.local_runs import Trained, log_of
 from homing.cli import output
-from homing.cli.local_runs import Trained
 from homing.cli.options import Json, RunName
-from homing.cli.run_lookup import find_any, open_home
-from homing.cli.watch_local import log_of
 from homing.cloud.home import Home
 from homing.cloud.watch.log_files import boot_log, follow, read_log
 from homing.wire import file_names

@@ -1,40 +1,19 @@
-"""`homing new NAME --from PRESET`: write a commented run file to ./runs, with its sizes computed now.
-
-`--from hf:OWNER/NAME` or a folder is handled by `new_open`: fine-tune open weights. `--chat` with a preset is handled
-by `new_chat`: add an sft phase after the preset's own.
-"""
+"""`homing new NAME --from PRESET`: write a commented run file to ./runs; `--list` shows the presets."""
 
 from __future__ import annotations
 
-import difflib
-import glob
-import json
-import os
-import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from homing.api.new_run import NewRun, list_presets, new_run
+from homing.api.new_run_data import CHATS
 from homing.cli import output
-from homing.cli.new_chat import check_chats, measure_chats, with_chats
-from homing.cli.new_file import written_atomically, yaml_list, yaml_name
-from homing.cli.new_open import is_open_weights, new_open
 from homing.cli.options import HeldOutPaths, Json, TextPaths
-from homing.errors import HomingError, UsageError
-from homing.units import format_count
 
-if TYPE_CHECKING:
-    from homing.config import Loaded
-    from homing.wire.run_json import Run
-
-__all__ = ["command", "preset_names", "size_line"]
-
-SIZES = "{sizes}"
-_PROMPT_WORDS = 3  # of the text, as the start of samples
-_MOST_PROMPT = 40  # characters; some scripts have no spaces between words
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+__all__ = ["command"]
 
 
 def command(
@@ -59,234 +38,15 @@ def command(
     if is_listing:
         _list()
         return
-    typed = _typed({"--text": text, "--validation": validation})
-    if not name or not _NAME.fullmatch(name):
-        raise _misnamed(name or "", f" --from {shlex.quote(preset or 'tiny')}{typed}{_typed({'--chat': chat})}")
-    target = Path("runs") / f"{name}.yaml"
-    if preset and is_open_weights(preset):
-        _refuse_text(typed, name, preset)
-        _refuse_to_overwrite(name, target, force)
-        new_open(name, preset, chat or [], target)
-        return
-    _refuse_bare_folder(preset, name, f"{typed}{_typed({'--chat': chat})}")
-    source = _find(preset, name, typed)
-    call = f"homing new {name} --from {source.stem}"
-    if chat:
-        _refuse_chat_without_text(text, chat, call)
-        check_chats(chat, f"{call}{typed}")
-    for flag, paths in (("--text", text), ("--validation", validation)):
-        for path in paths or []:
-            _check_text(path, flag, call)
-    _refuse_to_overwrite(name, target, force)
-    loaded = _write(source, target, name, text or [], validation or [], chat or [])
-    _report(name, target, source.stem, loaded)
-
-
-def _typed(flags: dict[str, list[str] | None]) -> str:
-    """Return the path options as they must be typed again."""
-    return "".join(f" {flag} {shlex.quote(path)}" for flag, paths in flags.items() for path in paths or [])
-
-
-def _misnamed(name: str, behind: str) -> UsageError:
-    from homing.config.parse.key_suggestions import tidy_name
-
-    return UsageError(
-        what=f"Invalid run name: {name!r}." if name else "The run needs a name.",
-        why="Every provider must accept the name: use a-z, 0-9 and -, at most 32 characters.",
-        fix=f"homing new {tidy_name(name) or 'first'}{behind}",
-    )
-
-
-def preset_names() -> list[str]:
-    from homing.config import preset_dir
-
-    return sorted((path.stem for path in preset_dir().glob("*.yaml")), key=lambda stem: _size_of(stem))
-
-
-def size_line(run: Run) -> str:
-    """Return the computed size line for the header of the run file."""
-    from homing.config.estimate.memory import fits
-
-    fitting = [fit for fit in fits(run) if fit.most_rows]
-    where = f"training fits GPUs from {fitting[0].gpu.memory_gib} GB" if fitting else "training fits no single GPU"
-    flops = format_count(run.sizes.flops_per_token)
-    return f"{run.sizes.num_params:,} parameters, {flops} FLOPs per token; {where}. (Computed by homing new.)"
-
-
-def _size_of(stem: str) -> int:
-    from homing.config import load_run, preset_dir
-
-    return load_run(str(preset_dir() / f"{stem}.yaml"), is_for_prep=True).run.sizes.num_params
-
-
-def _presets() -> str:
-    return f"Presets: {', '.join(preset_names())}. Show their sizes: homing new --list"
-
-
-def _refuse_bare_folder(preset: str | None, name: str, typed: str) -> None:
-    if preset and preset not in preset_names() and Path(preset).is_dir():
-        raise UsageError(
-            what=f"Unknown preset: {preset!r}.",
-            why="There is a folder of that name; to use open weights from a folder, give its path.",
-            fix=f"homing new {name} --from ./{shlex.quote(preset)}{typed}",
-        )
-
-
-def _find(preset: str | None, name: str, typed: str) -> Path:
-    from homing.config import preset_dir
-
-    if not preset:
-        raise UsageError(
-            what="No preset given.",
-            why=f"A run file starts from a preset. {_presets()}",
-            fix=f"homing new {name} --from tiny{typed}",
-        )
-    path = preset_dir() / f"{preset}.yaml"
-    if preset not in {found.stem for found in preset_dir().glob("*.yaml")}:
-        near = difflib.get_close_matches(preset.lower(), preset_names(), n=1, cutoff=0.5)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise UsageError(
-            what=f"Unknown preset: {preset!r}.", why=f"{hint}{_presets()}", fix=f"{_again(name, near)}{typed}"
-        )
-    return path
-
-
-def _refuse_text(typed: str, name: str, weights: str) -> None:
-    if typed:
-        raise UsageError(
-            what="A run from open weights needs chat data: --chat FILE.",
-            why="To continue pretraining on plain text, add a phase of kind mid (docs/guides/open-weights.md).",
-            fix=f"homing new {name} --from {shlex.quote(weights)} --chat YOUR_CHATS.jsonl",
-        )
-
-
-def _refuse_chat_without_text(text: list[str] | None, chat: list[str], call: str) -> None:
-    if not text:
-        chats = _typed({"--chat": chat})
-        raise UsageError(
-            what="--chat with a preset also needs --text.",
-            why="A preset starts from random weights: it learns the language from text, then to answer from chats.",
-            fix=f"{call} --text YOUR_TEXT.txt{chats}   or start from pretrained weights:"
-            f" {call.rsplit(' ', 1)[0]} hf:OWNER/NAME{chats}",
-        )
-
-
-def _again(name: str, near: list[str]) -> str:
-    return f"homing new {name} --from {near[0] if near else 'tiny'}"
-
-
-def _check_text(named: str, flag: str, call: str) -> None:
-    """Check the text now, not at prep, while the user is still looking at it. prep checks what is in a store."""
-    from homing.config.text_files import fault_of, is_in_store, is_utf8
-
-    if is_in_store(named) or not (fault := fault_of(named)):
-        return
-    near, why = _nearest(Path(os.path.expanduser(named)))
-    if fault.endswith("is empty"):
-        near, why = "", "The file contains no text."
-    if not is_utf8(named):
-        near, why = "", "The file name is not UTF-8, as a run file must be. Rename the file first."
-    raise UsageError(what=f"{flag}: {fault}.", why=why, fix=f"{call} {flag} {shlex.quote(near or 'YOUR_TEXT.txt')}")
-
-
-def _nearest(path: Path) -> tuple[str, str]:
-    """Return the path that was probably meant, or "", and what was found in its folder."""
-    folder = path.parent
-    try:
-        there = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError:
-        return "", f"The folder {folder.absolute()} does not exist or cannot be read."
-    by_small = {name.lower(): name for name in there}  # Faust.TXT is the nearest to faust.txt
-    near = difflib.get_close_matches(path.name.lower(), by_small, n=1, cutoff=0.6)
-    # The top-level folders of the system, such as /opt and /home, are never the text.
-    if near and folder.absolute() != folder.absolute().parent:
-        hit = str(folder / by_small[near[0]])
-        return hit, f"Did you mean {hit}? Looked in {folder.absolute()}."
-    some = f"{', '.join(there[:5])}{' and others' if there[5:] else ''}" if there else "nothing"
-    return "", f"Looked in {folder.absolute()}, which has {some}."
-
-
-def _refuse_to_overwrite(name: str, target: Path, force: bool) -> None:
-    from homing.config import run_files
-
-    there = run_files().get(name)
-    if there is not None and (not force or there != target):
-        raise UsageError(
-            what=f"{there} already exists.",
-            why="homing never overwrites a run file unless you ask.",
-            fix=f"Choose another name, or add --force to replace {target}."
-            if there == target
-            else f"Choose another name, or delete {there}: each name needs one file.",
-        )
-
-
-def _write(source: Path, target: Path, name: str, text: list[str], validation: list[str], chat: list[str]) -> Loaded:
-    from homing.config import load_run
-
-    body = _fill(source.read_text(encoding="utf-8"), name, text, validation)
-    if chat:
-        preset = load_run(str(source), is_for_prep=True).run
-        seen = measure_chats(chat, preset.model.vocab_size)
-        body = with_chats(body, preset, chat, seen, _num_tokens(text, preset.model.vocab_size))
-    with written_atomically(target, name) as draft:
-        draft.write_text(body, encoding="utf-8")
-        # The sizes in the header are computed from exactly the file that is written.
-        run = load_run(str(draft), is_for_prep=True).run
-        draft.write_text(body.replace(SIZES, size_line(run), 1), encoding="utf-8")
-    return load_run(str(target), is_for_prep=True)
-
-
-def _num_tokens(text: list[str], vocab_size: int) -> int:
-    """Estimate the tokens of the local text; 0 if there is none."""
-    from homing.config.estimate.params import bytes_per_token
-    from homing.config.text_files import num_text_bytes
-
-    return int((num_text_bytes(text) or 0) / bytes_per_token(vocab_size))
-
-
-def _fill(body: str, name: str, text: list[str], validation: list[str]) -> str:
-    body = re.sub(r"(?m)^name: .*$", f"name: {yaml_name(name)}", body, count=1)
-    if text:
-        body = re.sub(r"(?m)^  text: .*$", lambda _: f"  text: {yaml_list(text)}", body, count=1)
-        # The preset's held-out file and prompts belong to the preset's own text.
-        body = re.sub(r"(?m)^  validation: .*\n", "", body, count=1)
-        prompts = json.dumps([words] if (words := _first_words(text)) else [], ensure_ascii=False)
-        body = re.sub(r"(?m)^  prompts: .*$", lambda _: f"  prompts: {prompts}", body, count=1)
-    if validation:
-        body = re.sub(r"(?m)^(  text: .*\n)", lambda m: f"{m[1]}  validation: {yaml_list(validation)}\n", body, count=1)
-    return body
-
-
-def _first_words(text: list[str]) -> str:
-    """Return the first words of the text, as a prompt for samples; "" if it cannot be read here, which prep reports."""
-    # Uses documents as prep splits them, compressed or in JSON lines. These modules need only the standard library, and
-    # zstandard for .zst, which may not be installed.
-    from homing.lm.data.text.documents import Cuts, documents_of, unmarked_bytes_for
-    from homing.lm.data.text.read_bytes import Reading
-    from homing.text_sources import find_sources
-
-    try:
-        source = find_sources(text, key="--text").sources[0]
-        with Reading(source) as reading:
-            first = next(documents_of(reading, Cuts(unmarked_bytes_for(source.num_bytes))), b"")
-    except (HomingError, ImportError, OSError):
-        return ""
-    lines = (line.split() for line in first.decode("utf-8", errors="ignore").splitlines())
-    words = next((line for line in lines if any(letter.isalpha() for letter in "".join(line))), [])
-    return " ".join(words[:_PROMPT_WORDS])[:_MOST_PROMPT].strip()
+    made = new_run(name, preset, text=text, validation=validation, chat=chat, force=force)
+    if made.loaded is None:
+        _report_open(made, chat or [])
+    else:
+        _report(made)
 
 
 def _list() -> None:
-    from homing.config import load_run, preset_dir
-
-    rows = []
-    for preset in preset_names():
-        path = preset_dir() / f"{preset}.yaml"
-        run = load_run(str(path), is_for_prep=True).run
-        about = path.read_text(encoding="utf-8").splitlines()[0].removeprefix(f"# {preset}: ")
-        rows.append({"preset": preset, "num_params": run.sizes.num_params, "num_layers": run.model.num_layers,
-                     "width": run.model.width, "context": run.model.context, "vocab_size": run.model.vocab_size,
-                     "about": about})  # fmt: skip
+    rows = list_presets()
     output.emit("presets/1", {"presets": rows})
     output.table(
         ("preset", "parameters", "layers", "width", "context", "vocabulary", "for"),
@@ -308,18 +68,30 @@ def _list() -> None:
     output.say("Or from open weights: homing new NAME --from hf:OWNER/NAME --chat YOUR_CHATS.jsonl")
 
 
-def _report(name: str, target: Path, preset: str, loaded: Loaded) -> None:
-    from homing.config.text_files import is_in_store
-
-    run = loaded.run
-    document = {"run": name, "file": str(target), "preset": preset, "num_params": run.sizes.num_params}
-    output.emit("new/1", {**document, "text": loaded.prep.text, "next": f"homing prep {name}"})
+def _report(made: NewRun) -> None:
+    assert made.loaded is not None, "open weights have their own report"
+    name, run, absent = made.name, made.loaded.run, made.absent
+    document = {"run": name, "file": str(made.file), "preset": made.source, "num_params": run.sizes.num_params}
+    output.emit("new/1", {**document, "text": made.loaded.prep.text, "next": f"homing prep {name}"})
     if not output.is_json():
-        print(f"{target}: {run.sizes.num_params:,} parameters, from {preset}.")
-    absent = [path for path in loaded.prep.text if not is_in_store(path) and not glob.glob(path, recursive=True)]
+        print(f"{made.file}: {run.sizes.num_params:,} parameters, from {made.source}.")
     if absent:
-        output.say(f"No text found at {', '.join(absent)}: put yours there, or change data.text in {target}.")
-    for phase in run.phases if loaded.phase_preps else []:
+        output.say(f"No text found at {', '.join(absent)}: put yours there, or change data.text in {made.file}.")
+    for phase in run.phases if made.loaded.phase_preps else []:
         length = f"{phase.num_steps:,} steps" if phase.num_steps else "steps set by `homing prep`"
         output.say(f"  {phase.kind}: {length} of {phase.batch_tokens:,} tokens, in rows of {run.model.context:,}")
     output.say(f"{'Then prepare it' if absent else 'Prepare the text'}: homing prep {name}")
+
+
+def _report_open(made: NewRun, chats: list[str]) -> None:
+    from homing.config.text_files import is_in_store
+
+    name, target = made.name, made.file
+    output.emit("new/1", {"run": name, "file": str(target), "from": made.source, "next": f"homing prep {name}"})
+    if not output.is_json():
+        print(f"{target}: {made.source}, with adapters.")
+    if not chats and not Path(CHATS).exists():
+        output.say(f"No conversations found at {CHATS}: put yours there, or change data.chat in {target}.")
+    # Files in a store can only be checked through the run.
+    looked_at = name if any(map(is_in_store, chats)) else shlex.join(chats or [CHATS])
+    output.say(f"Check the data: homing data check {looked_at}   Then: homing prep {name}")

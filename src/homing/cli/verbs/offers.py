@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from homing.api.find_runs import open_home, usd
+from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.options import Json
-from homing.cli.run_lookup import open_home, say_problems, usd
 from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.plan.offers import Found, check_gpu, list_offers
 from homing.cloud.providers.base import Needs, Offer

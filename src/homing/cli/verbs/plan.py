@@ -9,11 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from homing.api.find_runs import meet_host, open_home, parse_limit, usd
+from homing.api.notices import say_problems
+from homing.api.run_changes import as_typed, with_phases
+from homing.api.stale_shards import refuse_stale
 from homing.cli import output
-from homing.cli.options import Json, Phases, RunName, Sets, as_typed, with_phases
+from homing.cli.ask import agrees_to_host
+from homing.cli.options import Json, Phases, RunName, Sets
 from homing.cli.plan_without_account import parse_rate, show_listed
-from homing.cli.run_lookup import meet_host, open_home, parse_limit, say_problems, usd
-from homing.cli.stale_shards import refuse_stale
 from homing.cli.verbs.offers import rate_age
 from homing.cloud.ledger import meter
 from homing.cloud.plan.measured_speeds import load_table
@@ -71,7 +74,7 @@ def command(
             show_listed(list_prices(loaded.run, home, own_rate), loaded.run, typed)
             return
         try:
-            meet_host(home, loaded.run)
+            meet_host(home, loaded.run, agrees_to_host)
             plan = make_plan(loaded.run, home, explain=True)
         except HomingError:
             if not is_without_key(loaded.run, home):

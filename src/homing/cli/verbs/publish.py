@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
+from homing.api.extras import need, need_for_export
+from homing.api.find_models import find_model
 from homing.cli import output
-from homing.cli.extras import need, need_for_export
-from homing.cli.find_base import Base
-from homing.cli.find_model import find_model
-from homing.cli.options import Json, Yes
+from homing.cli.options import Base, Json, Yes
 from homing.cli.verbs.export import EXPORTS, Licence, export_model, name_of
 from homing.errors import HomingError, UsageError
 from homing.store.address import HubAddress, parse_hub

@@ -22,10 +22,10 @@ from typing import Annotated, Any
 
 import typer
 
+from homing.api.extras import need
+from homing.api.find_runs import usd
 from homing.cli import output
-from homing.cli.extras import need
 from homing.cli.options import Json, Yes
-from homing.cli.run_lookup import usd
 from homing.errors import HomingError, RunFailed, UsageError
 from homing.units import format_duration, parse_usd
 from homing.wire import codec, file_names

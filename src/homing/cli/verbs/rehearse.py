@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from homing.api.extras import need
+from homing.api.find_runs import open_home, parse_limit, usd
+from homing.api.notices import say_problems
+from homing.api.run_changes import as_typed
+from homing.api.stale_shards import stale_shards
 from homing.cli import output
-from homing.cli.extras import need
-from homing.cli.options import Json, Sets, as_typed
-from homing.cli.run_lookup import open_home, parse_limit, say_problems, usd
-from homing.cli.stale_shards import stale_shards
+from homing.cli.options import Json, Sets
 from homing.cli.verbs.plan import suggested_limit
 from homing.cloud.plan.plan import make_plan
 from homing.config import Loaded, load_run

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from homing.api.find_runs import open_home
+from homing.api.notices import say_problems
+from homing.api.write_report import check_target, look_up, next_commands, subject_of, write_report
 from homing.cli import output
-from homing.cli.find_run import find_finished, name_here
-from homing.cli.local_runs import Trained
 from homing.cli.options import Json, RunName
-from homing.cli.run_lookup import open_home, say_problems
 from homing.cloud.home import Home
-from homing.cloud.ledger.ledger import ADOPTED, RunRow
-from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import UsageError
-from homing.report import Report, Subject, read_report, render_html, render_markdown
+from homing.report import Report, read_report, render_markdown
 from homing.report.collect import add_evals
-from homing.report.render_page import MARK, picture_of, render_for_maintainers
+from homing.report.render_page import MARK, render_for_maintainers
 
-__all__ = ["command", "subject_of"]
-
-_SUFFIXES = (".md", ".html")
-_MARK_WITHIN = 200  # bytes
+__all__ = ["command"]
 
 
 def command(
@@ -50,17 +42,17 @@ def command(
 
     NAME selects the newest finished run with that name, as in chat; NAME@RUN selects any run, finished or not.
     """
-    _check(out)
+    check_target(out)
     with open_home() as home:
-        found = _look_up(home, run)
+        found = look_up(home, run)
         report = read_report(home, subject_of(found))
         if for_maintainers:
             _for_maintainers(report, home, out)
             return
-    report = dataclasses.replace(report, next=_next(found, report))
+    report = dataclasses.replace(report, next=next_commands(found, report))
     for file in evals or []:
         report = add_evals(report, file)
-    files = _write(out, report) if out is not None else []
+    files = write_report(out, report) if out is not None else []
     output.emit("report/1", {**report.to_dict(), "files": files})
     say_problems(report.problems)
     if out is None and not output.is_json():
@@ -82,85 +74,3 @@ def _for_maintainers(report: Report, home: Home, out: Path | None) -> None:
         raise UsageError(what="--for-maintainers writes Markdown.", fix=f"--out {out.with_suffix('.md')}")
     out.write_text(f"<!-- {MARK} -->\n\n{text}", encoding="utf-8")
     output.say(f"Written: {out}. Read it through before you send it.")
-
-
-def _look_up(home: Home, typed: str | None) -> RunRow | Trained:
-    found = find_finished(home, typed)
-    if isinstance(found, Trained) or not _may_have_changed(home, found):
-        return found
-    say_problems(refresh(home))
-    return home.ledger.run(found.id) or found
-
-
-def _may_have_changed(home: Home, row: RunRow) -> bool:
-    """Return whether the providers must be asked; for a run that has ended and is destroyed, the ledger is complete."""
-    return row.is_live or any(line.destroyed_at is None for line in home.ledger.lines(row.id))
-
-
-def subject_of(found: RunRow | Trained) -> Subject:
-    if isinstance(found, Trained):
-        return Subject(found.run, found.name, found.state, found.reason, None)
-    return Subject(found.id, found.name, found.state, found.reason, found)
-
-
-def _next(found: RunRow | Trained, report: Report) -> list[str]:
-    """Return the next commands: how to complete the run, and how to use its weights if there are any."""
-    name = found.run if isinstance(found, Trained) else name_here(found)
-    commands = []
-    if found.is_live:
-        commands.append(f"homing watch {name}")
-    elif not report.is_finished:
-        commands.append(_again(found, name))
-    if not report.kept:
-        return commands
-    if isinstance(found, RunRow) and not any("fetched" in each.called for each in report.kept):
-        commands.append(f"homing fetch {name}")
-    return [*commands, f"homing chat {name}", f"homing eval {name} --out evals.md", f"homing export {name}"]
-
-
-def _again(found: RunRow | Trained, name: str) -> str:
-    if isinstance(found, Trained):
-        return found.again
-    is_adopted = found.state == ADOPTED
-    return f"homing adopt {shlex.quote(found.store)} {found.id}" if is_adopted else f"homing launch {name} --resume"
-
-
-def _check(out: Path | None) -> None:
-    """Before anything is read, refuse an unknown file format and a file that is not a homing report."""
-    if out is None:
-        return
-    if out.suffix not in _SUFFIXES:
-        raise UsageError(
-            what=f"--out {out}: unknown file extension.",
-            why=f"Use {' or '.join(_SUFFIXES)}; for data use --json.",
-            fix=f"--out {out.with_suffix('.html')}",
-        )
-    for path in (out, *([out.with_suffix(".svg")] if out.suffix == ".md" else [])):
-        if path.exists() and not _is_ours(path):
-            raise UsageError(
-                what=f"{path} already exists and is not a homing report, so it is not overwritten.",
-                fix=f"--out {out.with_name(f'{out.stem}-report{out.suffix}')}",
-            )
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return MARK.encode() in file.read(_MARK_WITHIN)
-    except OSError:
-        return False
-
-
-def _write(out: Path, report: Report) -> list[str]:
-    """Write each file atomically, the picture before the page that shows it."""
-    pages: Sequence[tuple[Path, str]] = [(out, render_html(report))]
-    if out.suffix == ".md":
-        drawn, svg = picture_of(report), out.with_suffix(".svg")
-        pictures = [(svg, f"<!-- {MARK} -->\n{drawn}")] if drawn else []
-        pages = [*pictures, (out, render_markdown(report, svg.name if drawn else ""))]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for path, text in pages:
-        temporary = path.with_name(f".{path.name}.aside")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    return [str(path) for path, _ in reversed(pages)]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from homing.api.base_weights import find_base
+from homing.api.extras import need
+from homing.api.find_models import find_model
+from homing.api.local_server import given_token
 from homing.cli import output
-from homing.cli.extras import need
-from homing.cli.find_base import Base, find_base
-from homing.cli.find_model import find_model
-from homing.cli.options import Json
+from homing.cli.options import Base, Json
 from homing.cli.verbs.chat import reported_refusals, say_format
 from homing.cli.verbs.generate import Checkpoint, Device, Model, Phase, Temperature, Tokens, TopK
-from homing.cli.web_token import given_token
 from homing.errors import UsageError
 
 if TYPE_CHECKING:

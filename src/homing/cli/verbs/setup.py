@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from homing.api.find_runs import open_home
 from homing.cli import dotenv, output
 from homing.cli.options import Json, Yes
-from homing.cli.run_lookup import open_home
 from homing.cloud.accounts import ACCOUNTS, Account
 from homing.cloud.home import Home
 from homing.cloud.providers.aws.policy import policy_document

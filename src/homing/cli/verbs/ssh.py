@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from homing.api.find_runs import find_run, open_home
 from homing.cli import output
 from homing.cli.options import Json, RunName
-from homing.cli.run_lookup import find_run, open_home
 from homing.cloud.contact.ssh_login import find_login
 
 __all__ = ["command"]

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import shlex
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from homing.api.find_runs import find_any, find_run, name_here, open_home
+from homing.api.local_runs import Trained, look_again, store_here
+from homing.api.notices import say_problems
+from homing.api.status import document_here, look_closely, next_words, rows_here
 from homing.cli import output
-from homing.cli.find_run import name_here
-from homing.cli.local_runs import Trained, look_again, store_here
 from homing.cli.options import Json, RunName
-from homing.cli.run_lookup import find_any, find_run, open_home, say_problems, usd
-from homing.cli.watch_local import newest_saved, progress_of
-from homing.cloud.artifacts.stored_run import kept_by
-from homing.cloud.contact import action_log
-from homing.cloud.contact.home_guard import out_of_reach
-from homing.cloud.contact.ssh_login import find_login
 from homing.cloud.home import Home
-from homing.cloud.ledger.ledger import ADOPTED, LedgerLine, RunRow
-from homing.cloud.ledger.meter import at_most, is_charged, line_spend
 from homing.cloud.reconcile.reconcile import refresh
-from homing.cloud.reconcile.run_status import Status, check_interval, figures_of, look, newest_pushed
+from homing.cloud.reconcile.run_status import Status, check_interval
 from homing.cloud.watch.event_feed import EventFeed
-from homing.cloud.watch.progress import ahead, planned, progress_line
-from homing.errors import HomingError, UsageError
-from homing.units import format_duration, parse_duration
-from homing.wire import codec, file_names
+from homing.errors import UsageError
+from homing.units import parse_duration
 
-__all__ = ["Closely", "command", "look_closely", "next_words", "rows_here"]
-
-_NUM_ACTIONS = 3  # number of the guard's latest actions to show
+__all__ = ["command"]
 
 
 def command(
@@ -74,28 +61,8 @@ def _show_here(home: Home, run: Trained) -> None:
     feed = EventFeed(store_here(home), run.run)
     for _ in feed.reports():  # consume the reports; only the latest values are shown
         pass
-    saved, progress = newest_saved(home, run), progress_of(run, feed)
-    metric = codec.dump(feed.metric) if feed.metric is not None else None
-    output.emit("status/1", {**run.to_dict(), "saved": saved, "progress": progress, "metric": metric})
+    output.emit("status/1", document_here(home, run, feed))
     output.table(["", ""], rows_here(home, run, feed))
-
-
-def rows_here(home: Home, run: Trained, feed: EventFeed) -> list[tuple[str, str]]:
-    """Return the rows of the table: label and text."""
-    folder = home.run_dir(run.run)
-    log = folder / file_names.LOGS / "trainer.log"
-    rows = [
-        ("run", run.run),
-        ("state", f"{run.state}: {run.reason}" if run.reason else run.state),
-        ("progress", progress_of(run, feed)),
-        ("learned", feed.learned()),
-        ("saved", newest_saved(home, run) or "no checkpoint yet"),
-        ("trained", "on this computer; not billing"),
-        ("folder", str(folder)),
-        ("numbers", str(folder / file_names.METRICS)),
-        ("log", str(log) if home.world.exists(log) else ""),
-    ]
-    return [row for row in rows if row[1]]
 
 
 def _look_once(home: Home, run: str | None) -> Status:
@@ -105,133 +72,3 @@ def _look_once(home: Home, run: str | None) -> Status:
     output.table(["", ""], found.rows)
     say_problems(problems)
     return found.status
-
-
-@dataclasses.dataclass(frozen=True)
-class Closely:
-    status: Status
-    document: dict[str, Any]  # in addition to the fields of `Status`
-    rows: list[tuple[str, str]]  # for people
-
-
-def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
-    """Look at the run with its store, provider and plan. `problems`: the known problems; new ones are appended."""
-    status = look(home, run)
-    if status.problem and not any(status.run.id in problem for problem in problems):
-        problems.append(status.problem)
-    ways, pushed, figures = {"ssh": _ssh_line(home, status), "page": _page(home, status)}, "", dict[str, float]()
-    beat = status.reports.heartbeat if status.reports else None
-    try:
-        figures = figures_of(home, status.run, beat)
-        pushed = newest_pushed(home, status.run) if any(line.created_at for line in status.lines) else ""
-    except (HomingError, OSError) as exc:
-        if not problems:
-            problems.append(f"The store could not be read: {str(exc).splitlines()[0]}")
-    kept = None if status.run.is_live else kept_by(home, status.run)
-    actions = [event for event in action_log.read(home, status.run.id) if event.kind != "lost"][-_NUM_ACTIONS:]
-    plan = planned(home, status.run) if status.run.is_live else None
-    found = ahead(status, beat, plan)
-    document = {
-        **ways,
-        "pushed": pushed,
-        "figures": figures,
-        "ahead": dataclasses.asdict(found) if found else None,
-        "kept": kept.to_dict() if kept else None,
-        "guard": [codec.dump(event) for event in actions],
-        "problems": problems,
-    }
-    progress = progress_line(status, beat, figures, plan)
-    rows = _rows(status, progress, ways, pushed, str(kept or ""), [event.text for event in actions])
-    if status.is_billing and (status.problem or status.is_silent) and (said := _last_log_line(home, status.lines[-1])):
-        rows.append(("log", said))
-    if status.is_billing:
-        away = " ".join(out_of_reach(home, name) for name in sorted({line.provider for line in status.lines[-1:]}))
-        document["guard_at_home"] = {"is_armed": not away, "why": away}
-        rows.append(("at home", away or "a guard checked recently and reached the provider"))
-    return Closely(status, document, rows)
-
-
-def _last_log_line(home: Home, line: LedgerLine) -> str:
-    """Return the last line of the provider's log, which needs no store: an agent that cannot push says why there."""
-    if line.instance_id is None:
-        return ""
-    with contextlib.suppress(HomingError, OSError):
-        return (home.provider_of(line).log(line.instance_id).strip().splitlines() or [""])[-1]
-    return ""
-
-
-def _ssh_line(home: Home, status: Status) -> str:
-    """Return an ssh command ready to paste; "" if nothing runs, or the provider has no SSH."""
-    try:
-        return shlex.join(find_login(home, status.run).shell()) if status.is_billing else ""
-    except HomingError:
-        return ""
-
-
-def _page(home: Home, status: Status) -> str:
-    """Return the provider's page of instances; "" if nothing runs, or it has none."""
-    try:
-        return home.provider_of(status.lines[-1]).page if status.is_billing else ""
-    except (HomingError, OSError):
-        return ""
-
-
-def _rows(
-    status: Status, progress: str, ways: dict[str, str], pushed: str, kept: str, actions: list[str]
-) -> list[tuple[str, str]]:
-    run = status.run
-    beat = status.reports.heartbeat if status.reports else None
-    rows = [
-        ("run", run.id),
-        ("state", f"{run.state}: {run.reason}" if run.reason else run.state),
-        ("progress", progress),
-    ]
-    if beat is not None and status.heartbeat_age_s is not None:
-        old = ", which is too long: it may be disconnected or dead" if status.is_silent else ""
-        rows.append(("heartbeat", f"{beat.state}, {format_duration(status.heartbeat_age_s)} ago{old}"))
-        if status.is_billing:
-            rows.append(("guards", "agent and dead-man" if beat.has_dead_man else "agent only"))
-        rows.append(("pushed", _pushed(pushed, is_all=beat.is_pushed)))
-        if beat.problem:
-            rows.append(("problem", beat.problem))
-    for line in status.lines:
-        where = f"{line.provider} {line.instance_id or line.mark}"
-        so_far = "total" if line.destroyed_at is not None else "so far"
-        money = f"{usd(line.rate_usd_per_hour)}/h, {at_most(line)}{usd(line_spend(line, status.at))} {so_far}"
-        rows.append(
-            (f"attempt {line.attempt}", f"{where}: {line.state}, billing {line.billing}, {money}. {line.note}".rstrip())
-        )
-    rows += [(name, way) for name, way in ways.items() if way]
-    rows.append(("store", run.store))
-    if kept:
-        rows.append(("in the store", kept))
-    rows += [("home", text) for text in actions]
-    outcome = status.reports.outcome if status.reports else None
-    if outcome is not None and outcome.log_tail and run.state == "failed":
-        rows.append(("last log lines", outcome.log_tail))
-    return rows
-
-
-def _pushed(newest: str, *, is_all: bool) -> str:
-    if is_all:
-        return "all, verified" + (f"; the newest checkpoint is {newest}" if newest else "")
-    return f"{newest}; more follow during training" if newest else "no checkpoint yet"
-
-
-def next_words(status: Status, name: str) -> str:
-    """Return the next commands, each as `why: command`, separated by three spaces; "" if nothing is left to do."""
-    state = status.run.state
-    if status.run.is_live:
-        return f"Watch it: homing watch {name}   Logs: homing logs {name} -f   Stop it: homing stop {name}"
-    if state == ADOPTED:
-        back = f"homing adopt {shlex.quote(status.run.store)} {status.run.id}"
-        return f"It continues under that home. Take it back: {back}"
-    if status.is_billing and not any(is_charged(line) for line in status.lines):
-        return f"The run has ended, but its local processes are still running. End them: homing destroy {name}"
-    if status.is_billing:
-        return f"The run has ended, but its instance may still be billing. End billing: homing destroy {name}"
-    if state == "done" and status.run.fetched_step is None:
-        return f"Fetch it: homing fetch {name}"
-    if state == "failed":
-        return f"See why: homing logs {name}   Resume from its last checkpoint: homing launch {name} --resume"
-    return f"Fetch it: homing fetch {name}   Resume: homing launch {name} --resume" if state == "stopped" else ""

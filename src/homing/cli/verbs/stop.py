@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from homing.cli import output, watch_local
-from homing.cli.find_run import name_here
-from homing.cli.local_runs import Trained
+from homing.api import local_runs
+from homing.api.find_runs import find_any, name_here, open_home, usd
+from homing.api.local_runs import Trained
+from homing.cli import output
 from homing.cli.options import Json, RunRequired
-from homing.cli.run_lookup import find_any, open_home, usd
 from homing.cloud.guard.stop_and_limit import STOP_TIMEOUT_S, ask_to_stop, wait_for_stop
 from homing.cloud.home import Home
 from homing.cloud.ledger.meter import at_most
@@ -63,10 +63,10 @@ def command(
 
 def _stop_here(home: Home, run: Trained, timeout_s: float, *, is_waiting: bool) -> None:
     """Stop a run that is trained on this computer: write the same control request into its folder."""
-    watch_local.ask_to_stop(home, run)
+    local_runs.ask_to_stop(home, run)
     if is_waiting:
         try:
-            run = watch_local.wait_for_stop(home, run, timeout_s=timeout_s)
+            run = local_runs.wait_for_stop(home, run, timeout_s=timeout_s)
         except KeyboardInterrupt:
             output.say(f"Stopped waiting; the stop request remains active. Watch it stop: homing watch {run.run}")
             raise typer.Exit(130) from None

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from homing.api.find_runs import open_home
 from homing.cli import output
 from homing.cli.options import Json, Yes
-from homing.cli.run_lookup import open_home
 from homing.cli.verb_help import Verb
 from homing.cloud.artifacts.prune import not_there, plan_removal, remove
 from homing.cloud.artifacts.stored_checkpoints import known_hash

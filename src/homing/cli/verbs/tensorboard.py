@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from homing.api.find_runs import find_any, open_home
+from homing.api.local_runs import Trained
+from homing.api.local_server import any_free, is_free
+from homing.api.tracking import begin, following
 from homing.cli import output
-from homing.cli.local_runs import Trained
 from homing.cli.options import Json, RunName
-from homing.cli.ports import any_free, is_free
-from homing.cli.run_lookup import find_any, open_home
-from homing.cli.tracking import begin, following
 from homing.cloud.home import Home
 from homing.errors import UsageError
 from homing.trackers.follower import FolderSource, Follower, Following, Source, StoreSource, is_following

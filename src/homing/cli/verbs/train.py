@@ -27,15 +27,15 @@ from typing import Annotated
 
 import typer
 
+from homing.api.extras import need
+from homing.api.find_models import Chosen, choose_in_run
+from homing.api.local_runs import ENDING_S, hold, is_limit
+from homing.api.run_changes import as_typed, extending_sets, print_schedule, with_phases
+from homing.api.stale_shards import refuse_stale
+from homing.api.tracking import begin, following, wanted
+from homing.api.trainer_log import printing
 from homing.cli import output, terminal
-from homing.cli.extend import extending_sets, print_schedule
-from homing.cli.extras import need
-from homing.cli.find_model import Chosen, choose_in_run
-from homing.cli.local_runs import ENDING_S, hold, is_limit
-from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb, as_typed, with_phases
-from homing.cli.stale_shards import refuse_stale
-from homing.cli.tracking import begin, following, wanted
-from homing.cli.trainer_log import printing
+from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb
 from homing.cloud.home import Home
 from homing.cloud.ledger.mark import new_run_id
 from homing.config import Loaded, home, load_run, mark_smoke, newest_run
@@ -334,7 +334,7 @@ def _run_trainer(run_dir: Path, typed: str) -> tuple[int, int]:
         child = subprocess.Popen(argv, stdout=pipe, stderr=pipe, env=env, start_new_session=True, pass_fds=[given_end])
         if caught:
             pass_on(caught, None)
-        with printing(child, run_dir, out=out, err=sys.stderr):
+        with printing(child, run_dir, out=output.line_writer(out), err=output.line_writer(sys.stderr)):
             code = child.wait()
     finally:
         for number, handler in before.items():

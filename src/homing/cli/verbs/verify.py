@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from homing.api.run_changes import as_typed, with_phases
 from homing.cli import output
-from homing.cli.options import Json, Phases, RunName, Sets, as_typed, with_phases
+from homing.cli.options import Json, Phases, RunName, Sets
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count, format_duration
 from homing.wire import file_names
@@ -43,11 +44,11 @@ def command(
 ) -> None:
     """Build the model, count its parameters, run one training step, and check memory and data."""
     sets = with_phases(sets, phase)
-    from homing.cli.stale_shards import refuse_stale
+    from homing.api.stale_shards import refuse_stale
     from homing.config import load_run, newest_run, typed_name
 
     if not no_run:
-        from homing.cli.extras import need
+        from homing.api.extras import need
 
         need("lm", verb="verify")
     loaded = load_run(newest_run() if run is None else run, sets, is_smoke=is_smoke)

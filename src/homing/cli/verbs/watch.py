@@ -14,15 +14,13 @@ from typing import Annotated
 
 import typer
 
+from homing.api.extras import export_hint
+from homing.api.find_models import MODELS
+from homing.api.find_runs import find_any, is_stranger, name_here, open_home, usd
+from homing.api.local_runs import Trained, look_again, watch_here
+from homing.api.tracking import begin, following, go_on, wanted
 from homing.cli import output, terminal
-from homing.cli.extras import export_hint
-from homing.cli.find_model import MODELS
-from homing.cli.find_run import is_stranger, name_here
-from homing.cli.local_runs import Trained, look_again
 from homing.cli.options import Json, RunName, TrackerName, Trackers, Wandb
-from homing.cli.run_lookup import find_any, open_home, usd
-from homing.cli.tracking import begin, following, go_on, wanted
-from homing.cli.watch_local import watch_here
 from homing.cloud.artifacts.fetch import place_of
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import RunRow

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import string
 
 from homing.errors import UsageError
 
-__all__ = ["given_token"]
+__all__ = ["any_free", "given_token", "is_free"]
 
 _MIN_LETTERS = 16
 
@@ -22,3 +23,19 @@ def given_token(variable: str) -> str:
             fix=f"export {variable}=$(openssl rand -hex 16)   or unset it: homing creates and prints one",
         )
     return token
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def any_free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,21 +1,30 @@
-"""Let the user choose an offer in `launch`: a numbered table of the plan's offers, and `q` to quit."""
+"""Questions that only a person at a terminal can answer: which offer, whether this is the host's fingerprint."""
 
 from __future__ import annotations
 
 import sys
 from decimal import Decimal
 
+from homing.api.find_runs import usd
 from homing.cli import output
-from homing.cli.run_lookup import usd
 from homing.cli.verbs.offers import HEADERS, row_of
 from homing.cloud.plan.offers import DEAR_USD_PER_HOUR, is_dear
 from homing.cloud.plan.plan import OfferPlan, Plan
+from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.run_commands import Words
 from homing.cloud.try_offers import is_within_plan, name_of
 from homing.errors import UsageError
 from homing.units import format_duration
 
-__all__ = ["agrees_to_next", "agrees_to_rate", "select"]
+__all__ = ["agrees_to_host", "agrees_to_next", "agrees_to_rate", "select"]
+
+
+def agrees_to_host(unknown: HostKeyUnknown) -> bool:
+    """Ask the user to compare the fingerprint of a new ssh host; --yes does not answer this question."""
+    if not sys.stdin.isatty():
+        return False
+    output.say(f"{unknown.what}\n{unknown.why}")
+    return output.ask("Is this the host's fingerprint? It will be pinned.", yes=False)
 
 
 def select(plan: Plan, *, yes: bool) -> OfferPlan | None:

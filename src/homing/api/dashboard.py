@@ -18,10 +18,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from homing.cli.dashboard_run import Following, plan_of
-from homing.cli.local_runs import Trained, trained_here
-from homing.cli.mask_secrets import Mask
-from homing.cli.verbs.runs import (
+from homing.api.dashboard_run import Following, plan_of
+from homing.api.list_runs import (
     HEADERS,
     billing_words,
     forgotten_row,
@@ -30,6 +28,8 @@ from homing.cli.verbs.runs import (
     thing_row,
     trained_row,
 )
+from homing.api.local_runs import Trained, trained_here
+from homing.api.mask_secrets import Mask
 from homing.cloud.ask_providers import ASK_S
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter

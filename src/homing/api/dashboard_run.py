@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, cast
 
-from homing.cli.dashboard_store import Remembering, remember
-from homing.cli.local_runs import Trained, look_again, store_here
-from homing.cli.mask_secrets import MOST_KEY_LINES, Mask, MaskLines
-from homing.cli.verbs.report import subject_of
-from homing.cli.verbs.status import look_closely, next_words, rows_here
-from homing.cli.watch_local import progress_of
+from homing.api.local_runs import Trained, look_again, progress_of, store_here
+from homing.api.mask_secrets import MOST_KEY_LINES, Mask, MaskLines
+from homing.api.status import look_closely, next_words, rows_here
+from homing.api.write_report import subject_of
 from homing.cloud.ask_providers import ASK_S
 from homing.cloud.contact.heartbeats import Tail
 from homing.cloud.home import Home
@@ -33,15 +32,17 @@ from homing.cloud.reconcile.run_status import BY_REWARD, look, newest_beat
 from homing.cloud.watch.event_feed import EventFeed
 from homing.cloud.watch.log_files import PROGRAMS
 from homing.cloud.watch.progress import Planned, planned, progress_line
-from homing.errors import HomingError
+from homing.errors import HomingError, StoreError
 from homing.report import read_report
-from homing.store import Store, pace_of, run_key
+from homing.store import FileStore, NotInStore, Store, pace_of, run_key
+from homing.store.base import Entries, not_in_store
 from homing.web.dashboard.section_feed import Feed
 from homing.wire import file_names
 from homing.wire.codec import WireError
 from homing.wire.event_lines import Metric
+from homing.world import World
 
-__all__ = ["Following", "commands_in", "plan_of"]
+__all__ = ["Following", "Remembering", "commands_in", "plan_of", "remember"]
 
 POLL_S = 2.0  # or half the push interval of the store, so that changes show soon without useless requests
 _ENDED_S = 60.0  # for an ended rented run: every look costs requests, and only a resume would change it
@@ -274,3 +275,77 @@ def _spent_at(lines: Sequence[LedgerLine], t: float) -> float:
 def _is_behind(point: list[Any], other: list[Any]) -> bool:
     """Return whether `point` is of the same phase and a later step (before the trainer went back), or the same line."""
     return point[0] == other[0] and (point[1] > other[1] or point[:3] == other[:3])
+
+
+_GROWING = (".jsonl", ".log")
+_SEAM_BYTES = 256  # this many bytes at the end of our copy must match, or it is another file by now
+
+
+def remember(store: Store, world: World, prefix: str) -> Remembering:
+    """Wrap a store. A file store also gives parts of its files."""
+    return (
+        RememberingFolder(store, world, prefix) if isinstance(store, FileStore) else Remembering(store, world, prefix)
+    )
+
+
+class Remembering:
+    """Caching view of everything below `prefix`; the listing is from the last call of `look_again`."""
+
+    def __init__(self, store: Store, world: World, prefix: str) -> None:
+        self.url, self._store, self._world, self._prefix = store.url, store, world, prefix
+        self._listed: Entries | None = None
+        self._have: dict[str, bytes] = {}
+        self._sha256: dict[str, str | None] = {}
+
+    def look_again(self) -> None:
+        self._listed = None
+
+    def list(self, prefix: str) -> Entries:
+        if isinstance(self._store, FileStore) or not prefix.startswith(self._prefix):
+            return self._store.list(prefix)
+        if self._listed is None:
+            self._listed = self._store.list(self._prefix)
+        return [entry for entry in self._listed if entry.key.startswith(prefix)]
+
+    def read(self, key: str) -> bytes:
+        if not key.endswith(_GROWING):
+            return self._store.read(key)
+        store = self._store
+        try:
+            data = self._from_folder(store.root, key) if isinstance(store, FileStore) else self._from_far(key)
+        except NotInStore:
+            self._have.pop(key, None)
+            raise
+        self._have[key] = data
+        return data
+
+    def _from_folder(self, root: str, key: str) -> bytes:
+        have, path = self._have.get(key, b""), os.path.join(root, *key.split("/"))
+        seam = have[-_SEAM_BYTES:]
+        try:
+            fresh = self._world.read(path, len(have) - len(seam))
+        except (FileNotFoundError, NotADirectoryError):
+            return self._store.read(key)  # distinguishes an absent file from an absent disk
+        except OSError as exc:
+            raise StoreError(f"Cannot read {key} in {self.url}.", str(exc), "homing doctor") from exc
+        return have + fresh[len(seam) :] if fresh.startswith(seam) else self._store.read(key)
+
+    def _from_far(self, key: str) -> bytes:
+        entry = next((each for each in self.list(key) if each.key == key), None)
+        if entry is None:
+            raise not_in_store(key, self.url)
+        have = self._have.get(key)
+        if have is not None and len(have) == entry.num_bytes and self._sha256.get(key) == entry.sha256:
+            return have
+        self._sha256[key] = entry.sha256
+        return self._store.read(key)
+
+
+class RememberingFolder(Remembering):
+    def num_bytes(self, key: str) -> int:
+        assert isinstance(self._store, FileStore), self.url
+        return self._store.num_bytes(key)
+
+    def read_part(self, key: str, start: int, num_bytes: int) -> bytes:
+        assert isinstance(self._store, FileStore), self.url
+        return self._store.read_part(key, start, num_bytes)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homing.cli import output
-from homing.cli.bring_files import addresses, bring_files, part_of, say_if_less
+from homing.api import notices
+from homing.api.download_text import addresses, bring_files, part_of, say_if_less
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count
 from homing.wire import file_names
@@ -25,13 +26,60 @@ from homing.wire.template_file import Unreadable, refuse_link_outside
 if TYPE_CHECKING:
     from homing.config import Loaded
     from homing.config.resolve.phase_data import PhasePrep
-    from homing.lm.data.prep import PrepOrder
+    from homing.lm.data.prep import PrepOrder, Progress
 
-__all__ = ["bring_base", "needs_text", "prepare_phases", "take_tokenizer", "write_turns_of"]
+__all__ = [
+    "Gathered",
+    "OnProgress",
+    "bring_base",
+    "gathered",
+    "needs_text",
+    "prepare_phases",
+    "take_tokenizer",
+    "write_turns_of",
+]
 
 _REPORT_EVERY_S = 10.0
 _MAX_SHOWN = 8  # findings on the terminal; `homing data check` lists all
 _METADATA_FILES = (file_names.TOKENIZER, file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.GENERATION)
+
+
+OnProgress = Callable[["Progress | None"], None]  # None: this part of the work has ended
+
+
+class Gathered:
+    """What `prepare` reports on the way; each report is passed on to `on_progress`."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self.is_reused = False
+        self.warnings: list[str] = []
+        self._pass_on, self._began = on_progress or _say_notes, time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def take(self, progress: Progress) -> None:
+        if progress.warning:
+            self.warnings.append(progress.warning)
+        elif not progress.note and progress.stage == "reused":
+            self.is_reused = True
+        self._pass_on(progress)
+
+
+@contextmanager
+def gathered(on_progress: OnProgress | None) -> Iterator[Gathered]:
+    try:
+        yield Gathered(on_progress)
+    finally:
+        if on_progress is not None:
+            on_progress(None)
+
+
+def _say_notes(progress: Progress | None) -> None:
+    """Without a listener for the progress, at least what the user should know is said."""
+    if progress is not None and (progress.warning or progress.note):
+        notices.say(f"warning: {progress.warning}" if progress.warning else f"Note: {progress.note}")
 
 
 def needs_text(loaded: Loaded) -> bool:
@@ -49,13 +97,13 @@ def bring_base(loaded: Loaded) -> dict[str, Any] | None:
     source, size = loaded.source, format_bytes(loaded.source.num_weight_bytes)
     is_far = not loaded.run.store.startswith("file:")
     if is_far and source.hub_files:
-        output.say(f"Open weights: {source.address}, {size}: the instance downloads them from the Hub.")
+        notices.say(f"Open weights: {source.address}, {size}: the instance downloads them from the Hub.")
         folder = source.metadata_dir
     else:
         why = ""
         if is_far and source.repo_id:
             why = " Downloaded locally and pushed through the store: not public, or the Hub did not respond."
-        output.say(f"Open weights: {source.address}, {size}.{why}")
+        notices.say(f"Open weights: {source.address}, {size}.{why}")
         folder = bring(source)
     _copy_metadata(folder, loaded.prep.dir)
     return {"address": source.address, "dir": str(folder), "num_bytes": source.num_weight_bytes}
@@ -84,7 +132,7 @@ def write_turns_of(loaded: Loaded) -> None:
     has_tokenizer = (loaded.prep.dir / file_names.TOKENIZER).is_file()
     problem = write_turns(loaded.prep.dir, is_base=loaded.source is not None) if has_tokenizer else ""
     if problem and any(phase.kind == "rl" for phase in loaded.run.phases):
-        output.say(f"warning: with these weights, rl needs prompts given as ids: {problem}.")
+        notices.say(f"warning: with these weights, rl needs prompts given as ids: {problem}.")
 
 
 def _copy_metadata(folder: Path, target: Path) -> None:
@@ -103,24 +151,32 @@ def _copy_metadata(folder: Path, target: Path) -> None:
             (target / name).unlink(missing_ok=True)  # one from another tokenizer would be mistaken for this one's
 
 
-def prepare_phases(loaded: Loaded, *, is_forced: bool, check: str) -> list[dict[str, Any]]:
+def prepare_phases(
+    loaded: Loaded, *, is_forced: bool, check: str, on_progress: OnProgress | None = None, is_verbose: bool = False
+) -> list[dict[str, Any]]:
     """Prepare each phase in order; the run's tokenizer exists by now. `check`: the command that lists all findings."""
-    return [_prepare(loaded, prep, is_forced=is_forced, check=check) for prep in loaded.phase_preps]
+    made = []
+    for prep in loaded.phase_preps:
+        made.append(
+            _prepare_chat(loaded, prep, is_forced)
+            if prep.kind == "chat"
+            else _prepare_text(loaded, prep, is_forced, on_progress)
+        )
+        _say_made(loaded, prep, made[-1], check=check, is_verbose=is_verbose)
+    return made
 
 
-def _prepare(loaded: Loaded, prep: PhasePrep, *, is_forced: bool, check: str) -> dict[str, Any]:
-    made = _prepare_chat(loaded, prep, is_forced) if prep.kind == "chat" else _prepare_text(loaded, prep, is_forced)
-    output.say(
+def _say_made(loaded: Loaded, prep: PhasePrep, made: dict[str, Any], *, check: str, is_verbose: bool) -> None:
+    notices.say(
         f"Phase {prep.phase}: {made['num_documents']:,} {'conversations' if prep.kind == 'chat' else 'documents'}, "
         f"{format_count(made['num_train_tokens'])} tokens to train on, "
         f"{format_count(made['num_val_tokens'])} held out{', unchanged' if made['is_reused'] else ''}."
     )
     if "report" in made:
-        if not made["is_reused"] or output.is_verbose():
+        if not made["is_reused"] or is_verbose:
             _print_report(made["report"], check)
         model = loaded.run.model
         _warn_of_length(made["report"]["fit"], prep.phase, (model.max_context or model.context) if loaded.source else 0)
-    return made
 
 
 def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
@@ -141,7 +197,7 @@ def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
         advice = "these weights have no larger context; use shorter conversations or other weights"
     elif most and most < better:
         advice = f"in the run file: model.context: {most}, the maximum of these weights"
-    output.say(
+    notices.say(
         f"warning: {phase}: {num:,} of {counted(num_all, 'conversation')} are longer than model.context,"
         f" {fit['context']:,} tokens, and are cut or skipped. {MOST:.0%} of them fit in {needed:,} tokens;"
         f" {advice}"
@@ -151,26 +207,25 @@ def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
 def _print_report(report: dict[str, Any], check: str) -> None:
     """Print format, kept, cut and skipped lines of each file, and the first lines that were cut or skipped."""
     for file in report["files"]:
-        output.say(
+        notices.say(
             f"  {file['path']}: form {file['form'] or 'unknown'}, {file['num_lines']:,} lines,"
             f" {file['num_kept']:,} kept, {file['num_cut']:,} of them cut, {file['num_skipped']:,} skipped"
         )
     for source in report["sources"]:
         if source["copies"] != 1:
-            output.say(f"  {source['path']}: {source['copies']:g} times per epoch")
-    output.say(
+            notices.say(f"  {source['path']}: {source['copies']:g} times per epoch")
+    notices.say(
         f"  an epoch is {counted(report['rows_per_epoch'], 'row')} = {format_count(report['tokens_per_epoch'])} tokens,"
         f" {100 * report['padding']:.1f}% of them padding"
     )
     for finding in report["findings"][:_MAX_SHOWN]:
-        output.say(f"  {finding['path']}:{finding['line']}: {finding['action']}: {finding['text']}")
+        notices.say(f"  {finding['path']}:{finding['line']}: {finding['action']}: {finding['text']}")
     more = sum(report["counts"].values()) - _MAX_SHOWN
     if more > 0:
-        output.say(f"  and {more:,} more: {check}")
+        notices.say(f"  and {more:,} more: {check}")
 
 
-def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str, Any]:
-    from homing.cli.prep_report import Meter
+def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool, on_progress: OnProgress | None) -> dict[str, Any]:
     from homing.lm.data.prep import PrepOrder, prepare
 
     whole = PrepOrder(**{**vars(loaded.prep), "is_forced": is_forced})
@@ -184,8 +239,8 @@ def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
         tokenizer=str(loaded.prep.dir / file_names.TOKENIZER),
         dir=prep.dir,
     )
-    with Meter() as meter:
-        manifest = prepare(order, meter.show)
+    with gathered(on_progress) as meter:
+        manifest = prepare(order, meter.take)
     say_if_less(part, prep.text, manifest)
     return _summary(prep, manifest, is_reused=meter.is_reused)
 
@@ -215,13 +270,13 @@ def _prepare_chat(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
 
 def _teller(phase: str) -> Callable[[int, int], None]:
     """Return a progress callback that prints a line now and then, so that no long prep is silent."""
-    last_report = time.monotonic()
+    last_report, say = time.monotonic(), notices.listener()  # it may be called from another thread
 
     def report_progress(done: int, total: int) -> None:
         nonlocal last_report
         if time.monotonic() - last_report >= _REPORT_EVERY_S:
             last_report = time.monotonic()
-            output.say(f"{phase}: {format_bytes(done)} of {format_bytes(total)} of conversations")
+            say(f"{phase}: {format_bytes(done)} of {format_bytes(total)} of conversations")
 
     return report_progress
 

@@ -1,4 +1,7 @@
-"""`homing train|launch RUN --extend STEPS`: train a finished or stopped model for more steps.
+"""Changes to a run file for one command: `--set`, `--phase`, `--smoke`, and `--extend STEPS`.
+
+with_phases, as_typed            --phase as the --set it is short for; the changes as they must be typed again
+extending_sets, print_schedule   `homing train|launch RUN --extend STEPS`: train a finished or stopped model further
 
 newest weights of the last phase -> a new run of that phase from them -> its own warm-up and decay
 
@@ -9,9 +12,11 @@ from the weights only, with its own schedule, and with another seed for another 
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-from homing.cli import output
+from homing.api import notices
 from homing.config import Loaded
 from homing.config.parse.source import read_source
 from homing.config.paths import manifest_in
@@ -21,7 +26,17 @@ from homing.units import counted
 from homing.wire import codec, file_names
 from homing.wire.run_json import Phase, Run
 
-__all__ = ["extending_sets", "print_schedule"]
+__all__ = ["as_typed", "extending_sets", "print_schedule", "with_phases"]
+
+
+def with_phases(sets: Sequence[str] | None, phases: str | None) -> list[str]:
+    """Append --phase as the --set that it is short for."""
+    return [*(sets or []), *([f"train.only={phases}"] if phases else [])]
+
+
+def as_typed(sets: Sequence[str] | None, *, is_smoke: bool = False) -> str:
+    """Return the same changes for the next command that a verb prints; without them it would mean another run."""
+    return " --smoke" * is_smoke + "".join(f" --set {shlex.quote(change)}" for change in sets or [])
 
 
 def extending_sets(loaded: Loaded, steps: int, unfinished: Path | None) -> tuple[list[str], bool]:
@@ -72,11 +87,11 @@ def print_schedule(run: Run) -> None:
     phase = run.phases[-1]
     manifest = manifest_in(Path(phase.init_from))
     at = f"step {manifest.step:,} of {manifest.run_id}" if manifest is not None else phase.init_from
-    output.say(
+    notices.say(
         f"Extending {run.name}: {phase.kind} continues from {at}, with {counted(phase.num_steps, 'more step')} of"
         f" {phase.batch_tokens:,} tokens."
     )
-    output.say(f"New schedule: {_schedule(phase)}.")
+    notices.say(f"New schedule: {_schedule(phase)}.")
 
 
 def _schedule(phase: Phase) -> str:

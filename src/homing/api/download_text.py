@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homing.cli import output
+from homing.api import notices
 from homing.config.text_files import is_in_store
 from homing.errors import DataError, UsageError
 from homing.units import counted, format_bytes
@@ -72,7 +72,7 @@ def say_if_less(take_bytes: int, text: Sequence[str], manifest: DataManifest) ->
     """Warn if the fetched text is clearly less than `take_bytes`, as passed to `bring_files`."""
     got = sum(split.num_text_bytes for split in manifest.splits.values())
     if any(is_in_store(path) for path in text) and got < _NEARLY * take_bytes:
-        output.say(
+        notices.say(
             f"warning: data.take asks for {format_bytes(take_bytes)} of text, but the downloaded files hold"
             f" {format_bytes(got)}. Increase data.take to download more files, if there are any."
         )
@@ -132,10 +132,10 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path, take_bytes:
             fix="Fix the pattern: * matches part of a name, ** matches any folders.",
         )
     at = f", of commit {store.revision}" if isinstance(store, Versioned) else ""
-    output.say(f"{address}: {counted(len(met), 'file')}, {format_bytes(sum(entry.num_bytes for entry in met))}{at}.")
+    notices.say(f"{address}: {counted(len(met), 'file')}, {format_bytes(sum(entry.num_bytes for entry in met))}{at}.")
     part = _part(met, take_bytes)
     if len(part) < len(met):
-        output.say(
+        notices.say(
             f"{len(part):,} of {counted(len(met), 'file')}: data.take asks for {format_bytes(take_bytes)} of text."
         )
     _check_room([entry for entry in part if not (into / entry.key).is_file()], into)
@@ -209,17 +209,17 @@ def _bring(store: Store, key: str, address: str, into: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     store.progress = _teller(address)
     store.get(key, str(target))
-    output.say(f"Brought {address}: {format_bytes(target.stat().st_size)}.")
+    notices.say(f"Brought {address}: {format_bytes(target.stat().st_size)}.")
 
 
 def _teller(address: str) -> Callable[[int, int], None]:
     """Return a progress callback that prints a line now and then, so that no long download is silent."""
-    last_report = time.monotonic()
+    last_report, say = time.monotonic(), notices.listener()  # it may be called from another thread
 
     def report_progress(done: int, total: int) -> None:
         nonlocal last_report
         if time.monotonic() - last_report >= _REPORT_EVERY_S:
             last_report = time.monotonic()
-            output.say(f"{address}: {format_bytes(done)} of {format_bytes(total)}")
+            say(f"{address}: {format_bytes(done)} of {format_bytes(total)}")
 
     return report_progress

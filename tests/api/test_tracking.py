@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 
-from homing.cli import tracking
+from homing.api import tracking
 from homing.cloud.home import Home
 from homing.cloud.providers.base import wait_until
 from homing.world import World
@@ -64,7 +64,7 @@ def test_wandb_without_a_key_is_said_to_be_offline_and_named_as_asked(
 ) -> None:
     orders: list[dict[str, Any]] = []
     with monkeypatch.context() as patch:
-        patch.setattr("homing.cli.tracking.start", lambda each, world: orders.append(vars(each)) or True)
+        patch.setattr("homing.api.tracking.start", lambda each, world: orders.append(vars(each)) or True)
         said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--wandb", "--run-name", "lanbot-v3")
     assert said.code == 0
     assert "logging offline" in said.err
@@ -77,7 +77,7 @@ def test_a_follower_that_died_with_its_computer_goes_on_with_the_next_watch(
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
-    monkeypatch.setattr("homing.cli.tracking.start", lambda each, world: begun.append(each.tracker) or True)
+    monkeypatch.setattr("homing.api.tracking.start", lambda each, world: begun.append(each.tracker) or True)
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     (row,) = Home(homing_home, World()).ledger.runs()
     order = tracking.following("trackio", homing_home, row.id, "moss", store=row.store)
@@ -93,7 +93,7 @@ def test_a_follower_that_cannot_be_started_is_a_warning_and_the_run_goes_on(
     def refuse(each: Any, world: Any) -> bool:
         raise OSError("no more processes")
 
-    monkeypatch.setattr("homing.cli.tracking.start", refuse)
+    monkeypatch.setattr("homing.api.tracking.start", refuse)
     said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--tracker", "tensorboard")
     assert said.code == 0
     assert "warning: not logging to tensorboard: no more processes" in said.err

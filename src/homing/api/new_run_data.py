@@ -1,12 +1,19 @@
-"""`homing new NAME --from PRESET --text TEXT --chat FILE`: the preset, followed by an sft phase on conversations.
+"""The parts of a new run file that come from the user's conversations or from open weights.
+
+with_chats    `homing new NAME --from PRESET --text TEXT --chat FILE`: the preset, followed by an sft phase
+write_open    `homing new NAME --from hf:OWNER/NAME --chat FILE`: fine-tune open weights with adapters
 
 conversations -> their length in tokens -> model.context -> batch_tokens -> a phase of kind sft
 
 There is no tokenizer yet, so tokens are estimated from bytes; `homing prep` counts them and warns if they do not fit.
+The Hub is not asked here; `homing prep` asks it and reports what it cannot build. A folder is read immediately.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import math
 import re
 import shlex
@@ -16,14 +23,24 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homing.cli.new_file import yaml_list
 from homing.errors import UsageError
 from homing.units import counted
 
 if TYPE_CHECKING:
     from homing.wire.run_json import Run
 
-__all__ = ["Chats", "check_chats", "measure_chats", "with_chats"]
+__all__ = [
+    "CHATS",
+    "Chats",
+    "check_chats",
+    "is_open_weights",
+    "measure_chats",
+    "with_chats",
+    "write_open",
+    "written_atomically",
+    "yaml_list",
+    "yaml_name",
+]
 
 _SHARE_WHOLE = 0.95  # fraction of the conversations that should fit into the context
 _MOST_CONTEXT = 2048  # a preset's own may be larger
@@ -33,6 +50,36 @@ _EPOCHS = 3
 _STEPS_WANTED, _MOST_ROWS = 200, 32
 _PASSES = 4  # over the text before the sft phase, at most
 _LEAST_STEPS = 20
+
+
+@contextlib.contextmanager
+def written_atomically(target: Path, name: str) -> Iterator[Path]:
+    """Yield a temporary path; its content becomes `target` at the end. After an error neither file exists."""
+    draft = target.parent / f".{name}.new.yaml"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield draft
+        draft.replace(target)
+    except OSError as exc:
+        is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "Free some space, or use a folder on another disk." if is_full else "Use a writable folder."
+        raise UsageError(what=f"Cannot write {target}.", why=exc.strerror or str(exc), fix=fix) from exc
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+def yaml_name(name: str) -> str:
+    """Quote a name that YAML would read as a number or keyword: 12, 1e5, null."""
+    is_plain = name[0].isalpha() and name not in ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
+    return name if is_plain else f'"{name}"'
+
+
+def yaml_list(paths: list[str]) -> str:
+    plain = re.compile(r"[A-Za-z0-9_./~*-][A-Za-z0-9_./~*+-]*")
+    # A JSON string is also a YAML string. An unquoted leading `*` would be an alias.
+    quoted = [p if plain.fullmatch(p) and p[0] not in "*-~" else json.dumps(p, ensure_ascii=False) for p in paths]
+    return f"[{', '.join(quoted)}]"
 
 
 @dataclass(frozen=True)
@@ -150,3 +197,66 @@ def _rows_of_sft(context: int, seen: Chats) -> int:
         return 0
     rows = _EPOCHS * seen.num_tokens / context / _STEPS_WANTED
     return int(2 ** round(math.log2(min(_MOST_ROWS, max(1.0, rows)))))
+
+
+_HUB = re.compile(r"hf:\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
+CHATS = "chats.jsonl"
+_BODY = """\
+# {name}: fine-tunes open weights on conversations with LoRA adapters. The result is a small file used with the weights.
+name: {shown_name}
+
+model:
+  from: {weights}
+
+phases:
+  - kind: sft
+    method: lora                # qlora: base weights in 4 bits; full: train all weights
+    epochs: 3
+    data:
+      chat: {chats}  # check every line: homing data check
+    lora:
+      rank: 16
+
+limits:
+  # spend: $12.00               # maximum total cost; `homing launch` requires it here or as --spend-limit
+  idle: 30m
+"""
+
+
+def is_open_weights(given: str) -> bool:
+    """Return whether this is an address on the Hub or a path, and not the name of a preset."""
+    return given.startswith("hf:") or "/" in given or given.startswith((".", "~"))
+
+
+def write_open(name: str, given: str, chats: list[str], target: Path) -> str:
+    """Write the run file. Return the weights as written in it."""
+    from homing.config.text_files import fault_of, is_in_store
+    from homing.config.weights.open_weights import read_source
+
+    weights = _weights(name, given, chats)
+    for chat in chats:
+        if not is_in_store(chat) and (fault := fault_of(chat)):
+            again = f"homing new {name} --from {shlex.quote(given)} --chat YOUR_CHATS.jsonl"
+            raise UsageError(what=f"--chat: {fault}.", why=f"Looked from {Path.cwd()}.", fix=again)
+    if not weights.startswith("hf:"):
+        read_source(weights)  # report now what cannot be built, before the file exists
+    shown = weights if _HUB.fullmatch(weights) else yaml_list([weights])[1:-1]
+    words = {"name": name, "shown_name": yaml_name(name), "weights": shown, "chats": yaml_list(chats or [CHATS])}
+    with written_atomically(target, name) as draft:
+        draft.write_text(_BODY.format(**words), encoding="utf-8")
+    return weights
+
+
+def _weights(name: str, given: str, chats: list[str]) -> str:
+    """Return the weights as written in the run file: an address, or an existing folder."""
+    if _HUB.fullmatch(given):
+        return given
+    if not given.startswith("hf:") and Path(given).expanduser().is_dir():
+        return given
+    on_hub = f"hf:{given.removeprefix('hf:')}"
+    meant = on_hub if _HUB.fullmatch(on_hub) else "hf:OWNER/NAME"
+    raise UsageError(
+        what=f"Open weights not found: {given!r}.",
+        why="Use a folder with config.json, tokenizer.json and safetensors, or a model on the Hub: hf:OWNER/NAME.",
+        fix=f"homing new {name} --from {meant}" + "".join(f" --chat {shlex.quote(chat)}" for chat in chats),
+    )

@@ -11,8 +11,9 @@ from typing import TextIO
 
 import pytest
 
-from homing.cli import trainer_log
-from homing.cli.trainer_log import log_path, printing
+from homing.api import trainer_log
+from homing.api.trainer_log import log_path, printing
+from homing.cli import output
 
 SAYS = "import sys; print('step 1', flush=True); print('error: boom', file=sys.stderr, flush=True); print('step 2')"
 
@@ -20,7 +21,7 @@ SAYS = "import sys; print('step 1', flush=True); print('error: boom', file=sys.s
 def run(code: str, run_dir: Path, out: TextIO | None, err: TextIO | None) -> int:
     argv = [sys.executable, "-c", code]
     child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with printing(child, run_dir, out=out, err=err):
+    with printing(child, run_dir, out=output.line_writer(out), err=output.line_writer(err)):
         return child.wait()
 
 

@@ -24,8 +24,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from homing.cli import output
-from homing.cli.run_selector import pick_run, split_run
+from homing.api import notices
+from homing.api.run_selector import pick_run, split_run
 from homing.cloud.home import Home
 from homing.cloud.ledger.run_record import is_removed
 from homing.config import home, run_files
@@ -90,7 +90,7 @@ def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | N
         return _only(run, folder, checkpoint, phase)
     chosen = choose_in_run(folder, checkpoint, phase)
     if chosen.why:
-        output.say(chosen.why)
+        notices.say(chosen.why)
     if checkpoint is None:
         _say_unfinished(folder, chosen.folder.parent)
     return chosen.folder
@@ -123,7 +123,7 @@ def _only(run: str | None, folder: Path, checkpoint: str | None, phase: str | No
         and not _is_finished(folder)
         and _outcome_of(manifest.run_id) != "done"
     ):
-        output.say(
+        notices.say(
             f"{manifest.run_id} is not finished: this is {manifest.phase} step {manifest.step:,}{_planned(folder)}."
         )
     return folder
@@ -146,7 +146,7 @@ def _say_unfinished(run_dir: Path, phase_dir: Path) -> None:
     last = manifest_in(folder)
     if last is not None and not last.is_final:
         at = f"{last.phase} step {last.step:,}{_planned(folder)}"
-        output.say(f"{run_dir.name} is not finished: its last checkpoint is {at}.")
+        notices.say(f"{run_dir.name} is not finished: its last checkpoint is {at}.")
 
 
 def _planned(folder: Path) -> str:
@@ -208,13 +208,13 @@ def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> 
     if found:
         taken = _choose(name, found, checkpoint, phase, is_chosen=bool(wanted))
         if _is_model(path) and path.absolute() != taken.absolute():
-            output.say(f"{run} is both a run and a folder: using {taken}. For the folder, type ./{run}")
+            notices.say(f"{run} is both a run and a folder: using {taken}. For the folder, type ./{run}")
         return taken
     if _is_model(path):
         return path
     file = run_files().get(run)
     if file is not None and (meant := name_meant(file)) != run:
-        output.say(f"{file} is the run {meant}.")
+        notices.say(f"{file} is the run {meant}.")
         return _find_folder(meant, checkpoint, phase)
     called = _runs_called(run)
     strangers = {each: other_folder for each in called if (other_folder := _stranger(run, each.name)) is not None}
@@ -247,7 +247,7 @@ def _choose(name: str, found: list[_Models], checkpoint: str | None, phase: str 
     else:
         folder = max(folders, key=_how_far) if phase is None else folders[-1]
     if having and having[0] is not found[0]:
-        output.say(f"{found[0].run} has no {phase} checkpoint: using {folder}")
+        notices.say(f"{found[0].run} has no {phase} checkpoint: using {folder}")
     if not is_chosen:
         _say_passed_over(name, of_phase, finished)
     _say_taken(name, folder, [other for each in found for other in each.folders])
@@ -257,9 +257,9 @@ def _choose(name: str, found: list[_Models], checkpoint: str | None, phase: str 
 def _say_passed_over(name: str, runs: list[_Models], finished: list[_Models]) -> None:
     if not finished:
         if len(runs) > 1:
-            output.say(f"No run of {name} has finished: using the newest checkpoint. Choose another: {name}@RUN")
+            notices.say(f"No run of {name} has finished: using the newest checkpoint. Choose another: {name}@RUN")
     elif runs[0] is not finished[0]:
-        output.say(
+        notices.say(
             f"{finished[0].run} is the newest finished run of {name}."
             f" {runs[0].run} is newer but not finished: {name}@{runs[0].run}"
         )
@@ -273,7 +273,7 @@ def _need_newest(name: str, taken: _Models, found: list[_Models]) -> None:
     try:
         rows = home_.ledger.runs_called(name) if home_.has_ledger else []
     except HomingError as exc:
-        output.say(f"warning: cannot tell whether a newer run of {name} is done: {exc.what}")
+        notices.say(f"warning: cannot tell whether a newer run of {name} is done: {exc.what}")
         return
     here = {each.run for each in found}
     newer = [
@@ -363,7 +363,7 @@ def _say_taken(name: str, taken: Path, candidates: list[Path]) -> None:
     what = f"{manifest.phase} step {manifest.step:,}" if manifest is not None else _last_phase(taken)
     other_folder = _stranger(name, manifest.run_id) if manifest is not None else None
     begun = f", started in {other_folder}" if other_folder is not None else ""
-    output.say(f"{taken}, {what}{begun}" + (f"   ({'; '.join(alternatives)})" if alternatives else ""))
+    notices.say(f"{taken}, {what}{begun}" + (f"   ({'; '.join(alternatives)})" if alternatives else ""))
 
 
 def _phase_of(folder: Path) -> str:
@@ -382,10 +382,10 @@ def _newest() -> Path:
     own = [path for path in found if path not in elsewhere]
     finished = [path for path in own if _is_finished(path)]
     if finished:
-        output.say(f"{finished[-1]}: the newest finished model of this folder.")
+        notices.say(f"{finished[-1]}: the newest finished model of this folder.")
         return finished[-1]
     if own:
-        output.say(f"{own[-1]}: the newest checkpoint of this folder. No model in it is finished.")
+        notices.say(f"{own[-1]}: the newest checkpoint of this folder. No model in it is finished.")
         return own[-1]
     if elsewhere:
         newest = list(reversed(elsewhere.items()))[:_SHOWN]

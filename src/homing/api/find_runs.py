@@ -10,25 +10,49 @@
 Names are shared by the whole home, while a run belongs to the folder it was begun in. A verb that changes or ends a run
 takes only this folder's, or the one with the given id, which works from anywhere. A verb that fetches one refuses it
 only if a run file here has the same name; the others say which folder it belongs to.
+
+Also: `open_home`, which every such verb starts with, and what to report after it if something may still be billing.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 
-from homing.cli import output
-from homing.cli.find_model import finished_here
-from homing.cli.local_runs import Trained, trained_here
-from homing.cli.run_selector import pick_run, split_run
+from homing.api import notices
+from homing.api.find_models import finished_here
+from homing.api.local_runs import Trained, trained_here
+from homing.api.run_selector import pick_run, split_run
+from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
+from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import RunRow
+from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.reconcile.unknown_billing import check_lost
+from homing.config import home as home_path
 from homing.config.paths import RUN_SUFFIXES, run_files, typed_name
 from homing.config.projects import begun_elsewhere, belongs_to_other_folder, file_called, name_meant
 from homing.errors import HomingError, UsageError
+from homing.units import parse_usd
+from homing.wire.run_json import Run
+from homing.world import World
 
-__all__ = ["find_any", "find_finished", "find_run", "is_stranger", "name_here"]
+__all__ = [
+    "find_any",
+    "find_finished",
+    "find_run",
+    "is_stranger",
+    "last_word",
+    "meet_host",
+    "name_here",
+    "open_home",
+    "parse_limit",
+    "still_running",
+    "usd",
+]
 
 
 def find_finished(home: Home, typed: str | None) -> RunRow | Trained:
@@ -50,7 +74,7 @@ def find_finished(home: Home, typed: str | None) -> RunRow | Trained:
         return find_any(home, typed)
     if called[-1] is not finished[-1]:
         newer = called[-1][1]
-        output.say(
+        notices.say(
             f"{finished[-1][1]} is the newest finished run of {name}. {newer} is newer but not finished: {name}@{newer}"
         )
     return finished[-1][3]
@@ -79,13 +103,13 @@ def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Tr
     if is_later or any(row.is_live or row.may_go_on or row.id in billing for row in launched):
         row = find_run(home, typed, changes=changes)
         if trained.is_live:
-            output.say(f"Using {row.id}. {trained.run} is training on this computer; use its id to select it.")
+            notices.say(f"Using {row.id}. {trained.run} is training on this computer; use its id to select it.")
         return row
     if other_folder is not None and changes:
         command = f"homing {changes.format(trained.run)}"
         raise _of_another_folder(trained.run, trained.name, other_folder, file_called(trained.name), command)
     if other_folder is not None:
-        output.say(f"{trained.run} was started in {other_folder}.")
+        notices.say(f"{trained.run} was started in {other_folder}.")
     return trained
 
 
@@ -111,7 +135,7 @@ def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = 
         return _from_elsewhere(home, called, brings, changes)
     live = next((row for row in called if row.is_live and row not in own), None)
     if live is not None and not own[0].is_live:
-        output.say(
+        notices.say(
             f"Using {own[0].id}. {live.id}, started in {begun_elsewhere(live.id)}, is live; use its id to select it."
         )
     return own[0]
@@ -170,9 +194,11 @@ def _from_elsewhere(home: Home, called: list[RunRow], brings: str, changes: str)
     if changes or (brings and file is not None):
         raise _of_another_folder(row.id, row.name, other_folder, file, f"homing {(changes or brings).format(row.id)}")
     if file is not None:
-        output.say(f"warning: {row.id} was started in {other_folder}; {file} of this folder has not been launched yet.")
+        notices.say(
+            f"warning: {row.id} was started in {other_folder}; {file} of this folder has not been launched yet."
+        )
     elif brings:  # no other run here has that name, so this one is meant
-        output.say(f"{row.id} was started in {other_folder}.")
+        notices.say(f"{row.id} was started in {other_folder}.")
     return row
 
 
@@ -253,3 +279,70 @@ def _only_trained(home: Home, run: Trained) -> UsageError:
         why=f"It has no instance and is not billing. Folder: {home.run_dir(run.run)}",
         fix=f"{'' if run.is_live else f'Watch it: homing watch {run.run}   '}{run.next_words}   All runs: homing runs",
     )
+
+
+@contextmanager
+def open_home() -> Iterator[Home]:
+    """Open the home for one verb. Warn immediately if the ledger had to be repaired or recovered."""
+    home = Home(home_path(), World())
+    say = notices.listener()  # the ledger may be repaired in another thread
+    home.ledger.file.notify = lambda text: say(f"warning: {text}")
+    yield home
+
+
+def last_word() -> HomingError | None:
+    """Return the error for instances that no provider confirmed as destroyed; None if there are none.
+
+    `call` asks for it after every verb; the error is printed last and its exit code wins.
+    """
+    home = Home(home_path(), World())
+    try:
+        # `runs` shows what did not end on this computer. It is not charged, so it is not an alarm.
+        lines = [line for line in home.ledger.unconfirmed() if meter.is_charged(line)] if home.has_ledger else []
+        return still_billing(home, lines) if lines else None
+    except HomingError as exc:  # an unreadable ledger: whether something bills is unknown
+        return exc
+
+
+def still_running() -> list[str]:
+    """After Ctrl-C: return a line for each run that continues, with the command to end it."""
+    home = Home(home_path(), World())
+    try:
+        live = home.ledger.live_runs()
+    except HomingError:  # `last_word` reports it after the verb
+        return []
+    return [
+        f"{row.name} is still running, as far as is known. Watch it: homing watch {name_here(row)}"
+        f"   End it: homing destroy {name_here(row)}"
+        for row in live
+    ]
+
+
+def meet_host(home: Home, run: Run, agrees: Callable[[HostKeyUnknown], bool] | None = None) -> None:
+    """On first contact with an ssh host, pin its key if `agrees` says that the fingerprint is right.
+
+    Without `agrees`, or if it returns False, raise HostKeyUnknown.
+    """
+    home.configure(run)
+    try:
+        home.meet(run)
+    except HostKeyUnknown as unknown:
+        if agrees is None or not agrees(unknown):
+            raise
+        unknown.host.trust(unknown.line)
+
+
+def parse_limit(text: str | None, flag: str = "--spend-limit") -> Decimal | None:
+    if text is None:
+        return None
+    try:
+        limit = parse_usd(text)
+    except ValueError as exc:
+        raise UsageError(what=f"{flag}: {exc}.", fix=f"{flag} 12") from exc
+    if limit <= 0:
+        raise UsageError(what=f"{flag}: the limit must be more than 0.", fix=f"{flag} 12")
+    return limit
+
+
+def usd(amount: Decimal | str) -> str:
+    return meter.show_usd(Decimal(amount))

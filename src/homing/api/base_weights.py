@@ -6,17 +6,12 @@ This covers only what the checkpoint cannot find itself: a model on the Hub, fet
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from homing.cli import output
+from homing.api import notices
 from homing.wire import codec, file_names
 from homing.wire.run_json import Run
 
-__all__ = ["Base", "find_base"]
-
-Base = Annotated[str, typer.Option("--base", metavar="FOLDER|hf:...", help="Base weights the adapter was trained on.")]
+__all__ = ["find_base"]
 
 
 def find_base(folder: Path, given: str) -> Path | None:
@@ -41,5 +36,5 @@ def _bring(address: str) -> Path:
 
     source = read_source(address)
     if source.note:
-        output.say(source.note)
+        notices.say(source.note)
     return bring(source)

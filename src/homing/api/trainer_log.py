@@ -1,6 +1,6 @@
-"""Copy the output of a local trainer to the terminal and to the run's logs/trainer.log, as on a rented instance.
+"""Copy the output of a local trainer to the caller and to the run's logs/trainer.log, as on a rented instance.
 
-trainer --stdout, stderr--> one thread each --> the terminal, and one file
+trainer --stdout, stderr--> one thread each --> the caller's writers, and one file
 
 Neither a closed terminal nor a full disk may block the trainer: its pipes are always drained.
 """
@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO
 
-from homing.cli import output
-from homing.cli.terminal import show_bytes
 from homing.redact import redact
 from homing.wire import file_names
 
-__all__ = ["log_path", "printing"]
+__all__ = ["Write", "log_path", "printing"]
+
+Write = Callable[[bytes], bool]  # shows one line; False: its reader has left, do not call it again
 
 # Time to read what is still in the pipes after the trainer has ended. A process that it left behind may hold them open
 # forever.
@@ -31,10 +31,8 @@ def log_path(run_dir: Path) -> Path:
 
 
 @contextlib.contextmanager
-def printing(
-    child: subprocess.Popen[bytes], run_dir: Path, *, out: TextIO | None, err: TextIO | None
-) -> Iterator[None]:
-    """Copy the child's output until its last line. `out`, `err`: streams for people; None: only logged."""
+def printing(child: subprocess.Popen[bytes], run_dir: Path, *, out: Write | None, err: Write | None) -> Iterator[None]:
+    """Copy the child's output until its last line. `out`, `err`: what shows its lines; None: only logged."""
     assert child.stdout is not None, "it must be opened with pipes"
     assert child.stderr is not None, "it must be opened with pipes"
     keeper = _Keeper(log_path(run_dir))
@@ -58,14 +56,15 @@ class _Keeper:
             path.parent.mkdir(exist_ok=True)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close()
 
-    def pass_on(self, source: IO[bytes], terminal: TextIO | None) -> None:
+    def pass_on(self, source: IO[bytes], write: Write | None) -> None:
         with source:
             for line in source:
                 with self._lock:
                     if self._file is not None:
                         with contextlib.suppress(OSError):
                             self._file.write(_redacted(line))
-                    terminal = _show(line, terminal)
+                    if write is not None and not write(line):
+                        write = None
 
     def close(self) -> None:
         with self._lock:
@@ -78,15 +77,3 @@ def _redacted(line: bytes) -> bytes:
     """Mask keys. A line without a key is unchanged, byte for byte."""
     text = line.decode("utf-8", "surrogateescape")
     return redact(text).encode("utf-8", "surrogateescape")
-
-
-def _show(line: bytes, terminal: TextIO | None) -> TextIO | None:
-    """Print the line. Return the terminal for the next line: None once its reader has left."""
-    if terminal is None:
-        return None
-    try:
-        show_bytes(line, terminal)
-    except OSError:
-        output.silence(terminal)
-        return None
-    return terminal

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homing.cli import output
+from homing.api import notices
 from homing.config import home
 from homing.errors import DataError, UsageError
 
@@ -96,7 +96,7 @@ def _held_out(card: Card, at_most: int) -> list[What]:
         if phase.data.num_val_tokens:
             sets.append(_held_out_chats(card, phase.kind, phase.data))
         else:
-            output.say(f"The phase {phase.kind} held out no conversations: evaluating on the run's held-out text.")
+            notices.say(f"The phase {phase.kind} held out no conversations: evaluating on the run's held-out text.")
     return sets + _held_out_text(card, is_alone=not sets)
 
 
@@ -119,7 +119,7 @@ def _held_out_text(card: Card, *, is_alone: bool) -> list[What]:
             return [held_out_text(folder, card.run.name)]
     if not is_alone:
         if sha256:
-            output.say(f"Skipped: the held-out text of {card.run.name} was not found.")
+            notices.say(f"Skipped: the held-out text of {card.run.name} was not found.")
         return []
     looked = ", ".join(map(str, dict.fromkeys(folders)))
     raise DataError(
@@ -139,19 +139,19 @@ def _rl_tasks(card: Card, rl: Rl, at_most: int) -> list[What]:
     sets: list[What] = []
     for number, task in enumerate(rl.tasks):
         if task.reward:
-            output.say(f"Skipped {task.kind}: it is scored by {Path(task.reward).name}, which eval does not run.")
+            notices.say(f"Skipped {task.kind}: it is scored by {Path(task.reward).name}, which eval does not run.")
             continue
         name, sha256 = file_of(task)
         path = _questions_of(card, name, sha256) if name else None
         one, num_others = rl_task(rl, number, path, at_most=at_most or NUM_MADE_UP)
         if num_others:
-            output.say(
+            notices.say(
                 f"{one.name}: skipped {num_others} given as several messages or as ids, which eval does not support."
             )
         if one.items:
             sets.append(one)
         else:
-            output.say(f"Skipped {one.name}: it has no held-out questions.")
+            notices.say(f"Skipped {one.name}: it has no held-out questions.")
     return sets
 
 

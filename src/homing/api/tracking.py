@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from homing.cli import output
+from homing.api import notices
 from homing.trackers.follower import Following, start
 from homing.trackers.sinks import URI_ENV, check_uri, mode_of
 from homing.trackers.tracker import check_tracker
@@ -30,7 +30,7 @@ def wanted(trackers: list[str] | None, *, wandb: bool, verb: str) -> list[str]:
     if "mlflow" in names:
         check_uri(os.environ.get(URI_ENV, ""))
     if "wandb" in names and mode_of(dict(os.environ)) == "offline":
-        output.say("No W&B key (WANDB_API_KEY): logging offline; upload later with `wandb sync`.")
+        notices.say("No W&B key (WANDB_API_KEY): logging offline; upload later with `wandb sync`.")
     return names
 
 
@@ -60,9 +60,9 @@ def begin(each: Following, world: World) -> None:
     """Start a follower. If it cannot be started, print a warning; the run continues."""
     try:
         if start(each, world):
-            output.say(f"Logging to {each.tracker} from this computer until the run ends: {each.path('log')}")
+            notices.say(f"Logging to {each.tracker} from this computer until the run ends: {each.path('log')}")
     except OSError as exc:
-        output.say(f"warning: not logging to {each.tracker}: {exc}")
+        notices.say(f"warning: not logging to {each.tracker}: {exc}")
 
 
 def go_on(home: Path, run_id: str, world: World) -> None:

@@ -1,0 +1,300 @@
+"""Write a new run file to ./runs, with its sizes computed now: what `homing new` does.
+
+new_run("first", preset="tiny")                          a preset; with `chat` an sft phase follows the preset's own
+new_run("first", preset="hf:OWNER/NAME", chat=[...])     fine-tune open weights on conversations with adapters
+list_presets()                                           the presets and their sizes
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import json
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homing.api.new_run_data import (
+    check_chats,
+    is_open_weights,
+    measure_chats,
+    with_chats,
+    write_open,
+    written_atomically,
+    yaml_list,
+    yaml_name,
+)
+from homing.errors import HomingError, UsageError
+from homing.units import format_count
+
+if TYPE_CHECKING:
+    from homing.config import Loaded
+    from homing.wire.run_json import Run
+
+__all__ = ["NewRun", "list_presets", "new_run", "preset_names", "size_line"]
+
+SIZES = "{sizes}"
+_PROMPT_WORDS = 3  # of the text, as the start of samples
+_MOST_PROMPT = 40  # characters; some scripts have no spaces between words
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A run file that was written."""
+
+    name: str
+    file: Path
+    source: str  # the preset, or the open weights
+    loaded: Loaded | None = None  # None for open weights: only `prep` reads those
+
+    @property
+    def absent(self) -> list[str]:
+        """The paths of the text that do not exist yet."""
+        from homing.config.text_files import is_in_store
+
+        text = self.loaded.prep.text if self.loaded is not None else []
+        return [path for path in text if not is_in_store(path) and not glob.glob(path, recursive=True)]
+
+
+def new_run(
+    name: str | None,
+    preset: str | None,
+    *,
+    text: list[str] | None = None,
+    validation: list[str] | None = None,
+    chat: list[str] | None = None,
+    force: bool = False,
+) -> NewRun:
+    """Write runs/NAME.yaml from a preset or from open weights."""
+    typed = _typed({"--text": text, "--validation": validation})
+    if not name or not _NAME.fullmatch(name):
+        raise _misnamed(name or "", f" --from {shlex.quote(preset or 'tiny')}{typed}{_typed({'--chat': chat})}")
+    target = Path("runs") / f"{name}.yaml"
+    if preset and is_open_weights(preset):
+        _refuse_text(typed, name, preset)
+        _refuse_to_overwrite(name, target, force)
+        return NewRun(name, target, write_open(name, preset, chat or [], target))
+    _refuse_bare_folder(preset, name, f"{typed}{_typed({'--chat': chat})}")
+    source = _find(preset, name, typed)
+    call = f"homing new {name} --from {source.stem}"
+    if chat:
+        _refuse_chat_without_text(text, chat, call)
+        check_chats(chat, f"{call}{typed}")
+    for flag, paths in (("--text", text), ("--validation", validation)):
+        for path in paths or []:
+            _check_text(path, flag, call)
+    _refuse_to_overwrite(name, target, force)
+    return NewRun(name, target, source.stem, _write(source, target, name, text or [], validation or [], chat or []))
+
+
+def list_presets() -> list[dict[str, Any]]:
+    """Return the presets with their sizes, smallest first."""
+    from homing.config import load_run, preset_dir
+
+    rows = []
+    for preset in preset_names():
+        path = preset_dir() / f"{preset}.yaml"
+        run = load_run(str(path), is_for_prep=True).run
+        about = path.read_text(encoding="utf-8").splitlines()[0].removeprefix(f"# {preset}: ")
+        rows.append({"preset": preset, "num_params": run.sizes.num_params, "num_layers": run.model.num_layers,
+                     "width": run.model.width, "context": run.model.context, "vocab_size": run.model.vocab_size,
+                     "about": about})  # fmt: skip
+    return rows
+
+
+def _typed(flags: dict[str, list[str] | None]) -> str:
+    """Return the path options as they must be typed again."""
+    return "".join(f" {flag} {shlex.quote(path)}" for flag, paths in flags.items() for path in paths or [])
+
+
+def _misnamed(name: str, behind: str) -> UsageError:
+    from homing.config.parse.key_suggestions import tidy_name
+
+    return UsageError(
+        what=f"Invalid run name: {name!r}." if name else "The run needs a name.",
+        why="Every provider must accept the name: use a-z, 0-9 and -, at most 32 characters.",
+        fix=f"homing new {tidy_name(name) or 'first'}{behind}",
+    )
+
+
+def preset_names() -> list[str]:
+    from homing.config import preset_dir
+
+    return sorted((path.stem for path in preset_dir().glob("*.yaml")), key=lambda stem: _size_of(stem))
+
+
+def size_line(run: Run) -> str:
+    """Return the computed size line for the header of the run file."""
+    from homing.config.estimate.memory import fits
+
+    fitting = [fit for fit in fits(run) if fit.most_rows]
+    where = f"training fits GPUs from {fitting[0].gpu.memory_gib} GB" if fitting else "training fits no single GPU"
+    flops = format_count(run.sizes.flops_per_token)
+    return f"{run.sizes.num_params:,} parameters, {flops} FLOPs per token; {where}. (Computed by homing new.)"
+
+
+def _size_of(stem: str) -> int:
+    from homing.config import load_run, preset_dir
+
+    return load_run(str(preset_dir() / f"{stem}.yaml"), is_for_prep=True).run.sizes.num_params
+
+
+def _presets() -> str:
+    return f"Presets: {', '.join(preset_names())}. Show their sizes: homing new --list"
+
+
+def _refuse_bare_folder(preset: str | None, name: str, typed: str) -> None:
+    if preset and preset not in preset_names() and Path(preset).is_dir():
+        raise UsageError(
+            what=f"Unknown preset: {preset!r}.",
+            why="There is a folder of that name; to use open weights from a folder, give its path.",
+            fix=f"homing new {name} --from ./{shlex.quote(preset)}{typed}",
+        )
+
+
+def _find(preset: str | None, name: str, typed: str) -> Path:
+    from homing.config import preset_dir
+
+    if not preset:
+        raise UsageError(
+            what="No preset given.",
+            why=f"A run file starts from a preset. {_presets()}",
+            fix=f"homing new {name} --from tiny{typed}",
+        )
+    path = preset_dir() / f"{preset}.yaml"
+    if preset not in {found.stem for found in preset_dir().glob("*.yaml")}:
+        near = difflib.get_close_matches(preset.lower(), preset_names(), n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(
+            what=f"Unknown preset: {preset!r}.", why=f"{hint}{_presets()}", fix=f"{_again(name, near)}{typed}"
+        )
+    return path
+
+
+def _refuse_text(typed: str, name: str, weights: str) -> None:
+    if typed:
+        raise UsageError(
+            what="A run from open weights needs chat data: --chat FILE.",
+            why="To continue pretraining on plain text, add a phase of kind mid (docs/guides/open-weights.md).",
+            fix=f"homing new {name} --from {shlex.quote(weights)} --chat YOUR_CHATS.jsonl",
+        )
+
+
+def _refuse_chat_without_text(text: list[str] | None, chat: list[str], call: str) -> None:
+    if not text:
+        chats = _typed({"--chat": chat})
+        raise UsageError(
+            what="--chat with a preset also needs --text.",
+            why="A preset starts from random weights: it learns the language from text, then to answer from chats.",
+            fix=f"{call} --text YOUR_TEXT.txt{chats}   or start from pretrained weights:"
+            f" {call.rsplit(' ', 1)[0]} hf:OWNER/NAME{chats}",
+        )
+
+
+def _again(name: str, near: list[str]) -> str:
+    return f"homing new {name} --from {near[0] if near else 'tiny'}"
+
+
+def _check_text(named: str, flag: str, call: str) -> None:
+    """Check the text now, not at prep, while the user is still looking at it. prep checks what is in a store."""
+    from homing.config.text_files import fault_of, is_in_store, is_utf8
+
+    if is_in_store(named) or not (fault := fault_of(named)):
+        return
+    near, why = _nearest(Path(os.path.expanduser(named)))
+    if fault.endswith("is empty"):
+        near, why = "", "The file contains no text."
+    if not is_utf8(named):
+        near, why = "", "The file name is not UTF-8, as a run file must be. Rename the file first."
+    raise UsageError(what=f"{flag}: {fault}.", why=why, fix=f"{call} {flag} {shlex.quote(near or 'YOUR_TEXT.txt')}")
+
+
+def _nearest(path: Path) -> tuple[str, str]:
+    """Return the path that was probably meant, or "", and what was found in its folder."""
+    folder = path.parent
+    try:
+        there = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError:
+        return "", f"The folder {folder.absolute()} does not exist or cannot be read."
+    by_small = {name.lower(): name for name in there}  # Faust.TXT is the nearest to faust.txt
+    near = difflib.get_close_matches(path.name.lower(), by_small, n=1, cutoff=0.6)
+    # The top-level folders of the system, such as /opt and /home, are never the text.
+    if near and folder.absolute() != folder.absolute().parent:
+        hit = str(folder / by_small[near[0]])
+        return hit, f"Did you mean {hit}? Looked in {folder.absolute()}."
+    some = f"{', '.join(there[:5])}{' and others' if there[5:] else ''}" if there else "nothing"
+    return "", f"Looked in {folder.absolute()}, which has {some}."
+
+
+def _refuse_to_overwrite(name: str, target: Path, force: bool) -> None:
+    from homing.config import run_files
+
+    there = run_files().get(name)
+    if there is not None and (not force or there != target):
+        raise UsageError(
+            what=f"{there} already exists.",
+            why="homing never overwrites a run file unless you ask.",
+            fix=f"Choose another name, or add --force to replace {target}."
+            if there == target
+            else f"Choose another name, or delete {there}: each name needs one file.",
+        )
+
+
+def _write(source: Path, target: Path, name: str, text: list[str], validation: list[str], chat: list[str]) -> Loaded:
+    from homing.config import load_run
+
+    body = _fill(source.read_text(encoding="utf-8"), name, text, validation)
+    if chat:
+        preset = load_run(str(source), is_for_prep=True).run
+        seen = measure_chats(chat, preset.model.vocab_size)
+        body = with_chats(body, preset, chat, seen, _num_tokens(text, preset.model.vocab_size))
+    with written_atomically(target, name) as draft:
+        draft.write_text(body, encoding="utf-8")
+        # The sizes in the header are computed from exactly the file that is written.
+        run = load_run(str(draft), is_for_prep=True).run
+        draft.write_text(body.replace(SIZES, size_line(run), 1), encoding="utf-8")
+    return load_run(str(target), is_for_prep=True)
+
+
+def _num_tokens(text: list[str], vocab_size: int) -> int:
+    """Estimate the tokens of the local text; 0 if there is none."""
+    from homing.config.estimate.params import bytes_per_token
+    from homing.config.text_files import num_text_bytes
+
+    return int((num_text_bytes(text) or 0) / bytes_per_token(vocab_size))
+
+
+def _fill(body: str, name: str, text: list[str], validation: list[str]) -> str:
+    body = re.sub(r"(?m)^name: .*$", f"name: {yaml_name(name)}", body, count=1)
+    if text:
+        body = re.sub(r"(?m)^  text: .*$", lambda _: f"  text: {yaml_list(text)}", body, count=1)
+        # The preset's held-out file and prompts belong to the preset's own text.
+        body = re.sub(r"(?m)^  validation: .*\n", "", body, count=1)
+        prompts = json.dumps([words] if (words := _first_words(text)) else [], ensure_ascii=False)
+        body = re.sub(r"(?m)^  prompts: .*$", lambda _: f"  prompts: {prompts}", body, count=1)
+    if validation:
+        body = re.sub(r"(?m)^(  text: .*\n)", lambda m: f"{m[1]}  validation: {yaml_list(validation)}\n", body, count=1)
+    return body
+
+
+def _first_words(text: list[str]) -> str:
+    """Return the first words of the text, as a prompt for samples; "" if it cannot be read here, which prep reports."""
+    # Uses documents as prep splits them, compressed or in JSON lines. These modules need only the standard library, and
+    # zstandard for .zst, which may not be installed.
+    from homing.lm.data.text.documents import Cuts, documents_of, unmarked_bytes_for
+    from homing.lm.data.text.read_bytes import Reading
+    from homing.text_sources import find_sources
+
+    try:
+        source = find_sources(text, key="--text").sources[0]
+        with Reading(source) as reading:
+            first = next(documents_of(reading, Cuts(unmarked_bytes_for(source.num_bytes))), b"")
+    except (HomingError, ImportError, OSError):
+        return ""
+    lines = (line.split() for line in first.decode("utf-8", errors="ignore").splitlines())
+    words = next((line for line in lines if any(letter.isalpha() for letter in "".join(line))), [])
+    return " ".join(words[:_PROMPT_WORDS])[:_MOST_PROMPT].strip()
