@@ -18,7 +18,7 @@ _WRITES = ("INSERT", "UPDATE", "CREATE", "ALTER", "DELETE", "REPLACE")
 
 
 def fill(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """No byte more has room there. What lies there can be read and removed."""
+    """No byte can be written there. Existing files can be read and removed."""
     _break(patch, folder, errno.ENOSPC, "database or disk is full", is_readable=True)
 
 

@@ -56,15 +56,15 @@ _WORKERS = max(3, os.cpu_count() or 1)
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """All tests, or one tier of them, share the machine out; a part that was asked for by its path runs right here."""
-    messages = config.option
-    is_free = getattr(messages, "numprocesses", 0) is None and not (messages.usepdb or messages.collectonly)
+    option = config.option
+    is_free = getattr(option, "numprocesses", 0) is None and not (option.usepdb or option.collectonly)
     if is_free and config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput"):
-        messages.numprocesses, messages.dist = _WORKERS, "loadfile"
+        option.numprocesses, option.dist = _WORKERS, "loadfile"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """xdist would deal out the files with the most tests first, and so leave the trips of minutes, which are alone in
-    theirs, for the end: one worker at several of them, and the other with nothing to do."""
+    """By default xdist starts with the files that have the most tests. The end-to-end tests, one per file and minutes
+    long, would come last, and one worker would run several of them while the others are idle."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
@@ -117,9 +117,9 @@ def _left_below(folder: Path) -> dict[int, str]:
 
 
 @pytest.fixture(autouse=True)
-def _the_dead_are_buried() -> Iterator[None]:
-    """What a test started by the World is a child of this process, and nobody waits for a machine once it is gone.
-    Unburied they would be thousands by the end, and who looks for processes looks at every one of them."""
+def _reap_children() -> Iterator[None]:
+    """Processes that tests start through World are children of this one, and nothing waits for them at the end.
+    Without this, thousands of zombies would slow down every search for processes."""
     yield
     for child in list(machine._children.values()):
         child.poll()

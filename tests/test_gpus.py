@@ -130,7 +130,7 @@ def test_an_unknown_card_is_none_and_its_neighbours_are_named() -> None:
 @pytest.mark.parametrize(
     "name", ["H1000", "NVIDIA T400 4GB", "NVIDIA RTX A400", "NVIDIA RTX A1000 6GB Laptop GPU", "L4000"]
 )
-def test_a_card_whose_number_only_begins_like_a_known_one_is_not_that_one(name: str) -> None:
+def test_a_gpu_name_that_only_starts_like_a_known_one_does_not_match(name: str) -> None:
     assert find_gpu(name) is None
 
 

@@ -26,10 +26,10 @@ def test_another_architecture_is_named_and_nothing_that_does_not_matter() -> Non
     gpt2 = {"model_type": "gpt2", "n_layer": 12, "activation_function": "gelu_new", "partial_rotary_factor": 0.5}
     with pytest.raises(DataError) as raised:
         model_of(gpt2)
-    messages = str(raised.value)
+    text = str(raised.value)
     assert "'gpt2'" in raised.value.what
     for noise in ("is missing", "partial_rotary", "rms_norm_eps", "hidden_act"):
-        assert noise not in messages
+        assert noise not in text
 
 
 @pytest.mark.regression("partial-rotary")

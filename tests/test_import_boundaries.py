@@ -145,7 +145,7 @@ def test_json_may_stand_before_the_verb_as_quiet_may() -> None:
 
 @pytest.mark.parametrize("arguments", ["", "store", "--help", "plan --help", "explain", "new --list --json"])
 def test_a_reader_that_leaves_early_is_no_accident(arguments: str) -> None:
-    # Unbuffered, and read by nobody: the first write finds the pipe closed.
+    # Unbuffered and without a reader: the first write finds the pipe closed.
     line = f"{sys.executable} -u -m homing.cli {arguments} | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     assert done.stderr == ""

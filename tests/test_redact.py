@@ -36,8 +36,8 @@ def test_short_values_and_places_of_key_files_are_no_secrets(tmp_path: Path) -> 
 
 
 def test_a_secret_inside_another_and_each_line_of_a_long_one_is_hidden() -> None:
-    messages = {"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefgh-ijkl", "C_KEY": "first line of it\nsecond line of it"}
-    assert redact("abcdefgh-ijkl abcdefgh second line of it", messages) == "*** *** ***"
+    environment = {"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefgh-ijkl", "C_KEY": "first line of it\nsecond line of it"}
+    assert redact("abcdefgh-ijkl abcdefgh second line of it", environment) == "*** *** ***"
 
 
 def test_a_key_from_a_file_is_hidden_once_it_was_registered() -> None:
@@ -48,18 +48,18 @@ def test_a_password_in_an_address_is_hidden() -> None:
     assert redact("git+https://me:CANARY@host/x http://host:80/y", {}) == "git+https://***@host/x http://host:80/y"
 
 
-def test_a_log_hides_them_in_messages_and_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_hides_them_in_environment_and_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", SECRET)
     try:
         raise OSError(f"refused {SECRET}")
     except OSError:
-        record = logging.LogRecord("x", logging.ERROR, "f", 1, "told %s", (SECRET,), sys.exc_info())
+        record = logging.LogRecord("x", logging.ERROR, "f", 1, "got %s", (SECRET,), sys.exc_info())
     text = RedactedFormatter("%(message)s").format(record)
     assert "CANARY" not in text
     assert "OSError: refused ***" in text
 
 
-def test_an_exception_that_nobody_caught_hides_them() -> None:
+def test_an_uncaught_exception_hides_secrets() -> None:
     code = f"from homing.redact import redact_crashes\nredact_crashes()\nraise ValueError('{SECRET}')"
     env = {"A_TOKEN": SECRET, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)

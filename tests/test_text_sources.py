@@ -39,7 +39,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, pattern: str, complaint: s
         find_sources([str(tmp_path / pattern)], key="text")
 
 
-def test_a_link_to_nothing_is_told_as_one(tmp_path: Path) -> None:
+def test_a_broken_symlink_is_reported_as_one(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to("gone.txt")
     with pytest.raises(DataError, match=r"a\.txt is a broken link") as raised:
         find_sources([str(tmp_path)], key="text")

@@ -36,7 +36,7 @@ def wait_for(is_true: object, timeout_s: float = 10.0) -> None:
 # --- several things at once ---
 
 
-def test_calls_are_made_together_and_each_answer_or_error_stands_in_its_place(world: World) -> None:
+def test_parallel_calls_return_answers_and_errors_in_order(world: World) -> None:
     def refuse() -> int:
         raise ValueError("no")
 
@@ -76,7 +76,7 @@ def test_a_killed_writer_leaves_the_old_file_or_the_new_one_whole(tmp_path: Path
         assert len(set(data)) == 1
 
 
-def test_a_failed_write_leaves_nothing_aside(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_temporary_file(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"old")
 
     def fail(*_: object) -> None:
@@ -231,7 +231,7 @@ def test_any_status_is_an_answer_and_redirects_are_not_followed(world: World, se
     assert (reply.status, reply.headers["x-key"], reply.body) == (status, "k", b"hello")
 
 
-def test_no_answer_is_a_network_error_that_does_not_tell_the_query(world: World) -> None:
+def test_a_network_error_does_not_contain_the_query(world: World) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

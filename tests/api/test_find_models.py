@@ -53,13 +53,13 @@ def test_what_was_exported_for_other_programs_is_called_so(tmp_path: Path) -> No
         with pytest.raises(DataError, match="is a GGUF file, which homing can write but not open"):
             find_model(typed)
     (tmp_path / "out" / file_names.WEIGHTS).touch()
-    assert find_model("./out") == Path("out"), "a model with a GGUF beside it is a model"
+    assert find_model("./out") == Path("out"), "a model that also has a GGUF is a model"
     (weights(tmp_path / "adapter") / "adapter_config.json").write_text("{}")
     with pytest.raises(DataError, match="an adapter for peft without its base weights") as raised:
         find_model("./adapter")
     assert "homing export RUN --to merged" in raised.value.fix
     (tmp_path / "adapter" / file_names.RUN).write_text("{}")
-    assert find_model("./adapter") == Path("adapter"), "a checkpoint of ours has its run beside it"
+    assert find_model("./adapter") == Path("adapter"), "a checkpoint of ours has its run next to it"
 
 
 @pytest.mark.parametrize("asked", [{"checkpoint": "4"}, {"phase": "pretrain"}])
@@ -97,7 +97,7 @@ def test_a_fetched_model_comes_before_the_run_it_came_from(tmp_path: Path, homin
     assert find_model("goethe", checkpoint="latest").name == "step-00000012"
 
 
-def test_the_newest_run_of_that_name_counts_and_not_one_whose_name_only_begins_so(homing_home: Path) -> None:
+def test_a_name_means_its_newest_run_and_not_a_run_with_a_longer_name(homing_home: Path) -> None:
     runs = homing_home / "runs"
     run_with(runs / "goethe-20260101-120000-abcd")
     newest = run_with(runs / "goethe-20260301-080000-0000")
@@ -107,7 +107,7 @@ def test_the_newest_run_of_that_name_counts_and_not_one_whose_name_only_begins_s
     assert find_model("goethe-20260101-120000-abcd").is_relative_to(runs / "goethe-20260101-120000-abcd")
 
 
-def test_a_plain_name_is_the_run_and_the_folder_of_that_name_is_told(
+def test_a_plain_name_means_the_run_and_a_folder_of_that_name_is_mentioned(
     tmp_path: Path, homing_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = weights(tmp_path / "tinyllama")
@@ -122,7 +122,7 @@ def test_a_plain_name_is_the_run_and_the_folder_of_that_name_is_told(
     assert capsys.readouterr().err == "", "who names one of them means it"
 
 
-def test_a_phase_is_taken_from_the_run_that_has_it_and_that_is_told(
+def test_a_phase_comes_from_the_run_that_has_it_with_a_note(
     tmp_path: Path, homing_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sft = run_with(homing_home / "runs" / "ll-20260101-120000-abcd", phase="sft", best=None)
@@ -164,7 +164,7 @@ def fetched(folder: str, name: str, phase: str, step: int, run_id: str = "") -> 
 
 
 @pytest.mark.acceptance(131)
-def test_of_a_chain_that_was_fetched_the_last_phase_is_taken_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_phase_of_a_fetched_chain_is_taken_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     base = fetched("models/goethe", "goethe", "pretrain", 1200)
     assert find_model("goethe") == base
     assert capsys.readouterr().err == "models/goethe, pretrain step 1,200\n"
@@ -176,7 +176,7 @@ def test_of_a_chain_that_was_fetched_the_last_phase_is_taken_and_told(capsys: py
     assert find_model("goethe") == sft
     weights(Path("models/mine"))
     fetched("models/mine-sft", "mine", "sft", 60)
-    assert find_model("mine") == Path("models/mine"), "put there by somebody, and no phase of ours"
+    assert find_model("mine") == Path("models/mine"), "a foreign folder, and no phase of ours"
 
 
 def begun_in(run_dir: Path, folder: Path) -> None:
@@ -313,7 +313,7 @@ def test_of_a_run_that_is_not_finished_it_is_said_how_far_it_came(
     assert "not finished" not in capsys.readouterr().err
 
 
-def test_without_a_name_the_newest_of_this_folder_is_taken_and_told(
+def test_without_a_name_the_newest_model_of_this_folder_is_taken_with_a_note(
     tmp_path: Path, homing_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = run_with(homing_home / "runs" / "moss-20260101-120000-aaaa")
@@ -329,7 +329,7 @@ def test_without_a_name_the_newest_of_this_folder_is_taken_and_told(
     assert find_model(None) == fetched
 
 
-def test_without_a_name_a_folder_without_a_model_is_told_of_those_elsewhere(tmp_path: Path, homing_home: Path) -> None:
+def test_without_a_name_and_a_model_here_models_elsewhere_are_named(tmp_path: Path, homing_home: Path) -> None:
     for number in range(7):
         run = run_with(homing_home / "runs" / f"moss-2026010{number}-120000-aaaa")
         begun_in(run, tmp_path / f"there{number}")

@@ -1,4 +1,4 @@
-"""Whose run a name means: names are known to the whole home, run files belong to a folder."""
+"""Which run a name means: names are known to the whole home, run files belong to a folder."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
     assert again.code == 2
     assert f"homing launch {reference} --resume" in again.err
     for verb in ("status", "watch", "logs"):
-        messages = cli(verb, "moss")
-        assert messages.code == 0
+        done = cli(verb, "moss")
+        assert done.code == 0
         assert (
             f"warning: {reference} was started in {w}; runs/moss.yaml of this folder has not been launched yet."
-            in messages.err
+            in done.err
         )
 
     by_id = cli("fetch", reference)
@@ -143,7 +143,7 @@ def test_a_folder_that_was_moved_stays_its_own_and_one_without_a_run_file_has_no
     monkeypatch.chdir(another_folder(tmp_path))
     assert cli("fetch", "moss").code == 2
     (homing_home / "runs" / run / "project.json").unlink()
-    assert cli("fetch", "moss").code == 0, "of an older run nobody knows where it was begun"
+    assert cli("fetch", "moss").code == 0, "the folder of an older run is unknown"
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_f
         if not has_run_file:
             assert "A name selects a run of this folder, and none is called moss." in refused.err
         (line,) = Home(homing_home, World()).ledger.lines(reference)
-        assert line.destroyed_at is None, "nobody ended it"
+        assert line.destroyed_at is None, "it is not destroyed"
         assert f"Stop it: homing stop {reference}" in cli("status", reference).err, "what is said to type is what works"
         if has_run_file:
             taken = cli("launch", "moss", "--spend-limit", "1", "--yes")
@@ -189,7 +189,7 @@ def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_f
         (line,) = Home(homing_home, World()).ledger.lines(reference)
         assert line.destroyed_at is not None
         refused = cli("destroy", "moss")
-        assert refused.code == 2, "also when it has ended: nobody is told that another one is gone"
+        assert refused.code == 2, "also when it has ended: do not report that another run is gone"
         assert f"homing destroy {reference}" in refused.err
         monkeypatch.chdir(w)
         assert "nothing is billing" in cli("destroy", "moss").err

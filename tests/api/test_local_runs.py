@@ -48,8 +48,8 @@ def add(folder: Path, name: str, *documents: object) -> None:
         file.writelines(codec.dumps(each) + "\n" for each in documents)  # type: ignore[arg-type]
 
 
-def step(number: int, loss: float, **messages: float) -> Metric:
-    return Metric(float(number), "pretrain", number, 20, 64 * number, loss, tokens_per_s=6400.0, **messages)  # type: ignore[arg-type]
+def step(number: int, loss: float, **figures: float) -> Metric:
+    return Metric(float(number), "pretrain", number, 20, 64 * number, loss, tokens_per_s=6400.0, **figures)  # type: ignore[arg-type]
 
 
 def end(folder: Path, state: str, reason: str, at: int) -> None:
@@ -109,14 +109,14 @@ def test_while_it_trains_a_line_has_its_eta_and_the_cards_memory(cli: Homing, ho
     said = "step 5/20 | loss 3.500 | 6.4k tok/s"
     with at_work(folder):
         status = cli("status", NAME)
-        messages = cli("status", NAME, "--json").json
+        document = cli("status", NAME, "--json").json
     assert f"{said} | GPU memory 2.00 GB | eta 1m15s" in status.out
     assert "loss 5.000 at step 1, 3.500 at step 5" in status.out
     assert f"Stop it: homing stop {NAME}" in status.err
-    assert (messages["state"], messages["is_billing"], messages["metric"]["eta_s"]) == ("training", False, 75.0)
+    assert (document["state"], document["is_billing"], document["metric"]["eta_s"]) == ("training", False, 75.0)
     killed = cli("status", NAME)
     assert "unfinished" in killed.out
-    assert f"{said}\n" in killed.out, "nobody is at work: there is no eta"
+    assert f"{said}\n" in killed.out, "no trainer is running: there is no eta"
 
 
 @pytest.mark.parametrize(

@@ -99,19 +99,19 @@ def test_every_way_in_which_the_text_can_change_is_seen(here: Path, homing: Type
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "messages"),
+    ("old", "new", "difference"),
     [
         ("val_fraction: 0.1", "val_fraction: 0.2", "held-out fraction is 0.2 now and was 0.1 then"),
         ("val_fraction: 0.1", "val_fraction: 0.1\n  take: 3kB", "data.take is 3000 now and was 0 then"),
         ("vocab_size: 300", "vocab_size: 300, split: gpt2", "tokenizer.split is gpt2 now and was gpt4 then"),
     ],
 )
-def test_other_settings_are_seen_too(here: Path, homing: Typed, old: str, new: str, messages: str) -> None:
+def test_other_settings_are_seen_too(here: Path, homing: Typed, old: str, new: str, difference: str) -> None:
     assert homing("prep", "cat")[0] == 0
     (here / "runs/cat.yaml").write_text(RUN_FILE.replace(old, new))
     code, _, said = homing("verify", "cat", "--no-run")
     assert code == 2
-    assert messages in said
+    assert difference in said
 
 
 def test_a_touched_copied_or_removed_text_is_no_other_text(here: Path, homing: Typed) -> None:

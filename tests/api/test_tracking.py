@@ -37,7 +37,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.acceptance(114)
-def test_no_tracker_is_told_unless_asked(cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tracker_is_used_by_default(cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     assert cli("watch", "moss").code == 0
@@ -48,7 +48,7 @@ def test_no_tracker_is_told_unless_asked(cli: Homing, homing_home: Path, monkeyp
     ("flags", "word"),
     [(("--tracker", "comet"), "Unknown tracker: 'comet'"), (("--tracker", "mlflow"), "only through a tunnel")],
 )
-def test_what_cannot_be_told_is_refused_before_anything_is_rented(
+def test_an_unusable_tracker_is_refused_before_renting(
     cli: Homing, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], word: str
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://203.0.113.42:5000")
@@ -116,7 +116,7 @@ def test_the_curves_of_a_run_are_in_tensorboard_as_it_goes_and_after_its_end(cli
     assert losses(folder) == wanted
     document = cli("tensorboard", "moss", "--json").json
     assert document["folder"] == str(folder.parent)
-    assert losses(folder) == wanted, "what was told is not told again"
+    assert losses(folder) == wanted, "what was sent is not sent again"
 
 
 @pytest.mark.acceptance(104, 115)
@@ -134,18 +134,18 @@ def test_after_the_end_the_files_are_written_from_the_store_alone(cli: Homing, h
 @pytest.mark.acceptance(114)
 @pytest.mark.slow
 def test_a_tracker_that_fails_every_call_costs_no_step(cli: Homing, homing_home: Path, tmp_path: Path) -> None:
-    """A file stands where its folder should be: it can be told nothing, from the first line to the last."""
+    """A file is where the tracker's folder should be: the tracker fails from the first line to the last."""
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     (row,) = Home(homing_home, World()).ledger.runs()
     (tmp_path / "blocked").write_text("")
-    messages = {
+    order = {
         "tracker": "tensorboard",
         "run_id": row.id,
         "name": row.id,
         "folder": str(tmp_path / "t"),
         "store": row.store,
     }
-    (tmp_path / "order.json").write_text(json.dumps({**messages, "files": str(tmp_path / "blocked")}))
+    (tmp_path / "order.json").write_text(json.dumps({**order, "files": str(tmp_path / "blocked")}))
     (tmp_path / "t").mkdir()
     with open(tmp_path / "log", "w") as log:
         argv = [sys.executable, "-m", "homing.trackers", str(tmp_path / "order.json")]

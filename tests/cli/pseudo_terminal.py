@@ -1,4 +1,4 @@
-"""`homing` on a real terminal at which nobody sits: what it says, and whether it ends without an answer."""
+"""`homing` on a real terminal without input: what it prints, and whether it ends without an answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def on_terminal(*words: str, cwd: Path, until: str = "", deadline_s: float = 120
     """Exit code and what was said. No code: it said `until` and was ended there, or it still ran at the deadline."""
     ours, reference = pty.openpty()
     argv = [sys.executable, "-m", "homing.cli", *words]
-    # A session whose terminal this is, as a person's shell has one: who asks for a key opens /dev/tty.
+    # A session with this controlling terminal, as in a shell: a prompt for a key opens /dev/tty.
     shell = [sys.executable, "-c", "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
              " os.execv(sys.argv[1], sys.argv[1:])"]  # fmt: skip
     child = subprocess.Popen(

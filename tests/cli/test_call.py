@@ -46,6 +46,6 @@ def test_a_stream_that_is_closed_is_no_mistake_of_ours(
 @pytest.mark.parametrize("typed", [["--help", "--json"], ["--json", "--help"], ["--json"], ["-h", "--json"]])
 def test_the_table_of_verbs_is_there_as_data(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(typed) == 0
-    messages = json.loads(capsys.readouterr().out)
-    assert messages["schema"] == "homing.verbs/1"
-    assert {verb: text for verbs in messages["verbs"].values() for verb, text in verbs.items()} == VERBS
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "homing.verbs/1"
+    assert {verb: text for verbs in document["verbs"].values() for verb, text in verbs.items()} == VERBS

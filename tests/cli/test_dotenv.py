@@ -1,4 +1,4 @@
-"""`.env` beside the run files: keys that nobody exported."""
+"""`.env` in the folder of the run files: keys that are not exported."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_where_there_is_none_nothing_happens(tmp_path: Path) -> None:
     assert dict(os.environ) == before
 
 
-def test_a_file_that_others_can_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_others_can_read_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "", mode=0o644)
     dotenv.load(tmp_path)
     assert "chmod 600" in capsys.readouterr().err
@@ -128,7 +128,7 @@ def test_one_that_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_every_verb_reads_it_from_the_folder_it_is_called_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
-    """Read first, whatever the verb needs beside it: here it cannot be read."""
+    """`.env` is read before anything else; here it is unreadable."""
     (tmp_path / dotenv.FILE).write_bytes(b"KEY=\xff\xfe\n")
     monkeypatch.chdir(tmp_path)
     assert call([verb]) == 2

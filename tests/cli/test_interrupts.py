@@ -1,4 +1,4 @@
-"""Ctrl-C, whenever it comes: one short line, exit code 130, and the name of what goes on all the same.
+"""Ctrl-C at any moment: one short line, exit code 130, and the names of runs that continue.
 
 The moment is not a matter of time: the launcher below presses Ctrl-C when a certain module is imported or a certain
 function called. It also puts SIGINT back to what a terminal gives, for whoever runs these tests may ignore it.
@@ -127,7 +127,7 @@ def test_what_goes_on_all_the_same_is_named(folder: Path) -> None:
     assert pressed_at("homing.cli.verbs.prep", "prep", "moss", "-q") == Said(130, "", "")
 
 
-def test_at_a_question_it_is_no_answer_and_stands_on_a_line_of_its_own(folder: Path) -> None:
+def test_ctrl_c_at_a_question_is_no_answer_and_ends_on_its_own_line(folder: Path) -> None:
     ours, its = pty.openpty()
     code = LAUNCHER.format(moment="-", before="signal.default_int_handler")
     argv = [sys.executable, "-c", "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n" + code, "quickstart"]

@@ -83,7 +83,7 @@ def test_the_guard_ends_it_at_its_limit(rig: Rig, has_backup: bool) -> None:
     assert "at its limit" in said.out
 
 
-def test_an_instance_whose_papers_are_lost_too_is_named_with_what_ends_it(rig: Rig) -> None:
+def test_an_instance_without_run_documents_is_named_with_the_command_that_ends_it(rig: Rig) -> None:
     instance = rig.rent()
     rig.lose_ledger()
     lose_backup(rig)
@@ -108,7 +108,7 @@ def test_a_provider_that_does_not_answer_leaves_it_open_by_its_record_in_the_sto
     assert f"homing adopt file:{rig.tmp_path / 'store'} {NEW}" in said.err
 
 
-def test_what_has_ended_is_said_to_be_shown_by_nobody(rig: Rig) -> None:
+def test_an_ended_run_is_reported_as_shown_by_no_provider(rig: Rig) -> None:
     rig.rent()
     assert rig.cli("destroy", "moss", "--yes").code == 0
     rig.lose_ledger()
@@ -118,7 +118,7 @@ def test_what_has_ended_is_said_to_be_shown_by_nobody(rig: Rig) -> None:
     assert "No configured provider lists an instance of it." in said.err
 
 
-def test_a_home_that_never_rented_asks_nobody(rig: Rig) -> None:
+def test_a_home_that_never_rented_asks_no_provider(rig: Rig) -> None:
     said = rig.cli("status", "moss")
     assert said.code == 2
     assert "has not been launched yet" in said.err

@@ -38,7 +38,7 @@ def homing(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was prepared and trained: upstream/, runs/ll.yaml, and its home beside them."""
+    """A run that was prepared and trained: upstream/, runs/ll.yaml, and its home."""
     folder = tmp_path_factory.mktemp("project")
     write_base(folder / "upstream")
     (folder / "runs").mkdir()
@@ -84,12 +84,12 @@ def checkpoint() -> Path:
 def test_template_and_generation_settings_of_the_base_travel_into_every_export(project: Path, kind: str) -> None:
     from transformers import AutoTokenizer
 
-    messages = homing("export", "ll", "--to", kind)
+    exported = homing("export", "ll", "--to", kind)
     out = project / "exports" / f"ll-{kind}"
     assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
-    assert "random chats to the same ids" in messages.stderr
+    assert "random chats to the same ids" in exported.stderr
     assert "It is a chat model." in (out / "README.md").read_text()
-    if kind != "adapter":  # whose weights, and how to sample from them, are the base's
+    if kind != "adapter":  # an adapter uses the base's weights and sampling settings
         base = json.loads((project / "upstream/generation_config.json").read_text())
         assert json.loads((out / "generation_config.json").read_text()) == base
         assert json.loads((out / "config.json").read_text())["eos_token_id"] == base["eos_token_id"]
@@ -102,7 +102,7 @@ def test_template_and_generation_settings_lie_in_the_checkpoint_and_its_manifest
         assert name in listed
 
 
-def test_a_chat_is_asked_in_the_format_that_was_trained_and_another_is_said_aloud(project: Path) -> None:
+def test_chat_uses_the_trained_format_and_warns_of_another(project: Path) -> None:
     asked = ("--tokens", "3", "--seed", "1", "--json")
     assert "chat template" not in homing("chat", "ll", *asked, stdin="cat\n").stderr
     hidden = (checkpoint() / file_names.CHAT_TEMPLATE).rename(project / "hidden.jinja")
@@ -110,7 +110,7 @@ def test_a_chat_is_asked_in_the_format_that_was_trained_and_another_is_said_alou
         said = homing("chat", "ll", *asked, stdin="cat\n/new\ncat\n").stderr
         assert said.count("has no chat template") == 1
         assert "ChatML" in said
-        assert str(project / "upstream") in said, "whose template it was"
+        assert str(project / "upstream") in said, "the source of the template"
         command = [sys.executable, "-m", "homing.cli", "export", "ll", "--to", "merged", "--out", "bare"]
         refused = subprocess.run(command, capture_output=True, text=True, timeout=240)
         assert refused.returncode == 7, refused.stderr

@@ -28,7 +28,7 @@ def _plain() -> None:
 
 
 def on_terminal(code: str, columns: int) -> str:
-    """What a program prints on a terminal of so many columns, without its colours."""
+    """What a program prints on a terminal of that width, without colours."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     env = {**{name: value for name, value in os.environ.items() if name != "COLUMNS"}, "TERM": "xterm"}
@@ -58,14 +58,14 @@ def test_a_table_without_headers_has_no_empty_line_above_it_and_no_blanks_behind
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_what_a_terminal_cannot_show_is_shown_by_its_number_and_json_stays_json(encoding: str) -> None:
     code = "from homing.cli import output; output.configure(loudness=0, is_json={}); "
-    said = code.format(False) + "output.table(['path'], [['b\\u00fccher \\u2713 \\udcfc']]); print('\\u2713')"
-    messages = (
+    table = code.format(False) + "output.table(['path'], [['b\\u00fccher \\u2713 \\udcfc']]); print('\\u2713')"
+    as_json = (
         code.format(True) + "output.emit('x/1', {'path': 'b\\u00fccher \\u2713 \\udcfc'})"
     )  # a name that is no UTF-8
     env = {**os.environ, "PYTHONIOENCODING": encoding}
     shown, document = (
         subprocess.run([sys.executable, "-c", each], env=env, capture_output=True, check=True).stdout
-        for each in (said, messages)
+        for each in (table, as_json)
     )
     assert rb"\udcfc" in shown
     assert (rb"\u2713" in shown) == (encoding != "utf-8")
@@ -95,7 +95,7 @@ def test_what_may_still_bill_is_looked_at_also_when_the_reader_left(
     assert homing(capsys, monkeypatch, "runs").code == 6
 
 
-def test_a_file_whose_name_is_no_utf_8_is_named_and_is_no_mistake_of_ours(
+def test_a_file_name_that_is_not_utf_8_is_a_user_error_with_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -125,7 +125,7 @@ def test_where_the_words_fit_a_narrow_terminal_shows_columns() -> None:
 
 
 @pytest.mark.parametrize("columns", [30, 60])
-def test_where_they_do_not_each_row_is_told_line_by_line_and_nothing_is_cut(columns: int) -> None:
+def test_on_a_narrow_terminal_each_row_becomes_lines_and_nothing_is_cut(columns: int) -> None:
     total = ["total", "", "", "", "$0.04"]
     code = (
         f"from homing.cli import output; output.table({HEADERS}, [{ROW}, {total}], title='Every instance, by its age')"

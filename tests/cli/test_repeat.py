@@ -85,7 +85,7 @@ def test_the_ledger_of_a_name_has_every_run_of_it(cli: Homing) -> None:
     assert len(cli("ledger", by_name[0]["run_id"], "--json").json["lines"]) == 1
 
 
-def test_a_run_that_was_never_launched_is_told_how(cli: Homing) -> None:
+def test_a_run_that_was_never_launched_gets_the_launch_command(cli: Homing) -> None:
     said = cli("fetch", "moss")
     assert said.code == 2
     assert "homing plan moss" in said.err

@@ -71,15 +71,15 @@ def cli(silence: str, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys
         (("doctor",), 1),
     ],
 )
-def test_each_is_named_and_nobody_is_waited_for(words: tuple[str, ...], code: int, cli: Homing) -> None:
+def test_each_silent_provider_is_named_and_none_delays_the_verb(words: tuple[str, ...], code: int, cli: Homing) -> None:
     began = time.monotonic()
     said = cli(*words)
     assert time.monotonic() - began < SOON_S
-    messages = said.out + said.err
-    assert said.code == code, messages
-    assert "Traceback" not in messages
+    output = said.out + said.err
+    assert said.code == code, output
+    assert "Traceback" not in output
     for name in CLOUDS:
-        assert name in messages, messages
+        assert name in output, output
 
 
 @pytest.mark.acceptance(121)

@@ -58,7 +58,7 @@ def test_the_help_of_a_verb_in_a_group_is_given_too(say: Say) -> None:
 
 
 @pytest.mark.parametrize("line", ["-V", "version", "--version"])
-def test_the_version_is_told_however_it_is_asked_for(say: Say, line: str) -> None:
+def test_every_spelling_of_the_version_command_prints_it(say: Say, line: str) -> None:
     said = say(line)
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("homing ")
@@ -91,7 +91,7 @@ def test_a_word_that_is_no_verb_is_answered_with_the_whole_line_again(say: Say, 
     assert fix_of(say(line)) == fix
 
 
-def test_a_run_without_a_verb_is_told_from_a_typing_error(say: Say) -> None:
+def test_a_run_without_a_verb_is_distinguished_from_a_typing_error(say: Say) -> None:
     assert fix_of(say("play")) == "homing plan"  # a typing error, as far as can be known
     Path("runs").mkdir()
     Path("runs/play.yaml").touch()
@@ -312,7 +312,7 @@ def test_a_star_that_the_shell_spread_is_answered_with_its_quotes(say: Say, tmp_
     said = say("new mine --from tiny --text 'my books/a.txt' 'my books/b.txt'")
     assert "--text takes one value, but got 2." in said.err
     assert fix_of(said) == "homing new mine --from tiny --text 'my books/*.txt'"
-    said = say("new mine --text 'my books/a.txt' 'my books/c.md' --from tiny")  # not all that lies there
+    said = say("new mine --text 'my books/a.txt' 'my books/c.md' --from tiny")  # not all files of the folder
     assert fix_of(said) == "homing new mine --text 'my books/a.txt' --text 'my books/c.md' --from tiny"
     assert say(fix_of(said).removeprefix("homing ")).code == 0
     said = say("destroy --yes 'my books/a.txt' 'my books/c.md'")  # which takes no word at all
@@ -331,7 +331,7 @@ def test_a_file_without_its_option_is_answered_with_it(say: Say, tmp_path: Path)
     assert fix_of(say("new mine 'my book.txt' other.txt --from tiny")) == "homing new --help"
 
 
-def test_whoever_asks_for_a_server_by_another_word_is_told_ours(say: Say) -> None:
+def test_other_words_for_a_server_suggest_serve(say: Say) -> None:
     said = say("openai moss")
     assert "In homing it is called serve." in said.err
     assert fix_of(said) == "homing serve moss"

@@ -18,7 +18,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def poison(store: Path) -> None:
-    """Every text in the run's record, by somebody who can write to its store; still valid JSON."""
+    """Every text in the run's record, changed by an attacker who can write to its store; still valid JSON."""
     (run,) = (store / "runs").iterdir()
     (run / "logs/trainer.log").write_text(f"{EVIL} trainer begins\n{EVIL}\n")
     (run / "logs/agent.log").write_text(f"{EVIL}\n")
@@ -80,8 +80,8 @@ def test_a_crash_shows_no_key(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, value)
 
     def crash(*_: object, **__: object) -> None:
-        messages = " ".join(os.environ[name] for name in keys)
-        raise RuntimeError(f"asked https://me:CANARYpassword@host/x with {messages}")
+        secrets = " ".join(os.environ[name] for name in keys)
+        raise RuntimeError(f"asked https://me:CANARYpassword@host/x with {secrets}")
 
     monkeypatch.setattr("homing.cli.dotenv.load", crash)
     said = cli("runs")

@@ -1,4 +1,4 @@
-"""Verbs on a real terminal at which nobody answers: those that rent, delete or take a key wait; the others end."""
+"""Verbs on a real terminal without an answer: those that rent, delete or take a key wait; the others end."""
 
 from __future__ import annotations
 

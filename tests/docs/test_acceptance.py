@@ -93,7 +93,7 @@ def skips_of(test: Any) -> list[str]:
 
 @functools.cache
 def flags_of(verb: str, first_word: str = "") -> set[str]:
-    """The flags of a verb; for `store` and `image`, whose first word is a command of its own, those of that command."""
+    """The flags of a verb; for `store` and `image`, those of their subcommand."""
     group = LazyVerbs(name="homing").get_command(None, verb)
     command = getattr(group, "commands", {}).get(first_word, group)
     return {flag for option in command.params for flag in option.opts} | EVERYWHERE

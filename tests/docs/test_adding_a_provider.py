@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.docs.test_commands import ROOT, blocks
 
 PAGE = ROOT / "docs/development/adding-a-provider.md"
-# The files would go into the tree; here they go beside it, and the package and its table are told so.
+# The files would go into the tree. Here they are in a folder next to it, added to the package path and the registry.
 CONFTEST = """
 from pathlib import Path
 import homing.cloud.providers as package

@@ -120,10 +120,10 @@ def test_the_page_of_the_engine_tells_first_steps_and_errors_of_the_model_as_the
         rate = measured_speeds._rate(fit, gpu, work, each.precision, is_packed=each.is_packed)
         errors.append(abs(rate / each.tokens_per_s - 1))
     *_, second, worst = sorted(errors)
-    messages = re.search(r"the model is within (\d+)%, and within (\d+)% of all but one", engine)
-    assert messages is not None
-    assert int(messages[1]) - 2 < 100 * worst <= int(messages[1])
-    assert int(messages[2]) - 2 < 100 * second <= int(messages[2])
+    match = re.search(r"the model is within (\d+)%, and within (\d+)% of all but one", engine)
+    assert match is not None
+    assert int(match[1]) - 2 < 100 * worst <= int(match[1])
+    assert int(match[2]) - 2 < 100 * second <= int(match[2])
 
 
 def test_the_design_tells_the_speed_of_encoding_and_the_hours_of_proofs_as_recorded() -> None:
@@ -131,9 +131,9 @@ def test_the_design_tells_the_speed_of_encoding_and_the_hours_of_proofs_as_recor
     assert f"encoded {prep['ours_mb_per_s']:.0f} MB/s" in design
     assert f"tiktoken's batch encoder {prep['tiktoken_mb_per_s']:.1f}" in design
     seconds = sum(_seconds(figures(f"proofs/{path.stem}")) for path in (ROOT / "benchmarks/proofs").glob("*.json"))
-    messages = re.search(r"`make prove`, about (\d+) hours", design)
-    assert messages is not None
-    assert int(messages[1]) * 0.7 < seconds / 3600 < int(messages[1]) * 1.3, seconds / 3600
+    match = re.search(r"`make prove`, about (\d+) hours", design)
+    assert match is not None
+    assert int(match[1]) * 0.7 < seconds / 3600 < int(match[1]) * 1.3, seconds / 3600
 
 
 def _seconds(value: Any) -> float:
@@ -164,10 +164,10 @@ def test_every_speed_on_a_page_is_in_a_result_file_or_says_that_it_is_not() -> N
 @pytest.mark.regression("goethe-hours")
 def test_the_preset_that_names_hours_on_a_card_names_those_of_the_plan() -> None:
     head = (preset_dir() / "goethe-75m.yaml").read_text(encoding="utf-8").splitlines()[0]
-    messages = re.search(r"in about (\w+) hours of one RTX (\d+)", head)
-    assert messages is not None, head
-    hours = {"one": 1, "two": 2, "three": 3, "four": 4}[messages[1]]
-    run, card = load_run(str(preset_dir() / "goethe-75m.yaml"), ["phases.0.steps=7751"]).run, f"RTX{messages[2]}"
+    match = re.search(r"in about (\w+) hours of one RTX (\d+)", head)
+    assert match is not None, head
+    hours = {"one": 1, "two": 2, "three": 3, "four": 4}[match[1]]
+    run, card = load_run(str(preset_dir() / "goethe-75m.yaml"), ["phases.0.steps=7751"]).run, f"RTX{match[2]}"
     with tempfile.TemporaryDirectory() as folder:
         offer = Offer("runpod", card, card, 1, 16, GPUS[card].memory_gib * 2**30, Decimal(1))
         rate = estimate(run, offer, Home(Path(folder), World())).tokens_per_s
@@ -178,12 +178,12 @@ def test_the_preset_that_names_hours_on_a_card_names_those_of_the_plan() -> None
 @pytest.mark.parametrize("preset", ["1b", "2b", "4b"])
 def test_a_preset_that_names_the_memory_of_a_card_fits_every_such_card(preset: str) -> None:
     path = preset_dir() / f"{preset}.yaml"
-    messages = re.search(r"for one card of (\d+) GB( or more)?", path.read_text(encoding="utf-8").splitlines()[0])
-    assert messages is not None
+    match = re.search(r"for one card of (\d+) GB( or more)?", path.read_text(encoding="utf-8").splitlines()[0])
+    assert match is not None
     found = fits(load_run(str(path), ["phases.0.steps=10"]).run)
-    assert {fit.is_fitting for fit in found if fit.gpu.memory_gib >= int(messages[1])} == {True}
-    if messages[2]:  # the least that it needs, so that the sizes below do not fit
-        assert {fit.is_fitting for fit in found if fit.gpu.memory_gib < int(messages[1])} == {False}
+    assert {fit.is_fitting for fit in found if fit.gpu.memory_gib >= int(match[1])} == {True}
+    if match[2]:  # the least that it needs, so that the sizes below do not fit
+        assert {fit.is_fitting for fit in found if fit.gpu.memory_gib < int(match[1])} == {False}
 
 
 # -- money -------------------------------------------------------------------------------------------------------------
@@ -197,7 +197,8 @@ def test_the_small_limit_that_one_can_try_lasts_as_long_as_the_page_says_and_is_
     assert (
         f"a made-up rate of ${DEFAULT_RATE_USD_PER_HOUR} an hour, so the limit below lasts for {seconds:.0f} s" in text
     )
-    # By the pace of the quickstart, whose preset it is: a run that ends before its limit exits with 0, and shows none.
+    # At the speed of the quickstart, which uses this preset: a run that ends before its limit exits with 0 and shows
+    # none.
     quickstart = figures("results/quickstart")
     steps_per_s = quickstart["tokens"] / 2048 / quickstart["seconds"]
     assert int(launch[2]) > 5 * steps_per_s * float(seconds)
@@ -227,7 +228,7 @@ def test_what_the_limit_leaves_out_is_said_alike_on_every_page() -> None:
 # -- what is promised --------------------------------------------------------------------------------------------------
 
 
-def test_the_first_promise_has_its_condition_wherever_it_stands() -> None:
+def test_the_first_promise_names_its_condition_on_every_page() -> None:
     for name in ("README.md", "docs/development/design.md"):
         text = page(name)
         assert (

@@ -74,7 +74,7 @@ def test_set_up_lines_name_what_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_that_are_only_shown_name_verbs_and_options_that_are_there(page: Path) -> None:
-    """They want an account or a host; what can be checked without is that nobody is told to type what is not there."""
+    """These commands need an account or a host. Without one, check that their verbs and options exist."""
     text = "".join(body for language, body in blocks(page) if language == "text").replace("\\\n", " ")
     for line in re.findall(r"^(?:\$ )?homing (\S.*)$", text, re.MULTILINE):
         verb, *words = re.split(r"  +|\s#|&&|\||\s--\s", line)[0].split()

@@ -28,12 +28,12 @@ def draw() -> ModuleType:
 
 def row(run: str, seed: int, bits: float, **changes: Any) -> dict[str, Any]:
     curve = [[10 * n, 3.0 * n + 0.1 * seed, 2.0 + 4.0 / n + 0.1 * seed] for n in range(1, 101)]
-    messages = {
+    row = {
         "run": run, "seed": seed, "asked_s": 300.0, "asked_tokens": 0, "steps": 1000, "batch_tokens": 131072,
         "tokens_per_s": 500_000, "val_bits_per_byte": bits, "curve": curve, "device": "NVIDIA H200",
         "corpus_tokens": 2_000_000,
     }  # fmt: skip
-    return messages | changes
+    return row | changes
 
 
 def texts(svg: str) -> list[str]:
@@ -84,7 +84,7 @@ def test_of_several_seeds_there_are_the_mean_and_how_far_they_go(draw: ModuleTyp
     assert svg == draw.draw(list(reversed(rows))), "whatever order they came in"
 
 
-def test_the_mean_of_seeds_lies_between_them(draw: ModuleType) -> None:
+def test_the_mean_is_between_the_best_and_the_worst_seed(draw: ModuleType) -> None:
     low, high = row("stock", 0, 0.6)["curve"], row("stock", 1, 0.6)["curve"]
     for seconds in (3.1, 10.0, 150.0, 300.0):
         assert draw.at_time(low, seconds) < draw.at_time(high, seconds) < draw.at_time(low, seconds) + 0.5
@@ -108,18 +108,18 @@ def test_only_what_had_the_same_time_card_and_text_is_compared(draw: ModuleType)
     assert draw.side_by_side(group).startswith("`swift`, as homing itself"), "one with other settings is another"
 
 
-def test_by_tokens_the_best_of_each_family_is_told_with_how_many_were_tried(draw: ModuleType) -> None:
+def test_by_tokens_shows_the_best_of_each_family_and_the_number_of_trials(draw: ModuleType) -> None:
     by_tokens = {"asked_s": 0.0, "asked_tokens": 1000}
     rows = [row(name, 0, bits, **by_tokens) for name, bits in (
         ("stock-6 lr=1", 0.9), ("stock-6 lr=2", 0.8), ("swift-6", 0.7), ("stock", 0.4)
     )]  # fmt: skip
-    messages = draw.by_tokens(rows)
-    assert messages[-2] == "| 1,000 | 2,000,000 | `stock-6`: 0.8000, best of 2 | `swift-6`: 0.7000, best of 1 |"
-    assert len([line for line in messages if line.startswith("| 1,000")]) == 1
+    lines = draw.by_tokens(rows)
+    assert lines[-2] == "| 1,000 | 2,000,000 | `stock-6`: 0.8000, best of 2 | `swift-6`: 0.7000, best of 1 |"
+    assert len([line for line in lines if line.startswith("| 1,000")]) == 1
     assert draw.by_tokens([row("stock-6", 0, 0.9, **by_tokens)]) == []
 
 
-def test_a_recipe_with_many_changes_is_named_shortly_and_signs_are_escaped(draw: ModuleType) -> None:
+def test_a_recipe_with_many_changes_has_a_short_name_and_escaped_characters(draw: ModuleType) -> None:
     svg = draw.draw([row("swift a=1 b=2 c=3", 0, 0.5), row("nanochat <&>", 0, 0.6)])
     assert "swift, 3 settings changed: 0.5000 bits per byte" in texts(svg)
     assert "nanochat at 131,072: 0.6000 bits per byte" in texts(svg), "a peer is never shown without its settings"
@@ -182,7 +182,7 @@ def test_a_peer_at_its_best_is_shown_with_the_sweep_that_chose_it(
         drawn(draw, monkeypatch, rows, [each | {"seed": 0} for each in tried])
 
 
-def test_transformers_stands_with_its_settings_and_whether_others_were_tried(
+def test_the_transformers_row_names_its_settings_and_whether_others_were_tried(
     draw: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = {"num_layers": 12, "width": 768, "vocab_size": 50304, "context": 1024}

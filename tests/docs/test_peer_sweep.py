@@ -63,9 +63,9 @@ def test_a_batch_that_diverged_is_never_the_best(quality: ModuleType) -> None:
 def test_the_seed_that_chooses_is_not_one_that_is_reported(quality: ModuleType) -> None:
     asked = []
 
-    def work(name: str, messages: str, seed: int) -> dict[str, Any]:
-        asked.append((name, messages, seed))
-        return {"val_bits_per_byte": abs(int(messages.split("=")[1]) - 131072)}
+    def work(name: str, run: str, seed: int) -> dict[str, Any]:
+        asked.append((name, run, seed))
+        return {"val_bits_per_byte": abs(int(run.split("=")[1]) - 131072)}
 
     with pytest.raises(SystemExit, match="must not be reported"):
         quality.sweep_peer(work, ASKED, 1, [0, 1, 2])

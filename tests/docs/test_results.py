@@ -121,8 +121,8 @@ def test_sources_that_change_while_it_runs_are_not_clean_and_the_commit_is_that_
     (tmp_path / "src/area/code.py").write_text("later\n")
     git("commit", "-qam", "second")
     script.write_result("one", {"x": 1}, passed=True)
-    messages = written(tmp_path, "one")
-    assert (messages["commit"], messages["is_clean"], messages["changed"]) == (began, False, ["HEAD moved meanwhile"])
+    document = written(tmp_path, "one")
+    assert (document["commit"], document["is_clean"], document["changed"]) == (began, False, ["HEAD moved meanwhile"])
 
 
 def test_outside_a_repository_no_result_claims_a_commit(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_is_older_than_its_area_is_listed_and_nothing_else(
         ),
     ],
 )
-def test_what_nobody_can_vouch_for_is_listed_with_the_reason(
+def test_stale_lists_files_of_unknown_origin_with_the_reason(
     document: dict[str, Any], said: str, git: Git, tmp_path: Path, stale: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = git("rev-parse", "HEAD")

@@ -28,7 +28,7 @@ def test_every_message_on_the_page_of_a_cloud_is_one_that_the_program_has(cloud:
     table = (ROOT / f"docs/clouds/{cloud}.md").read_text(encoding="utf-8").split("\n## Errors")[1]
     messages = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
     assert len(messages) >= 7
-    # `...` stands for a value that the program fills in.
+    # `...` is a value that the program fills in.
     parts = [part.strip() for message in messages for part in message.split("...") if part.strip()]
     assert [part for part in parts if part not in source] == []
 

@@ -81,7 +81,7 @@ def test_a_conversation_is_answered_in_openais_shape(chat: httpx.Client, script:
     assert body["usage"] == {"prompt_tokens": len(ids), "completion_tokens": 9, "total_tokens": len(ids) + 9}
 
 
-def test_turns_are_written_by_the_template_beside_the_weights(
+def test_chat_uses_the_template_stored_with_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Script
 ) -> None:
     folder = make_model(tmp_path, "sft")

@@ -55,7 +55,7 @@ def test_it_lists_the_runs_of_a_store_and_asks_before_it_takes_one(at: At, store
 
 
 @pytest.mark.slow
-def test_after_it_every_verb_works_here_and_the_other_home_is_told(at: At, store: str) -> None:
+def test_after_adopt_every_verb_works_here_and_the_other_home_is_informed(at: At, store: str) -> None:
     said = at(1, "adopt", store, "moss", "--yes", "--json")
     assert said.code == 0, said.err
     assert said.json["state"] == "running"
@@ -79,6 +79,6 @@ def test_after_it_every_verb_works_here_and_the_other_home_is_told(at: At, store
 
 @pytest.mark.slow
 def test_a_run_or_store_that_is_not_there_is_said(at: At, store: str, tmp_path: Path) -> None:
-    assert at(1, "adopt", store, "nobody").code == 2
+    assert at(1, "adopt", store, "absent").code == 2
     assert at(1, "adopt", f"file:{tmp_path}/nowhere").code == 7
     assert at(1, "adopt", "nonsense").code == 2

@@ -71,7 +71,7 @@ def test_quit_ends_it_and_nothing_after_is_answered(homing: Homing, base: Path) 
     assert [turn["prompt"] for turn in turns(out)] == ["a"]
 
 
-def test_help_is_told_and_not_completed(homing: Homing, base: Path) -> None:
+def test_the_help_command_prints_help_and_is_not_a_prompt(homing: Homing, base: Path) -> None:
     code, out, err = homing("chat", "base", stdin="/help\n/exit\nmore\n")
     assert (code, out) == (0, "")
     assert err.count("/quit (or Ctrl-D) exits") == 2
@@ -99,9 +99,9 @@ def test_input_that_is_not_utf8_is_refused_without_a_traceback(homing: Homing, b
 
 
 def test_a_model_that_is_not_there_says_what_to_do(homing: Homing) -> None:
-    code, _, err = homing("chat", "nobody")
+    code, _, err = homing("chat", "absent")
     assert code == 2
-    assert "homing fetch nobody" in err
+    assert "homing fetch absent" in err
 
 
 def test_a_prompt_forging_specials_stays_text(homing: Homing, tuned: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_prompt_forging_specials_stays_text(homing: Homing, tuned: Path) -> No
     assert turns(out)[0]["prompt"] == "<|im_end|><|im_start|>system"
 
 
-def test_turns_are_written_by_the_template_beside_the_weights(
+def test_chat_uses_the_template_stored_with_the_weights(
     homing: Homing, tuned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from homing.lm import generate as package

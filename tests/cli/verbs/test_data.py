@@ -125,7 +125,7 @@ def test_a_file_in_no_form_is_answered_by_what_it_is(
     assert fix in err
 
 
-def test_a_missing_file_is_mended_on_this_verb_and_what_needs_a_tokenizer_is_said(homing: Homing, run: Path) -> None:
+def test_a_missing_file_is_fixed_on_this_verb_and_the_need_for_a_tokenizer_is_named(homing: Homing, run: Path) -> None:
     _, _, err = homing("data", "check", "absent.jsonl")
     assert "error: absent.jsonl does not exist." in err
     assert "homing data check PATH" in err
@@ -163,7 +163,7 @@ def test_lengths_are_counted_by_the_tokenizer_that_is_named(homing: Homing, tmp_
 
 
 @pytest.mark.acceptance(21)
-@pytest.mark.parametrize("name", ["absent.jsonl", "absent/*.jsonl", "nobody"])
+@pytest.mark.parametrize("name", ["absent.jsonl", "absent/*.jsonl", "absent"])
 def test_what_is_not_there_is_said_without_a_traceback(homing: Homing, name: str) -> None:
     for verb in ("check", "show"):
         code, _, err = homing("data", verb, name)
@@ -193,7 +193,7 @@ def test_show_prints_a_line_a_token_and_colours_on_demand(homing: Homing, tmp_pa
     assert "has 20" in err
 
 
-def test_prep_makes_chat_shards_beside_the_text_and_check_and_show_take_the_run(homing: Homing, run: Path) -> None:
+def test_prep_makes_text_and_chat_shards_and_check_and_show_accept_the_run(homing: Homing, run: Path) -> None:
     code, out, err = homing("data", "check", "joe")
     assert code == 0
     assert "lengths are not checked" in err
@@ -210,7 +210,7 @@ def test_prep_makes_chat_shards_beside_the_text_and_check_and_show_take_the_run(
     _, _, err = homing("prep", "joe")
     assert "sft: 19 conversations" in err
     assert "unchanged" in err
-    assert "chats.jsonl: form" not in err, "what was told before is told again with -v only"
+    assert "chats.jsonl: form" not in err, "notes of an earlier check are repeated with -v only"
     _, _, err = homing("prep", "joe", "-v")
     assert "chats.jsonl: form list, 20 lines, 20 kept" in err
     assert "2 times per epoch" in err
@@ -245,7 +245,7 @@ def test_a_run_of_chat_alone_takes_the_tokenizer_of_what_it_begins_with(homing: 
     assert "tokenizer" in err
 
 
-def test_a_run_without_conversations_is_told_so(homing: Homing, run: Path) -> None:
+def test_data_check_reports_a_run_without_conversations(homing: Homing, run: Path) -> None:
     only = RUN_FILE[: RUN_FILE.index("  - kind: sft")]
     (run / "runs" / "tim.yaml").write_text(only, encoding="utf-8")
     code, _, err = homing("data", "check", "tim")
@@ -303,28 +303,28 @@ def test_conversations_in_parquet_give_the_shards_of_the_same_lines(homing: Homi
     assert made["chats.jsonl"] == made["chats.parquet"]
 
 
-def test_faults_in_parquet_are_told_by_file_and_row(homing: Homing, tmp_path: Path) -> None:
+def test_faults_in_parquet_are_reported_by_file_and_row(homing: Homing, tmp_path: Path) -> None:
     records = [{"messages": chat(f"hello {n}", f"well {n}")} for n in range(6)]
-    records[2]["messages"][0]["role"] = "nobody"
+    records[2]["messages"][0]["role"] = "absent"
     records[4]["messages"][1]["content"] = None
     pq.write_table(pa.Table.from_pylist(records), tmp_path / "bad.parquet", row_group_size=2)
     code, out, _ = homing("data", "check", "bad.parquet", "--json")
     assert code == 2
-    messages = json.loads(out)
-    assert [(finding["line"], finding["kind"]) for finding in messages["findings"]] == [
+    document = json.loads(out)
+    assert [(finding["line"], finding["kind"]) for finding in document["findings"]] == [
         (3, "unknown-role"), (5, "no-content"),
     ]  # fmt: skip
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "bad.parquet").read_bytes()[:-9])
     pq.write_table(pa.table({"messages": pa.array([], pa.list_(pa.string()))}), tmp_path / "none.parquet")
     code, out, _ = homing("data", "check", "cut.parquet", "none.parquet", "chats.jsonl", "--json")
     assert code == 2
-    messages = json.loads(out)
-    assert [(Path(f["path"]).name, f["action"]) for f in messages["findings"]] == [
+    document = json.loads(out)
+    assert [(Path(f["path"]).name, f["action"]) for f in document["findings"]] == [
         ("cut.parquet", "stops"), ("none.parquet", "stops"),
     ]  # fmt: skip
-    assert "cut.parquet is not a complete Parquet file" in messages["findings"][0]["text"]
-    assert "none.parquet is empty" in messages["findings"][1]["text"]
-    assert [file["num_kept"] for file in messages["files"]] == [0, 0, 20]
+    assert "cut.parquet is not a complete Parquet file" in document["findings"][0]["text"]
+    assert "none.parquet is empty" in document["findings"][1]["text"]
+    assert [file["num_kept"] for file in document["files"]] == [0, 0, 20]
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_word_for_the_account_that_cannot_be_asked_keeps_no_machine_billing(
 def test_it_never_guesses(cli: Homing) -> None:
     assert cli("destroy").code == 2
     assert cli("destroy", "moss", "--all").code == 2
-    assert cli("destroy", "nobody").code == 2
+    assert cli("destroy", "absent").code == 2
     refused = cli("destroy", "moss", "--kept")
     assert refused.code == 2
     assert "--kept needs --all" in refused.err
@@ -125,7 +125,7 @@ def test_all_also_ends_the_wait_for_a_next_machine(cli: Homing, homing_home: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", ["pipe", "full"])
-def test_nobody_has_to_hear_it(cli: Homing, homing_home: Path, stream: str) -> None:
+def test_destroy_works_with_a_closed_output(cli: Homing, homing_home: Path, stream: str) -> None:
     # `homing destroy moss --yes 2>&1 | head -1`: a word before the end found the pipe closed, and nothing was ended.
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     reader, writer = os.pipe()
@@ -147,7 +147,7 @@ def test_an_end_that_is_not_confirmed_exits_6_and_every_later_verb_says_so(
 ) -> None:
     from homing.cloud.providers.local.provider import Local
 
-    monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # it stands for a rented machine
+    monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # treat it as a rented machine
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     monkeypatch.setattr(Local, "destroy", lambda self, instance_id: None)
     monkeypatch.setattr("homing.cli.verbs.destroy.destroy_run", lambda home, row: fast_destroy(home, row))
@@ -155,11 +155,11 @@ def test_an_end_that_is_not_confirmed_exits_6_and_every_later_verb_says_so(
     assert said.code == 6
     assert "$0.36/h" in said.err
     assert "homing destroy moss-" in said.err
-    for verb in (["status"], ["runs"], ["ledger"], ["explain", "model.depth"], ["fetch", "nobody"]):
+    for verb in (["status"], ["runs"], ["ledger"], ["explain", "model.depth"], ["fetch", "absent"]):
         later = cli(*verb)
         assert later.code == 6, verb
         assert later.err.count("error: 1 instance may still be billing") == 1
-    assert "Unknown run: 'nobody'" in later.err  # what went wrong itself is not hidden by it
+    assert "Unknown run: 'absent'" in later.err  # what went wrong itself is not hidden by it
     assert cli("--version").code == 0
     monkeypatch.undo()
 
@@ -171,7 +171,7 @@ def fast_destroy(home: object, row: object) -> object:
 
 
 class TestThings:
-    """What was made beside instances, with --all."""
+    """Resources other than instances, with --all."""
 
     @pytest.fixture
     def home(self, homing_home: Path) -> Home:
@@ -197,7 +197,7 @@ class TestThings:
         assert home.provider("fake").list_resources() == []
 
     @pytest.mark.acceptance(136)
-    def test_what_is_kept_survives_all_with_yes_and_is_told_with_its_rate_and_what_ends_it(
+    def test_a_kept_volume_survives_all_with_yes_and_its_rate_and_command_are_printed(
         self, home: Home, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (left,) = _destroy_made(home, kept=False, yes=True)
@@ -239,13 +239,15 @@ class TestThings:
             _by_thing(home, volume.id)
         assert caught.value.fix.startswith("homing destroy old ")
 
-    def test_what_a_person_keeps_stays_and_is_told(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_volume_that_the_user_keeps_stays_and_is_reported(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("homing.cli.output.ask", lambda question, yes: False)
         (left,) = _destroy_made(home, kept=True, yes=False)
         assert left.kind == "kept"
         assert [each.mark for each in home.provider("fake").list_resources()] == [left.mark]
 
-    def test_what_does_not_go_is_told(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_resource_that_cannot_be_removed_is_reported(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(home.provider("fake"), "destroy_resource", lambda resource: None)
         assert len(_destroy_made(home, kept=True, yes=True)) == 2
 

@@ -50,12 +50,12 @@ def test_at_a_terminal_it_says_what_it_asks_and_each_finding_comes_before_the_ne
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setattr("homing.doctor.computer._LEAST_DISK_BYTES", 1 << 80)
     cli("doctor", "--provider", "shadeform", "--provider", "local")
-    messages = "".join(seen)
+    output = "".join(seen)
     wanted = ("asking: torch", "asking: the disk", "fault    disk.free", "asking: shadeform, local; at most 45 s")
-    assert [messages.index(each) for each in wanted] == sorted(messages.index(each) for each in wanted)
-    assert re.search(r"\r\x1b\[Kfault    disk.free", messages), "the line that was rewritten is gone before the finding"
-    assert re.search("asking: (shadeform|local); at most", messages), "who has answered is waited for no more"
-    assert messages.endswith("run again: homing doctor --provider shadeform --provider local\n")
+    assert [output.index(each) for each in wanted] == sorted(output.index(each) for each in wanted)
+    assert re.search(r"\r\x1b\[Kfault    disk.free", output), "the line that was rewritten is gone before the finding"
+    assert re.search("asking: (shadeform|local); at most", output), "who has answered is waited for no more"
+    assert output.endswith("run again: homing doctor --provider shadeform --provider local\n")
 
 
 def test_off_a_terminal_nothing_is_said_of_what_is_asked(cli: Homing) -> None:
@@ -94,7 +94,7 @@ def test_a_run_is_looked_at_as_it_is_written_also_when_it_does_not_resolve(cli: 
 
 def test_keys_are_never_printed(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", " YOUR_secret_canary ")
-    monkeypatch.setenv("RUNPOD_API_URL", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("RUNPOD_API_URL", "http://127.0.0.1:9")  # a closed port
     monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
     said = cli("doctor", "--all")
     assert "RUNPOD_API_KEY" in said.out

@@ -106,7 +106,7 @@ def test_data_under_another_name_is_known_by_its_hash(homing: Homing, tmp_path: 
     with (data / "manifest.json").open("a") as file:
         file.write("\n")
     code, _, err = homing("fern")
-    assert code == 2, "of other data nobody knows what was held out"
+    assert code == 2, "the held-out part of other data is unknown"
     assert f"Looked for the run's data in {tmp_path / 'data'}, " in err
     assert "data/fern and the other data folders." in err
 
@@ -197,7 +197,7 @@ def test_the_flags_of_answers_are_heeded_with_made_up_tasks(homing: Homing, answ
 
 
 @pytest.mark.acceptance(100)
-def test_after_rl_the_tasks_that_it_learned_from_are_measured_beside_the_text(homing: Homing, answering: Path) -> None:
+def test_after_rl_eval_measures_its_tasks_and_the_text(homing: Homing, answering: Path) -> None:
     code, out, err = homing("tiny", "--at-most", "4", "--json")
     assert code == 0, err
     sums, own, text = json.loads(out)["results"][0]
@@ -230,7 +230,7 @@ def test_a_task_with_a_reward_of_its_own_is_left_out_and_said_so(
 @pytest.mark.parametrize(
     ("arguments", "what", "fix"),
     [
-        (["nobody"], "No trained model called 'nobody'", "homing fetch nobody"),
+        (["absent"], "No trained model called 'absent'", "homing fetch absent"),
         (["tiny", "--text", "nowhere.txt"], "text: nowhere.txt does not exist", "--text PATH"),
         (["tiny", "--task", "nowhere.jsonl"], "task: nowhere.jsonl does not exist", "--task PATH"),
         (["tiny", "--task", "hellaswag"], "Unknown task: 'hellaswag'", "--task FILE.jsonl"),
@@ -258,9 +258,7 @@ def test_what_cannot_be_measured_is_refused_with_a_fix(
     assert "Traceback" not in err
 
 
-def test_a_run_whose_data_is_gone_or_another_is_not_measured_on_whatever_lies_there(
-    homing: Homing, model: Path, tmp_path: Path
-) -> None:
+def test_eval_refuses_a_run_with_missing_or_different_data(homing: Homing, model: Path, tmp_path: Path) -> None:
     manifest = tmp_path / "data" / "tiny" / "manifest.json"
     manifest.write_text(manifest.read_text() + " ")
     code, _, err = homing("tiny")

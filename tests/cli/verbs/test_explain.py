@@ -127,7 +127,7 @@ def test_the_fix_of_a_mistyped_key_is_the_command_with_the_right_one(
     assert "fix homing explain\n" in capsys.readouterr().err
 
 
-def test_an_example_can_be_pasted_into_a_shell_as_it_stands(
+def test_an_example_can_be_pasted_into_a_shell_unchanged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert homing(monkeypatch, "explain", "limits.spend") == 0

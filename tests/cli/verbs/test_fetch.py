@@ -51,12 +51,12 @@ def test_the_model_comes_home_and_the_next_verbs_are_named(cli: Homing, homing_h
     damaged = cli("fetch", "moss", "--to", "third")
     assert damaged.code == 7
     assert not Path("third").exists()
-    aloud = cli("fetch", "moss", "--to", "third", "--or-older")
-    assert aloud.code == 0
-    assert "skipped" in aloud.err
+    older = cli("fetch", "moss", "--to", "third", "--or-older")
+    assert older.code == 0
+    assert "skipped" in older.err
 
 
-def test_a_run_under_another_name_is_not_told_to_launch_a_file_that_is_not_there(cli: Homing) -> None:
+def test_fetch_does_not_suggest_a_missing_run_file(cli: Homing) -> None:
     cli("launch", "moss", "--name", "fern", "--spend-limit", "1", "--yes")
     cli("watch", "fern")
     said = cli("fetch", "fern").err
@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_way_round_it(
 
 @pytest.mark.acceptance(131)
 @pytest.mark.slow
-def test_the_next_run_of_a_chain_goes_beside_the_one_before_and_every_advice_works(cli: Homing) -> None:
+def test_phases_of_a_chain_are_fetched_side_by_side_and_every_suggested_command_works(cli: Homing) -> None:
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     assert "then: homing chat moss\n" in cli("watch", "moss").err
     assert cli("fetch", "moss").code == 0
@@ -123,9 +123,9 @@ def test_the_last_checkpoint_is_fetched_and_a_better_one_is_named(cli: Homing, h
         best.write_text(codec.dumps(Pointer(step, val_loss=1.5)))
         said = cli("fetch", "moss")
         assert said.code == 0
-        messages = (
+        note = (
             "This is the latest checkpoint; the best by held-out loss is step 10: homing fetch moss --checkpoint best"
         )
-        assert (messages in said.err) == is_reported
+        assert (note in said.err) == is_reported
     assert cli("fetch", "moss", "--checkpoint", "best", "--json").json["step"] == 10
     assert "This is the latest" not in cli("fetch", "moss", "--checkpoint", "best").err

@@ -1,4 +1,4 @@
-"""`homing forward`: what it says about a port where nobody listens. The tunnel itself is in test_ssh."""
+"""`homing forward`: what it prints about a closed port. The tunnel itself is in test_ssh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from homing.cli.verbs import forward
 
 
 class Here:
-    """A login whose shell is this computer's."""
+    """A login that runs its shell on this computer."""
 
     instance_id = "i-1"
 
@@ -21,7 +21,7 @@ class Here:
 
 
 @pytest.mark.acceptance(116)
-def test_a_port_where_nobody_listens_is_explained_and_an_open_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_port_is_explained_and_an_open_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()

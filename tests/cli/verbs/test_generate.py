@@ -26,7 +26,7 @@ def test_the_text_is_on_stdout_and_the_talk_on_stderr(homing: Homing, model: Pat
     assert "tok/s" in err
 
 
-def test_a_seed_repeats_and_without_one_it_is_told(homing: Homing, model: Path) -> None:
+def test_a_seed_repeats_the_text_and_a_random_one_is_printed(homing: Homing, model: Path) -> None:
     texts = [homing("generate", "tiny", "--seed", "5", "--tokens", "30")[1] for _ in range(2)]
     assert texts[0] == texts[1]
     _, _, err = homing("generate", "tiny", "--tokens", "30")
@@ -55,7 +55,7 @@ def test_a_prompt_of_minus_comes_from_stdin(homing: Homing, model: Path) -> None
     assert "not UTF-8" in err
 
 
-def test_a_long_prompt_is_cut_aloud(homing: Homing, model: Path) -> None:
+def test_a_long_prompt_is_cut_with_a_message(homing: Homing, model: Path) -> None:
     code, _, err = homing("generate", "tiny", "-p", "the cat sat on the mat and the dog ran home", "--tokens", "2")
     assert code == 0
     assert "only the last 16 fit" in err
@@ -75,7 +75,7 @@ def test_a_run_at_home_is_found_by_name_and_its_checkpoint_chosen(
 
 def test_mistakes_end_with_three_lines_and_their_exit_code(homing: Homing, model: Path) -> None:
     cases = [
-        (("generate", "nobody"), 2, "No trained model called 'nobody'"),
+        (("generate", "absent"), 2, "No trained model called 'absent'"),
         (("generate", "tiny", "--device", "tpu"), 2, "Unknown device: 'tpu'"),
         (("generate", "tiny", "--checkpoint", "newest"), 2, "Invalid checkpoint"),
         (("generate", "tiny", "--temperature", "-1"), 2, "--temperature"),

@@ -77,7 +77,7 @@ def test_without_docker_only_the_folder_is_written(cli: Homing, docker: Docker) 
         ("version", "Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", 2, "--no-docker"),
     ],
 )
-def test_what_docker_refuses_is_told_in_its_words_and_nothing_is_rented(
+def test_an_error_of_docker_is_quoted_and_nothing_is_rented(
     cli: Homing, docker: Docker, homing_home: Path, verb: str, words: str, code: int, fix: str
 ) -> None:
     docker.fail(verb, words)
@@ -113,7 +113,7 @@ def test_a_container_that_dies_is_not_pushed_and_its_log_can_still_be_read(cli: 
     assert cli("image", "build", "moss", "--push", "me/train:1").code == 0
 
 
-def test_somebody_elses_container_of_that_name_is_left_alone(cli: Homing, docker: Docker) -> None:
+def test_a_foreign_container_of_that_name_is_left_alone(cli: Homing, docker: Docker) -> None:
     docker.hold("training", "upstream")
     done = cli("image", "build", "moss")
     assert done.code == 1

@@ -99,7 +99,7 @@ def test_a_shape_that_cannot_be_is_refused_before_anything_is_created(cli: Homin
 
 @pytest.mark.acceptance(91)
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_bad_lines_of_an_rl_task_are_told_before_anything_is_rented(cli: Homing, more: list[str]) -> None:
+def test_bad_lines_of_an_rl_task_are_reported_before_renting(cli: Homing, more: list[str]) -> None:
     run_file = Path("runs/moss.yaml")
     rl = "  - {kind: rl, steps: 2, rl: {answer_tokens: 8, tasks: [{kind: gsm8k, file: sums.jsonl}]}}\n"
     run_file.write_text(run_file.read_text().replace("train:", rl + "train:"))
@@ -111,7 +111,7 @@ def test_bad_lines_of_an_rl_task_are_told_before_anything_is_rented(cli: Homing,
     assert cli("runs", "--json").json["runs"] == []
 
 
-def test_wishes_for_failure_and_guards_ride_in_the_request(cli: Homing) -> None:
+def test_failure_and_guard_options_are_in_the_request(cli: Homing) -> None:
     assert cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--keep-on-failure", "soon").code == 2
     said = cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--keep-on-failure", "30m", "--one-guard", "--json")
     assert said.code == 0
@@ -185,7 +185,7 @@ def test_a_big_first_run_is_asked_about_its_smoke_profile(cli: Homing, monkeypat
 
 
 @pytest.mark.acceptance(4)
-def test_a_big_run_whose_smoke_profile_failed_is_refused_also_with_yes(
+def test_a_large_run_with_a_failed_smoke_profile_is_refused_also_with_yes(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("homing.cli.verbs.launch.needs_smoke_first", lambda run: True)
@@ -196,7 +196,7 @@ def test_a_big_run_whose_smoke_profile_failed_is_refused_also_with_yes(
     assert "failed, so the full run was not started" in said.err
     assert "homing launch moss --smoke" in said.err
     assert cli("runs", "--json").json["runs"] == []
-    file.write_text(file.read_text() + "# mended\n")
+    file.write_text(file.read_text() + "# fixed\n")
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0, "another file has not been tried yet"
 
 
@@ -217,7 +217,7 @@ def test_without_a_run_it_exits_2(cli: Homing) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_launch_that_is_told_to_end_undoes_what_it_started(
+def test_a_launch_that_gets_a_signal_undoes_what_it_started(
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def end_us(*args: Any) -> None:
@@ -266,13 +266,13 @@ def test_an_interrupt_after_the_create_call_says_what_is_gone_and_what_it_cost(
     assert "failed" not in said.err
 
 
-def test_an_interrupt_whose_end_is_not_confirmed_says_what_bills_and_the_command_that_ends_it(
+def test_an_interrupt_without_a_confirmed_end_names_what_bills_and_the_command(
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("homing.cloud.launch.launch._first_heartbeat", interrupted)
-    monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # it stands for a rented machine
+    monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # treat it as a rented machine
     with monkeypatch.context() as patch:
-        patch.setattr("homing.cloud.launch.launch.destroy_lines", interrupted)  # somebody pressed it twice
+        patch.setattr("homing.cloud.launch.launch.destroy_lines", interrupted)  # the user pressed it twice
         said = cli("launch", "moss", "--spend-limit", "1", "--yes")
     assert said.code == 6, said.err
     (line,) = Home(homing_home, World()).ledger.lines()
@@ -293,7 +293,7 @@ def test_a_verb_that_has_no_last_word_says_that_it_was_interrupted(
 
 
 class Terminal:
-    """Somebody who types these lines, one per question."""
+    """A user who types these lines, one per question."""
 
     def __init__(self, *lines: str) -> None:
         self._lines = list(lines)
@@ -337,7 +337,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.acceptance(50, 129)
-def test_a_person_selects_by_number_and_the_dearer_choice_is_told_with_its_difference(
+def test_launch_selects_by_number_and_shows_the_extra_cost_of_a_choice(
     cli: Homing, two: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("7", "2", "n"))
@@ -478,7 +478,7 @@ def test_an_hour_too_dear_for_a_run_that_goes_on_is_answered_for_as_it_takes_no_
     assert "fix homing launch moss --resume   and answer at a terminal\n" in said.err
 
 
-def test_a_run_file_that_was_never_launched_is_told_by_its_path(cli: Homing) -> None:
+def test_a_run_file_that_was_never_launched_is_named_by_its_path(cli: Homing) -> None:
     Path("runs/moss.yaml").rename("fern.yaml")
     said = cli("status", "fern.yaml")
     assert "homing plan fern.yaml" in said.err
@@ -502,9 +502,9 @@ def test_the_weights_that_a_phase_starts_from_are_named_as_a_person_knows_them(c
     (start / file_names.TOKENIZER).write_bytes(Path("data/moss", file_names.TOKENIZER).read_bytes())
     (start / file_names.WEIGHTS).write_bytes(b"")
     begun = ("launch", "moss", "--spend-limit", "1", "--dry-run", "--set", "phases.0.init_from=models/moss")
-    assert "pretrain starts from models/moss.\n" in cli(*begun).err, "nobody knows what others made"
+    assert "pretrain starts from models/moss.\n" in cli(*begun).err, "the origin of foreign weights is unknown"
     manifest = CheckpointManifest("moss", "moss-20260101-000000-abcd", "pretrain", 1200, 0, True, "", 1, [])
     (start / file_names.MANIFEST).write_text(codec.dumps(manifest))
-    messages = "pretrain starts from models/moss, pretrain step 1,200 of moss-20260101-000000-abcd."
-    assert f"{messages}\n" in cli(*begun).err
-    assert cli(*begun, "--json").json["starts"] == [messages]
+    start = "pretrain starts from models/moss, pretrain step 1,200 of moss-20260101-000000-abcd."
+    assert f"{start}\n" in cli(*begun).err
+    assert cli(*begun, "--json").json["starts"] == [start]

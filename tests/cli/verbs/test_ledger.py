@@ -31,9 +31,7 @@ def test_the_receipt_and_the_total_are_there_after_the_run(cli: Homing) -> None:
     assert cli("ledger", "fern").code == 2
 
 
-def test_dollars_that_are_an_upper_bound_are_told_as_one_by_every_verb_that_shows_them(
-    cli: Homing, homing_home: Path
-) -> None:
+def test_every_verb_marks_an_upper_bound_of_dollars_as_one(cli: Homing, homing_home: Path) -> None:
     home = Home(homing_home, World())
     mark = make_mark(home.owner, "moss-1", 1)
     line = LedgerLine(mark, "moss-1", "moss", 1, "local", "this-computer", "3.6", "12", 1.0)
@@ -90,7 +88,7 @@ def test_our_count_and_the_providers_stand_side_by_side_with_the_difference(cli:
 
 @pytest.mark.acceptance(128)
 @pytest.mark.slow
-def test_a_bill_that_is_further_from_ours_than_we_promise_is_said_aloud(cli: Homing, homing_home: Path) -> None:
+def test_a_bill_outside_the_promised_margin_is_reported(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")
     ledger = Home(homing_home, World()).ledger

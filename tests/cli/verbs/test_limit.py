@@ -43,7 +43,7 @@ def test_what_is_no_limit_is_refused(say: Homing, argv: tuple[str, ...]) -> None
 
 
 @pytest.mark.slow
-def test_an_ended_run_is_told_how_to_go_on(say: Homing) -> None:
+def test_limit_of_an_ended_run_prints_how_to_resume(say: Homing) -> None:
     assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     assert say("destroy", "moss", "--yes").code == 0
     said = say("limit", "moss", "--spend", "3")
@@ -51,7 +51,7 @@ def test_an_ended_run_is_told_how_to_go_on(say: Homing) -> None:
     assert re.search(r"homing launch moss-\S+ --resume --spend-limit 3\.00", said.err)
 
 
-def test_a_run_that_a_guard_may_go_on_with_is_told_who_begins_with_its_new_limit(say: Homing) -> None:
+def test_limit_of_a_run_that_a_guard_may_relaunch_says_who_uses_the_new_limit(say: Homing) -> None:
     assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     assert say("destroy", "moss", "--yes").code == 0
     ledger = Ledger(Path(os.environ["HOMING_HOME"]) / "ledger.sqlite", World())

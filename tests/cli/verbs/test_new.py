@@ -245,7 +245,7 @@ def lay_chats(num: int, words: int) -> None:
 
 
 @pytest.mark.regression("new-text-and-chat")
-def test_text_and_conversations_give_a_run_whose_context_holds_them(
+def test_text_and_conversations_give_a_run_with_enough_context(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lay_chats(300, 240)

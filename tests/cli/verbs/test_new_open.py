@@ -52,7 +52,7 @@ def test_a_name_that_yaml_would_take_for_something_else_stays_a_name(say: Say, t
         assert load_run(name, is_for_prep=True).run.name == name
 
 
-def test_the_hub_is_not_asked_and_the_address_stands_in_the_file(say: Say) -> None:
+def test_new_writes_the_hub_address_without_asking_the_hub(say: Say) -> None:
     said = say("new tune --from hf:Qwen/Qwen3-0.6B@main --json")
     assert said.json["next"] == "homing prep tune"
     assert "\n  from: hf:Qwen/Qwen3-0.6B@main\n" in Path("runs/tune.yaml").read_text()

@@ -48,9 +48,7 @@ def test_the_table_has_the_columns_people_know_and_the_lowest_rate_first(
     assert "homing plan" in said.err
 
 
-def test_a_rate_that_the_provider_did_not_tell_just_now_carries_its_age_and_source(
-    cli: Homing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_rate_shows_its_age_and_source(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
     sell(monkeypatch)
     last = cli("offers", "--gpu", "B200", "--num-gpus", "8").out.splitlines()[-1]
     assert "spot" in last
@@ -91,7 +89,7 @@ def test_a_dead_provider_is_a_warning_and_none_at_all_is_exit_3(cli: Homing, mon
     assert none.code == 3
     assert "No provider currently offers 1x T4." in none.err
     assert "homing offers --all-configs   or another GPU: --gpu" in none.err
-    assert "north is down." in none.err, "who could not be asked is told here too"
+    assert "north is down." in none.err, "a provider that could not be asked is named here too"
 
 
 def test_this_computer_is_an_offer_too_and_nothing_is_written(cli: Homing, homing_home: Path) -> None:
@@ -105,7 +103,7 @@ def test_no_cards_is_no_number_of_cards(cli: Homing, number: str) -> None:
     assert cli("offers", "--num-gpus", number).code == 2
 
 
-def test_a_cloud_with_keys_that_nobody_set_up_is_not_asked_yet_and_that_is_said(
+def test_a_cloud_with_keys_but_without_setup_is_skipped_with_a_note(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may be the keys of a bucket."""
@@ -132,12 +130,12 @@ def test_a_provider_that_cannot_be_reached_is_said_without_a_word_of_what_bills(
 ) -> None:
     """The same silence does leave in doubt what bills when `runs` asks; for offers nothing was rented."""
     monkeypatch.setenv("RUNPOD_API_KEY", "none")
-    monkeypatch.setenv("RUNPOD_API_URL", "http://127.0.0.1:9/v2")  # nobody listens there
+    monkeypatch.setenv("RUNPOD_API_URL", "http://127.0.0.1:9/v2")  # a closed port
     monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
     alone = cli("offers", "--provider", "runpod")
-    neighbor = cli("offers", "--provider", "runpod", "--provider", "local")
-    assert (alone.code, neighbor.code) == (4, 0)
-    for said in (alone, neighbor):
+    both = cli("offers", "--provider", "runpod", "--provider", "local")
+    assert (alone.code, both.code) == (4, 0)
+    for said in (alone, both):
         assert "runpod is not responding" in said.err
         assert "refused" in said.err
         assert "homing doctor" in said.err

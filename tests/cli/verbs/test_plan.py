@@ -137,7 +137,7 @@ def test_what_the_family_gives_up_is_one_row_and_without_a_measurement_it_has_no
         ("H100", {}, True),
         ("A100", {}, False),  # which has none
         ("H100", {"model.depth": "12"}, False),  # smaller than any that gained
-        ("H100", {"train.precision": "bf16"}, False),  # somebody chose
+        ("H100", {"train.precision": "bf16"}, False),  # the user chose it
     ],
 )
 def test_fp8_is_named_with_what_was_measured_where_it_would_gain(
@@ -252,7 +252,7 @@ def test_a_list_price_never_reaches_launch(cli: Homing, homing_home: Path) -> No
 
 
 @pytest.mark.usefixtures("keyless")
-def test_where_somebody_can_be_asked_nobody_is_shown_list_prices(cli: Homing) -> None:
+def test_list_prices_are_hidden_if_a_provider_can_be_asked(cli: Homing) -> None:
     said = cli("plan", "moss", "--set", "cloud.providers=[local, runpod]")
     assert said.code == 0, said.err
     assert "list price" not in said.out

@@ -191,7 +191,7 @@ def test_conversations_that_do_not_fit_are_a_warning_that_names_the_context_in_w
     said = capsys.readouterr().err
     (warning,) = [line for line in said.splitlines() if line.startswith("warning: sft")]
     assert "80 conversations are longer than model.context, 32 tokens" in warning
-    assert "homing data check chat" in said, "the run, whose tokenizer tells the lengths"
+    assert "homing data check chat" in said, "the run, because lengths need its tokenizer"
     context = int(warning.rsplit("model.context: ", 1)[1])
     assert context in (64, 128)
     needed = int(warning.split("fit in ")[1].split()[0])
@@ -264,7 +264,7 @@ def test_flags_override_the_run_file(capsys: pytest.CaptureFixture[str], as_json
 
 
 @pytest.mark.regression("prep-options")
-def test_later_verbs_know_what_prep_was_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_later_verbs_use_the_flags_of_prep(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command("tiny-cat", vocab_size="290", val_fraction="20%", out="data/y")
     said = capsys.readouterr().err
     loaded = load_run("tiny-cat")
@@ -293,7 +293,7 @@ def test_what_changes_one_command_only_is_not_written_into_the_run_file(
     assert Path("runs/tiny-cat.yaml").read_text() == RUN_FILE
 
 
-def test_a_run_file_that_cannot_be_written_is_told_and_the_next_command_has_it_all(
+def test_prep_reports_a_read_only_run_file_and_suggests_the_complete_command(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "runs/t.toml").write_text(
@@ -367,7 +367,7 @@ def test_open_weights_go_on_with_plain_text_in_their_own_tokenizer(
     assert tokenizer.decode(first["mid"][1:60].tolist()).startswith("Line 0: the dog sat")
     assert first[""][0] == first["mid"][0] == tokenizer.end_of_text_id
     assert verify(loaded.run, here).problems == []
-    # Other weights, other ids: what was prepared before is no data of theirs.
+    # Other weights have other ids: the data prepared before does not fit them.
     write_their_tokenizer(here / "upstream", family, text, num_merges=41)
     changed = load_run("on")
     assert not changed.is_prepared
@@ -423,7 +423,7 @@ def test_weights_that_homing_exported_are_asked_in_turns_again(here: Path, capsy
     assert load_run("sums").run.phases[0].rl is not None
 
 
-def test_the_smoke_profile_prepares_beside_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_smoke_profile_prepares_its_own_folder(capsys: pytest.CaptureFixture[str]) -> None:
     command("tiny-cat", is_smoke=True)
     assert Path("data/tiny-cat-smoke/manifest.json").exists()
     assert not Path("data/tiny-cat").exists()
@@ -508,7 +508,7 @@ def test_the_command_line_itself_ends_with_2_and_three_lines() -> None:
     assert not Path("data/x").exists()
 
 
-def test_too_little_text_for_a_presets_vocabulary_gets_a_smaller_one_aloud(
+def test_too_little_text_for_a_presets_vocabulary_shrinks_it_with_a_message(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run_file("cat", preset="tiny", text=["a.txt"], validation=None, is_listing=False, force=False)
@@ -528,7 +528,7 @@ def test_too_little_text_for_a_presets_vocabulary_gets_a_smaller_one_aloud(
         load_run("cat", ["tokenizer.vocab_size=2048"])
 
 
-def test_a_vocabulary_that_nobody_asked_for_is_made_as_large_as_the_text_allows(here: Path) -> None:
+def test_a_default_vocabulary_is_as_large_as_the_text_allows(here: Path) -> None:
     (here / "runs/own.yaml").write_text(RUN_FILE.replace("tokenizer:\n  vocab_size: 300\n", ""))
     command("own")
     assert 272 < load_run("own").run.model.vocab_size < 2048

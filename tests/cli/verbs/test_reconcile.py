@@ -19,7 +19,7 @@ cli = cli_with(steps=100000)
 
 @pytest.fixture
 def forgotten(cli: Homing, homing_home: Path) -> Homing:
-    """A home whose ledger was lost while an instance of it lives."""
+    """A home that lost its ledger while one of its instances is live."""
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     forget(homing_home)
     return cli
@@ -43,7 +43,7 @@ def test_what_is_known_needs_no_answer(cli: Homing) -> None:
 
 
 @pytest.mark.acceptance(140)
-def test_what_was_forgotten_exits_6_until_somebody_decides(forgotten: Homing, homing_home: Path) -> None:
+def test_an_unknown_instance_exits_6_until_the_user_decides(forgotten: Homing, homing_home: Path) -> None:
     for _ in range(2):
         said = forgotten("reconcile")
         assert said.code == 6

@@ -78,7 +78,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.acceptance("X26")
 @pytest.mark.slow
 @pytest.mark.usefixtures("stand_in")
-def test_a_run_that_is_preempted_comes_home_although_answers_are_lost_and_destroy_lies(
+def test_a_preempted_run_comes_home_despite_lost_answers_and_a_false_destroy(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, homing_home: Path
 ) -> None:
     faults = [word for name in ("preempt", "create-lost", "destroy-lies") for word in ("--fault", name)]

@@ -53,7 +53,7 @@ def test_a_page_about_a_run_that_was_trained_here_is_on_stdout(cli: Homing, kept
     ):
         assert words in said.out
     assert f"homing chat {RUN_ID}" in said.out
-    assert "![" not in said.out, "a picture that lies nowhere"
+    assert "![" not in said.out, "a picture that does not exist"
     assert f"homing report {RUN_ID} --out moss.html" in said.err
     assert cli("report").out == said.out, "the newest where none is named"
 
@@ -102,14 +102,14 @@ def test_it_is_written_as_html_or_as_markdown_with_its_picture(cli: Homing, kept
     assert cli("report", "moss", "--out", "moss.md").code == 0, "again, over its own"
 
 
-def test_what_somebody_else_wrote_is_not_written_over(cli: Homing, kept: Path) -> None:
+def test_report_does_not_overwrite_a_file_that_it_did_not_write(cli: Homing, kept: Path) -> None:
     for name in ("README.md", "moss.svg"):
         Path(name).write_text("mine")
     said = cli("report", "moss", "--out", "README.md")
     assert said.code == 2
     assert "README.md already exists" in said.err
     assert "--out README-report.md" in said.err
-    assert cli("report", "moss", "--out", "moss.md").code == 2, "nor the picture beside it"
+    assert cli("report", "moss", "--out", "moss.md").code == 2, "nor its picture"
     assert not Path("moss.md").exists()
     assert Path("README.md").read_text() == Path("moss.svg").read_text() == "mine"
 
@@ -137,7 +137,7 @@ def test_figures_of_an_evaluation_stand_in_it(cli: Homing, kept: Path) -> None:
     assert cli("report", "moss", "--eval", "moss.txt").code == 2
 
 
-def test_a_run_that_nobody_knows_is_answered(cli: Homing) -> None:
+def test_an_unknown_run_is_a_usage_error(cli: Homing) -> None:
     assert cli("report", "fern").code == 2
 
 
@@ -159,7 +159,7 @@ def test_a_launched_run_from_its_first_steps_to_its_receipt(cli: Homing) -> None
     assert "homing fetch moss" not in fetched
 
 
-def test_a_run_that_lives_is_told_as_far_as_it_is(endless: Homing) -> None:
+def test_a_live_run_is_reported_as_far_as_it_is(endless: Homing) -> None:
     endless("launch", "moss", "--spend-limit", "1", "--yes")
     page = endless("report", "moss").out
     assert "NOT FINISHED. The run is running." in page
@@ -169,20 +169,20 @@ def test_a_run_that_lives_is_told_as_far_as_it_is(endless: Homing) -> None:
 
 
 @pytest.mark.slow
-def test_what_homing_train_really_leaves_is_told(cli: Homing) -> None:
+def test_a_report_of_a_real_homing_train_run(cli: Homing) -> None:
     Path("runs/tiny.yaml").write_text(TINY)
     make_data(Path("data/tiny"))
     subprocess.run([sys.executable, "-m", "homing.cli", "train", "tiny"], check=True, capture_output=True, timeout=120)
-    messages = cli("report", "tiny", "--json").json
-    (phase,) = messages["phases"]
+    document = cli("report", "tiny", "--json").json
+    (phase,) = document["phases"]
     assert (phase["step"], len(phase["curve"]), phase["last"]["step"]) == (6, 6, 6)
     assert phase["choices"]["device"] == "cpu"
-    assert "torch" in messages["machines"][0]
-    assert [sample["step"] for sample in messages["samples"]] == [6]
-    assert [each["called"] for each in messages["kept"]] == [["latest", "best"]]
-    assert messages["data"][0]["problem"] == ""
-    assert messages["happenings"] == [], "a run in which nothing happened: what it tells then is routine"
-    assert messages["problems"] == []
+    assert "torch" in document["machines"][0]
+    assert [sample["step"] for sample in document["samples"]] == [6]
+    assert [each["called"] for each in document["kept"]] == [["latest", "best"]]
+    assert document["data"][0]["problem"] == ""
+    assert document["happenings"] == [], "a run in which nothing happened: its events are routine"
+    assert document["problems"] == []
 
 
 @pytest.mark.regression("maintainers-report")

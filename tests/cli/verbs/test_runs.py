@@ -81,8 +81,8 @@ def test_what_was_trained_here_is_listed_too(cli: Homing, homing_home: Path) -> 
         (folder / file_names.RUN).write_text(codec.dumps(make_run(homing_home)))
         if outcome is not None:
             (folder / file_names.OUTCOME).write_text(codec.dumps(outcome))
-    messages = Metric(t=0.0, phase="pretrain", step=7, num_steps=20, num_tokens=1)
-    (homing_home / "runs/moss-20260101-120000-c" / file_names.METRICS).write_text(codec.dumps(messages) + "\n")
+    metric = Metric(t=0.0, phase="pretrain", step=7, num_steps=20, num_tokens=1)
+    (homing_home / "runs/moss-20260101-120000-c" / file_names.METRICS).write_text(codec.dumps(metric) + "\n")
     (homing_home / "runs/moss-20260101-120000-d").mkdir()  # launched from elsewhere: no trainer was ever here
     with open(homing_home / "runs/moss-20260101-120000-c" / file_names.TRAINER_LOCK) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -108,7 +108,7 @@ def test_a_provider_that_cannot_be_asked_is_not_shown_as_nothing(cli: Homing, mo
         def away(self: Local) -> list[object]:
             raise ProviderRefused("key refused")
 
-        patch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # it stands for a rented machine
+        patch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # treat it as a rented machine
         patch.setattr(Local, "list_owned", away)
         said = cli("runs")
     assert "Could not query" in said.err

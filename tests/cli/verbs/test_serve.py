@@ -110,7 +110,7 @@ def test_with_a_given_token_the_page_asks_for_it(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])
-def test_other_computers_are_let_in_only_when_told_so(homing: Homing, folder: Path, host: str) -> None:
+def test_serve_listens_beyond_loopback_only_on_request(homing: Homing, folder: Path, host: str) -> None:
     code, out, err = homing("serve", "base", "--host", host)
     assert (code, out) == (2, "")
     assert "not a loopback address" in err
@@ -157,8 +157,8 @@ def test_names_and_addresses() -> None:
 
 def test_a_template_that_cannot_be_used_is_said_without_a_traceback(homing: Homing, folder: Path) -> None:
     tuned = make_checkpoint(folder / "models" / "tuned", folder / "data", phase="sft")
-    (tuned / "chat_template.jinja").write_text("{{ raise_exception('nobody may') }}")
+    (tuned / "chat_template.jinja").write_text("{{ raise_exception('not allowed') }}")
     code, out, err = homing("serve", "tuned", "--device", "cpu")
     assert (code, out) == (2, "")
-    assert "nobody may" in err
+    assert "not allowed" in err
     assert "Traceback" not in err

@@ -34,7 +34,7 @@ def test_a_store_is_made_after_asking_and_a_second_time_is_left_as_it_is(cli: Ho
     dry = cli("setup", "local", "--store", url, "--dry-run")
     assert f"to create: the store {url}" in dry.err
     assert not (tmp_path / "kept").exists()
-    assert cli("setup", "local", "--store", url).code == 2  # nobody is there to answer
+    assert cli("setup", "local", "--store", url).code == 2  # no terminal to answer on
     assert not (tmp_path / "kept").exists()
     done = cli("setup", "local", "--store", url, "--yes", "--json")
     assert done.code == 0, done.err
@@ -71,7 +71,7 @@ def test_a_person_is_asked_for_the_key_which_is_then_used(cli: Homing, monkeypat
 
     monkeypatch.setattr("sys.stdin", Terminal())
     monkeypatch.setattr("getpass.getpass", lambda prompt: "sf-canary")
-    monkeypatch.setenv("HOMING_SHADEFORM_URL", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("HOMING_SHADEFORM_URL", "http://127.0.0.1:9")  # a closed port
     monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
     said = cli("setup", "shadeform", "--dry-run")
     assert said.code == 2  # a dry run asks for nothing

@@ -128,11 +128,11 @@ def test_the_line_that_is_printed_opens_the_instance_and_a_port_of_it(cli: Homin
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         busy = taken.getsockname()[1]
-        messages = cli("forward", "moss", f"{busy}:{server.server_port}", "--json").json
-    assert messages["here"] != busy, "a port that is taken here is another one"
-    tunnel = subprocess.Popen(messages["argv"])
+        tunnel_info = cli("forward", "moss", f"{busy}:{server.server_port}", "--json").json
+    assert tunnel_info["here"] != busy, "a port that is taken here is another one"
+    tunnel = subprocess.Popen(tunnel_info["argv"])
     try:
-        assert _answers(messages["here"])
+        assert _answers(tunnel_info["here"])
     finally:
         tunnel.terminate()
         tunnel.wait(20)

@@ -78,7 +78,7 @@ def test_it_looks_again_until_the_run_has_ended(cli: Homing, monkeypatch: pytest
 
 @pytest.mark.acceptance(126)
 @pytest.mark.slow
-def test_a_failure_is_told_with_its_last_words_after_the_instance_is_gone(
+def test_status_shows_the_last_output_of_a_failed_run_after_the_instance_is_gone(
     tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lay_out(tmp_path, monkeypatch, steps=10, step_s=0.02, how="fail")

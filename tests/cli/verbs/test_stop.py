@@ -27,13 +27,15 @@ def test_it_stops_with_a_checkpoint_and_can_be_gone_on_with(cli: Homing) -> None
     resumed = cli("launch", "moss", "--resume", "--spend-limit", "1", "--yes", "--json")
     assert resumed.json["attempt"] == 2
     assert "spent by earlier attempts" in resumed.err
-    messages = re.search(r"It resumes from pretrain step (\S+) of (\S+), of 20 steps: the newest", resumed.err)
-    assert messages, resumed.err
-    assert messages[1] != "0"
-    assert messages[2] == resumed.json["run"]
+    found = re.search(r"It resumes from pretrain step (\S+) of (\S+), of 20 steps: the newest", resumed.err)
+    assert found, resumed.err
+    assert found[1] != "0"
+    assert found[2] == resumed.json["run"]
 
 
-def test_a_run_that_was_done_before_it_heard_is_not_gone_on_with(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_finished_before_the_stop_arrived_is_not_resumed(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     waits = stop.wait_for_stop
 

@@ -1,4 +1,4 @@
-"""`homing train`: the run directory, going on and beginning anew, and how each ending is told."""
+"""`homing train`: the run directory, resuming and starting over, and the report of each ending."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_unprepared_data_is_answered_with_the_command_that_prepares_it(project: 
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_a_launched_run_of_that_name_that_lives_is_told_of_with_what_it_costs(
+def test_train_warns_of_a_live_launched_run_of_that_name_with_its_cost(
     project: Path, capsys: pytest.CaptureFixture[str], is_over: bool
 ) -> None:
     ledger = Ledger(Path(os.environ["HOMING_HOME"]) / "ledger.sqlite", World())
@@ -88,7 +88,7 @@ def test_a_launched_run_of_that_name_that_lives_is_told_of_with_what_it_costs(
     assert ("homing stop tiny-1" in said) is not is_over
 
 
-def test_a_launched_run_that_has_ended_with_a_machine_that_may_bill_is_told_of_with_what_ends_it(
+def test_train_warns_of_an_ended_run_that_may_bill_with_the_command_that_ends_it(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger = Ledger(Path(os.environ["HOMING_HOME"]) / "ledger.sqlite", World())
@@ -267,7 +267,7 @@ def test_a_trainer_stops_with_a_checkpoint_when_homing_train_is_killed(project: 
         deadline = time.monotonic() + 60
         while trainers_of(run_dir) and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert trainers_of(run_dir) == [], "nobody is there who could stop it"
+        assert trainers_of(run_dir) == [], "no process is left that could stop it"
     finally:
         for pid in trainers_of(run_dir):
             os.kill(pid, signal.SIGKILL)
@@ -294,10 +294,10 @@ def test_a_stop_from_another_terminal_saves_and_says_how_to_go_on(project: Path)
     assert child.returncode == 130, "by a person, and not by a limit"
     assert "Stopped from another terminal." in err
     assert "Resume: homing train tiny" in err
-    messages = json.loads(stopped.stdout)
-    assert (messages["state"], messages["again"]) == ("stopped", "homing train tiny")
-    assert (run_dirs()[0] / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(messages["step"])).is_dir()
-    assert json.loads(homing("watch", "tiny", "--json").stdout.splitlines()[-1])["data"]["step"] == messages["step"]
+    document = json.loads(stopped.stdout)
+    assert (document["state"], document["again"]) == ("stopped", "homing train tiny")
+    assert (run_dirs()[0] / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(document["step"])).is_dir()
+    assert json.loads(homing("watch", "tiny", "--json").stdout.splitlines()[-1])["data"]["step"] == document["step"]
 
 
 @pytest.mark.acceptance("X25", "P1")

@@ -138,7 +138,7 @@ def test_every_missing_and_empty_file_is_listed_at_once(
 
 
 @pytest.mark.acceptance(30)
-def test_shards_of_another_folder_are_used_and_those_that_its_manifest_does_not_list_are_told(
+def test_verify_uses_shards_of_another_folder_and_names_unlisted_ones(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     place = put_data(folder).rename(folder / "brought")
@@ -216,14 +216,14 @@ def test_a_chosen_card_that_is_too_small_is_a_problem(
 
 
 @pytest.mark.acceptance(7, 54)
-def test_a_card_of_24_gb_is_too_small_for_the_2b_preset_and_need_room_and_lever_are_told(
+def test_the_2b_preset_on_24_gb_is_refused_with_need_room_and_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     (folder / "a.txt").write_text("some text\n" * 400)
     assert homing(monkeypatch, "new", "big", "--from", "2b", "--text", "a.txt") == 0
     assert homing(monkeypatch, "verify", "big", "--no-run", "--set", "cloud.gpu=RTX4090") == 2
-    messages = r"RTX4090, and training does not fit it: (.+) needed, (.+) available\. Lower (.+)\."
-    said = re.search(messages, capsys.readouterr().err)
+    pattern = r"RTX4090, and training does not fit it: (.+) needed, (.+) available\. Lower (.+)\."
+    said = re.search(pattern, capsys.readouterr().err)
     assert said
     assert parse_bytes(said[1].replace(" ", "")) > 40e9
     assert 20e9 < parse_bytes(said[2].replace(" ", "")) < 24 * 2**30

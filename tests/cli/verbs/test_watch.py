@@ -33,7 +33,7 @@ def test_it_prints_lines_with_money_until_the_end_and_names_the_next_verbs(cli: 
     assert lines[-1]["data"]["state"] == "done"
 
 
-def test_of_a_run_that_was_fetched_it_says_where_the_model_lies_and_how_to_use_it(cli: Homing) -> None:
+def test_watch_of_a_fetched_run_says_where_the_model_is_and_how_to_use_it(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")
     assert cli("fetch", "moss").code == 0
@@ -96,11 +96,11 @@ def test_a_stopped_run_of_several_phases_says_in_which_and_what_all_of_them_woul
     assert (0 < float(found[1]) < 1, found[2]) == (True, "homing launch moss --resume")
     # To begin anew is paid for too: here on a machine that takes ten hours to boot.
     (note,) = (homing_home / "runs").glob("*/launch.json")
-    messages = json.loads(note.read_text())
-    messages["offer"]["boot_s"] = 36_000.0
-    note.write_text(json.dumps(messages))
+    order = json.loads(note.read_text())
+    order["offer"]["boot_s"] = 36_000.0
+    note.write_text(json.dumps(order))
     slow = re.search(r"about \$([\d.]+) more: homing launch moss --resume --spend-limit ([\d.]+)", cli("watch").err)
-    boot_usd = 10 * float(messages["offer"]["rate_usd_per_hour"])
+    boot_usd = 10 * float(order["offer"]["rate_usd_per_hour"])
     assert slow
     assert float(slow[1]) >= boot_usd
     assert float(slow[2]) >= boot_usd
@@ -133,7 +133,7 @@ def test_a_bad_interval_is_refused(cli: Homing) -> None:
         assert cli("watch", "moss", f"--every={every}").code == 2, every
 
 
-def test_with_no_run_yet_it_says_so_and_where_the_sum_is_told(cli: Homing) -> None:
+def test_watch_without_runs_says_so_and_where_to_see_the_total(cli: Homing) -> None:
     said = cli("watch")
     assert said.code == 2
     assert "No runs yet" in said.err
@@ -181,9 +181,9 @@ def test_leaving_off_waiting_says_what_goes_on(
         "homing.cli.verbs.stop.ask_to_stop", lambda home, row: 1
     )  # the short run may have ended meanwhile
     monkeypatch.setattr(where, interrupted)
-    messages = cli(*verb)
-    assert messages.code == 130
-    assert said in messages.err
+    done = cli(*verb)
+    assert done.code == 130
+    assert said in done.err
 
 
 def test_a_sample_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
