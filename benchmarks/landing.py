@@ -57,8 +57,7 @@ from homing.errors import UsageError  # noqa: E402
 from homing.lm.tokenizer import load_tokenizer  # noqa: E402
 from homing.store import run_key  # noqa: E402
 from homing.wire import codec, file_names  # noqa: E402
-from homing.wire.boot_clock import boot_clock_s  # noqa: E402
-from homing.wire.control_files import Control  # noqa: E402
+from homing.wire.control_files import Control, boot_clock_s  # noqa: E402
 from homing.wire.event_lines import Metric, Outcome  # noqa: E402
 from homing.wire.run_json import Run, Schedule, Sizes  # noqa: E402
 from homing.world import World  # noqa: E402

@@ -209,7 +209,7 @@ MUTANTS = [
     ),
     Mutant(
         "wall-clock-only",
-        "src/homing/instance/agent/limits.py",
+        "src/homing/instance/agent/watchdog.py",
         "        return self._before_s + self._world.boottime() - self._began\n",
         "        return self._world.now() - self._boot.started_at\n",
         ("tests/instance/agent/test_watchdog.py",),

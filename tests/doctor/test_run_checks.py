@@ -315,12 +315,12 @@ def the_store_could_not_be_made(case: Case) -> None:
 
 @seeds("store.probe")
 def the_store_lets_an_exclusive_write_replace(case: Case) -> None:
-    case.monkeypatch.setattr("homing.store.file.store.FileStore.create_if_absent", lambda *args: True)
+    case.monkeypatch.setattr("homing.store.file.FileStore.create_if_absent", lambda *args: True)
 
 
 @seeds("store.probe")
 def the_store_keeps_what_is_deleted(case: Case) -> None:
-    case.monkeypatch.setattr("homing.store.file.store.FileStore.delete_many", lambda *args: None)
+    case.monkeypatch.setattr("homing.store.file.FileStore.delete_many", lambda *args: None)
 
 
 @seeds("hub.token")

@@ -77,7 +77,7 @@ def test_retention_that_deletes_the_last_checkpoint_is_found(monkeypatch: pytest
 @pytest.mark.slow
 def test_guards_that_sleep_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     never: Callable[..., float] = lambda *_: 1e6  # noqa: E731
-    monkeypatch.setattr("homing.instance.agent.limits.Limits.left_s", never)
+    monkeypatch.setattr("homing.instance.agent.watchdog.Limits.left_s", never)
     assert "a guard lived" in first_broken("a guard lived")
 
 

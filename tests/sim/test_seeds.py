@@ -23,7 +23,7 @@ from homing.cloud.launch.launch import launch
 from homing.cloud.reconcile.adopt import adopt, propose
 from homing.cloud.reconcile.reconcile import refresh
 from homing.instance.agent.folder import Folder
-from homing.instance.agent.limits import last_beat_at
+from homing.instance.agent.watchdog import last_beat_at
 from homing.store import open_store
 from homing.wire import codec
 from homing.wire.boot_json import Boot

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from homing.hub_token import NAMES
-from homing.store.credentials import secrets
+from homing.store.preflight import secrets
 
 
 def test_a_folder_needs_none() -> None:

@@ -21,7 +21,7 @@ from homing.api.download_text import addresses, bring_files, part_of, say_if_les
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count
 from homing.wire import file_names
-from homing.wire.template_file import Unreadable, refuse_link_outside
+from homing.wire.chat_template import Unreadable, refuse_link_outside
 
 if TYPE_CHECKING:
     from homing.config import Loaded

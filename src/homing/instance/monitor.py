@@ -21,7 +21,7 @@ from decimal import ROUND_UP, Decimal
 from typing import Any
 
 from homing.instance.agent.folder import Folder
-from homing.instance.agent.limits import Limits
+from homing.instance.agent.watchdog import Limits
 from homing.wire import codec, file_names
 from homing.wire.boot_json import Boot
 from homing.wire.control_files import Use

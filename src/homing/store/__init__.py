@@ -3,15 +3,15 @@
 base   the interface of a store       address      parses store addresses
 file   a folder                       s3, hf, modal  a bucket, a repository on the Hub, a Modal Volume
 push   run directory -> store         sync         the program that the agent runs
-preflight   checks before anything is rented that the store can be used
-credentials, price   how an instance gets access, what storage costs
+preflight   checks before renting that the store can be used, and how an instance gets access to it
+storage_price        what storage costs
 """
 
 from __future__ import annotations
 
 from homing.store.address import FORMS, scheme_of
 from homing.store.base import Entry, NotInStore, Store, Versioned, run_key
-from homing.store.file.store import FileStore
+from homing.store.file import FileStore
 from homing.world import World
 
 __all__ = ["SCHEMES", "Entry", "FileStore", "NotInStore", "Store", "Versioned", "open_store", "pace_of", "run_key"]

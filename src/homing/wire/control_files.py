@@ -4,10 +4,15 @@
     trainer --metrics, events--> agent --heartbeat.json--> sync --> store --> home (progress)
 
 Home never talks to the trainer, and the trainer does not know that it is rented. Each process reads one small file at
-its own pace, so a lost message is only a delayed one."""
+its own pace, so a lost message is only a delayed one.
+
+Deadlines in these files use the boot clock: it keeps running during sleep, and setting the wall clock does not move it.
+All processes of one machine read the same value, so one may write it to a file and another read it. It restarts when
+the machine reboots."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Dict, Optional
 
@@ -21,9 +26,7 @@ class Control:
 
     stop: bool = False
     reason: str = ""
-    land_by: Optional[float] = (
-        None  # by clock.py's clock: when the final checkpoint must be on disk; set from the start
-    )
+    land_by: Optional[float] = None  # by the boot clock: when the final checkpoint must be on disk; set from the start
 
 
 @record("request", 1)
@@ -77,3 +80,12 @@ class Use:
     """Utilization of the machine, written by the lookout."""
 
     shares: Dict[str, float] = field(default_factory=dict)  # cpu, memory, gpu, gpu_memory: 0..1
+
+
+# Linux. On macOS CLOCK_MONOTONIC runs during sleep; elsewhere it is the closest available.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
+def boot_clock_s() -> float:
+    """Return the seconds since a fixed moment that stays the same until the machine reboots."""
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)

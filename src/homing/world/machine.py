@@ -18,7 +18,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-from homing.wire.boot_clock import boot_clock_s
+from homing.wire.control_files import boot_clock_s
 
 __all__ = ["Completed", "HttpRequest", "HttpResponse", "Machine", "NetworkError", "PathLike", "Process"]
 

@@ -25,7 +25,7 @@ from homing.lm.train.landing import Pace, Pilot, Rates
 from homing.lm.train.optim.schedule import Landing, lr_scale
 from homing.lm.train.stop_requests import ControlRequests
 from homing.wire import file_names
-from homing.wire.boot_clock import boot_clock_s
+from homing.wire.control_files import boot_clock_s
 from homing.wire.run_json import Optimizer, Phase, Schedule
 
 WSD = Schedule("wsd", warmup_steps=10, decay_steps=200, floor=0.0)

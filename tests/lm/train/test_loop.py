@@ -40,8 +40,8 @@ from homing.lm.train.compute import hardware_choices
 from homing.lm.train.loop import train
 from homing.lm.train.stop_requests import ControlRequests, Stop
 from homing.wire import codec, file_names
-from homing.wire.boot_clock import boot_clock_s
 from homing.wire.checkpoint_manifest import CheckpointManifest, Pointer
+from homing.wire.control_files import boot_clock_s
 from homing.wire.event_lines import Metric, Outcome
 from homing.wire.run_json import Run
 from homing.wire.shard_manifest import Split

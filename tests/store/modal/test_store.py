@@ -22,9 +22,8 @@ from tests.store.test_verbs import there_and_back
 from homing.cloud.launch.inputs import DryStore
 from homing.errors import IntegrityError, StoreError, UsageError
 from homing.store import NotInStore, Store, open_store, pace_of
-from homing.store.credentials import secrets
 from homing.store.modal.store import VolumeStore
-from homing.store.preflight import preflight
+from homing.store.preflight import preflight, secrets
 from homing.store.storage_price import kept
 from homing.world import Completed, World
 

@@ -26,7 +26,7 @@ from homing.cloud.machine_setup.code_bundle import tree_state
 from homing.cloud.providers.base import InputFile, Order, Request
 from homing.config.projects import PROJECT_NOTE, project_note
 from homing.store import Store, open_store, pace_of, run_key
-from homing.store.credentials import secrets
+from homing.store.preflight import secrets
 from homing.store.s3.store import S3Store
 from homing.units import counted, format_bytes
 from homing.wire import codec, file_names

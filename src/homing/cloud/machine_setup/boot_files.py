@@ -35,7 +35,7 @@ AGENT_ZIP = "agent.zip"
 RUN_DIR = "run"
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold: the same source gives the same bytes
 # Exactly what the agent imports: it must stay readable in one sitting, and a test counts the lines.
-_ZIP_WIRE = ("agent_orders", "boot_clock", "codec", "control_files", "event_lines", "guard_order", "instance_names")
+_ZIP_WIRE = ("agent_orders", "codec", "control_files", "event_lines", "guard_order", "instance_names")
 _ZIP_PARTS = ("instance/agent", *(f"wire/{name}.py" for name in _ZIP_WIRE), "world/machine.py")
 _ZIP_MAIN = "from homing.instance.agent.__main__ import main\n\nraise SystemExit(main())\n"
 

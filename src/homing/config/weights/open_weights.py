@@ -21,8 +21,8 @@ from homing.errors import DataError, UsageError
 from homing.hf_config import model_of
 from homing.tokenizer_json import read_tokenizer_bytes
 from homing.wire import file_names
+from homing.wire.chat_template import Unreadable, read_chat_template
 from homing.wire.run_json import Model
-from homing.wire.template_file import Unreadable, read_chat_template
 
 __all__ = ["Source", "SourceFile", "bring", "chat_template_in", "is_hub_address", "read_source"]
 

@@ -15,7 +15,7 @@ from typing import List
 
 from homing.instance.agent.end import end_billing, pause_s
 from homing.instance.agent.folder import Folder
-from homing.instance.agent.limits import Limits
+from homing.instance.agent.watchdog import Limits
 from homing.wire import instance_names as names
 from homing.wire.event_lines import Outcome
 from homing.wire.guard_order import DEAD_MAN

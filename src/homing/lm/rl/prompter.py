@@ -17,8 +17,7 @@ from homing.errors import DataError
 from homing.lm.tokenizer import Tokenizer
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE, IM_END, IM_START, lacks_turns
 from homing.wire import codec, file_names
-from homing.wire.chat_turns import Turns
-from homing.wire.template_file import Unreadable, read_chat_template
+from homing.wire.chat_template import Turns, Unreadable, read_chat_template
 
 __all__ = ["Prompter", "chatml", "in_turns", "stop_ids_of", "template_sha256"]
 

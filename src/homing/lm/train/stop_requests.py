@@ -22,8 +22,7 @@ from types import FrameType
 from homing.errors import Interrupted, RunFailed
 from homing.units import format_duration
 from homing.wire import codec, file_names
-from homing.wire.boot_clock import boot_clock_s
-from homing.wire.control_files import Control
+from homing.wire.control_files import Control, boot_clock_s
 
 __all__ = ["ControlRequests", "FatalError", "Stop"]
 

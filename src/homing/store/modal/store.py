@@ -33,8 +33,8 @@ from homing.store.base import (
     unwatched,
     wrong_content,
 )
+from homing.store.file import MountedVolume
 from homing.store.modal.client import TIMEOUT_S, Connection, Shut, connect, failures, kind_of, text_of
-from homing.store.modal.mount import MountedVolume
 from homing.world import World
 
 __all__ = ["VolumeStore", "open_volume"]

@@ -16,9 +16,8 @@ import homing.wire.guard_order
 from homing.cloud.providers.aws.machine import client_token, ends_in_s, prepare_text, user_data
 from homing.errors import CreateFailed
 from homing.wire import codec, file_names
-from homing.wire.boot_clock import boot_clock_s
 from homing.wire.boot_json import Boot
-from homing.wire.control_files import Request
+from homing.wire.control_files import Request, boot_clock_s
 from homing.world import World
 
 _PRELUDE = """

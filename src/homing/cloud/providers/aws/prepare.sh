@@ -22,7 +22,7 @@ import json, sys
 from decimal import Decimal
 work = sys.argv[1]
 sys.path.insert(0, work + "/agent.zip")
-from homing.wire.boot_clock import boot_clock_s
+from homing.wire.control_files import boot_clock_s
 from homing.wire.guard_order import PROVIDER, allowed_s, reserve_s
 told = json.load(open(work + "/boot.json"))
 try:

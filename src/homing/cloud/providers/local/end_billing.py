@@ -60,7 +60,7 @@ def write_ended(instance_dir: str, by: str) -> None:
 def boot_clock() -> Dict[str, Any]:
     """Return the boot clock and boot id, to measure the billed time even if the wall clock is changed.
 
-    The same as wire/boot_clock.py, which is not available here.
+    The same as wire/control_files.py, which is not available here.
     """
     clock = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
     try:

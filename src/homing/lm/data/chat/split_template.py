@@ -20,7 +20,7 @@ from homing.lm.rl.prompter import in_turns, template_sha256
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE
 from homing.wire import codec, file_names
-from homing.wire.chat_turns import Turns
+from homing.wire.chat_template import Turns
 
 __all__ = ["take_apart", "write_turns"]
 

@@ -33,8 +33,8 @@ from homing.lm.child_process import exchange
 from homing.lm.data.chat.messages import Fault, Message
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE as OUR_TEMPLATE
 from homing.units import format_bytes
+from homing.wire.chat_template import Unreadable, read_chat_template
 from homing.wire.file_names import CHAT_TEMPLATE as TEMPLATE
-from homing.wire.template_file import Unreadable, read_chat_template
 
 __all__ = ["TEMPLATE", "ChatTemplate", "Rendering", "find_template"]
 

@@ -14,8 +14,8 @@ from homing.lm.tokenizer.splits import pattern_named
 from homing.lm.tokenizer.train_bpe import MAX_SAMPLE_BYTES, MIN_VOCAB
 from homing.lm.tokenizer.write_files import METADATA_FILES, Facts, read_facts
 from homing.text_sources import Source, find_sources
+from homing.wire.chat_template import Unreadable, refuse_link_outside
 from homing.wire.file_names import TOKENIZER
-from homing.wire.template_file import Unreadable, refuse_link_outside
 
 __all__ = [
     "Inputs",

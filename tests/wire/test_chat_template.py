@@ -13,8 +13,8 @@ from homing.config.weights.open_weights import chat_template_in
 from homing.errors import DataError
 from homing.lm.data.chat.template import find_template
 from homing.lm.rl.prompter import Prompter
+from homing.wire.chat_template import read_chat_template
 from homing.wire.file_names import CHAT_TEMPLATE, TOKENIZER_CONFIG
-from homing.wire.template_file import read_chat_template
 
 NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
 

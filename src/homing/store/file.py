@@ -1,7 +1,13 @@
-"""A store in a folder: `file:/abs/path`. It keeps all promises of base and needs no account.
+"""A store in a folder: `file:/abs/path`, and a Modal Volume mounted as a folder in a sandbox.
 
-A key is a path below the root. The first write creates the root if the store was opened with `create`. If the root
-disappears later (unmounted disk, moved folder), every call raises, because a missing disk is not an empty store.
+It keeps all promises of base and needs no account. A key is a path below the root. The first write creates the root if
+the store was opened with `create`. If the root disappears later (unmounted disk, moved folder), every call raises,
+because a missing disk is not an empty store.
+
+A mounted Volume needs no SDK and no token, but a commit after each write. Modal writes a sandbox's changes to the
+Volume when the sandbox ends, or when `sync` runs on the mount point; only committed changes survive the loss of the
+sandbox. So a write is complete once `sync` has returned. In the other direction nothing is automatic: the sandbox sees
+what home wrote only after home has asked Modal to reload the mount.
 """
 
 from __future__ import annotations
@@ -11,7 +17,8 @@ import hashlib
 import os
 from collections.abc import Iterator
 
-from homing.errors import StoreRefused
+from homing.errors import StoreError, StoreRefused
+from homing.store.address import ModalAddress
 from homing.store.base import (
     Entries,
     Entry,
@@ -27,7 +34,7 @@ from homing.store.base import (
 )
 from homing.world import World
 
-__all__ = ["FileStore"]
+__all__ = ["FileStore", "MountedVolume"]
 
 _STALE_S = 86400.0  # age after which an unfinished file is considered abandoned
 
@@ -191,3 +198,53 @@ class FileStore:
             yield
         except OSError as exc:
             raise disk_failed(exc, done, key, self.url) from exc
+
+
+_COMMIT_S = 600.0  # all blocks of a checkpoint are sent in one commit
+
+
+class MountedVolume(FileStore):
+    pace_s = 10.0
+    batch_files = 50
+
+    def __init__(self, address: ModalAddress, world: World) -> None:
+        super().__init__(os.path.join(address.mount, address.prefix), world, create=False)
+        self.url, self._mount = address.url, address.mount
+
+    def put(self, key: str, path: str) -> Entry:
+        return self.put_many([(key, path)])[0]
+
+    def put_many(self, files: Files) -> Entries:
+        entries = [super(MountedVolume, self).put(key, path) for key, path in files]
+        self._commit(files[0][0] if files else "")
+        return entries
+
+    def put_bytes(self, key: str, data: bytes) -> Entry:
+        entry = super().put_bytes(key, data)
+        self._commit(key)
+        return entry
+
+    def delete(self, key: str) -> None:
+        self.delete_many([key])
+
+    def delete_many(self, keys: Keys) -> None:
+        for key in keys:
+            super().delete(key)
+        self._commit(keys[0] if keys else "")
+
+    def create_if_absent(self, key: str, data: bytes) -> bool:
+        check_key(key)
+        raise StoreError(
+            what=f"{key} cannot be created exclusively from a sandbox.",
+            why="Two sandboxes would each create it in their own view of the Volume.",
+            fix="Only home takes leases.",
+        )
+
+    def _commit(self, key: str) -> None:
+        done = self._world.run(["sync", self._mount], _COMMIT_S)
+        if done.code:
+            raise StoreError(
+                what=f"{key} was written but not committed to {self.url}.",
+                why=f"`sync {self._mount}` exited with code {done.code}: {(done.err or done.out).strip()[-300:]}",
+                fix="homing retries with the next push.",
+            )

@@ -1,7 +1,11 @@
-"""Reads the chat template of a tokenizer as text: from its own file, or from tokenizer_config.json.
+"""The chat template of a tokenizer: read as text from its own file or from tokenizer_config.json, and turns.json.
 
-Does not evaluate Jinja: only `lm.chat.template`, at home, interprets a template. config and the trainer only need to
-know whether there is one, and which.
+turns.json holds the text that the template puts around messages, extracted at home by `lm.data.chat.split_template`:
+
+begin USER end | begin_system SYSTEM system_user USER end | ... USER user_assistant ASSISTANT assistant_user USER end
+
+Does not evaluate Jinja: only `lm.data.chat.template`, at home, interprets a template. config and the trainer only need
+to know whether there is one, and which.
 """
 
 from __future__ import annotations
@@ -9,11 +13,30 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from homing.wire import file_names
+from homing.wire.codec import record
 
-__all__ = ["FoundTemplate", "Unreadable", "read_chat_template", "refuse_link_outside"]
+__all__ = ["FoundTemplate", "Turns", "Unreadable", "read_chat_template", "refuse_link_outside"]
+
+
+@record("turns", 1)
+@dataclass(frozen=True)
+class Turns:
+    """Text fragments in which special tokens appear by name. None: the template does not allow that sequence."""
+
+    template_sha256: str  # of the template's text
+    begin: str  # before the first turn, if that is the user's
+    end: str  # after the last turn, including the opening of the assistant's
+    markers: Dict[str, int] = field(default_factory=dict)  # special token -> id
+    end_id: Optional[int] = None  # token with which the assistant ends a turn
+    is_trimmed: bool = False  # the template strips the whitespace around messages
+    begin_system: Optional[str] = None
+    system_user: Optional[str] = None
+    user_assistant: Optional[str] = None
+    assistant_user: Optional[str] = None
+    user_user: Optional[str] = None
 
 
 class Unreadable(ValueError):
