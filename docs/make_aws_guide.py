@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import homing
-from homing.cloud.providers.aws.guide import TYPES, guide
+from homing.cloud.providers.aws.offers import TYPES, guide
 from homing.config import load_run
 from homing.wire.run_json import Lora, Model, Run
 

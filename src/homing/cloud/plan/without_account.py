@@ -18,7 +18,7 @@ from homing.cloud.ledger import meter
 from homing.cloud.plan.plan import needs_of
 from homing.cloud.plan.speed import estimate
 from homing.cloud.plan.timing import timing_of
-from homing.cloud.providers.aws.guide import TYPES
+from homing.cloud.providers.aws.offers import TYPES
 from homing.cloud.providers.base import Offer, lack
 from homing.cloud.providers.fixed_prices import TABLE, Price
 from homing.errors import NoOffer

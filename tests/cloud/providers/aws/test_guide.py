@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import homing
-from homing.cloud.providers.aws.guide import TYPES, guide
+from homing.cloud.providers.aws.offers import TYPES, guide
 from homing.config import load_run
 from homing.gpus import GPUS
 

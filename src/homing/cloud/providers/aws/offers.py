@@ -5,6 +5,9 @@
 A spot offer is named after its zone, or after its region if any zone may serve it. Its rate is the most that an hour
 can cost: the price in its most expensive zone plus the headroom up to which `MaxPrice` is set, the root disk and the
 public address. Results are cached for a few minutes. Rents nothing.
+
+`guide` needs neither account nor network: which types of a fixed list can train a model, computed from the memory that
+each phase needs on the type's GPU, with rates from the dated price table. `homing plan RUN` queries AWS itself.
 """
 
 from __future__ import annotations
@@ -20,20 +23,25 @@ from typing import Any
 from homing.cloud.figures import MOST_USD_PER_HOUR, Figures, read_figure
 from homing.cloud.providers.aws.api import GLOBAL, AwsApi, AwsRefused
 from homing.cloud.providers.base import Offer
-from homing.cloud.providers.fixed_prices import find_price
+from homing.cloud.providers.fixed_prices import Price, find_price
+from homing.config.estimate.memory import Fit, fits
 from homing.errors import HomingError, ProviderSilent
 from homing.gpus import GPUS, Gpu, find_gpu
+from homing.wire.run_json import Run
 from homing.world import World
 
 __all__ = [
     "FAMILIES",
     "LEAST_GB",
     "SYSTEM_GB",
+    "TYPES",
     "Choice",
     "Market",
     "Quota",
+    "Row",
     "card_of",
     "disk_usd_per_hour",
+    "guide",
     "quota_code",
     "quota_page",
     "region_of",
@@ -44,6 +52,20 @@ log = logging.getLogger(__name__)
 # older than our torch and the image's open driver support.
 FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "g7", "g7e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
 SYSTEM_GB, LEAST_GB = 75, 100  # size of the image, and the smallest root disk with room for an environment
+# Type -> GPU, number of GPUs, vCPUs, GiB of host memory, from AWS's pages. p3 is hardly sold any more.
+TYPES: dict[str, tuple[str, int, int, int]] = {
+    "g4dn.xlarge": ("T4", 1, 4, 16),
+    "g4dn.2xlarge": ("T4", 1, 8, 32),
+    "g5.xlarge": ("A10G", 1, 4, 16),
+    "g6.xlarge": ("L4", 1, 4, 16),
+    "g6e.xlarge": ("L40S", 1, 4, 32),
+    "p3.2xlarge": ("V100", 1, 8, 61),
+    "p3.8xlarge": ("V100", 4, 32, 244),
+    "p4d.24xlarge": ("A100-40GB", 8, 96, 1152),
+    "p4de.24xlarge": ("A100", 8, 96, 1152),
+    "p5.4xlarge": ("H100", 1, 16, 256),
+    "p5.48xlarge": ("H100", 8, 192, 2048),
+}
 FRESH_S = 300.0
 BOOT_S = 150.0  # the first reads from an image of tens of GB are slow
 _HOURS = 730  # hours in a month, as AWS counts
@@ -342,3 +364,28 @@ def _on_demand(product: dict[str, Any]) -> Decimal | None:
             if dimension.get("unit") == "Hrs" and usd:
                 return usd
     return None
+
+
+@dataclass(frozen=True)
+class Row:
+    type: str
+    card: str
+    num_gpus: int
+    num_cores: int
+    memory_gib: int
+    fit: Fit  # of the phase that needs the most memory
+    price: Price | None  # on demand in us-east-1, with its date
+
+    @property
+    def is_fitting(self) -> bool:
+        return self.fit.is_fitting
+
+
+def guide(run: Run) -> list[Row]:
+    """Return a row for every type, in table order. For one GPU: sharding over several is not taken into account."""
+    rows = []
+    for name, (card, num_gpus, num_cores, memory_gib) in TYPES.items():
+        each = [fits(run, phase, {card: GPUS[card]})[0] for phase in run.phases]
+        worst = next((fit for fit in each if not fit.is_fitting), max(each, key=lambda fit: fit.peak_bytes))
+        rows.append(Row(name, card, num_gpus, num_cores, memory_gib, worst, find_price("aws", name)))
+    return rows

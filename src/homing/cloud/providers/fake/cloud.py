@@ -23,14 +23,17 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from homing.cloud.providers.fake.faults import Dice, Faults
-from homing.cloud.providers.fake.http import Refusal, answer, body_of, route_of
 from homing.cloud.providers.fake.things import (
     VOLUME_USD_PER_GB_HOUR,
     BillLine,
     FakeOffer,
     Machines,
+    Refusal,
     Settings,
     Thing,
+    answer,
+    body_of,
+    route_of,
     state_of,
     total_rate,
 )

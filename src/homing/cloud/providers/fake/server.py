@@ -213,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m homing.cloud.providers.fake.server", description=__doc__)
     parser.add_argument("--home", required=True, type=Path, help="the $HOMING_HOME to serve")
     parser.add_argument("--port", type=int, default=0, help="0: any free port; a restart reuses the previous one")
-    parser.add_argument("--faults", default="{}", help="JSON, as in fake_faults.Faults")
+    parser.add_argument("--faults", default="{}", help="JSON, as in fake.faults.Faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-guard", action="store_true", help="a cloud without a spend guard")
     parser.add_argument("--settle-s", type=float, default=Settings.settle_s, help="how stale its list may be")

@@ -49,10 +49,8 @@ from homing.cloud.providers.once import TRIES, Once
 from homing.cloud.providers.rest import Api, Unwelcome, legible
 from homing.cloud.providers.runpod import machine
 from homing.cloud.providers.runpod import offers as runpod_catalogue
-from homing.cloud.providers.runpod.balance import read_account, read_balance
-from homing.cloud.providers.runpod.log import read_log
+from homing.cloud.providers.runpod.api import CONSOLE, not_ours, read_account, read_balance, read_log, refused
 from homing.cloud.providers.runpod.offers import ANYWHERE, COUNTS, Choice, Wanted
-from homing.cloud.providers.runpod.refusals import CONSOLE, not_ours, refused
 from homing.cloud.providers.runpod.start import EVERY_S, Start
 from homing.cloud.providers.runpod.storage import (
     Volume,

@@ -13,7 +13,7 @@ from typing import Any
 from homing.cloud.figures import read_figure
 from homing.cloud.providers.base import Resource
 from homing.cloud.providers.rest import Api, Unsure
-from homing.cloud.providers.runpod.refusals import CONSOLE
+from homing.cloud.providers.runpod.api import CONSOLE
 from homing.errors import CreateFailed, UsageError
 from homing.units import format_bytes, format_usd
 

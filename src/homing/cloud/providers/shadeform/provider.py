@@ -12,7 +12,6 @@ dies during the launch, the cost is one boot and no more.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 from decimal import Decimal
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.api_address import api_address
-from homing.cloud.contact.ssh_keys import host_key, login_key
+from homing.cloud.contact.ssh_keys import login_key
 from homing.cloud.figures import Figures
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.mark import owner_prefix
@@ -46,19 +45,24 @@ from homing.cloud.providers.rest import Api, Unwelcome, legible
 from homing.cloud.providers.shadeform.api import Account, detail_of, is_over, mark_of, rate_now, state_of
 from homing.cloud.providers.shadeform.auto_delete import Thresholds, thresholds, thresholds_of
 from homing.cloud.providers.shadeform.checks import check_shadeform
+from homing.cloud.providers.shadeform.machine import (
+    KEY_ENV,
+    KEY_HEADER,
+    ask_there,
+    connection_of,
+    launch_configuration,
+    place_of,
+    with_id,
+)
 from homing.cloud.providers.shadeform.offers import SPOT, Catalogue, Choice, choose_os, read_catalogue
-from homing.cloud.providers.shadeform.reach import ask_there, connection_of
 from homing.doctor.check import Check
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.units import format_duration
-from homing.wire.boot_json import EndBilling
 from homing.wire.instance_names import BILLING_ENDED
 from homing.world import Completed, World
 
 __all__ = ["KEY_ENV", "URL_ENV", "Shadeform"]
 
-KEY_ENV = "SHADEFORM_API_KEY"
-KEY_HEADER = "X-API-KEY"
 URL_ENV = "HOMING_SHADEFORM_URL"
 _URL = "https://api.shadeform.ai/v1"
 _KEYS_PAGE = "https://platform.shadeform.ai/settings/api"
@@ -67,8 +71,6 @@ _START_S = 1800.0
 _DESCRIBE_EVERY_S = 7.5  # eight queries a minute for one instance are enough for any wait
 _LOOK_EVERY_S = 5.0
 _LOG_BYTES = 20_000
-_ID = "{id}"  # placeholder in the request that ends billing, until create returns the id
-_NO_KEY_THERE = "This instance has no key to end its billing: home or Shadeform's auto_delete ends it."
 
 
 class Shadeform:
@@ -140,12 +142,7 @@ class Shadeform:
         return self._catalogue.left_out
 
     def place(self, mark: str) -> Place:
-        if not self._is_self_deleting:
-            return startup_script.place(EndBilling(kind="command", argv=["echo", _NO_KEY_THERE]))
-        url = f"{self._url}/instances/{_ID}/delete"
-        return startup_script.place(
-            EndBilling(kind="request", method="POST", url=url, header_env={KEY_HEADER: KEY_ENV})
-        )
+        return place_of(self._url, is_self_deleting=self._is_self_deleting)
 
     def plan(self, offer: Offer, order: Order) -> Request:
         if self._is_self_deleting:
@@ -178,13 +175,8 @@ class Shadeform:
         within_s = min(self._start_s, request.order.start_within_s)
         until = self._world.monotonic() + within_s
         connection = self._await_connection(request, instance_id, within_s)
-        end = request.order.boot.end_billing
-        end = dataclasses.replace(end, url=end.url.replace(_ID, instance_id))
-        boot = dataclasses.replace(request.order.boot, end_billing=end)
-        started = dataclasses.replace(request, order=dataclasses.replace(request.order, boot=boot))
-        startup_script.hand_over(
-            connection, started, world=self._world, timeout_s=max(1.0, until - self._world.monotonic())
-        )
+        left_s = max(1.0, until - self._world.monotonic())
+        startup_script.hand_over(connection, with_id(request, instance_id), world=self._world, timeout_s=left_s)
         self._arm(instance_id, self._full(request))
         self._handed[instance_id] = self._world.monotonic() + self._start_s
 
@@ -334,7 +326,7 @@ class Shadeform:
 
     def _create_body(self, request: Request, guard: Thresholds) -> dict[str, Any]:
         offer = request.offer
-        script = base64.b64encode(self._script(request).encode()).decode()
+        end_within_s = self._start_s + meter.MARGIN_S
         body: dict[str, Any] = {
             "cloud": offer.cloud,
             "region": offer.region,
@@ -345,26 +337,11 @@ class Shadeform:
             "tags": [request.mark],  # a name can be changed in the console
             "os": self._os(offer),
             "ssh_key_id": self._account.add_key(request.mark, login_key(self._home, self._world).public_line),
-            "launch_configuration": {"type": "script", "script_configuration": {"base64_script": script}},
+            "launch_configuration": launch_configuration(request.mark, end_within_s, self._home, self._world),
             "auto_delete": guard.auto_delete(),
             "alert": guard.alert(),
         }
         return {**body, "rental_type": SPOT} if offer.is_spot else body
-
-    def _script(self, request: Request) -> str:
-        """Return the startup script.
-
-        Its timer can end nothing, because there is no key before the hand-over; until then the guard's early date
-        applies.
-        """
-        return startup_script.startup_script(
-            mark=request.mark,
-            end_command=f"echo '{_NO_KEY_THERE}'; exit 1",
-            end_within_s=self._start_s + meter.MARGIN_S,
-            login_key=login_key(self._home, self._world).public_line,
-            host_key=host_key(self._home, request.mark, self._world),
-            is_container=False,
-        )
 
     def _os(self, offer: Offer) -> str:
         if offer.name not in self._catalogue.types:
