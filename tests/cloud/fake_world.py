@@ -1,4 +1,4 @@
-"""A world whose clock is a number and whose network ends in a FakeCloud: a bad hour takes milliseconds."""
+"""A world with a number as its clock and a FakeCloud as its network: a bad hour takes milliseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a changed key may never do: close the line of a machine that another account goes on paying for.
+"""What a changed key may never do: close the line of a machine that another account still pays for.
 
 The machine is rented with one key. Another account's key is set, everything looks, and nothing is gone; with the first
 key again it is found, ended and gets its receipt.
@@ -57,7 +57,7 @@ def another_key_ends_nothing(
     use_first()
     home = Home(path, world)
     assert refresh(home) == []
-    assert home.ledger.lines()[0].state != "unknown", "nobody ended it meanwhile"
+    assert home.ledger.lines()[0].state != "unknown", "nothing ended it meanwhile"
     destroy_lines(home, home.ledger.lines())
     assert home.ledger.lines()[0].state == "gone"
     return line

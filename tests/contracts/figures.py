@@ -22,7 +22,7 @@ _FAR_S = 20 * 365 * 86400.0
 
 @dataclass
 class Spoiled:
-    """A cloud in which one instance lives, and whose answers can be spoiled."""
+    """A cloud with one live instance and answers that can be spoiled."""
 
     open: Callable[[], Provider]  # as a fresh process opens it: it has seen nothing yet
     create: Callable[[], Instance]

@@ -1,4 +1,4 @@
-"""Owners for tests: tests run beside each other, and one that looks for what is its own must not find theirs."""
+"""Owners for tests: tests run in parallel, and none may find the instances of another."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 provider        opened for `owner`
 owner           six characters
-stranger        the same provider, opened for somebody else
+stranger        the same provider, opened for another owner
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from homing.wire.boot_json import Boot
 from homing.world import World
 
 SECRET = "hunter2-this-is-a-secret"
-# Stands in for the agent: it lives until somebody ends it.
+# Replaces the agent: it lives until it is ended.
 SLEEPER = "import time\ntime.sleep(600)\n"
 
 
 class ProviderContract:
     @pytest.fixture
     def owner(self) -> str:
-        """Another for each test: `local` sees every process on this computer, also those of tests beside this one."""
+        """Another for each test: `local` sees every process on this computer, also of tests that run in parallel."""
         return uuid.uuid4().hex[:6]
 
     @pytest.fixture
@@ -96,7 +96,7 @@ class ProviderContract:
         )
         return provider.describe(instance_id)
 
-    def test_it_says_whose_account_it_asks_and_says_the_same_again(
+    def test_account_returns_the_same_name_every_time(
         self, provider: Provider, stranger: Provider, request_: Request
     ) -> None:
         messages = provider.account()
@@ -197,7 +197,7 @@ class ProviderContract:
         self.gone(provider, made.id)
         provider.set_guard(made.id, Decimal("5.00"), None)
 
-    def test_a_new_owner_has_nothing_beside_instances(self, provider: Provider, stranger: Provider) -> None:
+    def test_a_new_owner_has_no_other_resources(self, provider: Provider, stranger: Provider) -> None:
         assert provider.list_resources() == []
         assert stranger.list_resources() == []
 

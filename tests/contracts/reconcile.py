@@ -1,6 +1,6 @@
 """What `homing reconcile` does at a cloud for a home that has lost its ledger.
 
-All that carries our mark is found, the instance and what was made beside it, and ended with the provider's own word.
+Everything with our mark is found, the instance and its other resources, and deleted by the provider's own call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def end_what_was_forgotten(made: Instance, path: Path, owner: str, world: World)
     assert end_finding(home, instance) == ""
     (line,) = home.ledger.lines()
     assert (line.billing, line.state) == ("no", "gone")
-    # What was made beside it belongs to nothing that lives any more.
+    # Its other resources no longer belong to a live instance.
     for left in survey(home).to_answer:
         assert (left.kind, end_finding(home, left)) == ("left over", "")
     assert [each for each in survey(home).findings if each.kind != "kept"] == []

@@ -41,7 +41,7 @@ class RestFaults:
     # --- create ---
 
     @pytest.mark.parametrize("way", ["lost_after", "error_after"])
-    def test_a_create_whose_answer_was_lost_is_found_by_its_mark_and_not_repeated(
+    def test_create_finds_the_instance_by_its_mark_and_is_not_repeated_if_the_answer_was_lost(
         self, tmp_path: Path, way: str
     ) -> None:
         rig = self.Rig(tmp_path, Strike(way, 1, "create"))
@@ -72,7 +72,7 @@ class RestFaults:
         assert caught.value.instance_id is None
         assert (rig.num_living, self.num_creates(rig)) == (0, 2)
 
-    def test_when_nobody_can_say_whether_it_was_created_that_is_what_is_said(self, tmp_path: Path) -> None:
+    def test_the_error_says_so_if_it_is_unknown_whether_an_instance_was_created(self, tmp_path: Path) -> None:
         rig = self.Rig(tmp_path)
         rig.provider.list_owned()  # whatever it asks for once is known
         lists = (Strike("error_before", nth, "list") for nth in range(2, 30))
@@ -114,7 +114,7 @@ class RestFaults:
 
     # --- looking ---
 
-    def test_a_state_nobody_documented_is_unknown_and_bills(self, tmp_path: Path) -> None:
+    def test_an_undocumented_state_is_unknown_and_bills(self, tmp_path: Path) -> None:
         rig = self.Rig(tmp_path, Strike("odd_state", self.nth_look, "describe"))
         made = rig.create()
         rig.world.pass_time(60)

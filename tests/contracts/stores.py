@@ -17,7 +17,7 @@ BAD_KEYS = ["", "/etc/passwd", "../up", "a/../b", "a//b", "a/./b", "a/", "a\\b",
 
 
 def push_a_growing_log(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a store that copies a large file aside first: what is written meanwhile is for the next push."""
+    """For a store that copies a large file first: what is written meanwhile belongs to the next push."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"x" * 200_000)
     real = World.copy
@@ -73,7 +73,7 @@ class StoreContract:
         assert target.read_bytes() == b"good"
         assert list(tmp_path.glob("target*")) == [target]
 
-    def test_an_absent_key_is_told_from_a_store_that_fails(self, store: Store, tmp_path: Path) -> None:
+    def test_an_absent_key_is_distinguished_from_a_failing_store(self, store: Store, tmp_path: Path) -> None:
         store.put_bytes("other", b"")
         assert not store.exists("k")
         for call in (lambda: store.read("k"), lambda: store.sha256("k"), lambda: store.get("k", str(tmp_path / "t"))):

@@ -1,4 +1,4 @@
-"""Several accounts behind one address: the key says whose cloud answers, so that of B shows nothing of what A rents.
+"""Several accounts behind one address: the key selects the account, and account B shows nothing that A rents.
 
 An account may have several keys, as after a rotation; each is put in the place of the one that its cloud knows.
 """
@@ -15,7 +15,7 @@ __all__ = ["Accounts"]
 
 
 class Accounts:
-    """Stands in the place of a world's cloud. `clouds`: key -> the cloud of its account, and the key that it knows."""
+    """Replaces the cloud of a world. `clouds`: key -> the cloud of its account, and the key that it knows."""
 
     def __init__(self, header: str, clouds: Mapping[str, tuple[Any, str]]) -> None:
         self._header, self._clouds = header, dict(clouds)

@@ -1,6 +1,6 @@
 """AWS on this computer: moto, and before it what moto lacks of the real one's manners.
 
-    AwsDouble(now, machines).handle(HttpRequest) -> HttpResponse      in this process; aws_server.py beside it serves it
+    AwsDouble(now, machines).handle(HttpRequest) -> HttpResponse      in this process; aws_server.py serves it
 
 Added to moto: ClientToken (the same call gives the same instance, another one is refused), zones without room, quotas,
 throttling, answers that are lost or fail after the deed, ids that are shown late, instances that are pending, a profile
@@ -189,7 +189,7 @@ class AwsDouble:
                         instance._state.name, instance._state.code = "running", 16
 
     def shut_down(self, instance_id: str) -> None:
-        """What its operating system does; EC2 then stops or terminates it, as it was told at launch."""
+        """The operating system shuts down; EC2 then stops or terminates it, as configured at launch."""
         with self._lock:
             life = self.lives[instance_id]
             if life.ended is not None:

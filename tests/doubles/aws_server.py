@@ -95,7 +95,7 @@ class RealMachines:
             f'case "$file" in *boot.json) sed -i "{here}" "$file" ;; esac\n',
             "as-there": f"export PATH={machine._env['PATH']}\n"
             f'command=$(printf %s "$SSH_ORIGINAL_COMMAND" | sed "{here}")\nsed "{here}" | sh -c "$command"\n',
-            # A folder beside the disk's file is what is on it; what lay under the mount point is brought along.
+            # A folder next to the disk's file holds its content; what was under the mount point is copied to it.
             "mount": 'mkdir -p "$1.d" && cp -an "$2/." "$1.d/" && rm -rf "$2" && ln -s "$1.d" "$2"\n',
             "nvidia-smi": f'[ -n "{card}" ] || exit 1\n'
             f'case "$*" in *utilization*) echo "50, 1000, 24000" ;; *) echo "{card}, 580.95" ;; esac\n',

@@ -238,8 +238,8 @@ class CloudState:
         """Handle a delete call that the provider accepts; with a fault it only says so."""
         now = self.now()
         self._is_changed = True
-        # A lie needs an honest moment before it, as long as a list may be old: otherwise nobody could tell two lies in
-        # a row from the real end.
+        # After a lie the instance is visible again for as long as a list may be old: otherwise a second lie
+        # could not be distinguished from the real end.
         if "destroy_lies" in ways and now - rental.hidden_until >= self.settings.settle_s:
             rental.hidden_until = now + self.faults.lie_s
             return

@@ -1,8 +1,8 @@
 """A real container with an OpenSSH server in it: its own processes and its own disk, this machine's programs.
 
 The image is empty; /usr, /etc and the interpreter come from here, read-only. Needs `dockerd` and root, and takes some
-seconds. Where dockerd is not installed the tests that want it are skipped aloud, and fail where CI is set. Where it is
-there and cannot start they are skipped, CI or not: a container in a container is not always to be had.
+seconds. If dockerd is not installed, the tests that need it are skipped with a message, and fail if CI is set. If it is
+installed and cannot start, they are always skipped: a container cannot always run inside a container.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It keeps the Hub's promises that a store leans on: a commit that names an old parent is refused (412), a missing or
 private repository is one answer, a read-only token may not commit, file bytes lie behind a redirect to another place
-that must not see the token, and a file that would not change is told to the client, which then skips the commit.
+that must not see the token, and the client learns which files would not change, and skips the commit.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Machine:
         self.root = self.folder / "opt/homing"
         self.port = free_port()
         self.user = getpass.getuser()
-        # By its folder: ids come again in the doubles of tests that run beside this one.
+        # By its folder: doubles of tests that run at the same time use the same ids.
         self._processes = Processes(f"machine/{self.folder}")
         self._has_environment = has_environment
         self._env = {name: os.environ[name] for name in _NAMES if name in os.environ} | dict(env or {})
@@ -71,7 +71,7 @@ class Machine:
         if self.kind == "vm":
             self._start_system_sshd()
         if self._has_environment:
-            self._furnish()
+            self._make_environment()
         self._spawn(["bash", str(self.folder / "startup.sh")], "stdout")
 
     @property
@@ -82,7 +82,7 @@ class Machine:
     def kill(self) -> None:
         """The host is lost: no signal that anybody could catch."""
         deadline, num_quiet = time.monotonic() + 20, 0
-        while num_quiet < 3:  # in the midst of its exec a process has no environment that we could see
+        while num_quiet < 3:  # during its exec a process shows no environment
             assert time.monotonic() < deadline, "processes of a machine outlive SIGKILL"
             self._processes.signal(signal.SIGKILL)
             for pid in self._servers():
@@ -143,7 +143,7 @@ class Machine:
     # --- helpers, in the order they are called ---
 
     def _servers(self) -> list[int]:
-        """sshd writes its title over its environment, so that nothing but its command line tells whose it is."""
+        """sshd overwrites its environment with its title, so only its command line says which machine it belongs to."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -215,8 +215,8 @@ class Machine:
         env = {**self._env, **self._processes.env}
         World().spawn(argv, env, self.folder, self.folder / log)
 
-    def _furnish(self) -> None:
-        """The environment that the agent's bootstrap will look for, under the name that it computes itself."""
+    def _make_environment(self) -> None:
+        """Create the environment that the agent's bootstrap will look for, under the name that it computes itself."""
         for print_ in fingerprints():
             env = self.root / "cache" / print_
             (env / "bin").mkdir(parents=True, exist_ok=True)

@@ -70,7 +70,7 @@ def _whole(method: Any, ask: Any) -> list[Any]:
 
 
 def _workspace(modal: Modal, stream: Any, name: str) -> Modal:
-    """Whose token it is; another workspace has nothing in common with the first but the server."""
+    """Return the workspace of the token; two workspaces share only the server."""
     if name.startswith("Task") and not name.startswith("TaskGet"):
         return modal  # by the token that the router's access brought
     metadata = stream.metadata
@@ -130,7 +130,7 @@ def running(folder: Path, replace: dict[str, str] | None = None) -> Iterator[Mod
         thread.join(10)
 
 
-def let_the_sdk_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def shorten_the_waits_of_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK tries again as often as ever, without its pauses."""
     import modal._utils.grpc_utils as reference
 
@@ -157,6 +157,6 @@ __all__ = [
     "Fault",
     "Modal",
     "api_pb2",
-    "let_the_sdk_hurry",
     "running",
+    "shorten_the_waits_of_the_sdk",
 ]

@@ -20,7 +20,7 @@ from tests.doubles.modal_volumes import Mount
 from tests.doubles.processes import Processes
 
 _SYNC = """#!/bin/sh
-# Stands in for `sync MOUNT` on a Volume of version 2.
+# Replaces `sync MOUNT` on a Volume of version 2.
 ask={control}/commit-$$
 : > "$ask"
 tries=0
@@ -37,7 +37,7 @@ _SMI = "#!/bin/sh\ni=0; while [ $i -lt {count} ]; do echo '{name}, 560.35.03'; i
 
 @dataclass
 class Box:
-    """What a sandbox is told, with this computer's paths in the place of Modal's."""
+    """The create call of a sandbox, with paths of this computer instead of Modal's."""
 
     id: str
     folder: Path

@@ -65,7 +65,7 @@ class Sandbox:
 
 @dataclass
 class Modal:
-    """Its state, and what tests turn. `replace` is put in the place of Modal's paths in what a sandbox is told."""
+    """Its state, and settings for tests. `replace` replaces Modal's paths in the create call of a sandbox."""
 
     folder: Path
     replace: dict[str, str] = field(default_factory=dict)

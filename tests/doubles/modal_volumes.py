@@ -99,7 +99,7 @@ class Mount:
         for folder, _, names in os.walk(self.folder):
             for name in names:
                 path = Path(folder) / name
-                with contextlib.suppress(FileNotFoundError):  # written aside and renamed meanwhile
+                with contextlib.suppress(FileNotFoundError):  # written to a temporary file and renamed meanwhile
                     found[str(path.relative_to(self.folder))] = path.read_bytes()
         return found
 

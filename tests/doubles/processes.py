@@ -30,7 +30,7 @@ class Processes:
         wanted = f"{VARIABLE}={self.value}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to somebody else
+            with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
                 if wanted in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
                     found.append(int(folder.name))
         return found

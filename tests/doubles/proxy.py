@@ -1,8 +1,8 @@
 """A TCP proxy that cuts: it counts what goes up, and breaks the line at chosen bytes.
 
     with Proxy(port) as proxy:
-        proxy.cut_up_after = [70_000, 5]   cut after so many bytes from the client, whichever connection carries them;
-        proxy.cut_down_after = [1]         then after so many more
+        proxy.cut_up_after = [70_000, 5]   cut after this many bytes from the client, whichever connection carries them;
+        proxy.cut_down_after = [1]         then after this many more
         proxy.answers = [b"HTTP/1.1 503 ..."]   said in place of the server to the next new connections
         proxy.waits_s = [2.0]              so long the next new connections wait before anything passes
 

@@ -1,4 +1,4 @@
-"""A container registry on loopback, as far as `docker push` goes; it may want a login that nobody has.
+"""A container registry on loopback, as far as `docker push` goes; it can require a login that always fails.
 
     HEAD blob, POST upload, PATCH bytes, PUT digest -> each layer once        PUT manifest -> the tag, by its digest
 

@@ -114,7 +114,7 @@ class RestServer:
     def _send(self, handler: BaseHTTPRequestHandler, reply: HttpResponse) -> None:
         is_stream = reply.headers.get("content-type") == "text/event-stream"
         end = {"connection": "close"} if is_stream else {"content-length": str(len(reply.body))}
-        handler.send_response_only(reply.status)  # without a Date of this computer: a double may tell its own
+        handler.send_response_only(reply.status)  # without the Date of this computer: a double may send its own
         for name, value in {**reply.headers, **end}.items():
             handler.send_header(name, value)
         handler.end_headers()

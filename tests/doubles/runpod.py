@@ -114,7 +114,7 @@ class RunpodDouble(CloudState):
         self.address_late_s = 0.0  # from RUNNING to an address
         self.bill_late_s = 0.0
         self.breaks_log_after = 0  # events, then the line is cut
-        self.ssh_keys_put = 0  # PUT /account/ssh-keys: nobody of ours may do that
+        self.ssh_keys_put = 0  # calls of PUT /account/ssh-keys, which homing must never make
         self.violations: list[str] = []
         self.openapi = OpenApi.here("runpod-v2.json")
         self.pods: dict[str, dict[str, Any]] = {}  # id -> what it was made of

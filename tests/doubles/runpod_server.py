@@ -3,7 +3,7 @@
     with RunpodServer(folder) as runpod:  runpod.url, runpod.double, runpod.machine(pod_id)
     python -m tests.doubles.runpod_server FOLDER     as a process: FOLDER/server.json says where; it ends at SIGTERM
 
-A container whose first process ended is started again, as RunPod does it, with an empty disk.
+Like RunPod it restarts a container after its first process ended, with an empty disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A world whose clock is a number and whose network ends in a RunpodDouble: a bad hour takes milliseconds.
+"""A world with a number as its clock and a RunpodDouble as its network: a bad hour takes milliseconds.
 
 `ssh` is answered as a pod would answer it that runs our startup script: it takes what is handed over, and says what its
 own key may do. `ssh-keygen` is the real one.

@@ -1,4 +1,4 @@
-"""Shadeform as far as its documents and those who met it tell: a pure state machine on a clock that is given to it.
+"""Shadeform according to its documentation and reports of its users: a pure state machine on a given clock.
 
     HttpRequest -> handle -> HttpResponse, or NetworkError where the line is cut (before or after the effect)
     tick        -> what time brings: boots, errors, reclaimed spot machines, auto_delete; `next_due` says when
@@ -80,7 +80,7 @@ class Settings:
     deletes_only_active: bool = False
     drops_guard: str = ""  # create | update: takes the thresholds and forgets them
     holds_keys: bool = False  # a key is in use until its instance is deleted, not only deleting
-    adds_fields: bool = False  # that nobody declared
+    adds_fields: bool = False  # that the document does not declare
 
 
 def card(
@@ -277,7 +277,7 @@ class ShadeformCloud:
         return {each.id: each for each in self.rented.values() if each.deleting_at is None}
 
     def preempt(self, instance_id: str, notice_s: float | None = None) -> None:
-        """Takes it away; a notice only sets when, in `rental_terms`: nobody is told on the machine."""
+        """Take it away; a notice only sets the time in `rental_terms`: the machine itself gets none."""
         self.rented[instance_id].taken_at = self._due = self.now() + (notice_s or 0.0)
         self.tick()
 
@@ -520,7 +520,7 @@ class ShadeformCloud:
         if is_info:
             body.update(volume_ids=[], auto_delete=each.auto_delete, alert=each.alert, envs=asked.get("envs", []))
             body.update({name: asked[name] for name in ("ssh_key_id", "launch_configuration") if name in asked})
-        return {**body, "wobble": {"nobody": "declared this"}} if self.settings.adds_fields else body
+        return {**body, "wobble": {"not": "declared"}} if self.settings.adds_fields else body
 
     def _terms(self, each: Rented) -> dict[str, Any]:
         ending = None if math.isinf(each.taken_at) else _text(each.taken_at)

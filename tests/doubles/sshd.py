@@ -1,6 +1,6 @@
 """A real OpenSSH server on loopback: own host key, own port, own user key. No double of it would refuse what it does.
 
-Needs `sshd` (openssh-server). Where it is absent the tests that want it are skipped aloud, and fail where CI is set.
+Needs `sshd` (openssh-server). Without it the tests that need it are skipped with a message, and fail if CI is set.
 """
 
 from __future__ import annotations

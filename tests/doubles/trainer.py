@@ -1,8 +1,8 @@
-"""A trainer of a few lines: writes what the real one writes, and misbehaves in the ways it is told to.
+"""A trainer of a few lines: writes what the real one writes, and misbehaves as configured.
 
     python trainer.py RUN_DIR [name=value ...]
 
-steps, step_s      how long it runs           save_every   a checkpoint every so many steps, and at the end
+steps, step_s      how long it runs           save_every   a checkpoint every N steps, and at the end
 crash_at           exits 1 at this step       crashes      how often (counted in RUN_DIR/../crashes); default always
 hang_at            sleeps for ever, once      deaf=1       obeys neither control.json nor SIGTERM
 silent=1           writes no metrics          bad_exit     outcome.json says failed and final at this step
@@ -25,7 +25,7 @@ from homing.wire.event_lines import Event, Metric, Outcome
 
 
 def write_checkpoint(run_dir: Path, phase: str, step: int, *, is_final: bool = False, size: int = 2000) -> Path:
-    """A whole checkpoint with made-up content, saved as the real trainer does: aside, manifest last, renamed."""
+    """Write a complete checkpoint with made-up content, as the real trainer does: manifest last, then rename."""
     folder = run_dir / file_names.CHECKPOINTS / phase
     temporary = folder / f".aside-{step}"
     temporary.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""kill -9 of real processes, beside the simulated ones: a launch at points spread over it, and what it started.
+"""kill -9 of real processes, in addition to the simulated ones: a launch at points spread over it, and what it started.
 
     strikes(provider, num) -> Real, Real, ...     a forked client dies at its n-th call of the World
                                                   agent, trainer or sync die at a random moment
@@ -115,7 +115,7 @@ def _rig(provider: str, folder: Path) -> Iterator[Rig]:
             server = _serve(provider, home.path if provider == "fake" else folder / provider, patch)
             stack.callback(lambda: server.wait(timeout=_START_S))
             stack.callback(server.terminate)
-            _hurry(provider, patch)
+            _shorten_waits(provider, patch)
         if provider == "shadeform":
             sign_in(home, 3600.0, reached=[provider])  # a launch wants one on duty where no machine can end itself
         stack.callback(_end_all, home.provider(provider))
@@ -140,7 +140,7 @@ def _serve(provider: str, folder: Path, patch: pytest.MonkeyPatch) -> subprocess
     return server
 
 
-def _hurry(provider: str, patch: pytest.MonkeyPatch) -> None:
+def _shorten_waits(provider: str, patch: pytest.MonkeyPatch) -> None:
     """Shorter waits between two looks; each is taken as often as ever. And what is rented shares our disk."""
     for module in (
         "destroy",
@@ -182,7 +182,7 @@ class Rig:
     # --- what is struck ---
 
     def count(self) -> int:
-        """Calls of a launch that nobody disturbs."""
+        """Calls of an undisturbed launch."""
         world = FaultyWorld(0, lambda: None)
         self.launch(self.draft(ENDLESS), world)
         self.check()
@@ -223,7 +223,7 @@ class Rig:
         return True
 
     def draft(self, steps: int, step_s: float = 0.01) -> Draft:
-        messages = self._told()
+        messages = self._cloud_settings()
         if messages is None:
             return make_draft(self.home, self.folder, steps=steps, step_s=step_s, provider=self.provider)
         run = dataclasses.replace(make_run(self.folder), cloud=messages)
@@ -235,8 +235,8 @@ class Rig:
         argv = tuple(trainer_argv(self.folder, work_dir, steps=steps, step_s=step_s))
         return dataclasses.replace(made, order=dataclasses.replace(order, trainer_argv=argv, heartbeat_s=0.2))
 
-    def _told(self) -> Cloud | None:
-        """What the run file has to say to this provider; None where it works without."""
+    def _cloud_settings(self) -> Cloud | None:
+        """Return the `cloud` section that this provider needs in the run file; None if it needs none."""
         if self._sshd is not None:
             there = self._sshd.settings(work_dir=str(self.folder / "there"), python=sys.executable)
             return Cloud(providers=["ssh"], ssh=there)

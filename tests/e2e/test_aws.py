@@ -18,7 +18,7 @@ from tests.doubles.aws_server import Cloud as AwsCloudDouble
 from tests.doubles.aws_server import aws_cloud
 from tests.doubles.hub import WRITE
 from tests.doubles.sshd import need_sshd
-from tests.e2e.trips import files_with, goes_on_here, look_at_clouds_more_often, stone
+from tests.e2e.trips import check_resume_here, files_with, look_at_clouds_more_often, stone
 
 from homing.cloud.artifacts.fetch import fetch
 from homing.cloud.destroy import destroy_run
@@ -82,7 +82,7 @@ def ready(
     **settings: Any,
 ) -> Draft:
     messages = {"instance_types": ["g5.xlarge"], "metadata_url": cloud.metadata_url, **settings}
-    # `watch` guards too: it would go on with what was taken away by itself, on AWS.
+    # `watch` guards too: it would resume a preempted run by itself, on AWS.
     where = Cloud(providers=["aws"], settings={"aws": messages}, on_preempt="stop")
     run = dataclasses.replace(make_run(tmp_path), cloud=where, store=store)
     home.configure(run)
@@ -153,7 +153,7 @@ def test_files_and_secrets_come_by_ssh_where_one_address_may(home: Home, cloud: 
 
 
 @pytest.mark.acceptance(60, 69, 106)
-def test_a_spot_instance_that_is_taken_away_saves_first_and_the_run_goes_on_elsewhere(
+def test_a_preempted_spot_instance_saves_first_and_the_run_resumes_elsewhere(
     home: Home, cloud: AwsCloudDouble, tmp_path: Path
 ) -> None:
     done = launch(ready(home, cloud, tmp_path, steps=600, step_s=0.05, volume="20GB"), home)
@@ -169,7 +169,7 @@ def test_a_spot_instance_that_is_taken_away_saves_first_and_the_run_goes_on_else
     assert (volume.kind, volume.is_kept) == ("volume", True)
     taken_at = max(steps_of(home, done.run.id))
 
-    goes_on_here(home, row, tmp_path, steps=taken_at + 20)
+    check_resume_here(home, row, tmp_path, steps=taken_at + 20)
     first = next(step for step in steps_of(home, done.run.id) if step > taken_at)
     assert first == taken_at + 1  # nothing was trained twice
     home.provider("aws").destroy_resource(volume)

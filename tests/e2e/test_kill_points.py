@@ -32,13 +32,13 @@ from homing.errors import HomingError
 from homing.world import Database, World
 
 ENDLESS = 1_000_000
-# So many points share a home, and meet its earlier runs. More would prove no more: each check goes through all of them.
+# This many points share a home and its earlier runs. More would prove no more: each check covers all of them.
 _PER_HOME = 4
 _METHODS = [name for name in dir(World) if not name.startswith("_")]
 
 
 class FaultyWorld(World):
-    """Does `fault` at the Nth call, before it takes effect. `count` goes on counting."""
+    """Does `fault` at the Nth call, before it takes effect. `count` continues."""
 
     def __init__(self, at: int, fault: Callable[[], None]) -> None:
         self.at, self.fault, self.count = at, fault, 0
@@ -126,7 +126,7 @@ def check_nothing_is_hidden(home: Home) -> None:
 
 
 def homes(first: Home) -> Iterator[Home]:
-    """The home of each point in turn: the given one, and a new one beside it every few points."""
+    """The home of each point in turn: the given one, and a new one every few points."""
     for number in itertools.count():
         home = first if number == 0 else Home(first.path.with_name(f"{first.path.name}-{number}"), World())
         home.owner  # noqa: B018 (made once: a killed child must not decide it)
@@ -134,7 +134,7 @@ def homes(first: Home) -> Iterator[Home]:
 
 
 def sweep(tmp_path: Path, first: Home, points: Iterator[int]) -> int:
-    """Kills at each point in turn until one lies behind the end; returns how many killed."""
+    """Kill at each point in turn until one is behind the end; return how many killed."""
     killed = 0
     for home, at in zip(homes(first), points, strict=False):
         was_killed = launch_and_die(tmp_path, home, at)

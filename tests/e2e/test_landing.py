@@ -52,7 +52,7 @@ class Project:
 @pytest.mark.acceptance(123)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_small_limit_brings_a_finished_model_home_and_a_larger_one_goes_on_from_it(tmp_path: Path) -> None:
+def test_a_small_limit_brings_a_finished_model_home_and_a_larger_one_resumes_from_it(tmp_path: Path) -> None:
     homing = Project(tmp_path)
     assert homing("new", "poor", "--from", "tiny", "--text", str(TEXT)).returncode == 0
     assert homing("prep", "poor").returncode == 0
@@ -83,7 +83,7 @@ def test_a_small_limit_brings_a_finished_model_home_and_a_larger_one_goes_on_fro
     assert homing("launch", "poor", "--resume", "--spend-limit", str(limit * 20), "--yes").returncode == 0
     deadline = time.monotonic() + 300
     while (homing.json("status", "poor")["heartbeat"] or {}).get("step", 0) <= landed + 5:
-        assert time.monotonic() < deadline, "it did not go on"
+        assert time.monotonic() < deadline, "it did not resume"
         time.sleep(1.0)
     assert homing("stop", "poor").returncode == 0
     events = homing.json("status", "poor")

@@ -1,4 +1,4 @@
-"""The whole trip on Modal: the real SDK against the double, whose sandboxes run their command for real."""
+"""The whole trip on Modal: the real SDK against the double, in which sandboxes run their real command."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_offers_launch_train_watch_push_self_destruct_fetch_receipt(modal: Modal
 
 
 @pytest.mark.acceptance(48, 104, 106)
-def test_a_lost_host_loses_what_was_not_committed_and_the_run_goes_on_elsewhere(
+def test_a_lost_host_loses_uncommitted_files_and_the_run_resumes_elsewhere(
     home: Home, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = launch(ready(home, tmp_path, steps=150, step_s=0.1), home)
@@ -173,7 +173,7 @@ def test_a_stop_and_a_new_limit_reach_the_sandbox_and_no_token_does(home: Home, 
     assert fetch(home, row, tmp_path / "models" / "moss").manifest.step > 0
 
 
-def test_a_run_that_is_longer_than_a_sandbox_may_live_saves_in_time_and_goes_on_in_a_new_one(
+def test_a_run_longer_than_a_sandbox_may_live_saves_in_time_and_resumes_in_a_new_one(
     home: Home, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A day of one minute: what the guard at home does for days it does here at once."""

@@ -15,8 +15,8 @@ from tests.doubles.sshd import need_sshd
 from tests.e2e.trips import (
     ENDLESS,
     bucket,
+    check_resume_here,
     files_with,
-    goes_on_here,
     open_home,
     ready,
     stand_in,
@@ -100,7 +100,7 @@ def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
 
 
 @pytest.mark.acceptance(48, 106)
-def test_a_lost_host_is_seen_and_the_run_goes_on_elsewhere(
+def test_a_lost_host_is_noticed_and_the_run_resumes_elsewhere(
     home: Home, runpod: RunpodServer, store: str, tmp_path: Path
 ) -> None:
     done = launch(stand_in(home, store, tmp_path, "runpod", steps=60, step_s=0.25), home)
@@ -112,7 +112,7 @@ def test_a_lost_host_is_seen_and_the_run_goes_on_elsewhere(
     assert row.state == "failed"
     assert billing_lines(home.ledger.lines(row.id)) == []
 
-    goes_on_here(home, row, tmp_path, steps=60)
+    check_resume_here(home, row, tmp_path, steps=60)
     assert runpod.double.live() == {}
 
 
@@ -128,7 +128,7 @@ def test_a_container_that_is_started_again_ends_itself_and_trains_nothing_twice(
     assert billing_lines(home.ledger.lines()) == []
 
 
-def test_a_pod_whose_key_may_not_end_it_is_refused_and_ended_from_home(
+def test_a_pod_that_may_not_end_itself_is_refused_and_destroyed_from_home(
     home: Home, runpod: RunpodServer, store: str, tmp_path: Path
 ) -> None:
     runpod.double.may_pods_end = False

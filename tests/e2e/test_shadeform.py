@@ -17,8 +17,8 @@ from tests.doubles.sshd import need_sshd
 from tests.e2e.trips import (
     ENDLESS,
     bucket,
+    check_resume_here,
     files_with,
-    goes_on_here,
     open_home,
     ready,
     stand_in,
@@ -85,7 +85,7 @@ def test_offers_launch_boot_train_watch_push_end_fetch_receipt(
     made = ready(home, loaded.run, "shadeform")
     said = " ".join(guards(made, home))
     assert "cannot end its own billing" in said
-    assert made.worst_case_usd < Decimal("1.00"), "what it can cost with nobody there is bounded by the plan"
+    assert made.worst_case_usd < Decimal("1.00"), "the plan bounds what it can cost if no computer at home is on"
     with pytest.raises(UsageError, match="Only one guard"):
         launch(made, home)
     assert shadeform.cloud.bill() == []
@@ -148,7 +148,7 @@ def test_with_self_delete_it_ends_itself_and_the_key_is_in_no_file(
     assert KEY not in json.dumps([each.asked for each in shadeform.cloud.rented.values()])
 
 
-def test_done_with_nobody_there_it_waits_for_home_or_for_its_date(
+def test_a_finished_instance_waits_for_home_or_for_its_auto_delete_date(
     home: Home, shadeform: ShadeformServer, store: str, tmp_path: Path
 ) -> None:
     done = launch(rented(home, store, tmp_path, 10), home)
@@ -173,7 +173,7 @@ def test_done_with_nobody_there_it_waits_for_home_or_for_its_date(
 
 
 @pytest.mark.acceptance(48, 106)
-def test_a_spot_machine_that_is_taken_away_goes_on_elsewhere(
+def test_a_run_resumes_elsewhere_after_its_spot_machine_is_preempted(
     home: Home, shadeform: ShadeformServer, store: str, tmp_path: Path
 ) -> None:
     shadeform.machines.card = "H100 PCIe"
@@ -190,7 +190,7 @@ def test_a_spot_machine_that_is_taken_away_goes_on_elsewhere(
     (line,) = home.ledger.lines(row.id)
     assert (line.billing, line.note) == ("no", "preempted by the provider")
 
-    goes_on_here(home, row, tmp_path, steps=60)
+    check_resume_here(home, row, tmp_path, steps=60)
     assert shadeform.cloud.live() == {}
 
 

@@ -108,7 +108,7 @@ def test_the_code_that_runs_there_is_this_tree_unpacked_from_its_wheel(home: Hom
 @pytest.mark.acceptance(47)
 def test_a_stage_that_fails_ends_billing_and_its_reason_comes_home(home: Home, sshd: Sshd, tmp_path: Path) -> None:
     made = ready(home, sshd, tmp_path)
-    # A volume that cannot be written: a file stands where its folder should be.
+    # A volume that cannot be written: a file is where its folder should be.
     (tmp_path / "volume").write_text("in the way")
     run = dataclasses.replace(made.run, cloud=dataclasses.replace(made.run.cloud, volume=str(tmp_path / "volume")))
     launch(dataclasses.replace(made, run=run), home)

@@ -28,7 +28,7 @@ AGENT = """
 import os, signal, sys, time
 print("agent of", os.environ["KEY"][:3], "as", os.getpid(), flush=True)
 def stop(*_):
-    print("the agent was told to stop", flush=True)
+    print("the agent got the stop signal", flush=True)
     sys.exit(75)
 signal.signal(signal.SIGTERM, stop)
 if os.fork() == 0:
@@ -105,7 +105,7 @@ def test_it_boots_takes_what_it_is_given_saves_on_stop_and_never_trains_twice(
     assert ") Z " not in container.call("exec", container.name, "sh", "-c", "cat /proc/[0-9]*/stat")
     # Whoever stops a container gives its first process ten seconds.
     container.call("restart", "-t", "10", container.name)
-    container.wait_for("the agent was told to stop")
+    container.wait_for("the agent got the stop signal")
     container.wait_for("the agent was started here before; this is a restart")
     deadline = time.monotonic() + 60
     while not container.ended.exists():

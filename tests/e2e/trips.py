@@ -1,4 +1,4 @@
-"""What the whole trips at rented machines share: a bucket, a run that is ready to launch, and going on elsewhere."""
+"""What the whole trips at rented machines share: a bucket, a run that is ready to launch, and resuming elsewhere."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def bucket() -> Iterator[str]:
 
 
 def open_home(path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """With the keys of that bucket, and looking more often than anybody in a hurry."""
+    """Set the keys of that bucket, and shorten the intervals between queries."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     look_more_often(monkeypatch)
@@ -126,7 +126,7 @@ def wait_for_checkpoint(home: Home, run: RunRow) -> None:
     assert wait_until(is_there, timeout_s=300, every_s=0.3, world=home.world)
 
 
-def goes_on_here(home: Home, run: RunRow, tmp_path: Path, *, steps: int) -> None:
+def check_resume_here(home: Home, run: RunRow, tmp_path: Path, *, steps: int) -> None:
     """The next attempt of a run that was lost, on this computer: done, and not from the beginning."""
     made = ready(home, dataclasses.replace(make_run(tmp_path), store=run.store), "local", resume=True)
     argv = tuple(trainer_argv(tmp_path, home.provider("local").place(made.mark).work_dir, steps=steps, step_s=0.01))

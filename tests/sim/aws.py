@@ -1,10 +1,10 @@
-"""AWS on the stage: the real adapter and the real boto3, whose requests World carries to moto and what is before it.
+"""AWS on the stage: the real adapter and the real boto3; World sends its requests to moto through AwsDouble.
 
     SimAws     the line to EC2 (tests/sim/ec2.py), and its machines
     _Clients   botocore's clients: one for a service and region serves all actors, to make one takes longer than a verb
 
 An instance is a host. Its operating system is here too, as far as money goes: `shutdown` terminates it, and its own
-timer fires whatever became of our programs, unless the machine hangs. A notice of preemption stands in the metadata.
+timer fires whatever became of our programs, unless the machine hangs. The metadata has the notice of a preemption.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ assert _really_cannot is not None
 
 
 def _cannot(aws: Aws) -> dict[Feature, str]:
-    """All that launch says of it stays: what is lacking decides what a person is told about the guards."""
+    """Keep what launch reports: the missing features decide its messages about the guards."""
     return {feature: text for feature, text in _really_cannot(aws).items() if feature != "file_store"}
 
 

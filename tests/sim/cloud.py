@@ -1,7 +1,7 @@
 """The provider's side of the stage: the fake cloud behind a network that loses things, its machines as hosts.
 
-A request that is under way arrives even if its sender dies meanwhile: that is how clouds come to hold machines that
-nobody wrote down.
+A request that is under way arrives even if its sender dies meanwhile: that is how a cloud comes to
+have machines that no ledger knows.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SimCloud:
         self.machines: dict[str, Host] = {}
         self.first: dict[str, Proc] = {}  # the first process of each machine
         self.machine_skew_s = 0.0  # how far the clocks of new machines may be off
-        self.is_down = False  # nobody reaches it
+        self.is_down = False  # unreachable
         self.absurd_rate = 0.0  # the chance that a figure of an answer is absurd: NaN, 1e308, text
         self.absurd_dice = Random(f"absurd {stage.seed}")
         offer = fake_things.FakeOffer("sim-gpu", "H100", 1, 8, 80 << 30, rate_usd_per_hour, disk_gb=20)

@@ -42,8 +42,8 @@ _PERSONS = (
     "stops",
     "destroys",
     "never comes back",
-    "goes on",
-    "goes on",
+    "resumes",
+    "resumes",
     "does two things at once",
     "adopts elsewhere",
     "raises the limit",
@@ -100,7 +100,7 @@ class Day:
         self.hostile_writes = self._hostile_writes(random.Random(f"hostile {seed}"))
 
     def _clock_steps(self, r: random.Random) -> list[tuple[str, float, float]]:
-        """Whose time of day is set, when, and by how much: hours, either way. Its other clocks go on."""
+        """Which host gets another time of day, when, and by how many hours. Its other clocks are not changed."""
         found = []
         for owner in ("home", "machine"):
             at, step_s = r.uniform(0, self.limit_s), r.choice((-1, 1)) * r.choice((18000.0, 86400.0))

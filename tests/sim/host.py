@@ -1,8 +1,8 @@
 """A machine of the simulation: its own clock, its own disk, its own processes, its own connections.
 
 Disk      path -> bytes; with a size, and with what a power cut takes
-Clock     skew, drift and jumps for now(); monotonic never goes back and stands still while the machine sleeps;
-          boottime goes on then, and begins anew with the machine
+Clock     skew, drift and jumps for now(); monotonic never goes back and stops while the machine sleeps;
+          boottime continues then, and restarts with the machine
 Host      both, with processes, locks and databases, and what it can reach
 """
 
@@ -148,8 +148,8 @@ class Host:
         self.is_frozen = False
         self.cut: set[str] = set()  # names of hosts, or "cloud", that it cannot reach
         self.is_read_only = False  # its disk was mounted so: nothing below HOME can be written
-        self.damaged: set[str] = set()  # databases whose pages were overwritten
-        self.is_refusing = False  # as a store: nobody may read or write there, for good
+        self.damaged: set[str] = set()  # databases with overwritten pages
+        self.is_refusing = False  # as a store: it refuses every read and write, permanently
         self.damages = ""  # as a store: reads of paths with this in them give other bytes
         self.ill_rate = 0.0  # as a store: the share of calls that fail
         self._frozen_at = 0.0
@@ -187,7 +187,7 @@ class Host:
             held, self._held = self._held, []
             for task in held:
                 task.entry = self.sim.at(self.sim.t, task)
-            self.sim.say(f"{self.name} goes on")
+            self.sim.say(f"{self.name} wakes up")
 
     def is_ill(self) -> bool:
         return self.ill_rate > 0 and self.sim.random.random() < self.ill_rate

@@ -20,7 +20,7 @@ from typing import Any
 __all__ = ["Broken", "Killed", "Sim", "Task"]
 
 _MASK = (1 << 64) - 1
-MAX_CALLS = 3_000_000  # of the World, in one schedule: more means that somebody turns in circles without sleeping
+MAX_CALLS = 3_000_000  # of the World, in one schedule: more means that a process loops without sleeping
 
 
 class Killed(BaseException):
@@ -103,7 +103,7 @@ class Sim:
 
     def give_way(self, task: Task, until: float) -> None:
         """The running task stops until then; others run meanwhile."""
-        if until < self.next_due:  # nobody is due before: no need to hand anything over
+        if until < self.next_due:  # no other task is due before: this one continues
             self.t = max(self.t, until)
             return
         task.entry = self.at(until, task)
@@ -189,7 +189,7 @@ class Sim:
     # --- the heap ---
 
     def _next(self) -> Any:
-        """Runs the events that are due and returns the task, or self for the director, whose turn it is."""
+        """Run the events that are due and return the task that runs next, or self for the director."""
         heap = self._heap
         while True:
             due, _, what = heapq.heappop(heap)

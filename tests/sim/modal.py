@@ -1,6 +1,6 @@
 """Modal on the stage: the real adapter down to `modal_api`, over tests/doubles/cloud_state.py; its sandboxes are hosts.
 
-    modal_api -> door.call -> the SDK's own names (Sandbox.create.aio, ...) -> the line -> ModalCloud
+    modal_api -> SimDoor.call -> the SDK's own names (Sandbox.create.aio, ...) -> the line -> ModalCloud
 
 The SDK speaks gRPC on threads of its own, which no virtual clock can hold; here its calls are answered as it answers
 them, in its own exceptions. The SDK itself, against its double's server, is struck by the kill points of real processes
@@ -73,7 +73,7 @@ class ModalCloud(CloudState):
                 raise exception.InternalError("internal error")
 
     def create(self, wanted: dict[str, Any], rate: Decimal, ways: tuple[str, ...]) -> str:
-        """Its id; "" where it waits in the queue for a card that nobody has."""
+        """Return its id; "" if it waits in the queue because no card is free."""
         if any(thing.mark == wanted["name"] for thing in self._live.values()):
             raise exception.AlreadyExistsError(f"Sandbox with name '{wanted['name']}' already exists")
         if "no_capacity" in ways:
@@ -154,7 +154,7 @@ class SimModal(SimCloud):
 
 
 def _entry(world: SimWorld, files: list[str], argv: list[str]) -> int:
-    """The sandbox's first command (modal_box._ENTRY), which ends when it is told to or nobody of ours is left."""
+    """The sandbox's first command (modal_box._ENTRY), which ends on request or when none of our programs is left."""
     agent: list[int] = []
     world.on_signal(signals.SIGTERM, lambda got: [world.signal(pid, got) for pid in agent] and None)
     try:

@@ -81,7 +81,7 @@ class _Sdk:
         self.ask("account", lambda ways: None)
 
     async def _rates(self) -> dict[str, Decimal]:
-        # All cards cost the same: one that the account told nothing of would be offered at the rate of a dated table.
+        # All cards cost the same: a card without a reported rate would be offered at that of the dated table.
         rates = {offers.rate_key(card.name): self._card_usd for card in offers._CARDS}
         messages = self.ask("offers", lambda ways: rates)
         return chance_in(messages, self.line.absurd_dice, self.line.absurd_rate)

@@ -37,7 +37,7 @@ class Programs:
 
     def __init__(self) -> None:
         self.on_start: list[Callable[[Proc], None]] = []
-        self.trainer: dict[str, float] = {}  # how trainers behave that were not told by their command line
+        self.trainer: dict[str, float] = {}  # how trainers behave unless their command line says otherwise
 
     def start(self, host: Host, argv: list[str], env: dict[str, str]) -> Proc:
         if "homing.lm.train" in argv:

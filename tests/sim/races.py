@@ -2,8 +2,8 @@
 
     race(seed) -> Raced     who believes to own the run, and how many machines there ever were at the same time
 
-Two homes that share a store, or two processes of one home. The seed says when each begins and how long each call of
-theirs takes, so that over a thousand races every two steps of theirs meet in either order.
+Two homes that share a store, or two processes of one home. The seed decides when each begins and how long each call
+takes, so that in a thousand races any two of their steps happen in either order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LONG = {"steps": 400.0, "step_s": 5.0, "save_every": 2.0, "save_s": 0.2}
 class Raced:
     seed: int
     kind: str
-    owners: int = 0  # clients that were told yes
+    owners: int = 0  # clients that became the owner
     most_live: int = 0
     broken: str = ""
     where: str = ""

@@ -1,8 +1,8 @@
 """RunPod on the stage: its double behind the same bad line, its pods as hosts, the hand-over by a simulated ssh.
 
 The adapter is the real one, from the create call's body to `ssh`'s arguments. The startup script is bash and cannot run
-here; `Startup` does what it does: the timer, was it here before, the wait for the hand-over, the agent. A pod whose
-first process dies is started again with an empty disk, as RunPod does it.
+here; `Startup` does the same: the timer, the check for a restart, the wait for the hand-over, the agent. Like RunPod
+it restarts a pod with an empty disk after its first process died.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Startup:
 
     def run(self) -> int:
         world = self.world
-        world.on_signal(signals.SIGTERM, lambda got: self._tell_agent())
+        world.on_signal(signals.SIGTERM, lambda got: self._signal_agent())
         began = world.now()
         if world.exists(f"{ROOT}/began"):
             began = float(world.read(f"{ROOT}/began"))
@@ -185,7 +185,7 @@ class Startup:
         """What one provider's machines do before anybody may log in."""
 
     def look_around(self) -> None:
-        """What they do beside it, again and again."""
+        """What they also do, periodically."""
 
     def _keep(self, name: str, text: str = "") -> None:
         with contextlib.suppress(OSError):
@@ -201,7 +201,7 @@ class Startup:
         with contextlib.suppress(OSError):
             self.agent = self.world.spawn(argv, env, WORK_DIR, f"{ROOT}/boot.log")
 
-    def _tell_agent(self) -> None:
+    def _signal_agent(self) -> None:
         if self.agent is not None:
             self.world.signal(self.agent, signals.SIGTERM)
 

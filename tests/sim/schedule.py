@@ -194,7 +194,7 @@ class _Play:
         home, ledger = self.stage.home, f"{HOME}/ledger.sqlite"
 
         def lose_backup_too() -> None:
-            """Not where a receipt would be lost with it: nobody could bring that back."""
+            """Not if a receipt would be lost with it: no command can restore that."""
             base = home.databases.get(ledger)
             closed = "SELECT 1 FROM lines WHERE destroyed_at IS NOT NULL AND created_at IS NOT NULL"
             if base is not None and base.execute(closed).fetchone() is None:
@@ -242,7 +242,7 @@ class _Play:
             "stops": lambda: self._later("stop", lambda home: ask_to_stop(home, home.ledger.find("moss"))),
             "destroys": lambda: self._later("destroy", _destroy),
             "never comes back": stage.home.freeze,
-            "goes on": self._go_on,
+            "resumes": self._resume,
             "does two things at once": self._two_things,
             "adopts elsewhere": self._adopt,
             "raises the limit": lambda: self._later("limit", self._raise_limit),
@@ -254,7 +254,7 @@ class _Play:
         self.stage.advance(self.random.uniform(1.0, self.day.limit_s))
         self._try(role, verb)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Watches or waits, and launches again with --resume as long as the run is not done."""
         for _ in range(3):
             if self.random.random() < 0.5:
@@ -290,7 +290,7 @@ class _Play:
         return change_limit(home, change)
 
     def _adopt(self) -> None:
-        """Another computer takes the run over while the first may still be at it; then both go on."""
+        """Another computer takes the run over while the first may still work on it; then both continue."""
         stage = self.stage
         stage.advance(self.random.uniform(0.0, self.day.limit_s / 2))
         other = stage.add_home("home2")
@@ -301,21 +301,21 @@ class _Play:
             return adopt(propose(store, "moss", home), store, home)
 
         self._note("adopt", stage.finish(stage.client("adopt", take_over, other)))
-        if self.day.has_second_guard:  # beside the first home's, if that has one: both hold the limit
+        if self.day.has_second_guard:  # in addition to the first home's, if there is one: both enforce the limit
             stage.client("guard", lambda home: _guard(home, SECOND_GUARD_S), other)
         if self.random.random() < 0.5:
             self._note("destroy", stage.finish(stage.client("destroy", _destroy, other)))
         if self.random.random() < 0.6:
-            go_on = stage.client("resume", lambda home: self._do_launch(home, is_resume=True), other)
+            resumed = stage.client("resume", lambda home: self._do_launch(home, is_resume=True), other)
             if self.random.random() < 0.5:
                 self._launch(resume=True)
-            self._note("resume", stage.finish(go_on))
+            self._note("resume", stage.finish(resumed))
 
     def _launch(self, resume: bool = False) -> None:
         self._try("resume" if resume else "launch", lambda home: self._do_launch(home, is_resume=resume))
 
     def _do_launch(self, home: Home, *, is_resume: bool) -> Any:
-        # Going on may cost as much again each time: `launch --resume --spend-limit MORE`.
+        # Each resume may cost as much again: `launch --resume --spend-limit MORE`.
         more = sum(run.startswith("resume") for run in self.verdict.counts) if is_resume else 0
         limit = self.day.limit_usd * (1 + more)
         limits = dataclasses.replace(Limits(), unsaved_s=self.day.unsaved_s)
@@ -360,7 +360,7 @@ class _Play:
         kept = self.day.faults
         self.cloud.cloud.change_faults(Faults(clock_skew_s=kept.clock_skew_s))
         for client in [proc for proc in stage.clients if proc.role == "guard"]:
-            client.kill()  # Ctrl-C, so that it does not go on with the run while we tidy up
+            client.kill()  # Ctrl-C, so that it does not resume the run while we tidy up
         stage.advance(1.0)
         for home in [host for host in (stage.home, stage.hosts.get("home2")) if host is not None]:
             stage.finish(stage.client("runs", refresh, home))
@@ -369,7 +369,7 @@ class _Play:
         self._check_end()
 
     def _check_stops(self, host: Host) -> None:
-        """A run that a ledger calls stopped on request was stopped by a person; what was taken away may go on."""
+        """A run that a ledger calls stopped on request was stopped by a person; a preempted run may be resumed."""
         asked = """SELECT id, reason FROM runs WHERE state = 'stopped' AND exit_code = 0
             AND reason NOT LIKE 'preempted: %'
             AND NOT EXISTS (SELECT 1 FROM lines WHERE run_id = runs.id AND destroy_asked_at IS NOT NULL)"""

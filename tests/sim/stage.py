@@ -56,7 +56,7 @@ VERB_DEADLINE_S = 1800.0  # no verb may take longer, whatever goes wrong
 class Stage(Sim):
     def __init__(self, seed: int, *, trace: Callable[[str], None] | None = None, provider: str = "fake") -> None:
         super().__init__(seed, trace=trace)
-        self.provider = provider  # whose cloud `rent` opens
+        self.provider = provider  # the cloud that `rent` opens
         self.programs = Programs()
         self.hosts: dict[str, Host] = {}
         self.cloud: SimCloud | None = None
@@ -102,7 +102,7 @@ class Stage(Sim):
     def crashed(self, task: Task, exc: BaseException) -> None:
         proc: Proc = task.proc  # type: ignore[attr-defined]
         self.say(f"{proc} crashes: {type(exc).__name__}: {exc}")
-        # Of a full disk these two may die: the agent starts them again. Nobody else may.
+        # Only these two may die of a full disk: the agent restarts them.
         if not (proc.role in ("trainer", "lookout") and isinstance(exc, OSError)):
             super().crashed(task, exc)
 
@@ -187,7 +187,7 @@ def pace() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     _unlock()
     try:
-        # Here the fake cloud stands for one that is not on anybody's computer, so another home may ask it too.
+        # Here the fake cloud represents a remote one, so another home may use it too.
         with (
             mock.patch("homing.cloud.watch.follow._POLL_S", 10.0),
             mock.patch("homing.cloud.launch.run_documents._heartbeat_s", _every_five_s),

@@ -260,7 +260,7 @@ def _until(rig: Rig, role: str, verb: Callable[[Home], Any]) -> None:
 
 
 def _is_begun(home: Home) -> bool:
-    """Whether there is something to resume: its papers are in the store."""
+    """Whether there is something to resume: its run documents are in the store."""
     run = home.ledger.find("moss")
     with contextlib.suppress(HomingError, OSError):
         return home.store_of(run).exists(f"runs/{run.id}/run.json")

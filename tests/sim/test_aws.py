@@ -43,7 +43,7 @@ def test_with_every_program_dead_and_home_gone_the_systems_own_timer_ends_it_ins
 
 
 @pytest.mark.acceptance(122)
-def test_a_machine_that_hangs_with_nobody_at_home_bills_on_and_launch_has_said_so_before() -> None:
+def test_a_machine_that_hangs_without_a_guard_at_home_keeps_billing_and_launch_has_warned_of_it() -> None:
     """Its timer is its own system's, and hangs with it. AWS has none."""
     with pace():
         rig = Rig(provider="aws")
@@ -72,8 +72,8 @@ def test_a_machine_that_hangs_with_nobody_at_home_bills_on_and_launch_has_said_s
         stage.close()
 
 
-# Of the days on which nothing held the limit and nobody had said so: on one the machine hangs, on the other launch
-# itself waited beside a machine that never came up, for longer than its limit lasted.
+# Days on which nothing enforced the limit and no message said so: on one the machine hangs, on the other launch
+# itself waited for a machine that never came up, for longer than its limit lasted.
 @pytest.mark.parametrize(("seed", "is_unguarded"), [(2629, True), (792, False)])
 def test_a_day_that_nothing_could_hold_was_announced_and_what_launch_can_hold_it_holds(
     seed: int, is_unguarded: bool
@@ -83,7 +83,7 @@ def test_a_day_that_nothing_could_hold_was_announced_and_what_launch_can_hold_it
     assert (day.broken, day.is_unguarded, day.is_announced) == ("", is_unguarded, True)
 
 
-def test_what_was_made_beside_an_instance_goes_with_it() -> None:
+def test_the_other_resources_of_an_instance_are_deleted_with_it() -> None:
     with pace():
         rig = Rig(provider="aws")
         assert rig.launch().error is None

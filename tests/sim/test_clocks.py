@@ -62,7 +62,7 @@ def seen(stage: Stage) -> Any:
 
 
 @pytest.mark.regression("clock-jumps")
-def test_a_machine_whose_clock_is_set_forward_trains_on(stage: Stage) -> None:
+def test_training_continues_when_the_clock_of_the_machine_is_set_forward(stage: Stage) -> None:
     machine = begin(stage, RUN)
     machine.skew_s += FIVE_HOURS
     stage.advance(500.0)
@@ -70,7 +70,7 @@ def test_a_machine_whose_clock_is_set_forward_trains_on(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("step_s", [FIVE_HOURS, -FIVE_HOURS])
-def test_a_machine_whose_clock_is_set_ends_inside_its_limit(stage: Stage, step_s: float) -> None:
+def test_a_machine_ends_inside_its_limit_when_its_clock_is_set(stage: Stage, step_s: float) -> None:
     machine = begin(stage, ENDLESS)
     machine.skew_s += step_s
     stage.home.freeze()
@@ -83,7 +83,7 @@ def test_a_machine_whose_clock_is_set_ends_inside_its_limit(stage: Stage, step_s
 
 @pytest.mark.regression("clock-jumps")
 @pytest.mark.parametrize("is_one_process", [True, False])
-def test_a_guard_at_home_whose_clock_is_set_forward_lets_a_healthy_run_train_on(
+def test_the_guard_lets_a_healthy_run_continue_when_the_clock_at_home_is_set_forward(
     stage: Stage, is_one_process: bool
 ) -> None:
     begin(stage, RUN)
@@ -111,7 +111,7 @@ def test_the_receipt_of_a_run_does_not_count_hours_that_a_clock_was_set_by(stage
 
 
 @pytest.mark.parametrize("step_s", [FIVE_HOURS, -FIVE_HOURS])
-def test_a_guard_at_home_whose_clock_was_set_still_ends_a_dead_machine_inside_its_limit(
+def test_the_guard_ends_a_dead_machine_inside_its_limit_after_the_clock_at_home_was_set(
     stage: Stage, step_s: float
 ) -> None:
     machine = begin(stage, ENDLESS)

@@ -1,7 +1,7 @@
 """What all four clouds promise on bad days, each with its real adapter and its double behind a line that loses things.
 
 Nothing leaks, nothing is doubled, the limit holds; killed or failed at any call, a run is recovered. What only one of
-them can do, or does in its own way, is told in that cloud's own file.
+them can do, or does in its own way, is tested in that cloud's own file.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_killed_or_failed_here_and_there_a_run_is_recovered(provider: str) -> No
 
 
 @every_cloud
-def test_one_whose_home_died_before_the_hand_over_is_ended_inside_the_limit(provider: str) -> None:
+def test_an_instance_ends_inside_the_limit_if_home_died_before_the_hand_over(provider: str) -> None:
     """Home dies between the create call and the hand-over, and never comes back. Modal's has all it needs by then."""
     with pace():
         rig = Rig(provider=provider)
@@ -182,7 +182,7 @@ def test_an_answer_that_was_lost_is_no_second_machine(provider: str) -> None:
 
 
 def _exit(cloud: SimCloud, machine: str) -> None:
-    """EXITED: its card is given back, and its disk bills until somebody deletes it."""
+    """EXITED: its card is released, and its disk bills until it is deleted."""
     assert isinstance(cloud, SimRunpod)
     cloud.cloud.lose(machine)
 
@@ -206,7 +206,7 @@ _LOSE: dict[str, Callable[[SimCloud, str], None]] = {
 
 
 @every_cloud
-def test_one_that_is_lost_ends_and_the_guard_goes_on_with_another(provider: str) -> None:
+def test_the_guard_resumes_on_another_instance_after_one_is_lost(provider: str) -> None:
     with pace():
         rig = Rig(provider=provider)
         rig.limit = Decimal("3")

@@ -46,7 +46,7 @@ def test_launch_says_that_the_guard_cannot_reach_the_provider(stage: Stage) -> N
     assert any("cannot list instances on fake" in said for said in planned(stage, guards))
 
 
-def test_a_guard_with_keys_is_armed_also_beside_one_without_and_only_while_it_lives(stage: Stage) -> None:
+def test_a_guard_with_keys_counts_while_it_lives_also_next_to_one_without_keys(stage: Stage) -> None:
     stage.client("guard", guard, is_keyless=True)
     able = stage.client("guard", guard)
     stage.advance(100.0)

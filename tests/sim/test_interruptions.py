@@ -96,7 +96,7 @@ def test_a_stop_that_a_person_asked_for_stays_one_although_the_machine_went_befo
 
 @pytest.mark.regression("preempted-not-stopped")
 def test_an_agent_that_starts_again_does_not_make_a_final_stop_of_an_interruption(stage: Stage) -> None:
-    """Its predecessor was killed after the trainer's outcome and before it had amended it; nobody asked for a stop."""
+    """Its predecessor was killed after the trainer's outcome and before it had amended it; no stop was requested."""
     machine = begin(stage, {**LONG, "steps": 60.0})
     assert stage.cloud is not None
     host = stage.cloud.machines[machine]

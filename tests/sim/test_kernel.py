@@ -81,7 +81,7 @@ def test_a_killed_process_changes_nothing_on_its_way_out(stage: Stage) -> None:
     assert "/home/me/after" not in stage.home.disk.files
 
 
-def test_a_process_killed_in_the_midst_of_a_write_leaves_the_old_file_and_an_unfinished_one(stage: Stage) -> None:
+def test_a_process_killed_during_a_write_leaves_the_old_file_and_an_unfinished_one(stage: Stage) -> None:
     def program(world: SimWorld) -> None:
         world.write("/home/me/file", b"old")
         world.write("/home/me/file", b"new!")

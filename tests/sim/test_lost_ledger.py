@@ -27,8 +27,8 @@ def watch_all(home: Home) -> Any:
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_a_watch_whose_run_the_ledger_has_lost_ends_when_nothing_of_it_bills(is_cut: bool) -> None:
-    """Seed 1159: nothing writes a run down again whose instance is gone, and the watch waited for it forever."""
+def test_watch_ends_after_the_ledger_lost_its_run_once_nothing_of_it_bills(is_cut: bool) -> None:
+    """Seed 1159: no command records a run again after its instance is gone, and watch waited for it forever."""
     with pace():
         rig = Rig()
         assert rig.launch(trainer=LONG).error is None
@@ -61,7 +61,7 @@ def test_so_does_following_its_log() -> None:
         rig.stage.close()
 
 
-def test_a_watch_goes_on_with_an_instance_that_the_provider_still_shows() -> None:
+def test_watch_continues_while_the_provider_still_lists_the_instance() -> None:
     with pace():
         rig = Rig()
         assert rig.launch(trainer={**LONG, "steps": 40.0}).error is None

@@ -1,4 +1,4 @@
-"""Stores that refuse for good in the midst of a run, and stores whose reads are damaged."""
+"""Stores that start to refuse everything during a run, and stores that return damaged data."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def billed(stage: Stage) -> Decimal:
 
 
 @pytest.mark.regression("store-lost")
-def test_a_run_whose_store_refuses_for_good_stops_long_before_its_limit(stage: Stage) -> None:
+def test_a_run_stops_long_before_its_limit_if_the_store_refuses_permanently(stage: Stage) -> None:
     begin(stage, ENDLESS)
     stage.store.is_refusing = True
     stage.advance(2400.0)
@@ -99,7 +99,7 @@ def test_a_store_that_only_refuses_for_a_while_stops_nothing(stage: Stage) -> No
     assert seen(stage).state == "running"
 
 
-def test_status_names_the_cause_and_the_run_goes_on_when_the_store_is_back(stage: Stage) -> None:
+def test_status_names_the_cause_and_the_run_continues_when_the_store_is_back(stage: Stage) -> None:
     begin(stage, ENDLESS, unsaved_s=100.0)
     stage.store.is_refusing = True
     stage.advance(300.0)
@@ -112,7 +112,7 @@ def test_status_names_the_cause_and_the_run_goes_on_when_the_store_is_back(stage
 
 
 @pytest.mark.regression("store-lost")
-def test_a_run_whose_final_model_was_never_verified_is_not_done_and_can_be_resumed(stage: Stage) -> None:
+def test_a_run_without_a_verified_final_model_is_not_done_and_can_be_resumed(stage: Stage) -> None:
     begin(stage, {**SHORT, "exit_s": 20.0})
     stage.store.damages = "checkpoints/pretrain/step-00000020"  # what is read of the last one is not what was written
     stage.advance(200.0)

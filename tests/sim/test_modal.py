@@ -33,7 +33,7 @@ def test_a_sandbox_that_hangs_is_ended_by_its_timeout_inside_the_limit_without_a
         stage.close()
 
 
-def test_a_sandbox_whose_disk_is_full_ends_by_its_own_word_and_not_by_its_timeout() -> None:
+def test_a_sandbox_with_a_full_disk_ends_itself_before_its_timeout() -> None:
     with pace():
         rig = Rig(provider="modal")
         assert rig.launch(trainer=LONG).error is None
@@ -46,7 +46,7 @@ def test_a_sandbox_whose_disk_is_full_ends_by_its_own_word_and_not_by_its_timeou
         stage.close()
 
 
-def test_a_sandbox_whose_every_program_died_is_over() -> None:
+def test_a_sandbox_ends_when_all_its_programs_died() -> None:
     with pace():
         rig = Rig(provider="modal")
         assert rig.launch(trainer=LONG).error is None
@@ -73,7 +73,7 @@ def test_without_a_free_card_it_waits_in_the_queue_and_rents_nothing() -> None:
         rig.stage.close()
 
 
-def test_a_home_whose_clock_is_set_back_forgets_no_dollar_of_a_sandbox_that_has_ended() -> None:
+def test_the_receipt_of_an_ended_sandbox_is_complete_after_the_clock_at_home_was_set_back() -> None:
     """Modal tells neither what it billed nor when it ended: what was seen while it ran is all there is, where the
     machine cannot reach the store."""
     with pace():

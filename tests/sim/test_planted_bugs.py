@@ -33,7 +33,7 @@ def first_broken(says: str, seeds: range = range(MOST_SEEDS)) -> str:
             verdict = play(seed)
             if says in verdict.broken:
                 return verdict.broken
-    pytest.fail(f"{len(seeds)} schedules and nobody says {says!r}")
+    pytest.fail(f"{len(seeds)} schedules and none reports {says!r}")
 
 
 def test_a_line_closed_at_the_first_empty_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_guards_that_sleep_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_home_that_guards_no_more_what_it_gave_away_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = guard._Round.is_within_limit
     monkeypatch.setattr(guard._Round, "is_within_limit", lambda self: self.run.state == ADOPTED or real(self))
-    # One day in ten thousand, so it is told: the machine hangs, was adopted, and only the first home has a guard.
+    # One day in ten thousand, so it is scripted: the machine hangs, was adopted, and only the first home has a guard.
     with pace(), contextlib.closing(Stage(11)) as stage, pytest.raises(AssertionError):
         story_of_a_machine_given_away(stage)
 

@@ -1,4 +1,4 @@
-"""No receipt is below the bill: days that once closed too cheap, told plainly, and the finding that guards them."""
+"""No receipt is below the bill: scripted days that once closed too low, and the check that finds them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def test_a_machine_that_was_made_and_taken_away_before_anybody_saw_it_has_a_rece
         rig = Rig(provider=provider)
         lost = (Strike("lost_after", 1, "create"), Strike("preempt", 1, "create"))
         rig.cloud.cloud.change_faults(Faults(strikes=lost, take_after_s=(5.0, 5.0)))
-        story_of_a_machine_that_nobody_saw(rig)
+        story_of_a_machine_that_no_home_saw(rig)
         (line,) = lines(rig.stage)
         assert line.is_at_most
         rig.stage.truth.check_receipts()
         rig.stage.close()
 
 
-def story_of_a_machine_that_nobody_saw(rig: Rig) -> None:
-    """The launch dies in its create call, whose answer is lost; the machine is gone before it could say a word."""
+def story_of_a_machine_that_no_home_saw(rig: Rig) -> None:
+    """The launch dies in its create call and the answer is lost; the machine ends before it sends a heartbeat."""
     stage, cloud = rig.stage, rig.cloud
 
     def verb(home: Home) -> Any:
@@ -58,9 +58,7 @@ def story_of_a_machine_that_nobody_saw(rig: Rig) -> None:
 
 @pytest.mark.parametrize("provider", ["modal", "runpod"])  # neither tells an end
 @pytest.mark.parametrize("behind_s", [30.0, 600.0])
-def test_a_home_whose_clock_is_behind_that_of_the_one_it_took_a_run_over_from_counts_no_less(
-    provider: str, behind_s: float
-) -> None:
+def test_adopting_a_run_with_a_slower_clock_at_home_does_not_lower_its_spend(provider: str, behind_s: float) -> None:
     # Seed 1085 on modal: the create call was timed by another clock.
     with pace():
         rig = Rig(provider=provider)
@@ -100,7 +98,7 @@ def test_destroy_after_the_clock_at_home_was_set_back_counts_no_less() -> None:
         rig.stage.close()
 
 
-def test_a_receipt_of_nothing_for_what_nobody_saw_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulator_finds_a_zero_receipt_for_an_instance_that_no_home_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     def close_for_nothing(home: Home, line: LedgerLine, instance: object, note: str) -> None:
         home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(line.spend_usd), note=note)
 
@@ -109,7 +107,7 @@ def test_a_receipt_of_nothing_for_what_nobody_saw_is_found(monkeypatch: pytest.M
         rig = Rig()
         lost = (Strike("lost_after", 1, "create"), Strike("preempt", 1, "create"))
         rig.cloud.cloud.change_faults(Faults(strikes=lost, take_after_s=(5.0, 5.0)))
-        story_of_a_machine_that_nobody_saw(rig)
+        story_of_a_machine_that_no_home_saw(rig)
         with pytest.raises(Broken, match="the ledger of home says"):
             rig.stage.truth.check_receipts()
         rig.stage.close()

@@ -11,7 +11,7 @@ from tests.sim.stories import LONG, Rig
 from homing.cloud.reconcile.reconcile import refresh
 
 
-def test_a_pod_whose_first_process_died_starts_empty_and_ends_itself_inside_the_limit() -> None:
+def test_a_pod_restarts_empty_after_its_first_process_died_and_ends_itself_inside_the_limit() -> None:
     with pace():
         rig = Rig(provider="runpod")
         rig.limit = Decimal("1.5")  # fifteen hundred seconds
@@ -24,7 +24,7 @@ def test_a_pod_whose_first_process_died_starts_empty_and_ends_itself_inside_the_
             proc.kill()
         stage.advance(10.0)
         assert cloud.num_restarts == 1
-        assert "/opt/homing/work/go" not in host.disk.files  # its disk was emptied, and nobody hands over again
+        assert "/opt/homing/work/go" not in host.disk.files  # its disk was emptied, and there is no second hand-over
         assert len(cloud.cloud.live()) == 1
         stage.advance(1480.0)
         assert cloud.cloud.live() == {}

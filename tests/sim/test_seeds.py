@@ -1,4 +1,4 @@
-"""Days that once went wrong, told plainly: each was found by a seed, and each must stay mended."""
+"""Scripted days that once failed: each was found by a seed, and each must stay fixed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_end_that_was_accepted_and_did_nothing_is_asked_for_again_before_the_
 
 
 @pytest.mark.parametrize("behind_s", [30.0, 4000.0])
-def test_a_machine_whose_clock_is_behind_counts_the_time_that_it_took_to_boot(stage: Stage, behind_s: float) -> None:
+def test_a_machine_with_a_slow_clock_counts_its_boot_time(stage: Stage, behind_s: float) -> None:
     # It took its own first moment for the beginning of billing, and was as late as its boot was long.
     stage.home.skew_s = behind_s
     rent(stage, boot_s=60.0)
@@ -87,7 +87,7 @@ def test_a_machine_whose_clock_is_behind_counts_the_time_that_it_took_to_boot(st
 
 
 def test_a_dead_man_with_a_clock_behind_learns_the_age_from_the_agent(stage: Stage) -> None:
-    # The agent was told and wrote down its limits without the age, so the second guard stayed behind.
+    # The agent got its limits and recorded them without the age, so the second guard stayed behind.
     stage.home.skew_s = 300.0
     rent(stage, boot_s=60.0)
     go(stage, ENDLESS)
@@ -125,7 +125,7 @@ def test_an_agent_that_starts_again_with_a_clock_behind_forgets_no_dollar(stage:
 
 
 def take_over(stage: Stage) -> Host:
-    """Another computer takes the run over; nobody guards there."""
+    """Another computer takes the run over; no guard runs there."""
     other = stage.add_home("home2")
 
     def verb(home: Home) -> Any:
@@ -174,19 +174,19 @@ def test_what_another_home_launches_is_no_machine_of_this_homes_guard_and_that_l
     stage.finish(stage.client("destroy", lambda home: destroy_run(home, home.ledger.find("moss")), other))
     said: list[str] = []
 
-    def go_on(home: Home) -> Any:
+    def resume(home: Home) -> Any:
         ready = stage.draft(home, provider="fake", limit=str(2 * LIMIT), resume=True)
         said.extend(guards(ready, home))
         return launch(ready, home)
 
-    assert stage.finish(stage.client("resume", go_on, other)).error is None
+    assert stage.finish(stage.client("resume", resume, other)).error is None
     assert any("it keeps billing" in sentence for sentence in said)
     assert stage.cloud is not None
     cloud = stage.cloud.cloud
     (machine,) = cloud._live
     cloud.hang(machine)
     stage.advance(2000)
-    assert list(cloud._live) == [machine], "nobody who answers for it is awake"
+    assert list(cloud._live) == [machine], "no guard that is responsible for it is awake"
     assert stage.finish(stage.client("tidy", destroy_all, other)).answer == []
     assert cloud.live() == {}
 

@@ -1,7 +1,7 @@
-"""A trainer of a few lines for the simulation: writes what the real one writes, and misbehaves as it is told.
+"""A trainer of a few lines for the simulation: writes what the real one writes, and misbehaves as configured.
 
     argv: trainer RUN_DIR name=value ...
-    steps, step_s, save_every, keep      as in a run          crash_at, crashes    exits 1 there, so many times
+    steps, step_s, save_every, keep      as in a run          crash_at, crashes    exits 1 there, this many times
     hang_at                              once, for ever       deaf=1               obeys neither control nor SIGTERM
     save_s                               a save takes so long nan_at=N             says failed and final there
     exit_s                               between its outcome and its exit, so that the outcome is pushed before the

@@ -4,7 +4,7 @@ the cloud changed       never two machines under one mark; nothing bills that a 
 a ledger was written    the same
 the store was written   a lease is made once; where one checkpoint was whole, one always is; only the instance that
                         the newest lease names writes a run's files
-a trainer begins        it goes on from the newest checkpoint that was verified before its instance was asked for
+a trainer begins        it resumes from the newest checkpoint that was verified before its instance was requested
 near a limit            whether a guard lived that answers for this machine: then the bill may not pass the limit
 all is closed           no receipt, in whichever home, is below what was billed under its mark
 """
@@ -115,7 +115,7 @@ class Truth:
                         raise Broken(f"the ledger of {host.name} says gone while {row['mark']} bills")
 
     def check_receipts(self) -> None:
-        """Of every machine that ever billed, also one that nobody saw, and of all of them under one mark together."""
+        """For every machine that ever billed, also one that no home saw, and for all of one mark together."""
         billed: dict[str, Decimal] = {}
         for bill in self._stage.cloud.cloud.bill():
             if bill.kind == "instance":
@@ -129,7 +129,7 @@ class Truth:
                     raise Broken(f"receipt: {mark} was billed ${usd:.6f}, and the ledger of {host} says ${receipt:.6f}")
 
     def _receipts(self) -> dict[str, dict[str, Decimal]]:
-        """Mark at the provider -> home -> dollars of its closed lines: a twin has one of its own."""
+        """Mark at the provider -> home -> dollars of its closed lines: a duplicate instance has one of its own."""
         found: dict[str, dict[str, Decimal]] = {}
         for host in self._stage.hosts.values():
             for connection in host.databases.values():
@@ -266,7 +266,7 @@ class Truth:
         return all(_sha256(self._disk.files.get(f"{folder}/{file['name']}")) == file["sha256"] for file in files)
 
     def has_checkpoint(self) -> bool:
-        """Whether the newest run has one in the store that nobody else may have damaged."""
+        """Whether the newest run has one in the store that no hostile writer may have damaged."""
         return not self.has_hostile_writer and bool(self._whole) and bool(self._whole[max(self._whole)])
 
     def _steps(self, run_id: str) -> list[int]:

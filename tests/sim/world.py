@@ -76,7 +76,7 @@ class Proc:
         self.calls = 0
         self.kill_at = 0  # die at this call; 0: never
         self.fail_at = 0  # this call raises an OSError; 0: never
-        self.names: list[str] | None = None  # of its calls, where somebody wants to know
+        self.names: list[str] | None = None  # of its calls, if a test records them
         self.children: dict[int, Proc] = {}
         self.role = argv[0] if argv else "?"
         self.world = SimWorld(self)
@@ -158,7 +158,7 @@ class SimWorld(World):
         handler(number)
 
     def _half(self, disk: Disk, path: str, data: bytes) -> None:
-        """In the midst of a write: who dies here leaves its unfinished file behind."""
+        """During a write: a process that dies here leaves its unfinished file behind."""
         temporary = f"{path}.tmp-{self.proc.pid}-{self.sim.random.getrandbits(32):08x}"
         try:
             self.point("  half", path)
@@ -296,7 +296,7 @@ class SimWorld(World):
     def mode(self, path: PathLike) -> int:
         disk, full = self._at("mode", path)
         disk.get(full)
-        return 0o600  # nobody else lives on a simulated machine
+        return 0o600  # a simulated machine has one user
 
     def chmod(self, path: PathLike, mode: int) -> None:
         disk, full = self._at("chmod", path)
@@ -339,7 +339,7 @@ class SimWorld(World):
     def rename(self, source: PathLike, target: PathLike) -> None:
         disk, full = self._at("rename", source)
         if full in self.machine.databases:
-            self.machine.lose_database(full)  # nobody opens it under its other name
+            self.machine.lose_database(full)  # it is never opened under its other name
             return
         disk.move(full, os.fspath(target), self.machine.now())
 
@@ -380,7 +380,7 @@ class SimWorld(World):
         return MemoryDatabase(image)
 
     def keep_private(self, folder: PathLike) -> None:
-        pass  # nobody else lives on a simulated machine
+        pass  # a simulated machine has one user
 
     # --- processes ---
 

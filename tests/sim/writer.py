@@ -1,7 +1,7 @@
-"""Somebody else who can write to the store: replaces and plants objects of the run while it is launched and trains.
+"""Another writer to the store: replaces and adds objects of the run while it is launched and trains.
 
     strike    one object of the run gets other bytes, or a key that the run will use is there before it
-    check     what an instance starts from is what home sent, whatever lies in the store
+    check     what an instance starts from is what home sent, whatever is in the store
 
 They write no valid request: who may write `request.json` may stop a run, and home's own guards hold its limit.
 """
@@ -29,8 +29,8 @@ _BYTES = (
     b'{"schema": "homing.checkpoint/1", "files": [{"name": "../evil", "num_bytes": 1, "sha256": "0"}]}\n',
     b"PK\x03\x04 import os; os.system('evil')",
 )
-# Whatever could say that the run is over, or how it is: only garbage is written there, never a document of theirs.
-_SIGNS = (file_names.HEARTBEAT, file_names.OUTCOME, file_names.REQUEST, file_names.EVENTS, file_names.METRICS)
+# Documents that report the state of the run: it writes only garbage there, never a valid document.
+_STATE_FILES = (file_names.HEARTBEAT, file_names.OUTCOME, file_names.REQUEST, file_names.EVENTS, file_names.METRICS)
 
 
 class HostileWriter:
@@ -51,7 +51,7 @@ class HostileWriter:
         if not chosen:
             return
         data = self._random.choice(_BYTES)
-        if chosen.rpartition("/")[2] in _SIGNS:
+        if chosen.rpartition("/")[2] in _STATE_FILES:
             data = _BYTES[1]
         self._disk.put(f"{_ROOT}/{chosen}", data, now)
         self.num_strikes += 1

@@ -1,4 +1,4 @@
-"""Which providers are asked although nobody named them, without loading those that have no account here."""
+"""Which providers are used if none is named, without loading those that have no account here."""
 
 from __future__ import annotations
 

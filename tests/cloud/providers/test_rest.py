@@ -73,7 +73,7 @@ def test_the_providers_own_words_are_found_in_whatever_form_it_has_them(body: An
     assert caught.value.status == 422
 
 
-def test_a_key_that_is_wrong_and_one_that_may_not_do_this_are_told_apart() -> None:
+def test_a_wrong_key_is_distinguished_from_one_without_permission() -> None:
     with pytest.raises(ProviderRefused, match=r"cloud rejected the API key\.\n") as caught:
         api(says(401, {"detail": "missing bearer token"}))[0].get("/pods")
     assert caught.value.fix == "export CLOUD_KEY=..."
@@ -98,7 +98,7 @@ def test_a_refusal_is_not_repeated_and_silence_is() -> None:
     assert len(line.requests) == TRIES
 
 
-def test_a_post_is_sent_once_unless_it_was_told_that_nothing_was_done() -> None:
+def test_a_post_is_repeated_only_if_the_answer_says_that_it_had_no_effect() -> None:
     for answer in (NetworkError("cut"), says(502, {"detail": "bad gateway"}), says(408), says(200, "no object")):
         opened, line = api(answer)
         with pytest.raises(Unsure):

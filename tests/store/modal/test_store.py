@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Modal]:
 @pytest.fixture
 def modal(server: Modal, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modal]:
     """One server for the file, empty for each test."""
-    modal_double.let_the_sdk_hurry(monkeypatch)
+    modal_double.shorten_the_waits_of_the_sdk(monkeypatch)
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     yield server

@@ -1,4 +1,4 @@
-"""What doctor asks AWS, on an account that answers as told."""
+"""The checks of `homing doctor` for AWS, against an account with configured answers."""
 
 from __future__ import annotations
 

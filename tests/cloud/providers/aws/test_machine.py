@@ -175,7 +175,7 @@ def test_in_its_last_minute_it_is_not_put_off(box: Box) -> None:
     assert minutes_until(box, 1) == [1]
 
 
-def test_what_a_date_cannot_tell_is_no_difference_between_clocks() -> None:
+def test_a_clock_difference_below_the_precision_of_a_date_header_is_ignored() -> None:
     assert prepare_text(boot_of(started_at=9e8), has_volume=False, skew_s=-1.4) == prepare_text(
         boot_of(started_at=9e8), has_volume=False
     )
@@ -199,10 +199,10 @@ def test_a_new_disk_is_formatted_once_and_one_of_ours_never_again(box: Box) -> N
 
 def test_a_disk_with_anything_else_on_it_is_left_alone(box: Box) -> None:
     disk = box.disk()
-    disk.write_bytes(b"somebody's notes\n" * 1000)
+    disk.write_bytes(b"notes of the user\n" * 1000)
     code, said = box.run(boot_of(), has_volume=True)
     assert (code, "holds something that is no file system of ours" in said) == (3, True)
-    assert disk.read_bytes().startswith(b"somebody's notes")
+    assert disk.read_bytes().startswith(b"notes of the user")
     assert box.lines("mounts") == []
 
 

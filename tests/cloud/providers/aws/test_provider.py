@@ -165,7 +165,7 @@ def test_absurd_figures_are_no_bill_and_keep_nothing_from_being_ended(
 
 @pytest.mark.regression("absurd-bills")
 @pytest.mark.parametrize("text", ["NaN", "abc", "-1", "1e26", "Infinity"])
-def test_one_wrong_rate_tag_hides_no_instance_and_is_told(tmp_path: Path, text: str) -> None:
+def test_an_invalid_rate_tag_is_reported_and_the_instance_is_still_listed(tmp_path: Path, text: str) -> None:
     rig = Rig(tmp_path)
     made, real = rig.create(), rig.double.handle
     rate = str(rig.request.offer.rate_usd_per_hour).encode()
@@ -188,7 +188,7 @@ def test_spot_is_offered_by_its_cheapest_zone_and_by_region_and_the_rate_is_the_
     rig = Rig(tmp_path, instance_types=["g5.xlarge"], spot_headroom=0.1)
     offers = {offer.name: offer for offer in rig.provider.offers(Needs())}
     assert list(offers) == ["us-east-1b/g5.xlarge/spot", "us-east-1/g5.xlarge/spot", "us-east-1/g5.xlarge/on-demand"]
-    assert {offer.host_bytes for offer in offers.values()} == {16 * 2**30}, "of the machine, beside the card's"
+    assert {offer.host_bytes for offer in offers.values()} == {16 * 2**30}, "memory of the machine, not of the card"
     neighbor = Decimal("0.0214")  # 100 GB of gp3 and an address, rounded down
     cheap, all_zones, listed = offers.values()
     assert Decimal("1.006") * Decimal("0.35") * Decimal("1.1") + neighbor <= cheap.rate_usd_per_hour < Decimal("0.41")
@@ -207,7 +207,7 @@ def test_without_spot_only_what_cannot_be_taken_away_is_offered(tmp_path: Path) 
     assert {offer.is_spot for offer in rig.provider.offers(Needs())} == {False}
 
 
-def test_both_kinds_of_one_card_are_told_apart_by_their_memory(tmp_path: Path) -> None:
+def test_two_cards_of_the_same_name_are_distinguished_by_their_memory(tmp_path: Path) -> None:
     rig = Rig(tmp_path, instance_types=["p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge"])
     cards = {offer.instance_type: (offer.device, offer.num_gpus) for offer in rig.provider.offers(Needs())}
     assert cards == {"p4d.24xlarge": ("A100-40GB", 8), "p3dn.24xlarge": ("V100-32GB", 8), "p5.48xlarge": ("H100", 8)}
@@ -224,7 +224,7 @@ def test_every_family_that_is_offered_has_gpus_that_we_know_and_our_torch_suppor
     assert all(gpu is not None and gpu.compute_capability >= (7, 5) for gpu in families.values())
 
 
-def test_where_the_price_list_may_not_be_asked_a_dated_rate_stands_in_and_says_so(tmp_path: Path) -> None:
+def test_without_access_to_the_price_list_the_offer_uses_a_dated_rate_and_says_so(tmp_path: Path) -> None:
     rig = Rig(tmp_path, settings=Settings(has_price_list=False), instance_types=["g5.xlarge", "g5.12xlarge"])
     listed = [offer for offer in rig.provider.offers(Needs()) if not offer.is_spot]
     assert [offer.instance_type for offer in listed] == ["g5.xlarge"]  # the table has no other
@@ -245,7 +245,7 @@ def test_what_is_over_the_quota_is_not_offered(tmp_path: Path) -> None:
     assert {offer.is_spot for offer in rig.provider.offers(Needs())} == {True}
 
 
-def test_a_new_account_without_any_quota_is_told_which_one_and_where_to_ask(tmp_path: Path) -> None:
+def test_the_error_of_an_account_without_quota_names_the_quota_and_its_page(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.double.settings.quotas = {"L-DB2E81BA": 0.0, "L-3819A6DF": 0.0}
     fresh = open_aws(rig.home, rig.world)
@@ -278,7 +278,7 @@ def test_a_larger_disk_is_in_the_rate(tmp_path: Path) -> None:
 
 
 @pytest.mark.acceptance(59)
-def test_without_a_region_nobody_guesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offers_fail_without_a_configured_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
@@ -388,7 +388,7 @@ def test_secrets_for_a_store_elsewhere_need_ssh_and_without_it_nothing_is_starte
     assert rig.double.lives == {}
 
 
-def test_ssh_is_open_to_one_address_and_without_one_to_nobody(tmp_path: Path) -> None:
+def test_ssh_is_open_to_the_configured_address_only_and_closed_without_one(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.create()
     rule = rig.form("AuthorizeSecurityGroupIngress")
@@ -445,7 +445,7 @@ def test_the_cheapest_zones_offer_goes_to_no_other_zone(tmp_path: Path) -> None:
 
 
 @pytest.mark.acceptance(58)
-def test_when_no_zone_has_room_all_are_told(tmp_path: Path) -> None:
+def test_the_error_names_every_zone_if_none_has_capacity(tmp_path: Path) -> None:
     zones = {f"us-east-1{letter}" for letter in "abcd"}
     rig = Rig(tmp_path, settings=Settings(no_room=zones)).offered("us-east-1/g5.xlarge/on-demand")
     with pytest.raises(NoOffer) as caught:
@@ -559,7 +559,7 @@ def test_a_token_that_was_used_with_other_parameters_means_that_something_is_the
     assert len(rig.double.lives) == 1
 
 
-def test_when_nobody_can_say_whether_it_was_created_that_is_what_is_said(tmp_path: Path) -> None:
+def test_the_error_says_so_if_it_is_unknown_whether_an_instance_was_created(tmp_path: Path) -> None:
     rig = Rig(tmp_path, Strike("lost_after", "RunInstances", 1, 99), Strike("lost_before", "DescribeInstances", 2, 99))
     with pytest.raises(CreateFailed, match="may have started"):
         rig.create()
@@ -631,7 +631,7 @@ def test_a_shut_down_machine_is_terminated_and_tells_when_it_ended(tmp_path: Pat
 
 
 @pytest.mark.parametrize("skew_s", [-7200.0, 0.0, 7200.0])
-def test_when_it_began_and_ended_is_told_by_the_clock_at_home(tmp_path: Path, skew_s: float) -> None:
+def test_start_and_end_times_are_converted_to_the_clock_at_home(tmp_path: Path, skew_s: float) -> None:
     rig = Rig(tmp_path).offered("us-east-1/g5.xlarge/on-demand")
     rig.world.skew_s = skew_s
     began = rig.world.now()
@@ -711,7 +711,7 @@ def test_a_page_of_a_proxy_is_no_list(tmp_path: Path) -> None:
         rig.provider.list_owned()
 
 
-def test_a_destroy_whose_answer_is_lost_is_repeated(tmp_path: Path) -> None:
+def test_destroy_is_repeated_if_the_answer_is_lost(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     made = rig.create()
     rig.double.strike(Strike("lost_before", "TerminateInstances"), Strike("error_after", "TerminateInstances", 2))
@@ -753,9 +753,7 @@ def test_the_region_is_written_down_before_anything_is_made_there(tmp_path: Path
     rig.create()
 
 
-def test_credentials_that_are_refused_are_told_and_none_at_all_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_and_missing_credentials_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path)
     rig.create()
     refusal = b"<Response><Errors><Error><Code>AuthFailure</Code><Message>no</Message></Error></Errors></Response>"
@@ -774,7 +772,7 @@ def test_credentials_that_are_refused_are_told_and_none_at_all_too(
         Aws(home=rig.home, owner=OWNER, world=rig.world).list_owned()
 
 
-# --- beside instances ---
+# --- other resources ---
 
 
 @pytest.mark.acceptance(136)
@@ -882,7 +880,7 @@ def test_a_budget_alert_is_made_once_and_kept(tmp_path: Path) -> None:
 # --- doctor and setup ---
 
 
-def test_doctor_is_told_who_we_are_and_what_the_account_may_do(tmp_path: Path) -> None:
+def test_doctor_shows_the_account_and_what_its_key_may_do(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.double.settings.quotas.update({"L-DB2E81BA": 0.0, "L-3819A6DF": 0.0})
     found = open_aws(rig.home, rig.world).checks()
@@ -903,7 +901,7 @@ def test_setting_up_lets_every_verb_look_at_aws(tmp_path: Path) -> None:
     assert rig.provider.setup_steps()[0].is_done
 
 
-# --- whose account it is ---
+# --- the account ---
 
 
 def test_what_the_key_of_another_account_does_not_show_is_not_gone(
@@ -979,7 +977,7 @@ def test_an_account_that_cannot_be_asked_for_is_silence(tmp_path: Path) -> None:
         rig.provider.account()
 
 
-def test_an_end_that_is_told_in_whole_seconds_lies_at_the_end_of_that_second() -> None:
+def test_an_end_time_in_whole_seconds_counts_as_the_end_of_that_second() -> None:
     # Taken as its beginning, receipts were up to a second below what EC2 bills.
     at = _ended_at({"StateTransitionReason": "User initiated (2026-11-16 08:22:00 GMT)"})
     assert at is not None

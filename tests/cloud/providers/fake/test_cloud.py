@@ -153,7 +153,7 @@ def test_a_late_list_shows_what_was() -> None:
     assert listed(world.cloud) == []
 
 
-def test_a_destroy_that_lies_is_shown_as_gone_and_comes_back_billed_all_along() -> None:
+def test_after_a_false_destroy_the_instance_disappears_comes_back_and_bills_all_the_time() -> None:
     world = FakeWorld(Faults(strikes=(Strike("destroy_lies", 1, "destroy"),), lie_s=5))
     made = create(world.cloud)
     assert call(world.cloud, "DELETE", f"/instances/{made['id']}")[0] == 204
@@ -191,7 +191,7 @@ def test_a_preemption_with_notice_is_announced_then_done() -> None:
     assert line.until == line.since + 30
 
 
-def test_a_preemption_may_be_asked_for_by_hand_and_without_notice() -> None:
+def test_a_test_can_preempt_an_instance_without_notice() -> None:
     world = FakeWorld(settings=Settings(boot_s=0))
     made = create(world.cloud)
     world.pass_time(1)

@@ -50,19 +50,19 @@ class TestFake(ProviderContract):
         mark = make_mark(owner, "moss-20260101-000000-abcd", 1)
         for kind in ("volumes", "keys"):
             send(world, "POST", f"/{kind}", {"name": mark, "size_gb": 100})
-            send(world, "POST", f"/{kind}", {"name": "somebody-elses"})
+            send(world, "POST", f"/{kind}", {"name": "of-another-owner"})
         found = provider.list_resources()
         assert [(each.kind, each.mark) for each in found] == [("volume", mark), ("key", mark)]
         assert found[0].rate_usd_per_hour == Decimal("0.01")
         with pytest.raises(ProviderRefused, match="does not belong to this home"):
             stranger.destroy_resource(found[0])
         with pytest.raises(ProviderRefused, match="does not belong to this home"):
-            provider.destroy_resource(Resource("volume", "v-000002", "somebody-elses", "fake"))
+            provider.destroy_resource(Resource("volume", "v-000002", "of-another-owner", "fake"))
         for each in found:
             provider.destroy_resource(each)
             provider.destroy_resource(each)  # gone already is success
         assert provider.list_resources() == []
-        assert [line.mark for line in world.cloud.bill() if line.until is None] == ["somebody-elses"]
+        assert [line.mark for line in world.cloud.bill() if line.until is None] == ["of-another-owner"]
 
 
 class TestFakeWithoutAGuard(TestFake):
@@ -111,7 +111,7 @@ def test_no_capacity_is_no_offer_and_another_refusal_is_the_providers_own_words(
         rig.create()
 
 
-def test_a_higher_rate_than_offered_is_told(tmp_path: Path) -> None:
+def test_a_higher_rate_than_offered_is_reported(tmp_path: Path) -> None:
     made = Rig(tmp_path, Strike("dearer", 1, "create")).create()
     assert made.rate_usd_per_hour == Decimal("0.362") * Decimal("1.5")
 
@@ -139,7 +139,7 @@ def test_a_new_limit_reaches_the_providers_guard_by_its_own_clock(tmp_path: Path
 # --- describe and list ---
 
 
-def test_times_of_a_provider_whose_clock_is_wrong_are_ours(tmp_path: Path) -> None:
+def test_times_are_converted_to_our_clock_if_the_clock_of_the_provider_is_wrong(tmp_path: Path) -> None:
     rig = Rig(tmp_path, clock_skew_s=-7200.0)
     began = rig.world.t
     made = rig.create()
@@ -152,7 +152,7 @@ def test_times_of_a_provider_whose_clock_is_wrong_are_ours(tmp_path: Path) -> No
     assert gone.spend_usd >= made.rate_usd_per_hour * 100 / 3600
 
 
-def test_a_boot_that_died_is_told_and_bills(tmp_path: Path) -> None:
+def test_a_failed_boot_is_reported_and_bills(tmp_path: Path) -> None:
     rig = Rig(tmp_path, Strike("boot_dies", 1, "create"))
     made = rig.create()
     rig.world.pass_time(60)
@@ -185,7 +185,7 @@ def test_a_preempted_instance_says_so_before_and_after(tmp_path: Path) -> None:
     rig.world.pass_time(60)
     rig.cloud.preempt(made.id, notice_s=10)
     noticed = rig.provider.describe(made.id)
-    # Not yet "preempted": the guard would destroy it in the midst of its last push.
+    # Not yet "preempted": the guard would destroy it during its last push.
     assert (noticed.state, noticed.billing, noticed.detail) == ("ready", "yes", "preempting")
     rig.world.pass_time(10)
     gone = rig.provider.describe(made.id)
@@ -203,7 +203,7 @@ def test_a_destroy_that_lied_shows_the_instance_again_within_the_settle_time(tmp
     assert [instance.id for instance in rig.provider.list_owned()] == [made.id]
 
 
-# --- what the machine is told ---
+# --- what the machine gets ---
 
 
 def test_the_machine_ends_itself_with_its_own_key_and_boot_holds_no_key(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ class Plain(World):
         return self.env
 
 
-def test_it_is_asked_only_where_somebody_set_one_up(homing_home: Path) -> None:
+def test_the_fake_cloud_is_queried_only_if_it_is_configured(homing_home: Path) -> None:
     assert "fake" not in configured(homing_home, Plain({}))
     assert "fake" in configured(homing_home, Plain({URL_ENV: "http://127.0.0.1:1"}))
     provider = open_provider("fake", home=homing_home, owner=OWNER, world=Plain({}))
@@ -258,7 +258,7 @@ def test_a_server_that_is_down_is_no_answer_and_not_an_empty_cloud(homing_home: 
         Fake(home=homing_home, owner=OWNER, world=world).list_owned()
 
 
-# --- whose account it is ---
+# --- the account ---
 
 OTHER_KEY, NEW_KEY = "key-of-another-account", "second-key-of-the-account"
 

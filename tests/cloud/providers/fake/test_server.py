@@ -48,7 +48,7 @@ def ask(home: Path, method: str, path: str, body: Any = None) -> Any:
 
 
 def machine_pids(home: Path) -> list[int]:
-    """Processes whose machine lies in this home, whatever anybody says about them."""
+    """Processes of the machines in this home, found independently of the server."""
     found = WORLD.marked(MACHINE_ENV, machine_prefix(home / "fake" / "machines"))
     return [process.pid for process, _ in found]
 
@@ -108,7 +108,7 @@ class TestFakeServed(ProviderContract):
         provider.destroy(made.id)
         eventually(lambda: not machine_pids(server.home))
 
-    def test_a_machine_whose_command_died_bills_and_says_so(
+    def test_a_machine_bills_after_its_command_died_and_its_log_says_why(
         self, provider: Provider, request_: Request, server: Server, owner: str
     ) -> None:
         Path(request_.order.files[0].source).write_text("print('boom', flush=True)")
@@ -134,7 +134,7 @@ class TestFakeServed(ProviderContract):
         assert server.cloud.live() == {request_.mark: 1}
 
 
-def test_the_key_and_what_is_billed_are_for_nobody_elses_eyes(server: Server, homing_home: Path) -> None:
+def test_other_users_of_this_computer_cannot_read_the_key_or_the_bill(server: Server, homing_home: Path) -> None:
     for name in ("server.json", "state.json"):
         assert stat.S_IMODE((homing_home / "fake" / name).stat().st_mode) == 0o600
     url = json.loads((homing_home / SERVER).read_text())["url"]
@@ -198,7 +198,7 @@ def create(home: Path, script: str) -> dict[str, Any]:
     return body
 
 
-def test_a_killed_server_goes_on_where_it_was(homing_home: Path) -> None:
+def test_a_killed_server_continues_from_its_saved_state(homing_home: Path) -> None:
     first = Outside(homing_home)
     made = create(homing_home, "import time\ntime.sleep(600)\n")
     eventually(lambda: machine_pids(homing_home))
@@ -231,7 +231,7 @@ def test_a_server_killed_while_it_was_ending_a_machine_ends_it_after_its_restart
     second.leave()
 
 
-def test_it_ends_by_itself_when_nothing_lives_and_nobody_asks(homing_home: Path) -> None:
+def test_the_server_exits_after_a_while_without_instances_and_requests(homing_home: Path) -> None:
     idle = Outside(homing_home, "--idle-s", "0.5")
     assert idle.process.wait(timeout=30) == 0
     assert not (homing_home / SERVER).exists()

@@ -177,7 +177,7 @@ class TestLocal(RememberingContract):
         assert provider.describe(tenth.mark).state == "ready"
         assert marked(tenth.mark)
 
-    def test_processes_whose_folder_was_removed_are_unknown_and_can_be_ended(
+    def test_processes_without_their_folder_have_an_unknown_state_and_can_be_destroyed(
         self, provider: Provider, request_: Request, homing_home: Path, tmp_path: Path
     ) -> None:
         ready = tmp_path / "ready"

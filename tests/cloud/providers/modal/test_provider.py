@@ -70,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 @pytest.fixture
 def cloud(server: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """Its sandboxes run nothing, unless a test says so: what they would run is tried in tests/e2e."""
-    modal_double.let_the_sdk_hurry(monkeypatch)
+    modal_double.shorten_the_waits_of_the_sdk(monkeypatch)
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     server.runs_commands = False
@@ -166,7 +166,7 @@ def test_every_card_from_a10g_to_b200_is_offered_with_the_rate_that_modal_tells(
     assert h100.lifetime_s == 86400
 
 
-def test_a_rate_that_modal_does_not_tell_is_a_dated_one_and_says_so(cloud: Cloud, modal: Modal) -> None:
+def test_a_rate_that_modal_does_not_report_comes_from_the_dated_table_and_says_so(cloud: Cloud, modal: Modal) -> None:
     cloud.has_rates = False
     (offer,) = [offer for offer in modal.offers(Needs(gpu="H100")) if offer.num_gpus == 1]
     assert offer.as_of is not None
@@ -237,7 +237,7 @@ def test_an_end_by_the_limit_comes_before_the_run_would_leave(modal: Modal, tmp_
         assert allowed - reserve_s(LAND, allowed) < boot.leave_s < machine.timeout_s(boot)
 
 
-def test_modal_ends_it_at_the_timeout_and_that_is_told(cloud: Cloud, modal: Modal, tmp_path: Path) -> None:
+def test_modal_ends_a_sandbox_at_its_timeout_and_describe_says_so(cloud: Cloud, modal: Modal, tmp_path: Path) -> None:
     made = modal.create(order_of(modal, tmp_path, spend_limit_usd="1.00"))
     cloud.clock_s += 86400
     cloud.tick()
@@ -305,7 +305,7 @@ def test_the_queue_has_an_end_and_what_waited_is_taken_back(cloud: Cloud, modal:
     assert cloud.billing() == [], "it does not start when a card comes free after all"
 
 
-def test_nobody_waits_in_the_queue_for_a_card_that_would_come_after_the_limit_has_to_land(
+def test_create_stops_waiting_in_the_queue_when_the_limit_leaves_no_time_to_train(
     cloud: Cloud, modal: Modal, tmp_path: Path
 ) -> None:
     """The agent counts from the create call on: a sandbox that begins later would boot, bill for that, and end."""
@@ -345,7 +345,7 @@ def test_what_a_lost_ledger_knew_is_found_by_reconcile_and_ended(cloud: Cloud, m
     assert cloud.billing() == []
 
 
-def test_an_image_that_cannot_be_built_is_told_while_nothing_bills(cloud: Cloud, modal: Modal) -> None:
+def test_a_failed_image_build_is_reported_before_anything_bills(cloud: Cloud, modal: Modal) -> None:
     assert isinstance(modal, Preparing)
     cloud.build_problem = "No solution found when resolving dependencies: torch==99"
     with pytest.raises(Unwelcome, match="Image") as caught:
@@ -400,7 +400,7 @@ def test_a_list_that_fails_raises_and_is_never_empty(cloud: Cloud, modal: Modal,
 def test_one_that_ends_between_the_list_and_the_look_is_no_machine_without_a_mark(
     cloud: Cloud, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It stood in the ledger as one of nobody's for ever: no view of any home shows a line without a mark again.
+    # Without a mark its ledger line would belong to no home, and no command would ever show it again.
     modal.create(order_of(modal, tmp_path))
     modal._tags.clear()
     monkeypatch.setattr(ModalApi, "tags", lambda api, sandbox: {})
@@ -445,10 +445,12 @@ def test_a_refused_token_says_where_to_get_one_and_hides_it(
         assert "ak-wrong0token" not in str(caught.value)
 
 
-def test_a_modal_that_nobody_can_reach_is_silent_and_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_modal_raises_provider_silent_instead_of_listing_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MODAL_SERVER_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("MODAL_TOKEN_ID", "ak-nobody")
-    monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-nobody")
+    monkeypatch.setenv("MODAL_TOKEN_ID", "ak-unknown")
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-unknown")
     monkeypatch.setattr(client, "_OPEN_S", 0.5)
     with pytest.raises(ProviderSilent, match=r"No answer\.") as caught:
         Modal(home=tmp_path, owner=OWNER, world=World()).list_owned()
@@ -527,7 +529,7 @@ def test_what_was_written_down_for_the_create_call_is_gone_after_it(modal: Modal
 # --- the first time ---
 
 
-def test_doctor_hears_whether_rates_are_told_and_changes_nothing(cloud: Cloud, modal: Modal) -> None:
+def test_doctor_checks_whether_modal_reports_rates_and_changes_nothing(cloud: Cloud, modal: Modal) -> None:
     assert [check.state for check in modal.checks()] == ["ok"]
     cloud.has_rates = False
     (check,) = modal.checks()
@@ -567,7 +569,9 @@ def test_its_first_command_starts_the_agent_and_lives_as_long_as_it(
     assert box is not None
     work = box.folder / "root" / "work"
     _until(lambda: (work / "entry.pid").exists())
-    assert json.loads((work / "boot.json").read_text())["work_dir"] == str(work), "told with the paths that it has"
+    assert json.loads((work / "boot.json").read_text())["work_dir"] == str(work), (
+        "boot.json has the paths of the sandbox"
+    )
     # As the agent ends billing: by the very command that boot.json holds.
     end = json.loads((work / "boot.json").read_text())["end_billing"]["argv"]
     subprocess.run(end, check=True)
@@ -617,7 +621,7 @@ def test_what_home_writes_later_is_shown_to_it(cloud: Cloud, modal: Modal, livin
     assert (mount / "own").exists()
 
 
-def test_an_open_file_is_waited_for_and_then_told(
+def test_a_commit_waits_for_an_open_file_and_then_reports_it(
     cloud: Cloud, modal: Modal, living: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("homing.cloud.providers.modal.provider._DELIVER_S", 6.0)
@@ -632,7 +636,9 @@ def test_an_open_file_is_waited_for_and_then_told(
     modal.deliver(living)
 
 
-def test_nobody_is_told_what_is_gone_or_has_no_volume(cloud: Cloud, modal: Modal, tmp_path: Path) -> None:
+def test_no_control_request_is_sent_to_a_sandbox_that_is_gone_or_has_no_volume(
+    cloud: Cloud, modal: Modal, tmp_path: Path
+) -> None:
     plain = modal.create(order_of(modal, tmp_path))
     modal.deliver(plain.id)
     modal.destroy(plain.id)
@@ -660,7 +666,7 @@ def _until(check: object, timeout_s: float = 30.0) -> None:
         time.sleep(0.1)
 
 
-# --- whose account it is ---
+# --- the account ---
 
 OTHER_TOKEN, NEW_TOKEN = "ak-other000token", "ak-second00token"
 

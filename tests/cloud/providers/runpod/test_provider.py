@@ -161,7 +161,7 @@ def test_the_catalogue_is_asked_for_hosts_on_which_the_image_starts_and_older_dr
     assert any("A40 " in offer.name for offer in rig.provider.offers(Needs()))
 
 
-def test_a_card_whose_name_holds_another_ones_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_a_card_is_not_confused_with_one_of_a_similar_name(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.cloud.gpus = (Gpu("NVIDIA A40-12Q", "A40 slice", 12, 0.2),)
     (offer, *_) = rig.provider.offers(Needs())
@@ -335,9 +335,7 @@ def test_refusals_say_what_to_do(tmp_path: Path) -> None:
     assert KEY_ENV in caught.value.fix
 
 
-def test_a_field_that_runpod_does_not_know_is_told_with_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_names_a_field_that_runpod_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_ENV, raising=False)
     rig = Rig(tmp_path)
     monkeypatch.setattr(
@@ -349,7 +347,7 @@ def test_a_field_that_runpod_does_not_know_is_told_with_its_name(
     assert rig.world.asked("POST") == 1
 
 
-def test_a_higher_rate_than_offered_is_told_at_once_or_as_soon_as_it_is_known(tmp_path: Path) -> None:
+def test_a_higher_rate_than_offered_is_reported_as_soon_as_it_is_known(tmp_path: Path) -> None:
     rig = Rig(tmp_path, Strike("dearer", 1, "create"))
     made = rig.create()
     assert made.rate_usd_per_hour == Decimal("0.74") * Decimal("1.5") + storage_rate(20)
@@ -363,7 +361,7 @@ def test_a_higher_rate_than_offered_is_told_at_once_or_as_soon_as_it_is_known(tm
     assert caught.value.instance_id == made.id
 
 
-# --- what the pod is told ---
+# --- what the pod gets ---
 
 
 def test_the_first_command_starts_the_timer_and_asks_what_the_pods_own_key_may_do(tmp_path: Path) -> None:
@@ -390,7 +388,7 @@ def test_the_first_command_starts_the_timer_and_asks_what_the_pods_own_key_may_d
     assert unpacked.stdout == script
 
 
-def test_a_pod_whose_disk_was_emptied_is_over_before_the_limit_however_late_it_began_again(tmp_path: Path) -> None:
+def test_a_pod_restarted_with_an_empty_disk_ends_before_the_limit_however_late_it_restarts(tmp_path: Path) -> None:
     for rate, allowed_s in ((0.72, 5000), (7.2, 500), (72.0, 50)):
         rig = Rig(tmp_path)
         rig.cloud.gpus = (Gpu("NVIDIA H100 80GB HBM3", "H100 SXM", 80, rate),)  # the limit is one dollar
@@ -407,7 +405,7 @@ def test_a_pod_whose_disk_was_emptied_is_over_before_the_limit_however_late_it_b
 def test_a_clock_at_home_that_is_wrong_neither_ends_a_new_pod_nor_lets_a_restarted_one_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
-    """The pod goes by its own clock, which is RunPod's; when it may begin was told by ours."""
+    """The pod uses its own clock, which is RunPod's; the latest start time was set by ours."""
     rig = Rig(tmp_path)
     real = rig.world.http
 
@@ -527,9 +525,7 @@ def test_files_and_secrets_come_by_ssh_to_the_address_that_the_pod_shows(tmp_pat
     assert all(SECRET not in word and KEY not in word for argv in rig.world.commands for word in argv)
 
 
-def test_a_pod_that_may_not_end_itself_is_refused_or_said_aloud(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_pod_that_may_not_end_itself_is_refused_or_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for said in ("no: REST v2: 403 access denied; GraphQL: refused", ""):
         rig = Rig(tmp_path)
         rig.world.may_end = said
@@ -640,7 +636,7 @@ def test_a_machine_without_a_public_address_is_said_to_be_one(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("how", "said"), [("gone", "disappeared"), ("EXITED", "EXITED"), ("ERROR", "ERROR")])
-def test_a_pod_that_is_lost_before_it_was_reached_is_told_at_once(tmp_path: Path, how: str, said: str) -> None:
+def test_a_pod_lost_before_ssh_came_up_fails_the_launch_at_once(tmp_path: Path, how: str, said: str) -> None:
     strikes = [Strike("boot_dies", 1, "create")] if how == "ERROR" else []
     rig = Rig(tmp_path, *strikes)
     request = rig.request
@@ -683,7 +679,7 @@ def test_running_without_a_runtime_is_not_ready(tmp_path: Path) -> None:
     assert rig.provider.describe(made.id).state == "booting"
 
 
-def test_a_boot_that_died_is_told_and_bills(tmp_path: Path) -> None:
+def test_a_failed_boot_is_reported_and_bills(tmp_path: Path) -> None:
     rig = Rig(tmp_path, Strike("boot_dies", 1, "create"))
     made = rig.create()
     rig.world.pass_time(60)
@@ -703,7 +699,7 @@ def test_what_was_made_a_moment_ago_and_is_not_shown_yet_is_not_gone(tmp_path: P
     assert rig.provider.describe(made.id).state == "gone"
 
 
-def test_a_409_is_told_and_not_taken_for_an_end(tmp_path: Path) -> None:
+def test_a_409_is_reported_and_does_not_count_as_the_end(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     made = rig.create()
     real_http = rig.world.http
@@ -727,7 +723,7 @@ def test_who_waits_stays_far_below_the_accounts_rate_limit(tmp_path: Path) -> No
 
 
 @pytest.mark.acceptance(128)
-def test_runpods_own_bill_is_told_and_a_late_or_hidden_one_changes_nothing(tmp_path: Path) -> None:
+def test_the_spend_comes_from_the_bill_of_runpod_and_a_late_or_hidden_bill_changes_nothing(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.cloud.bill_late_s = 1000.0
     made = rig.create()
@@ -747,7 +743,7 @@ def test_runpods_own_bill_is_told_and_a_late_or_hidden_one_changes_nothing(tmp_p
 
 
 @pytest.mark.parametrize("record", [{"amount": 1.0}, {"totalAmount": None}, {"totalAmount": "some"}, None])
-def test_a_bill_in_words_that_nobody_knows_hides_no_pod(tmp_path: Path, record: object) -> None:
+def test_a_bill_in_an_unknown_format_hides_no_pod(tmp_path: Path, record: object) -> None:
     rig = Rig(tmp_path)
     real, odd = rig.world.http, json.dumps({"records": [record]}).encode()
     rig.world.http = lambda r: HttpResponse(200, {}, odd) if "billing" in r.url else real(r)  # type: ignore[method-assign]
@@ -769,7 +765,7 @@ def test_the_doctor_hears_what_the_key_may_not_read_and_of_a_volume_that_is_not_
 
 
 @pytest.mark.acceptance("X20")
-def test_the_balance_is_told_with_what_goes_from_it_and_changes_nothing(tmp_path: Path) -> None:
+def test_the_balance_comes_with_its_hourly_spend_and_reading_it_changes_nothing(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     assert rig.provider.balance() == Balance(Decimal(250), Decimal(0))
     rig.create()
@@ -797,9 +793,7 @@ def test_the_balance_is_told_with_what_goes_from_it_and_changes_nothing(tmp_path
         NetworkError("the line was cut"),
     ],
 )
-def test_a_balance_that_is_not_told_is_not_known_and_never_guessed(
-    tmp_path: Path, answer: HttpResponse | NetworkError
-) -> None:
+def test_a_missing_balance_is_unknown_and_never_guessed(tmp_path: Path, answer: HttpResponse | NetworkError) -> None:
     rig = Rig(tmp_path)
 
     def http(request: HttpRequest) -> HttpResponse:
@@ -841,12 +835,12 @@ def test_one_logs_in_where_the_pod_is_now_and_only_to_the_key_it_was_given(tmp_p
     assert (found.user, found.host, found.port) == ("root", "203.0.113.7", 34446)
     assert found.known_hosts.startswith("[203.0.113.7]:34446 ssh-ed25519 ")
     elsewhere = Runpod(home=tmp_path / "another", owner=OWNER, world=rig.world)
-    assert elsewhere.connection(made.id) is None  # nobody there can tell its machine from another one
+    assert elsewhere.connection(made.id) is None  # that home has no host key to verify the machine
     rig.provider.destroy(made.id)
     assert rig.provider.connection(made.id) is None
 
 
-def test_two_pods_that_nobody_ever_saw_under_one_mark_both_count(tmp_path: Path) -> None:
+def test_two_pods_of_one_mark_both_count_although_no_list_ever_showed_them(tmp_path: Path) -> None:
     # Both answers were lost, both pods came up late and ended themselves while the laptop was closed.
     rig = Rig(tmp_path, Strike("lost_after", 1, "create"), Strike("lost_after", 2, "create"))
     home, request = Home(rig.home, rig.world), rig.request
@@ -904,7 +898,7 @@ def test_a_volume_is_made_once_mounted_listed_with_its_price_and_outlives_the_po
 
 
 @pytest.mark.acceptance(139)
-def test_what_costs_beside_the_limit_and_who_owns_the_machine_is_said_before_anything_is_rented(tmp_path: Path) -> None:
+def test_cautions_name_costs_outside_the_limit_and_community_machines_before_anything_is_rented(tmp_path: Path) -> None:
     assert Rig(tmp_path).provider.cautions() == []
     assert Rig(tmp_path, image="x").provider.cautions() == []
     messages = {"volume": "v", "volume_size": "2TB", "data_centers": ["EU-RO-1"], "must_end_itself": False}
@@ -918,7 +912,7 @@ def test_what_costs_beside_the_limit_and_who_owns_the_machine_is_said_before_any
     assert "community hosts" in owner
 
 
-def test_a_volume_whose_answer_was_lost_is_found_and_not_made_twice(tmp_path: Path) -> None:
+def test_a_volume_is_found_and_not_created_twice_if_the_answer_was_lost(tmp_path: Path) -> None:
     messages = {"volume": "v", "volume_size": "2TB", "data_centers": ["EU-RO-1"]}
     rig = Rig(tmp_path, **messages)
     request, real_http = rig.request, rig.world.http
@@ -940,12 +934,12 @@ def test_what_a_lost_ledger_knew_is_found_by_reconcile_and_ended(tmp_path: Path)
     found = end_what_was_forgotten(rig.create(), rig.home, OWNER, rig.world)
     assert sorted(each.thing for each in found) == ["instance", "volume"]
     (volume,) = rig.provider.list_resources()
-    assert volume.is_kept, "data that was meant to last is shown with its price and ended by nobody unasked"
+    assert volume.is_kept, "data that is meant to last is listed with its price and deleted only on request"
     assert rig.num_living == 0
 
 
 def test_the_volume_of_a_home_that_is_lost_comes_back_with_its_adopted_run(tmp_path: Path) -> None:
-    # It carries the old home's mark and no run's, so nobody saw it, and it billed on for ever.
+    # It has the old home's mark and no run's, so no command listed it, and it billed forever.
     rig = Rig(tmp_path, volume="corpus", volume_size="1TB", data_centers=["EU-RO-1"])
     rig.create()
     other = Runpod(home=rig.home, owner=OWNER, world=rig.world)
@@ -1054,7 +1048,7 @@ def test_the_published_document_is_what_judges(tmp_path: Path) -> None:
             judge.check(HttpRequest("GET", f"{URL}/pods/{made.id}"), reply)
 
 
-# --- whose account it is ---
+# --- the account ---
 
 OTHER_KEY, NEW_KEY = "rpa_key-of-another-account", "rpa_second-key-of-the-account"
 
@@ -1094,7 +1088,7 @@ def test_a_new_key_of_the_same_account_is_known_by_the_id_that_graphql_tells_onc
     assert Runpod(home=rig.home, owner=OWNER, world=rig.world).account() == before
 
 
-def test_a_key_that_may_not_ask_whose_it_is_stands_for_its_account_and_is_not_told(tmp_path: Path) -> None:
+def test_a_key_without_access_to_the_account_id_is_identified_by_its_hash(tmp_path: Path) -> None:
     rig = with_accounts(Rig(tmp_path))
     rig.cloud.balance_usd = None
     messages = rig.provider.account()
@@ -1108,7 +1102,9 @@ def test_a_key_that_may_not_ask_whose_it_is_stands_for_its_account_and_is_not_to
 
 
 @pytest.mark.parametrize("answer", [HttpResponse(502, {}, b""), NetworkError("cut"), HttpResponse(200, {}, b"<html>")])
-def test_nobody_who_answers_is_not_another_account(tmp_path: Path, answer: HttpResponse | NetworkError) -> None:
+def test_no_answer_about_the_account_does_not_mean_another_account(
+    tmp_path: Path, answer: HttpResponse | NetworkError
+) -> None:
     rig = Rig(tmp_path)
     home = line_of(rig.create(), rig.home, OWNER, rig.world)
     real_http = rig.world.http
@@ -1158,7 +1154,7 @@ def test_a_key_that_graphql_did_not_name_at_the_launch_is_the_same_key_later(tmp
     assert str(line.account).startswith("key:")
     rig.cloud.balance_usd = Decimal(1)
     rig.world.pass_time(4000)
-    rig.cloud.lose(made.id, "gone")  # it ended itself, and nobody looked meanwhile
+    rig.cloud.lose(made.id, "gone")  # it ended itself while no command was running
     home = Home(rig.home, rig.world)
     check_own(home, "runpod", [line])
     refresh(home)
@@ -1193,7 +1189,7 @@ def test_an_answer_of_errors_alone_is_no_other_account_for_a_line_with_an_id(tmp
     assert home.ledger.lines()[0].state == "gone"
 
 
-def test_a_machine_is_ended_also_while_nobody_says_whose_key_it_is(tmp_path: Path) -> None:
+def test_destroy_works_while_the_account_cannot_be_identified(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     home = line_of(rig.create(), rig.home, OWNER, rig.world)
     real_http, seen = rig.world.http, Home(rig.home, rig.world)

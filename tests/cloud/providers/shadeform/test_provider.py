@@ -217,7 +217,7 @@ def test_what_we_do_not_take_is_left_out_with_the_reason(tmp_path: Path) -> None
         ("RTX4090", 24, "", "RTX4090"),
     ],
 )
-def test_the_card_is_told_by_name_memory_and_wiring(
+def test_the_card_is_identified_by_name_memory_and_interconnect(
     tmp_path: Path, gpu_type: str, memory_gb: int, interconnect: str, device: str
 ) -> None:
     types = [card(name=gpu_type, vram_per_gpu_in_gb=memory_gb, interconnect=interconnect)]
@@ -262,7 +262,7 @@ def test_what_is_sent(tmp_path: Path) -> None:
         "os": "ubuntu22.04_cuda12.4_shade_os",
         "launch_configuration": {"type": "script", "script_configuration": {}},
     }
-    # The instance shows the on-demand price in cents beside the terms it is rented at.
+    # The instance shows the on-demand price in cents next to the terms it is rented at.
     assert made.rate_usd_per_hour == Decimal("1.25")
 
 
@@ -303,7 +303,7 @@ def test_no_capacity_is_no_offer_and_no_funds_say_where_to_add_some(tmp_path: Pa
         rig.create()
 
 
-def test_a_higher_rate_than_offered_is_told(tmp_path: Path) -> None:
+def test_a_higher_rate_than_offered_is_reported(tmp_path: Path) -> None:
     made = Rig(tmp_path, Strike("dearer", 1, "create"), dearer_by=2.0).create()
     assert made.rate_usd_per_hour == Decimal("1.00")
 
@@ -405,7 +405,7 @@ def test_the_guard_goes_by_their_clock(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.acceptance(122)
-def test_an_instance_whose_guard_is_not_as_sent_is_destroyed(tmp_path: Path) -> None:
+def test_an_instance_is_destroyed_if_its_guard_differs_from_the_one_sent(tmp_path: Path) -> None:
     rig = Rig(tmp_path, settings=Settings(drops_guard="create"))
     with pytest.raises(CreateFailed, match="without the requested auto_delete") as caught:
         rig.create()
@@ -431,12 +431,12 @@ def test_a_guard_that_comes_back_written_otherwise_is_the_same_guard(tmp_path: P
     assert rig.num_living == 1
 
 
-def test_a_new_guard_that_is_not_taken_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_guard_reports_a_guard_that_was_not_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, settings=Settings(drops_guard="update"))
     made = rig.create()
     with pytest.raises(ProviderRefused, match="did not apply the new auto_delete"):
         rig.provider.set_guard(made.id, Decimal("5.00"), None)
-    # A launch whose machine would be deleted too early or too late is none: it undoes itself.
+    # A launch is undone if its machine would be deleted too early or too late.
     monkeypatch.setattr("homing.cloud.machine_setup.startup_script.hand_over", lambda *args, **kwargs: None)
     with pytest.raises(ProviderRefused, match="did not apply the new auto_delete"):
         rig.provider.hand_over(rig.request, made.id)
@@ -519,7 +519,7 @@ def test_a_reclaimed_spot_machine_says_so(tmp_path: Path) -> None:
     assert (gone.state, gone.billing, gone.detail) == ("gone", "no", "preempted by the provider")
 
 
-def test_a_name_changed_by_hand_does_not_hide_it(tmp_path: Path) -> None:
+def test_an_instance_renamed_in_the_console_is_still_found(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     made = rig.create()
     rig.cloud.rented[made.id].asked["name"] = "my favourite machine"
@@ -582,7 +582,7 @@ def test_the_key_is_ours_alone_and_goes_with_its_instance(tmp_path: Path) -> Non
     rig.provider.destroy_resource(key)
     assert rig.cloud.keys == {}
     with pytest.raises(ProviderRefused, match="does not belong to this home"):
-        rig.provider.destroy_resource(Resource("key", "1", "somebody's laptop", "shadeform"))
+        rig.provider.destroy_resource(Resource("key", "1", "another laptop", "shadeform"))
 
 
 @pytest.mark.acceptance(140)
@@ -602,8 +602,8 @@ def test_a_key_that_was_added_before_is_used_again(tmp_path: Path) -> None:
     assert len(rig.cloud.keys) == 1
 
 
-def test_a_key_that_is_held_until_the_machine_is_gone_holds_up_nobody(tmp_path: Path) -> None:
-    """It costs nothing, and a destroy that waited for it would be told as one that may still bill."""
+def test_a_key_that_shadeform_still_holds_does_not_delay_destroy(tmp_path: Path) -> None:
+    """A key costs nothing; a destroy that waited for it would be reported as one that may still bill."""
     rig = Rig(tmp_path, settings=Settings(delete_s=300, holds_keys=True))
     made = rig.create()
     rig.provider.destroy(made.id)
@@ -672,7 +672,7 @@ def test_an_agent_that_gave_up_is_seen_by_the_launch_although_the_machine_is_act
     made = rig.create()
     rig.provider.hand_over(rig.request, made.id)
     rig.world.pass_time(10)
-    assert rig.provider.describe(made.id).is_running, "nobody could log in, which says nothing"
+    assert rig.provider.describe(made.id).is_running, "a failed login says nothing about the agent"
     rig.world.ssh_answers["billing-ended"] = Completed(0, "1790000000.0", "")
     rig.world.pass_time(10)
     ended = rig.provider.describe(made.id)
@@ -688,7 +688,7 @@ def test_an_agent_that_gave_up_is_seen_by_the_launch_although_the_machine_is_act
 
 
 @pytest.mark.skipif(published() is None, reason="HOMING_OPENAPI_DIR is not set")
-def test_a_field_that_nobody_published_is_refused_on_both_sides(tmp_path: Path) -> None:
+def test_a_field_outside_the_published_document_is_refused_in_requests_and_responses(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     document = rig.cloud.document
     assert document is not None
@@ -780,7 +780,7 @@ def test_doctor_finds_names_that_shadeform_does_not_have(tmp_path: Path) -> None
     assert "ubuntu7_shade_os" in found["shadeform.os"]
 
 
-def test_doctor_finds_a_machine_whose_guard_somebody_took_away(tmp_path: Path) -> None:
+def test_doctor_finds_a_machine_without_its_guard(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     made = rig.create()
     rig.cloud.rented[made.id].auto_delete.clear()
@@ -789,7 +789,7 @@ def test_doctor_finds_a_machine_whose_guard_somebody_took_away(tmp_path: Path) -
     assert findings(rig) == {}, "what is gone needs none"
 
 
-# --- whose account it is ---
+# --- the account ---
 
 OTHER_KEY, NEW_KEY = "key-of-another-account", "second-key-of-the-account"
 
@@ -820,7 +820,7 @@ def test_a_new_key_that_shows_the_machine_is_of_its_account(tmp_path: Path) -> N
     rented = line_of(made, rig.home, OWNER, rig.world).ledger.lines()[0].account
     rig.world.env[KEY_ENV] = NEW_KEY
     home = Home(rig.home, rig.world)
-    assert home.provider("shadeform").account() != rented, "Shadeform does not tell"
+    assert home.provider("shadeform").account() != rented, "Shadeform does not report the account"
     assert refresh(home) == []
     assert home.ledger.lines()[0].account == home.provider("shadeform").account()
     rig.cloud.preempt(made.id)
@@ -834,7 +834,7 @@ def test_after_a_new_key_and_the_end_a_person_can_say_that_it_is_the_same_accoun
     made = rig.create()
     line_of(made, rig.home, OWNER, rig.world)
     rig.cloud.preempt(made.id)
-    rig.world.pass_time(30 * 86400.0)  # so long that nobody remembers it
+    rig.world.pass_time(30 * 86400.0)  # so long that Shadeform has forgotten it
     rig.world.env[KEY_ENV] = NEW_KEY
     home = Home(rig.home, rig.world)
     (problem,) = refresh(home)

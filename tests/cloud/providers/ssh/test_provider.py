@@ -246,7 +246,7 @@ def _python_with_path(tmp_path: Path, folder: Path) -> str:
     return str(script)
 
 
-# --- whose key ---
+# --- the key ---
 
 
 def test_a_host_that_was_never_met_is_shown_by_its_fingerprint_and_nothing_is_sent(
@@ -377,7 +377,7 @@ class _Hasty(World):
         super().sleep(min(seconds, 0.05))
 
 
-def test_noise_of_the_login_shell_and_a_missing_python_are_told_apart(
+def test_login_shell_output_is_distinguished_from_a_missing_python(
     sshd: Sshd, homing_home: Path, tmp_path: Path
 ) -> None:
     loud = tmp_path / "loud"
