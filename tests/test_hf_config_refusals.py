@@ -44,7 +44,7 @@ def test_partial_rotary_factor_is_refused_inside_the_rope_parameters(where: dict
     assert "partial_rotary_factor" in refusal(**where).why
 
 
-def test_partial_rotary_factor_of_one_or_null_is_fine_and_another_is_refused_at_the_top() -> None:
+def test_partial_rotary_factor_must_be_one_or_null_at_the_top_level() -> None:
     assert "partial_rotary_factor 0.5" in refusal(partial_rotary_factor=0.5).why
     for factor in (1, 1.0, None):
         rope = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": factor}

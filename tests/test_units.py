@@ -110,7 +110,7 @@ def test_a_difference_that_is_too_small_to_be_shown_is_said_as_that() -> None:
 
 
 @given(st.lists(st.decimals(0, 10_000, places=7), max_size=20))
-def test_the_total_of_a_column_is_the_sum_of_what_is_shown_and_not_below_the_real_one(amounts: list[Decimal]) -> None:
+def test_a_column_total_is_the_sum_of_the_shown_values_and_not_below_the_real_one(amounts: list[Decimal]) -> None:
     column = units.UsdColumn.of(amounts)
     shown = [units.parse_usd(column.show(amount).replace(",", "")) for amount in amounts]
     total = units.parse_usd(column.show(column.total(amounts)).replace(",", ""))

@@ -260,7 +260,7 @@ def test_half_an_answer_is_no_answer(world: World, answer: bytes) -> None:
 
 
 @pytest.mark.parametrize(("every_s", "least_s", "most_s"), [(60.0, 1.0, 20.0), (0.05, 1.0, 20.0)])
-def test_of_an_answer_that_does_not_end_comes_what_was_said_until_it_is_quiet_or_the_time_is_over(
+def test_an_endless_response_is_read_until_it_pauses_or_times_out(
     world: World, every_s: float, least_s: float, most_s: float
 ) -> None:
     is_over = threading.Event()
@@ -350,7 +350,7 @@ def test_a_signal_calls_its_handler_with_its_number_and_none_ignores_it() -> Non
     assert got == [signal.SIGUSR1]
 
 
-def test_a_walk_goes_on_over_a_folder_that_vanished_and_raises_for_one_that_cannot_be_listed(
+def test_walk_skips_a_vanished_folder_and_raises_for_an_unreadable_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")

@@ -106,7 +106,7 @@ def test_every_way_in_which_the_text_can_change_is_seen(here: Path, homing: Type
         ("vocab_size: 300", "vocab_size: 300, split: gpt2", "tokenizer.split is gpt2 now and was gpt4 then"),
     ],
 )
-def test_other_settings_are_seen_too(here: Path, homing: Typed, old: str, new: str, difference: str) -> None:
+def test_changed_settings_are_detected(here: Path, homing: Typed, old: str, new: str, difference: str) -> None:
     assert homing("prep", "cat")[0] == 0
     (here / "runs/cat.yaml").write_text(RUN_FILE.replace(old, new))
     code, _, said = homing("verify", "cat", "--no-run")
@@ -125,7 +125,7 @@ def test_a_touched_copied_or_removed_text_is_no_other_text(here: Path, homing: T
 
 
 @pytest.mark.regression("stale-shards")
-def test_conversations_that_changed_are_seen(here: Path, homing: Typed) -> None:
+def test_changed_conversations_are_detected(here: Path, homing: Typed) -> None:
     (here / "talk.jsonl").write_text("".join(conversation(n) for n in range(20)))
     (here / "runs/cat.yaml").write_text(CHAT_RUN_FILE)
     code, _, said = homing("prep", "cat")

@@ -54,8 +54,7 @@ class Rig:
         return [line.id for line in self.world.cloud.bill() if line.kind == "instance" and line.until is None]
 
     def rent(self, run_id: str = NEW, *, name: str = "moss", limit: str = "12", is_recorded: bool = True) -> str:
-        """A live run as a launch leaves it: ledger, run documents at home, record in the store. Returns the instance's
-        id."""
+        """Adds a live run (ledger, run documents at home, record in the store) and returns the instance's id."""
         home, now = self.home, self.world.now()
         store_url = f"file:{self.tmp_path / 'store'}"
         mark = make_mark(home.owner, run_id, 1)

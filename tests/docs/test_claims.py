@@ -110,7 +110,7 @@ def test_the_log_tells_the_five_minute_runs_of_their_file_with_the_batch_of_each
         assert f"| {shown} | {seeds[0]['batch_tokens']:,} | {bits} |" in text
 
 
-def test_the_page_of_the_engine_tells_first_steps_and_errors_of_the_model_as_they_are() -> None:
+def test_the_engine_page_has_the_measured_first_steps_and_model_errors() -> None:
     engine, first = page("docs/development/engine.md"), figures("results/engine")["speed"]["d12"]
     assert f"took {first['first_step_s']} s cold and {first['first_step_warm_s']} s warm" in engine
     table = measured_speeds.load_table()
@@ -126,7 +126,7 @@ def test_the_page_of_the_engine_tells_first_steps_and_errors_of_the_model_as_the
     assert int(match[2]) - 2 < 100 * second <= int(match[2])
 
 
-def test_the_design_tells_the_speed_of_encoding_and_the_hours_of_proofs_as_recorded() -> None:
+def test_the_design_page_has_the_recorded_encoding_speed_and_proof_hours() -> None:
     design, prep = page("docs/development/design.md"), figures("results/prep")
     assert f"encoded {prep['ours_mb_per_s']:.0f} MB/s" in design
     assert f"tiktoken's batch encoder {prep['tiktoken_mb_per_s']:.1f}" in design
@@ -189,7 +189,7 @@ def test_a_preset_that_names_the_memory_of_a_card_fits_every_such_card(preset: s
 # -- money -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_small_limit_that_one_can_try_lasts_as_long_as_the_page_says_and_is_met() -> None:
+def test_the_example_limit_lasts_as_long_as_the_page_says_and_ends_the_run() -> None:
     text = page("docs/guides/spend-limit.md")
     launch = re.search(r"homing launch poor --spend-limit ([\d.]+) --set phases\.0\.steps=(\d+) --yes", text)
     assert launch is not None
@@ -197,8 +197,7 @@ def test_the_small_limit_that_one_can_try_lasts_as_long_as_the_page_says_and_is_
     assert (
         f"a made-up rate of ${DEFAULT_RATE_USD_PER_HOUR} an hour, so the limit below lasts for {seconds:.0f} s" in text
     )
-    # At the speed of the quickstart, which uses this preset: a run that ends before its limit exits with 0 and shows
-    # none.
+    # At the speed of the quickstart, which uses this preset. A run that ends before its limit would not show the limit.
     quickstart = figures("results/quickstart")
     steps_per_s = quickstart["tokens"] / 2048 / quickstart["seconds"]
     assert int(launch[2]) > 5 * steps_per_s * float(seconds)
@@ -245,7 +244,7 @@ def test_the_same_bits_on_a_cpu_are_promised_for_the_same_number_of_threads() ->
                 assert re.search(r"number of threads|thread count", sentence), sentence
 
 
-def test_programs_that_were_never_started_with_a_model_of_ours_are_said_to_be_untested() -> None:
+def test_pages_call_programs_untested_that_never_ran_our_models() -> None:
     """vLLM, SGLang and LM Studio have neither a test nor a proof; llama.cpp and transformers have."""
     assert figures("proofs/gguf_in_llama_cpp")
     for path in [*PAGES, ROOT / "src/homing/cli/verb_list.py", ROOT / "src/homing/cli/verbs/plan.py"]:

@@ -145,7 +145,7 @@ def peer(batch: int, seed: int, bits: float, *, name: str = "") -> dict[str, Any
     return row(name or f"nanochat batch={batch}", seed, bits, batch_tokens=batch)
 
 
-def test_a_peer_that_was_not_swept_is_shown_with_its_batch_and_with_what_is_missing(
+def test_a_peer_without_a_sweep_shows_its_batch_and_the_missing_sweep(
     draw: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = drawn(draw, monkeypatch, [*OURS, peer(2**19, 0, 0.6, name="nanochat")], [])

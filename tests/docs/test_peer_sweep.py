@@ -74,7 +74,7 @@ def test_the_seed_that_chooses_is_not_one_that_is_reported(quality: ModuleType) 
     assert asked == [("peer_sweep", f"nanochat batch={batch}", 100) for batch in ASKED]
 
 
-def test_transformers_is_tried_with_several_rows_and_modes_and_the_same_tokens_a_step(
+def test_transformers_runs_with_several_rows_and_modes_at_the_same_tokens_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = load("engine.py", monkeypatch)

@@ -113,9 +113,7 @@ def test_a_result_of_changed_sources_is_marked_with_what_had_changed(
     assert "NOT FROM A CLEAN COMMIT: results/one.json (src/area/code.py, src/area/new.py)" in said
 
 
-def test_sources_that_change_while_it_runs_are_not_clean_and_the_commit_is_that_of_the_start(
-    git: Git, tmp_path: Path
-) -> None:
+def test_sources_that_change_during_a_benchmark_are_not_clean(git: Git, tmp_path: Path) -> None:
     began = git("rev-parse", "HEAD")
     script = result_of(tmp_path)
     (tmp_path / "src/area/code.py").write_text("later\n")
@@ -200,9 +198,7 @@ def test_make_check_lists_them(stale: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(("code", "goes_on"), [(0, True), (77, True), (1, False)])
-def test_make_prove_goes_on_where_something_is_not_installed_and_says_so_at_the_end(
-    code: int, goes_on: bool, tmp_path: Path
-) -> None:
+def test_make_prove_skips_missing_programs_and_lists_them_at_the_end(code: int, goes_on: bool, tmp_path: Path) -> None:
     (tmp_path / "benchmarks").mkdir()
     for name in ("first", "gguf_in_llama_cpp", "simulate"):
         (tmp_path / f"benchmarks/{name}.py").touch()

@@ -45,7 +45,7 @@ def test_it_asks_when_something_would_be_lost_and_ends_it_with_yes(cli: Homing) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("typed", ["moss", "runs/moss.yaml"])
-def test_a_ledger_that_cannot_be_brought_up_to_date_does_not_keep_a_machine_billing(
+def test_a_ledger_that_cannot_be_updated_does_not_keep_a_machine_billing(
     cli: Homing, monkeypatch: pytest.MonkeyPatch, typed: str
 ) -> None:
     def full(home: object) -> list[str]:
@@ -271,7 +271,7 @@ def test_stored_models_go_only_when_asked_for_and_agreed_to(cli: Homing, homing_
 
 @pytest.mark.acceptance(136)
 @pytest.mark.regression("stored-removal")
-def test_what_was_removed_from_the_store_is_said_and_nothing_writes_the_record_back(
+def test_destroy_names_what_it_removed_from_the_store_and_no_verb_restores_the_record(
     cli: Homing, homing_home: Path
 ) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")

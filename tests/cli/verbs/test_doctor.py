@@ -33,7 +33,7 @@ def test_a_healthy_home_says_so_in_two_lines_and_creates_nothing(cli: Homing, ho
     assert not homing_home.exists()
 
 
-def test_at_a_terminal_it_says_what_it_asks_and_each_finding_comes_before_the_next_question(
+def test_doctor_on_a_terminal_prints_each_finding_as_it_comes(
     cli: Homing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = list[str]()

@@ -468,7 +468,7 @@ def test_what_a_provider_refuses_is_tried_again_in_the_words_that_were_typed(
     assert "fix Try again: homing launch moss --resume\n" in said.err
 
 
-def test_an_hour_too_dear_for_a_run_that_goes_on_is_answered_for_as_it_takes_no_change(
+def test_a_resume_at_an_expensive_rate_needs_an_answer_at_a_terminal(
     cli: Homing, two: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two += ["left", "right"]

@@ -70,7 +70,7 @@ def test_own_text_leaves_the_presets_held_out_file_behind(monkeypatch: pytest.Mo
         ("--text", "zzz", "which has Faust.TXT, books"),
     ],
 )
-def test_text_that_is_not_there_exits_2_with_the_nearest_name_before_anything_is_written(
+def test_missing_text_exits_2_with_the_nearest_name_before_writing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, named: str, said: str
 ) -> None:
     lay("Faust.TXT", "books/one.txt")
@@ -166,7 +166,7 @@ def test_text_without_a_single_byte_is_refused(
         ([], "homing new first --from tiny"),
     ],
 )
-def test_a_name_that_is_missing_or_cannot_be_one_is_answered_with_the_whole_command(
+def test_a_missing_or_invalid_name_is_answered_with_the_whole_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: list[str], fix: str
 ) -> None:
     lay("a b.txt")

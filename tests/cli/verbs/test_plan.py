@@ -113,7 +113,7 @@ def learned(monkeypatch: pytest.MonkeyPatch, *rows: LearnedRow) -> None:
     monkeypatch.setattr("homing.cli.verbs.plan.load_table", lambda: table)
 
 
-def test_what_the_family_gives_up_is_one_row_and_without_a_measurement_it_has_no_figure(
+def test_the_family_trade_off_is_one_row_without_a_figure_if_not_measured(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stock = LearnedRow("quality.json", "H200", "stock", 300.0, 1000, 0.61234, 3)
@@ -205,7 +205,7 @@ def keyless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.acceptance(62)
 @pytest.mark.usefixtures("keyless")
-def test_without_a_key_it_tells_hours_and_dollars_by_dated_list_prices_that_are_no_offers(cli: Homing) -> None:
+def test_plan_without_a_key_uses_dated_list_prices_that_are_no_offers(cli: Homing) -> None:
     said = cli("plan", "moss", "--set", "cloud.providers=[runpod]", "--set", "cloud.gpu=H100")
     assert said.code == 0, said.err
     price = find_price("runpod", "H100")
@@ -229,7 +229,7 @@ def test_without_a_key_it_tells_hours_and_dollars_by_dated_list_prices_that_are_
 
 
 @pytest.mark.usefixtures("keyless")
-def test_a_cloud_without_a_list_has_hours_and_a_rate_of_ones_own_makes_dollars_of_them(cli: Homing) -> None:
+def test_plan_for_a_cloud_without_list_prices_needs_a_rate_for_dollars(cli: Homing) -> None:
     asked = ("plan", "moss", "--set", "cloud.providers=[shadeform]", "--set", "cloud.gpu=H100", "--json")
     (row,) = cli(*asked).json["cards"]
     assert (row["rate_usd_per_hour"], row["cost_usd"]) == (None, None)

@@ -103,7 +103,7 @@ def test_without_a_run_file_the_report_is_the_known_one(here: Path, capsys: pyte
 
 
 @pytest.mark.regression("held-out-share")
-def test_of_few_long_documents_the_share_that_was_asked_for_is_held_out_and_printed(
+def test_few_long_documents_hold_out_the_requested_share_and_print_it(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chapter = "\n\n".join(f"Paragraph {n} tells of {n * n % 97} cats and {n % 13} hats." * 4 for n in range(800))
@@ -125,7 +125,7 @@ def test_a_run_gives_steps_and_epochs_and_the_warning_past_four(capsys: pytest.C
     assert Path("data/tiny-cat/manifest.json").exists()
 
 
-def test_a_run_gets_some_lines_one_where_nothing_was_done_none_with_q_and_all_with_v(
+def test_prep_prints_a_few_lines_one_if_nothing_changed_none_with_q_all_with_v(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command("tiny-cat")
@@ -177,7 +177,7 @@ LONG_CHAT = RUN_FILE.replace("context: 16", "context: 32") + (
 )
 
 
-def test_conversations_that_do_not_fit_are_a_warning_that_names_the_context_in_which_most_are_whole(
+def test_too_long_conversations_warn_with_a_context_that_fits_most(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chat = [

@@ -10,7 +10,7 @@ from tests.cli.typed import Homing
 from homing.cli.verbs import quickstart
 
 
-def test_a_run_that_was_stopped_before_its_loss_was_measured_is_said_without_a_traceback(
+def test_a_run_stopped_before_its_first_loss_is_reported_without_a_traceback(
     homing: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -87,7 +87,7 @@ def test_both_answers_at_once_are_refused(cli: Homing) -> None:
 
 
 @pytest.mark.slow
-def test_a_provider_that_cannot_be_asked_is_said_and_exits_6_where_something_may_bill(
+def test_an_unreachable_provider_is_reported_and_exits_6_if_something_may_bill(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(self: Local) -> list[object]:

@@ -186,7 +186,7 @@ def test_a_report_of_a_real_homing_train_run(cli: Homing) -> None:
 
 
 @pytest.mark.regression("maintainers-report")
-def test_the_report_for_maintainers_has_what_happened_and_nothing_that_is_only_its_owners(
+def test_the_report_for_maintainers_has_events_and_no_private_data(
     cli: Homing, kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "canary-of-the-account")

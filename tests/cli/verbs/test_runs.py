@@ -25,10 +25,10 @@ def test_with_nothing_there_nothing_bills(cli: Homing) -> None:
     assert "Nothing is billing." in said.err
 
 
-def test_a_home_that_knows_of_no_launch_says_so_and_one_that_forgot_some_says_which(
+def test_a_home_without_launches_says_so_and_one_with_a_lost_ledger_names_its_runs(
     cli: Homing, homing_home: Path
 ) -> None:
-    for _ in range(2):  # the first look makes an owner and a ledger, and both are empty words
+    for _ in range(2):  # the first call creates an owner and an empty ledger
         assert f"No runs were launched from this home ({homing_home}" in cli("runs").err
     folder = homing_home / "runs/moss-20260101-120000-aaaa"
     folder.mkdir(parents=True)

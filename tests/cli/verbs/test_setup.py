@@ -53,9 +53,7 @@ def test_an_unknown_provider_lists_the_known_ones(cli: Homing) -> None:
     assert "local" in said.err
 
 
-def test_a_typed_key_goes_into_the_file_for_its_owner_alone_and_replaces_the_old_one(
-    tmp_path: Path, homing_home: Path
-) -> None:
+def test_setup_writes_the_key_to_a_private_file_and_replaces_the_old_one(tmp_path: Path, homing_home: Path) -> None:
     path = tmp_path / ".env"
     path.write_text("OTHER=1\nexport RUNPOD_API_KEY=old\n")
     write_key(path, "RUNPOD_API_KEY", "new", Home(homing_home, World()))

@@ -18,7 +18,7 @@ from homing.cloud.reconcile.run_status import Status
 cli = cli_with(steps=100_000)
 
 
-def test_a_store_with_letters_of_the_shell_is_quoted_in_the_command_that_takes_the_run_back() -> None:
+def test_a_store_with_shell_characters_is_quoted_in_the_adopt_command() -> None:
     store = "s3://a/b?endpoint=http://127.0.0.1:9&region=x"
     row = RunRow("moss-1", "moss", "adopted", 0.0, store, "0" * 64, "1")
     said = next_words(Status(row, [], None, Decimal(0), None), "moss")

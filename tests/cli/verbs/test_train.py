@@ -409,7 +409,7 @@ def test_a_finished_run_is_extended_from_its_weights_with_a_schedule_of_its_own(
     assert codec.loads(Outcome, (second / file_names.OUTCOME).read_bytes()).state == "done"
 
 
-def test_an_extension_that_was_stopped_is_gone_on_with_and_a_stopped_run_can_be_extended(project: Path) -> None:
+def test_a_stopped_extension_resumes_and_a_stopped_run_can_be_extended(project: Path) -> None:
     from homing.api.run_changes import extending_sets
     from homing.config import load_run
     from homing.config.resolve.selected_phases import newest_weights

@@ -76,7 +76,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_not_offered_to_be_fetch
 
 
 @pytest.mark.acceptance(123)
-def test_a_stopped_run_of_several_phases_says_in_which_and_what_all_of_them_would_take(
+def test_a_stopped_run_names_its_phase_and_the_total_of_all_phases(
     cli: Homing, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = Path("runs/moss.yaml").read_text()
