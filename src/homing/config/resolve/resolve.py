@@ -32,7 +32,7 @@ from homing.errors import DataError, HomingError
 from homing.units import format_bytes, format_count
 from homing.wire import file_names as wire_names
 from homing.wire.codec import dump
-from homing.wire.run_json import Data, Limits, PhaseData, Run, Sampling, Train
+from homing.wire.run_json import Data, Limits, Model, Phase, PhaseData, Run, Sampling, Train
 
 __all__ = ["SPECIALS", "PrepSettings", "Resolved", "resolve"]
 
@@ -68,47 +68,38 @@ class Resolved:
     source: Source | None  # open weights of model.from, if set
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """What the run starts from: chosen phases, open weights, and the run's own text if a phase reads it."""
+
+    data_dir: Path
+    numbers: list[int]  # indices of the chosen phases in the run file
+    source: Source | None
+    needs_text: bool
+    # Hash of the open weights' tokenizer, "" without open weights. Text tokenized with another tokenizer would be noise
+    # to them, and no later check would notice.
+    base_tokenizer_sha256: str
+    prepared: Prepared | None
+    is_for_prep: bool
+
+
+@dataclass(frozen=True)
+class _AllData:
+    """The data of the run and of its phases; the phases by index in the run file."""
+
+    corpus: Corpus
+    preps: dict[int, PhasePrep | None]
+    datas: dict[int, PhaseData | None]
+    corpora: dict[int, Corpus]
+
+
 def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
     """Resolve the run. Mistakes and warnings are recorded in the trace; use the run only if there are no mistakes."""
-    data_dir = Path(trace.file.data.dir or Path("data") / name).expanduser().absolute()
-    numbers = chosen_phases(trace)
-    source = read_base(trace)
-    needs_text = any(uses_run_text(trace, number) for number in numbers)
-    # Hash of the open weights' tokenizer. Text tokenized with another tokenizer would be noise to them, and no later
-    # check would notice.
-    base_tokenizer_sha256 = sha256_of(source.metadata_dir / wire_names.TOKENIZER) if source is not None else ""
-    prepared = None if is_for_prep else _prepared(trace, data_dir, base_tokenizer_sha256 if needs_text else "")
-    if source is not None:
-        vocab_size, model = source.shape.vocab_size, shape_of_base(trace, source)
-    else:
-        vocab_size = _vocab_size(trace, prepared, is_for_prep=is_for_prep, first=numbers[0])
-        model = resolve_model(trace, vocab_size)
-    corpus = _corpus(trace, prepared, vocab_size) if needs_text else Corpus(0, 0, "no phase reads it")
-    preps = {number: phase_prep(trace, number, data_dir) for number in numbers}
-    datas = {
-        number: phase_data(trace, number, None if is_for_prep else preps[number], model.context, base_tokenizer_sha256)
-        for number in numbers
-    }
-    if not is_for_prep:
-        _warn_of_missing(trace, preps, datas, needs_text=needs_text and prepared is None)
-    corpora = {
-        number: _corpus_of(trace, number, preps[number], datas[number], corpus, vocab_size, prepared)
-        for number in numbers
-    }
-    start = "" if is_for_prep else find_start(trace, numbers[0], name)
-    tokenizer_file = (source.metadata_dir if source is not None else data_dir) / wire_names.TOKENIZER
-    tokenizer = tokenizer_file if tokenizer_file.is_file() and not is_for_prep else None
-    is_brought = source is not None and (data_dir / wire_names.TOKENIZER).is_file()
-    phases = [
-        resolve_phase(
-            trace, number, model, corpora[number], data=datas[number], source=source,
-            start=start if number == numbers[0] else "", tokenizer=tokenizer,
-            turns=data_dir / wire_names.TURNS if is_brought else None,
-            before=[data for each in numbers if each < number and (data := datas[each]) is not None],
-        )
-        for number in numbers
-    ]  # fmt: skip
-    _renumber(trace, numbers)
+    inputs = _read_inputs(trace, name, is_for_prep=is_for_prep)
+    vocab_size, model = _resolve_shape(trace, inputs)
+    data = _resolve_data(trace, inputs, model, vocab_size)
+    phases = _resolve_phases(trace, inputs, model, data, name)
+    _renumber(trace, inputs.numbers)
     _refuse_twice(trace, name)
     _note_sizes(trace)
     run = Run(
@@ -116,25 +107,88 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
         seed=trace.plain("seed", ("seed",)),
         model=model,
         sizes=sizes(model),
-        data=_data(trace, data_dir, prepared, corpus, needs_text=needs_text),
+        data=_data(trace, inputs.data_dir, inputs.prepared, data.corpus, needs_text=inputs.needs_text),
         phases=phases,
         train=_train(trace),
         sampling=_sampling(trace),
         limits=_limits(trace),
         cloud=resolve_cloud(trace),
         store=_store(trace),
-        base=resolve_base(trace, source),
+        base=resolve_base(trace, inputs.source),
         code_version=__version__,
         run_file_sha256=hashlib.sha256(trace.source.text.encode()).hexdigest(),
         origin=trace.origin,
     )
     for path in _leaves(dump(run)):
         trace.origin.setdefault(path, "default")
-    has_own = all(data is None or data.manifest_sha256 for data in datas.values())
-    has_tokenizer = _has_tokenizer(trace, data_dir, base_tokenizer_sha256 if not needs_text and not is_for_prep else "")
-    is_prepared = has_own and (prepared is not None if needs_text else has_tokenizer)
-    own = [prep for prep in preps.values() if prep is not None]
-    return Resolved(run, _prep(trace, vocab_size, data_dir, source, numbers[0]), is_prepared, own, source)
+    is_prepared = _is_prepared(trace, inputs, data)
+    prep = _prep(trace, vocab_size, inputs.data_dir, inputs.source, inputs.numbers[0])
+    return Resolved(run, prep, is_prepared, [each for each in data.preps.values() if each is not None], inputs.source)
+
+
+# --- the chapters of resolve ------------------------------------------------------------------------------------------
+
+
+def _read_inputs(trace: Trace, name: str, *, is_for_prep: bool) -> _Inputs:
+    data_dir = Path(trace.file.data.dir or Path("data") / name).expanduser().absolute()
+    numbers = chosen_phases(trace)
+    source = read_base(trace)
+    needs_text = any(uses_run_text(trace, number) for number in numbers)
+    base_tokenizer_sha256 = sha256_of(source.metadata_dir / wire_names.TOKENIZER) if source is not None else ""
+    prepared = None if is_for_prep else _prepared(trace, data_dir, base_tokenizer_sha256 if needs_text else "")
+    return _Inputs(data_dir, numbers, source, needs_text, base_tokenizer_sha256, prepared, is_for_prep)
+
+
+def _resolve_shape(trace: Trace, inputs: _Inputs) -> tuple[int, Model]:
+    """Return the vocabulary size and the model's shape: those of the open weights, or those of the run file."""
+    if inputs.source is not None:
+        return inputs.source.shape.vocab_size, shape_of_base(trace, inputs.source)
+    vocab_size = _vocab_size(trace, inputs.prepared, is_for_prep=inputs.is_for_prep, first=inputs.numbers[0])
+    return vocab_size, resolve_model(trace, vocab_size)
+
+
+def _resolve_data(trace: Trace, inputs: _Inputs, model: Model, vocab_size: int) -> _AllData:
+    """Return the amount of text of the run and of each phase, and warn about files that prep will not find."""
+    numbers, prepared = inputs.numbers, inputs.prepared
+    corpus = _corpus(trace, prepared, vocab_size) if inputs.needs_text else Corpus(0, 0, "no phase reads it")
+    preps = {number: phase_prep(trace, number, inputs.data_dir) for number in numbers}
+    datas = {
+        number: phase_data(
+            trace, number, None if inputs.is_for_prep else preps[number], model.context, inputs.base_tokenizer_sha256
+        )
+        for number in numbers
+    }
+    if not inputs.is_for_prep:
+        _warn_of_missing(trace, preps, datas, needs_text=inputs.needs_text and prepared is None)
+    corpora = {
+        number: _corpus_of(trace, number, preps[number], datas[number], corpus, vocab_size, prepared)
+        for number in numbers
+    }
+    return _AllData(corpus, preps, datas, corpora)
+
+
+def _resolve_phases(trace: Trace, inputs: _Inputs, model: Model, data: _AllData, name: str) -> list[Phase]:
+    numbers, source = inputs.numbers, inputs.source
+    start = "" if inputs.is_for_prep else find_start(trace, numbers[0], name)
+    tokenizer = (source.metadata_dir if source is not None else inputs.data_dir) / wire_names.TOKENIZER
+    is_brought = source is not None and (inputs.data_dir / wire_names.TOKENIZER).is_file()
+    return [
+        resolve_phase(
+            trace, number, model, data.corpora[number], data=data.datas[number], source=source,
+            start=start if number == numbers[0] else "",
+            tokenizer=tokenizer if tokenizer.is_file() and not inputs.is_for_prep else None,
+            turns=inputs.data_dir / wire_names.TURNS if is_brought else None,
+            before=[earlier for each in numbers if each < number and (earlier := data.datas[each]) is not None],
+        )
+        for number in numbers
+    ]  # fmt: skip
+
+
+def _is_prepared(trace: Trace, inputs: _Inputs, data: _AllData) -> bool:
+    has_own = all(each is None or each.manifest_sha256 for each in data.datas.values())
+    is_checked = not inputs.needs_text and not inputs.is_for_prep
+    has_tokenizer = _has_tokenizer(trace, inputs.data_dir, inputs.base_tokenizer_sha256 if is_checked else "")
+    return has_own and (inputs.prepared is not None if inputs.needs_text else has_tokenizer)
 
 
 # --- data and vocabulary ---------------------------------------------------------------------------------------------
