@@ -392,7 +392,7 @@ MUTANTS = [
     ),
     Mutant(
         "wheel-imported-unhashed",
-        "src/homing/cloud/machine_setup/bootstrap_spec.py",
+        "src/homing/cloud/launch/run_documents.py",
         "'found == expected or sys.exit(",
         "'True or sys.exit(",
         (

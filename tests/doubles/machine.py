@@ -28,8 +28,7 @@ from typing import Any
 from tests.doubles.processes import Processes
 from tests.doubles.sshd import free_port, need_sshd
 
-from homing.cloud.launch import hand_over_remote
-from homing.cloud.machine_setup import code_bundle
+from homing.cloud.machine_setup import code_bundle, hand_over_remote
 from homing.cloud.machine_setup.startup_script import ROOT
 from homing.instance import bootstrap
 from homing.wire.boot_json import Boot, Bootstrap, EndBilling

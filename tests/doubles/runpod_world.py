@@ -16,7 +16,7 @@ from tests.doubles.faults import Faults
 from tests.doubles.runpod import RunpodDouble
 from tests.doubles.toy_world import CloudWorld
 
-from homing.cloud.launch import hand_over_remote
+from homing.cloud.machine_setup import hand_over_remote
 from homing.world import Completed, HttpRequest, HttpResponse
 
 KEY = "rpa_canary-key-of-the-account"

@@ -550,7 +550,7 @@ def test_a_good_probe_is_an_event_with_its_figures(boot: Boot) -> None:
 
 
 def test_it_runs_straight_from_the_wheel_on_a_python_that_has_nothing_installed(boot: Boot, tmp_path: Path) -> None:
-    from homing.cloud.machine_setup.bootstrap_spec import VERIFIED_START
+    from homing.cloud.launch.run_documents import VERIFIED_START
 
     work = Path(boot.work_dir)
     (work / WHEEL).write_bytes(wheel_bytes(World()))

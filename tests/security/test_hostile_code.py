@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import make_run
 
+from homing.cloud.launch.run_documents import make_bootstrap_spec
 from homing.cloud.machine_setup.boot_files import make_boot, prepare_inputs
-from homing.cloud.machine_setup.bootstrap_spec import make_bootstrap_spec
 from homing.cloud.providers.base import InputFile, Offer, Order, Place, Request
 from homing.errors import HomingError
 from homing.store import FileStore

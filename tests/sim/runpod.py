@@ -24,7 +24,7 @@ from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
 from tests.sim.host import EPOCH, Host
 from tests.sim.world import PYTHON, Proc, SimWorld
 
-from homing.cloud.launch import hand_over_remote
+from homing.cloud.machine_setup import hand_over_remote
 from homing.cloud.machine_setup.startup_script import ROOT, WORK_DIR
 from homing.cloud.providers.base import Place
 from homing.cloud.providers.runpod import offers

@@ -11,7 +11,7 @@ from typing import Any
 
 from homing.api.find_runs import usd
 from homing.api.local_runs import Trained, trained_here
-from homing.cloud.artifacts.stored_run import kept_by
+from homing.cloud.artifacts.prune import kept_by
 from homing.cloud.contact.home_guard import guard_on_duty
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter

@@ -13,7 +13,7 @@ from typing import Any
 
 from homing.api.find_runs import usd
 from homing.api.local_runs import Trained, newest_saved, progress_of
-from homing.cloud.artifacts.stored_run import kept_by
+from homing.cloud.artifacts.prune import kept_by
 from homing.cloud.contact import action_log
 from homing.cloud.contact.home_guard import out_of_reach
 from homing.cloud.contact.ssh_login import find_login

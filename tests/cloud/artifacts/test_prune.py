@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import forget
 
-from homing.cloud.artifacts.prune import plan_removal, remove
-from homing.cloud.artifacts.stored_run import remove_stored, stored_keys
+from homing.cloud.artifacts.prune import plan_removal, remove, remove_stored, stored_keys
 from homing.cloud.home import Home
 from homing.cloud.ledger.lease import take
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

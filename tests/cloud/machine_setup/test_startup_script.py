@@ -23,9 +23,9 @@ from tests.doubles.machine import Machine, bare_boot
 from tests.doubles.sshd import need_sshd
 
 from homing.cloud.contact.ssh_keys import host_key, known_hosts_line, login_key
+from homing.cloud.launch.run_documents import make_bootstrap_spec
 from homing.cloud.machine_setup import boot_files as booting
 from homing.cloud.machine_setup import startup_script as startup
-from homing.cloud.machine_setup.bootstrap_spec import make_bootstrap_spec
 from homing.cloud.machine_setup.startup_script import ROOT, WORK_DIR, Fetch, hand_over, place, startup_script
 from homing.cloud.providers.base import Connection, InputFile, Offer, Order, Request
 from homing.errors import CreateFailed, StartTimeout

@@ -13,7 +13,7 @@ from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.complete import run_words
 from homing.cli.options import Json, Yes
-from homing.cloud.artifacts.stored_run import kept_by, remove_stored, stored_keys
+from homing.cloud.artifacts.prune import kept_by, remove_stored, stored_keys
 from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, end_finding, open_lines, would_be_lost
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

@@ -2,6 +2,8 @@
 
     plan_removal   keys or a folder -> what would be deleted, in order; refuses what must stay
     remove         deletes, then lists again: anything still there is an error
+    kept_by        what a run keeps in its store, and what that costs after its instances are gone
+    remove_stored  all of it, for good
 
 Several homes may share a store. A run belongs to the owner of its newest lease, or of its record; a model to the run in
 its manifest. Inputs below objects/ are shared, so they stay while any run in the store is live. A checkpoint's manifest
@@ -18,18 +20,21 @@ from dataclasses import dataclass
 from homing.cloud.artifacts.stored_checkpoints import best_step, list_checkpoints
 from homing.cloud.contact.heartbeats import phases_of, read_document
 from homing.cloud.home import Home
-from homing.cloud.ledger.ledger import ADOPTED, LIVE_STATES
+from homing.cloud.ledger.lease import describe
+from homing.cloud.ledger.ledger import ADOPTED, LIVE_STATES, RunRow
+from homing.cloud.ledger.run_record import keep_no_record
 from homing.cloud.reconcile.adopt import stored_runs
-from homing.errors import IntegrityError, NotOwner, StoreError, UsageError
+from homing.errors import HomingError, IntegrityError, NotOwner, StoreError, UsageError
 from homing.store import Store, run_key
-from homing.store.base import Resuming
+from homing.store.base import Entries, Resuming
 from homing.store.lease_file import newest
+from homing.store.storage_price import Kept, kept
 from homing.units import counted
 from homing.wire import file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
 from homing.wire.stored_record import RunRecord
 
-__all__ = ["Removal", "in_order", "not_there", "plan_removal", "remove"]
+__all__ = ["Removal", "in_order", "kept_by", "not_there", "plan_removal", "remove", "remove_stored", "stored_keys"]
 
 _AT_ONCE = 100  # keys in one delete: on the Hub that is one commit
 
@@ -203,3 +208,57 @@ def _check_no_run_lives(store: Store, home: Home) -> str:
         )
     other_homes = [record.run_id for record in records if record.owner != home.owner]
     return f"Runs of other homes may need it to resume: {', '.join(other_homes)}." if other_homes else ""
+
+
+# --- a whole run in its store ---
+
+
+def kept_by(home: Home, run: RunRow) -> Kept | None:
+    """Return the size and cost of the run's folder and model; None if they cannot be listed."""
+    try:
+        entries = _entries(home.store_of(run), run)
+        environment = home.world.environment()
+        region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or ""
+        endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
+        return kept(run.store, sum(entry.num_bytes for entry in entries), region, endpoint)
+    except (HomingError, OSError):
+        return None  # an unreadable store must not keep a receipt from being shown
+
+
+def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
+    """Return all keys that only this run pushed, its model included, and one sentence per thing that is another's."""
+    store = home.store_of(run)
+    lease = newest(store, run.id)  # raises if the owner cannot be determined: removal is permanent
+    if lease is not None and lease.owner != home.owner:
+        return [], [f"{run.id} was adopted {describe(lease)}"]
+    named = f"{file_names.STORE_MODELS}/{run.name}"
+    others = [] if _pushed(store, named) == run.id or not store.list(named + "/") else [_others(store, named)]
+    return [entry.key for entry in _entries(store, run)], others
+
+
+def remove_stored(home: Home, run: RunRow, keys: list[str]) -> None:
+    """Remove the keys for good, and verify it. The caller has asked a person."""
+    store = home.store_of(run)
+    keep_no_record(home, run.id)  # first: a guard that runs meanwhile would write it back
+    remove(store, Removal(in_order(keys), 0, folders=tuple(_folders(store, run))))
+
+
+def _entries(store: Store, run: RunRow) -> Entries:
+    return [entry for folder in _folders(store, run) for entry in store.list(folder + "/")]
+
+
+def _folders(store: Store, run: RunRow) -> list[str]:
+    named = f"{file_names.STORE_MODELS}/{run.name}"
+    own = [named] if _pushed(store, named) == run.id else []
+    return [run_key(run.id), f"{file_names.STORE_MODELS}/{run.id}", *own]
+
+
+def _pushed(store: Store, model: str) -> str:
+    """Return the id of the run that pushed this model; "" if unknown."""
+    manifest = read_document(store, f"{model}/{file_names.MANIFEST}", CheckpointManifest)
+    return manifest.run_id if manifest is not None else ""
+
+
+def _others(store: Store, model: str) -> str:
+    owner = _pushed(store, model)
+    return f"{model} in {store.url} belongs to {owner}" if owner else f"The owner of {model} in {store.url} is unknown"

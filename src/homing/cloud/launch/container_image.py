@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
+from homing.cloud.launch.run_documents import LOCK, make_bootstrap_spec
 from homing.cloud.machine_setup import boot_files as booting
 from homing.cloud.machine_setup import startup_script
-from homing.cloud.machine_setup.bootstrap_spec import LOCK, make_bootstrap_spec
 from homing.cloud.providers.base import Offer
 from homing.config.schema.value_types import is_placeholder
 from homing.errors import HomingError, ProviderRefused, UsageError

@@ -1,26 +1,42 @@
-"""The startup script of a rented machine: the first shell script it runs, before anything of ours has contacted it.
+"""The startup script of a rented machine, and the hand-over that it waits for.
 
     timer (ends billing if nothing takes over) -> our SSH keys -> wait for the hand-over, or fetch -> agent
 
-The timer starts before anything that can fail and runs as long as the machine. Once its deadline has passed, it ends
-billing if no dead-man of the agent holds its lock for a grace period. The script never exits by itself. If a finished
-container is started again, it notices that it ran before, and ends billing instead of training twice.
+The script is the first that the machine runs, before anything of ours has contacted it. The timer starts before
+anything that can fail and runs as long as the machine. Once its deadline has passed, it ends billing if no dead-man of
+the agent holds its lock for a grace period. The script never exits by itself. If a finished container is started again,
+it notices that it ran before, and ends billing instead of training twice. It contains no secret but the machine's own
+host key, so it may be in user data.
 
-It contains no secret but the machine's own host key, so it may be in user data; secrets are delivered by `hand_over`.
+The hand-over delivers what the create call could not carry: files and secrets, over SSH, on stdin.
+
+    wait for SSH -> python3 there, with `receive` and the order on stdin -> done, or "not yet": retry -> deadline
+
+Nothing is sent before the machine has presented the host key that home gave it. While it boots it may present another
+one or refuse our key: that counts as "not yet", and at the deadline the error reports it.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import math
+import os
 import shlex
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
 from homing.cloud.contact.ssh_keys import HostKey
-from homing.cloud.launch.hand_over import hand_over
-from homing.cloud.providers.base import Place
-from homing.wire import file_names
+from homing.cloud.machine_setup import hand_over_remote
+from homing.cloud.providers.base import Connection, Place, Request
+from homing.cloud.providers.ssh.machine import ssh_argv
+from homing.errors import CreateFailed, StartTimeout, UsageError
+from homing.units import format_duration
+from homing.wire import codec, file_names
 from homing.wire.boot_json import EndBilling
+from homing.world import Completed, World
 
 __all__ = ["CACHE_DIR", "ROOT", "WORK_DIR", "Fetch", "hand_over", "place", "startup_script"]
 
@@ -30,6 +46,16 @@ CACHE_DIR = f"{ROOT}/cache"
 
 _LOOK_S = 5.0  # how often the timer checks the dead-man's lock
 _GRACE_S = 180.0  # how long the dead-man may be missing; the agent restarts a dead one sooner
+_TRY_S = 180.0  # for one call: a wheel of some megabytes over a slow line
+_PAUSE_S = 2.0
+_KNOWN_HOSTS = "known_hosts"
+_START = (
+    "import json,sys,types\n"
+    "o=json.load(sys.stdin)\n"
+    "m=types.ModuleType('receive')\n"
+    "exec(o['program'],m.__dict__)\n"
+    "m.main(o['order'])\n"
+)
 
 
 @dataclass(frozen=True)
@@ -88,3 +114,80 @@ def startup_script(
 
 def place(end: EndBilling) -> Place:
     return Place(WORK_DIR, f"{WORK_DIR}/env/bin/python", end, "python3", CACHE_DIR)
+
+
+# --- the hand-over ---
+
+
+def hand_over(connection: Connection, request: Request, *, world: World, timeout_s: float) -> None:
+    """Send files and secrets to the machine, retrying until `timeout_s` is over. Idempotent.
+
+    Raises StartTimeout, or CreateFailed if the machine rejects them.
+    """
+    known_hosts = Path(request.order.files[0].source).with_name(_KNOWN_HOSTS)
+    world.write(known_hosts, (connection.known_hosts + "\n").encode(), mode=0o600)
+    root = os.path.dirname(request.order.boot.work_dir)
+    argv = [*ssh_argv(connection, known_hosts), "-T", "-oBatchMode=yes", f"{connection.user}@{connection.host}"]
+    argv.append(_command(root))
+    message = json.dumps(
+        {"program": world.read(hand_over_remote.__file__).decode(), "order": _order(request, root, world)}
+    )
+    deadline, why = world.monotonic() + timeout_s, ""
+    while (left_s := min(deadline - world.monotonic(), request.order.start_by - world.boottime())) > 0:
+        done = world.run(argv, min(_TRY_S, left_s), stdin=message)
+        problem = _why_not(done, request)
+        if not problem:
+            return
+        why = why if why and done.code == 124 else problem  # the last try is cut short and says only that
+        world.sleep(min(_PAUSE_S, max(0.0, deadline - world.monotonic())))
+    to = f"{connection.user}@{connection.host}:{connection.port}"
+    raise StartTimeout(
+        what=f"Could not send files to {request.mark} over SSH within {format_duration(timeout_s)}.",
+        why=f"{to}: {why or 'there was no time to try'}",
+        fix=f"Try again: {request.order.words.to('launch')}",
+    )
+
+
+def _command(root: str) -> str:
+    """Return the remote command: run as root, with sudo for another login, because root owns the machine's folder."""
+    python = f"python3 -I -c {shlex.quote(_START)}"
+    return f"if [ -w {shlex.quote(root)} ]; then exec {python}; else exec sudo -n {python}; fi"
+
+
+def _order(request: Request, root: str, world: World) -> dict[str, Any]:
+    order = request.order
+    return {
+        "root": root,
+        "work": order.boot.work_dir,
+        "files": {file.path: base64.b64encode(world.read(file.source)).decode() for file in order.files},
+        "boot": codec.dumps(order.boot, indent=1),
+        "secrets": order.secrets,
+    }
+
+
+def _why_not(done: Completed, request: Request) -> str:
+    """Return why it is not done yet, or "". Raises for errors that waiting cannot fix."""
+    lines = [line for line in done.out.splitlines() if line.startswith(hand_over_remote.SIGN)]
+    answer = json.loads(lines[-1][len(hand_over_remote.SIGN) :]) if lines else {}
+    if answer.get("state") == "done":
+        return ""
+    if answer.get("state") in ("ended", "failed"):
+        raise CreateFailed(
+            what=f"{request.mark} rejected the files sent to it.",
+            why=f"It answered: {answer['why']}",
+            fix=f"Try again: {request.order.words.to('launch')}",
+        )
+    if answer:
+        return str(answer["why"])
+    last = (done.err.strip().splitlines() or [f"ssh ended with exit code {done.code}"])[-1]
+    if done.code == 127 and "ssh" in done.err and not done.out:
+        raise UsageError(what="The OpenSSH client `ssh` is not installed.", why=last, fix="Install openssh-client")
+    if done.code == 127:
+        raise CreateFailed(
+            what=f"{request.mark} lacks a program that homing needs to start.",
+            why=last,
+            fix="Use an image with bash, python3, and sudo for the login user, or build one: homing image build",
+        )
+    if "HOST IDENTIFICATION HAS CHANGED" in done.err or "Host key verification failed" in done.err:
+        return "its host key differs from the one created for it; nothing was sent"
+    return last

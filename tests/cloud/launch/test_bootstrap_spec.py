@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import make_run
 
+from homing.cloud.launch.run_documents import LOCK, VERIFIED_START, make_bootstrap_spec
 from homing.cloud.machine_setup import code_bundle
 from homing.cloud.machine_setup.boot_files import make_boot
-from homing.cloud.machine_setup.bootstrap_spec import LOCK, VERIFIED_START, make_bootstrap_spec
 from homing.cloud.providers.base import Offer, Place
 from homing.wire.boot_json import Boot, EndBilling
 from homing.wire.run_json import Run

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.doubles.machine import bare_boot
 
-from homing.cloud.launch import hand_over_remote
-from homing.cloud.launch.hand_over import hand_over
+from homing.cloud.machine_setup import hand_over_remote
+from homing.cloud.machine_setup.startup_script import hand_over
 from homing.cloud.providers.base import Connection, InputFile, Offer, Order, Request
 from homing.errors import CreateFailed, HomingError, StartTimeout, UsageError
 from homing.world import Completed, World
