@@ -75,7 +75,7 @@ MUTANTS = [
     # --- lease ---
     Mutant(
         "lease-for-everyone",
-        "src/homing/cloud/ledger/lease.py",
+        "src/homing/cloud/ledger/ownership.py",
         "    raise taken_elsewhere(store, holder or wanted, owner)\n",
         "    return wanted\n",
         ("tests/cloud/ledger/test_lease.py",),
@@ -263,7 +263,7 @@ MUTANTS = [
     ),
     Mutant(
         "silence-by-their-clock",
-        "src/homing/cloud/contact/silence.py",
+        "src/homing/cloud/contact/heartbeats.py",
         "            return seen_s\n",
         "            return max(0.0, now - beat.t)\n",
         ("tests/cloud/contact/test_silence.py",),

@@ -209,7 +209,7 @@ def forget(home_path: Path) -> None:
 def look_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homing.cloud.watch.follow._POLL_S", 0.1)
     monkeypatch.setattr("homing.cloud.guard.stop_and_limit._STOP_EVERY_S", 0.1)
-    monkeypatch.setattr("homing.cloud.watch.log_files._EVERY_S", 0.1)
+    monkeypatch.setattr("homing.cloud.watch.run_output._EVERY_S", 0.1)
     monkeypatch.setattr("homing.cloud.machine_setup.startup_script._PAUSE_S", 0.3)
     monkeypatch.setattr("homing.cloud.launch.run_documents._heartbeat_s", lambda store: 0.2)
     # Agents hold out against SIGTERM: a machine of processes is gone when its grace is over, and not before.

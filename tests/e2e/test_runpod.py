@@ -25,14 +25,14 @@ from tests.e2e.trips import (
 )
 
 from homing.cloud.artifacts.fetch import fetch
-from homing.cloud.contact.ssh_login import find_login
+from homing.cloud.contact.ssh_access import find_login
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import guards, launch
 from homing.cloud.ledger.meter import billing_lines
 from homing.cloud.providers.base import wait_until
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.watch.follow import watch
-from homing.cloud.watch.log_files import boot_log
+from homing.cloud.watch.run_output import boot_log
 from homing.errors import CreateFailed
 
 pytestmark = [pytest.mark.machine, pytest.mark.slow, pytest.mark.timeout(600)]

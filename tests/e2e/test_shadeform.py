@@ -28,7 +28,7 @@ from tests.e2e.trips import (
 
 from homing.cloud.artifacts.fetch import fetch
 from homing.cloud.contact.home_guard import sign_in
-from homing.cloud.contact.ssh_login import find_login
+from homing.cloud.contact.ssh_access import find_login
 from homing.cloud.destroy import destroy_run
 from homing.cloud.guard.guard import guard_pass
 from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit, propose
@@ -39,7 +39,7 @@ from homing.cloud.ledger.meter import billing_lines
 from homing.cloud.providers.base import wait_until
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.watch.follow import watch
-from homing.cloud.watch.log_files import boot_log
+from homing.cloud.watch.run_output import boot_log
 from homing.errors import StartTimeout, UsageError
 from homing.wire import file_names
 

@@ -16,7 +16,7 @@ from tests.doubles.container import engine, imported
 from tests.doubles.machine import bare_boot
 from tests.doubles.sshd import free_port, need_sshd
 
-from homing.cloud.contact.ssh_keys import host_key, known_hosts_line, login_key
+from homing.cloud.contact.ssh_access import host_key, known_hosts_line, login_key
 from homing.cloud.machine_setup.startup_script import WORK_DIR, hand_over, startup_script
 from homing.cloud.providers.base import Connection, InputFile, Offer, Order, Request
 from homing.world import World

@@ -12,7 +12,7 @@ from tests.sim.stories import LONG, Rig
 
 from homing.cloud.home import Home
 from homing.cloud.watch.follow import watch
-from homing.cloud.watch.log_files import follow
+from homing.cloud.watch.run_output import follow
 
 LEDGER, BACKUP = f"{HOME}/ledger.sqlite", f"{HOME}/backup/ledger.sqlite"
 

@@ -29,9 +29,8 @@ from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.meter import billing_lines
 from homing.cloud.reconcile.run_status import BY_REWARD, look, newest_beat
-from homing.cloud.watch.event_feed import EventFeed
-from homing.cloud.watch.log_files import PROGRAMS
 from homing.cloud.watch.progress import Planned, planned, progress_line
+from homing.cloud.watch.run_output import PROGRAMS, EventFeed
 from homing.errors import HomingError, StoreError
 from homing.report import read_report
 from homing.store import FileStore, NotInStore, Store, pace_of, run_key

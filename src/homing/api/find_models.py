@@ -27,7 +27,7 @@ from pathlib import Path
 from homing.api import notices
 from homing.api.run_selector import pick_run, split_run
 from homing.cloud.home import Home
-from homing.cloud.ledger.run_record import is_removed
+from homing.cloud.ledger.ownership import is_removed
 from homing.config import home, run_files
 from homing.config.parse.key_suggestions import nearest
 from homing.config.paths import MODELS, manifest_in

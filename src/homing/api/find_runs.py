@@ -31,7 +31,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.providers.ssh.machine import HostKeyUnknown
-from homing.cloud.reconcile.unknown_billing import check_lost
+from homing.cloud.reconcile.inventory import check_lost
 from homing.config import home as home_path
 from homing.config.paths import RUN_SUFFIXES, run_files, typed_name
 from homing.config.projects import begun_elsewhere, belongs_to_other_folder, file_called, name_meant

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from homing.cloud.contact.heartbeats import Tail
 from homing.cloud.home import Home
 from homing.cloud.reconcile.run_status import check_interval, how_far, newest_in
-from homing.cloud.watch.event_feed import EventFeed, Report
-from homing.cloud.watch.log_files import check_program, follow_tail
+from homing.cloud.watch.run_output import EventFeed, Report, check_program, follow_tail
 from homing.errors import HomingError, LimitReached, RunFailed, UsageError
 from homing.store import FileStore, run_key
 from homing.units import format_bytes, format_duration

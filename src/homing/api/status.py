@@ -16,13 +16,13 @@ from homing.api.local_runs import Trained, newest_saved, progress_of
 from homing.cloud.artifacts.prune import kept_by
 from homing.cloud.contact import action_log
 from homing.cloud.contact.home_guard import out_of_reach
-from homing.cloud.contact.ssh_login import find_login
+from homing.cloud.contact.ssh_access import find_login
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, LedgerLine, RunRow
 from homing.cloud.ledger.meter import at_most, is_charged, line_spend
 from homing.cloud.reconcile.run_status import Status, figures_of, look, newest_pushed
-from homing.cloud.watch.event_feed import EventFeed
 from homing.cloud.watch.progress import ahead, planned, progress_line
+from homing.cloud.watch.run_output import EventFeed
 from homing.errors import HomingError
 from homing.units import format_duration
 from homing.wire import codec, file_names

@@ -21,9 +21,9 @@ from homing.cloud.ask_providers import NEAR_LIMIT_TIMEOUT_S, ask_store
 from homing.cloud.contact.heartbeats import read_reports
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
-from homing.cloud.ledger.clock_steps import follow_clock
 from homing.cloud.ledger.ledger import REFUSED, LedgerLine, RunRow
 from homing.cloud.ledger.mark import owner_in, owner_prefix
+from homing.cloud.ledger.meter import follow_clock
 from homing.cloud.providers.base import Instance, Provider, Resource, wait_until
 from homing.cloud.reconcile.account_owner import check_account, note_account
 from homing.cloud.reconcile.inventory import Finding

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from homing.cloud.contact.ssh_keys import login_key
+from homing.cloud.contact.ssh_access import login_key
 from homing.cloud.home import Home
 from homing.errors import StoreError
 from homing.store import open_store

@@ -42,7 +42,7 @@ __all__ = [
     "compare_clocks",
 ]
 
-_KEYS = "keys"  # where ssh_keys stores them
+_KEYS = "keys"  # where ssh_access stores them
 _LEAST_PYTHON = (3, 11)
 _LEAST_SSH = (7, 6)  # supports all options that we use; from 2017
 _LEAST_DISK_BYTES = 2 * 10**9  # if no run is named

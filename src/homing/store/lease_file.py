@@ -2,7 +2,7 @@
 
     runs/<id>/lease/00000001.json ...    written once by create-if-absent, never changed; the highest number counts
 
-Used by home and by the instance; only home takes leases, in cloud/ledger/lease.py. Raises if the store cannot be
+Used by home and by the instance; only home takes leases, in cloud/ledger/ownership.py. Raises if the store cannot be
 read, so that an outage never makes an instance look superseded.
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.cloud.contact.silence import age_s, last_word, quiet_s
+from homing.cloud.contact.heartbeats import age_s, last_word, quiet_s
 from homing.cloud.home import Home
 from homing.wire.control_files import Heartbeat
 from homing.world import World

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from homing.cloud.contact.ssh_keys import find_host_key, host_key, known_hosts_line, login_key
+from homing.cloud.contact.ssh_access import find_host_key, host_key, known_hosts_line, login_key
 from homing.errors import UsageError
 from homing.world import Completed, World
 

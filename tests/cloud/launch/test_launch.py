@@ -25,12 +25,12 @@ from homing.cloud.launch.launch import dry_run, launch
 from homing.cloud.ledger.ledger import AT_MOST, Ledger, LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark
 from homing.cloud.ledger.meter import billing_lines
-from homing.cloud.ledger.run_record import write_record
+from homing.cloud.ledger.ownership import write_record
 from homing.cloud.providers.base import Instance, wait_until
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import look
 from homing.cloud.watch.follow import watch
-from homing.cloud.watch.log_files import boot_log
+from homing.cloud.watch.run_output import boot_log
 from homing.errors import CreateFailed, DataError, HomingError, StartTimeout, StillBilling, StoreError, UsageError
 from homing.store import FileStore
 from homing.wire import file_names

@@ -8,8 +8,8 @@ import pytest
 from tests.doubles.toy_world import CloudWorld
 
 from homing.cloud.home import Home
-from homing.cloud.ledger.clock_steps import MOST_DRIFT_S, elapsed_s, follow_clock, stamp
 from homing.cloud.ledger.ledger import LedgerLine
+from homing.cloud.ledger.meter import MOST_DRIFT_S, elapsed_s, follow_clock, stamp
 from homing.doctor.computer import compare_clocks
 from homing.world import HttpRequest, HttpResponse, World
 

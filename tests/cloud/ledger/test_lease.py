@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.cloud.ledger import lease as leases
+from homing.cloud.ledger import ownership
 from homing.errors import IntegrityError, NotOwner, StoreError
 from homing.store import FileStore
 from homing.store.base import Entry
@@ -27,20 +27,20 @@ def store(tmp_path: Path) -> FileStore:
 
 
 def take(store: FileStore, *, owner: str = "aaaaaa", mark: str = "m-1", after: int = 0, host: str = "here") -> Lease:
-    return leases.take(store, RUN, owner=owner, host=host, mark=mark, after=after, world=World())
+    return ownership.take(store, RUN, owner=owner, host=host, mark=mark, after=after, world=World())
 
 
 def test_the_first_taker_owns_it_and_the_next_number_supersedes(store: FileStore) -> None:
-    assert leases.newest(store, RUN) is None
+    assert ownership.newest(store, RUN) is None
     first = take(store)
-    assert leases.newest(store, RUN) == first
-    leases.check(store, first)
+    assert ownership.newest(store, RUN) == first
+    ownership.check(store, first)
     second = take(store, owner="bbbbbb", mark="m-2", after=first.number)
     assert (first.number, second.number) == (1, 2)
-    assert leases.newest(store, RUN) == second
-    leases.check(store, second)
+    assert ownership.newest(store, RUN) == second
+    ownership.check(store, second)
     with pytest.raises(NotOwner):
-        leases.check(store, first)
+        ownership.check(store, first)
 
 
 def test_the_loser_hears_who_took_it_when_from_where_and_what_to_do(store: FileStore) -> None:
@@ -57,7 +57,7 @@ def test_the_loser_hears_who_took_it_when_from_where_and_what_to_do(store: FileS
 def test_an_adoption_that_names_the_running_instance_supersedes_nothing(store: FileStore) -> None:
     first = take(store)
     take(store, owner="bbbbbb", after=1)
-    leases.check(store, first)
+    ownership.check(store, first)
     fence = Fence(store, RUN, "m-1", 1)
     assert fence.superseded_by() is None
     take(store, owner="bbbbbb", mark="m-2", after=2)
@@ -70,7 +70,7 @@ def test_an_adoption_that_names_the_running_instance_supersedes_nothing(store: F
 def test_a_store_that_cannot_be_read_supersedes_nobody(store: FileStore, tmp_path: Path) -> None:
     first = take(store)
     (tmp_path / "store").rename(tmp_path / "away")
-    for look in (lambda: leases.check(store, first), Fence(store, RUN, "m-1", 1).superseded_by):
+    for look in (lambda: ownership.check(store, first), Fence(store, RUN, "m-1", 1).superseded_by):
         with pytest.raises(StoreError):
             look()
 
@@ -78,7 +78,7 @@ def test_a_store_that_cannot_be_read_supersedes_nobody(store: FileStore, tmp_pat
 def test_a_damaged_lease_is_damage_and_not_a_free_place(store: FileStore) -> None:
     store.put_bytes(lease_key(RUN, 1), b"{")
     with pytest.raises(IntegrityError):
-        leases.newest(store, RUN)
+        ownership.newest(store, RUN)
     with pytest.raises(IntegrityError):
         take(store)
 
@@ -95,7 +95,7 @@ def test_a_lost_answer_is_told_from_a_lost_race(store: FileStore) -> None:
             return super().create_if_absent(key, data)
 
     lost = take(LosesAnswers(store.root, World()))
-    assert leases.newest(store, RUN) == lost
+    assert ownership.newest(store, RUN) == lost
     assert take(TriesTwice(store.root, World()), after=1).number == 2
 
     class NeverArrives(FileStore):
@@ -104,7 +104,7 @@ def test_a_lost_answer_is_told_from_a_lost_race(store: FileStore) -> None:
 
     with pytest.raises(StoreError):
         take(NeverArrives(store.root, World()), after=2)
-    assert leases.newest(store, RUN) is not None
+    assert ownership.newest(store, RUN) is not None
 
 
 def test_a_list_that_is_late_does_not_hide_a_newer_lease(store: FileStore) -> None:
@@ -114,7 +114,7 @@ def test_a_list_that_is_late_does_not_hide_a_newer_lease(store: FileStore) -> No
 
     for number in range(3):
         take(store, mark=f"m-{number}", after=number)
-    found = leases.newest(Late(store.root, World()), RUN)
+    found = ownership.newest(Late(store.root, World()), RUN)
     assert found is not None
     assert found.number == 3
 
@@ -131,7 +131,7 @@ def test_of_many_threads_exactly_one_gets_each_number(store: FileStore) -> None:
             thread.join(60)
         assert len(owners) == 1
         assert len(refused) == 7
-        assert leases.newest(store, RUN) == owners[0]
+        assert ownership.newest(store, RUN) == owners[0]
 
 
 def _ask(store: FileStore, after: int, owners: list[Lease], refused: list[NotOwner]) -> None:
@@ -145,7 +145,7 @@ def _race(root: str, owner: str, rounds: int, won: multiprocessing.Queue[tuple[i
     store = FileStore(root, World())
     for after in range(rounds):
         try:
-            taken = leases.take(store, RUN, owner=owner, host=owner, mark=owner, after=after, world=World())
+            taken = ownership.take(store, RUN, owner=owner, host=owner, mark=owner, after=after, world=World())
             won.put((taken.number, owner))
         except NotOwner:
             pass

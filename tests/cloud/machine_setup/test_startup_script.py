@@ -22,7 +22,7 @@ from tests.cloud.rig import make_run, trainer_argv
 from tests.doubles.machine import Machine, bare_boot
 from tests.doubles.sshd import need_sshd
 
-from homing.cloud.contact.ssh_keys import host_key, known_hosts_line, login_key
+from homing.cloud.contact.ssh_access import host_key, known_hosts_line, login_key
 from homing.cloud.launch.run_documents import make_bootstrap_spec
 from homing.cloud.machine_setup import boot_files as booting
 from homing.cloud.machine_setup import startup_script as startup

@@ -11,7 +11,7 @@ from tests.cloud.rig import make_draft
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
-from homing.cloud.watch.log_files import boot_log, follow, read_log
+from homing.cloud.watch.run_output import boot_log, follow, read_log
 from homing.errors import StoreError, UsageError
 from homing.store import FileStore, run_key
 from homing.wire import codec, file_names
@@ -72,7 +72,7 @@ def test_a_failed_run_is_followed_until_its_last_push_is_in_the_store(
         store.put_bytes(run_key(run.id, file_names.HEARTBEAT), codec.dumps(messages).encode())
         return []
 
-    monkeypatch.setattr("homing.cloud.watch.log_files.refresh", next_round)
+    monkeypatch.setattr("homing.cloud.watch.run_output.refresh", next_round)
     assert list(follow(home, run)) == ["step 1", "Traceback", "ValueError: boom"]
     assert read_log(home, run) == ["step 1", "Traceback", "ValueError: boom"]
 
@@ -84,6 +84,6 @@ def test_a_run_that_never_says_that_its_last_push_is_done_is_not_followed_for_ev
     run = RunRow("moss-1", "moss", "failed", 1.0, f"file:{tmp_path}/store", "")
     line = LedgerLine("m1", run.id, run.name, 1, "local", "cpu", "0.36", "1.00", 1.0, "i1", 1.0)
     home.ledger.adopt_run(run, [line], [])
-    monkeypatch.setattr("homing.cloud.watch.log_files.refresh", lambda at_home: [])
-    monkeypatch.setattr("homing.cloud.watch.log_files.LAST_PUSH_S", 0.3)
+    monkeypatch.setattr("homing.cloud.watch.run_output.refresh", lambda at_home: [])
+    monkeypatch.setattr("homing.cloud.watch.run_output.LAST_PUSH_S", 0.3)
     assert list(follow(home, run)) == []

@@ -18,7 +18,7 @@ from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, end_find
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.meter import at_most
-from homing.cloud.ledger.run_record import write_record
+from homing.cloud.ledger.ownership import write_record
 from homing.cloud.reconcile.account_owner import vouch
 from homing.cloud.reconcile.inventory import Finding, survey
 from homing.cloud.reconcile.reconcile import refresh

@@ -13,7 +13,7 @@ from homing.api.find_runs import find_run, name_here, open_home
 from homing.api.local_server import any_free, is_free
 from homing.cli import output
 from homing.cli.options import Json, RunRequired
-from homing.cloud.contact.ssh_login import Login, find_login
+from homing.cloud.contact.ssh_access import Login, find_login
 from homing.errors import UsageError
 
 __all__ = ["command"]

@@ -11,7 +11,7 @@ from homing.api.local_runs import Trained, log_of
 from homing.cli import output
 from homing.cli.options import Json, RunName
 from homing.cloud.home import Home
-from homing.cloud.watch.log_files import boot_log, follow, read_log
+from homing.cloud.watch.run_output import boot_log, follow, read_log
 from homing.wire import file_names
 
 __all__ = ["command"]

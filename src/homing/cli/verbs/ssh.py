@@ -11,7 +11,7 @@ import typer
 from homing.api.find_runs import find_run, open_home
 from homing.cli import output
 from homing.cli.options import Json, RunName
-from homing.cloud.contact.ssh_login import find_login
+from homing.cloud.contact.ssh_access import find_login
 
 __all__ = ["command"]
 

@@ -15,7 +15,7 @@ from homing.cli.options import Json, RunName
 from homing.cloud.home import Home
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import Status, check_interval
-from homing.cloud.watch.event_feed import EventFeed
+from homing.cloud.watch.run_output import EventFeed
 from homing.errors import UsageError
 from homing.units import parse_duration
 

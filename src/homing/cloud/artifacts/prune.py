@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from homing.cloud.artifacts.stored_checkpoints import best_step, list_checkpoints
 from homing.cloud.contact.heartbeats import phases_of, read_document
 from homing.cloud.home import Home
-from homing.cloud.ledger.lease import describe
 from homing.cloud.ledger.ledger import ADOPTED, LIVE_STATES, RunRow
-from homing.cloud.ledger.run_record import keep_no_record
+from homing.cloud.ledger.ownership import describe, keep_no_record
 from homing.cloud.reconcile.adopt import stored_runs
 from homing.errors import HomingError, IntegrityError, NotOwner, StoreError, UsageError
 from homing.store import Store, run_key

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from decimal import Decimal
 
-from homing.cloud.contact import action_log, silence
+from homing.cloud.contact import action_log, heartbeats
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.destroy import end_duplicates
 from homing.cloud.guard import relaunch
@@ -40,9 +40,8 @@ from homing.cloud.guard.guard_round import (
 from homing.cloud.home import Home
 from homing.cloud.launch.draft import waits_for_home
 from homing.cloud.ledger import meter
-from homing.cloud.ledger.clock_steps import follow_clock
 from homing.cloud.ledger.ledger import ADOPTED, LOST, LedgerLine, RunRow
-from homing.cloud.ledger.meter import billing_lines
+from homing.cloud.ledger.meter import billing_lines, follow_clock
 from homing.cloud.providers.base import Instance
 from homing.cloud.reconcile.account_owner import is_elsewhere
 from homing.cloud.reconcile.inventory import kept_key
@@ -314,12 +313,12 @@ class _Round:
         # No heartbeat is pushed while one large file of the last checkpoint is uploading: that is not idleness yet.
         longer_s = max(STALE_S, limits_of(self.home, self.run).idle_s)
         if status.reports is None:  # an unreadable store does not mean a silent machine
-            state, quiet_s = silence.last_word(self.home, self.run.id, self.billing[-1].mark)
+            state, quiet_s = heartbeats.last_word(self.home, self.run.id, self.billing[-1].mark)
             return state in ("kept", "pushing") and quiet_s < longer_s
         beat = status.reports.heartbeat
         if beat is None:
             return False
-        quiet_s = silence.quiet_s(self.home, self.run.id, beat) or 0.0
+        quiet_s = heartbeats.quiet_s(self.home, self.run.id, beat) or 0.0
         return quiet_s < {"kept": STALE_S, "pushing": longer_s}.get(beat.state, 0.0)
 
     def _check_alive(self) -> None:
@@ -379,7 +378,7 @@ class _Round:
         A machine that sent one may be cut off but working: its own guards know more than home does.
         """
         line, beat = self.billing[-1], status.reports.heartbeat if status.reports else None
-        quiet_s = silence.quiet_s(self.home, self.run.id, beat) if beat is not None else None
+        quiet_s = heartbeats.quiet_s(self.home, self.run.id, beat) if beat is not None else None
         if quiet_s is None:  # first seen heartbeat: only its own clock dates it, which is good enough for an alert
             quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
         stale_s = STALE_S + 2 * pace_of(self.run.store)

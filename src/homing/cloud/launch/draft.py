@@ -17,16 +17,15 @@ from decimal import Decimal
 
 from homing.cloud.home import Home
 from homing.cloud.launch.inputs import Hashes, travelling
-from homing.cloud.ledger import lease as leases
-from homing.cloud.ledger import meter
+from homing.cloud.ledger import meter, ownership
 from homing.cloud.ledger.ledger import LIVE_STATES, LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark, new_run_id
 from homing.cloud.plan.speed import estimate
 from homing.cloud.plan.timing import Timing, timing_of
 from homing.cloud.providers.base import Offer, Provider, can_end_itself
 from homing.cloud.reconcile.account_owner import is_elsewhere, use_again
+from homing.cloud.reconcile.inventory import check_lost
 from homing.cloud.reconcile.receipt import at_their_most
-from homing.cloud.reconcile.unknown_billing import check_lost
 from homing.cloud.run_commands import Words
 from homing.errors import DataError, OtherAccount, UsageError
 from homing.store import SCHEMES
@@ -254,7 +253,7 @@ def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
             why=f"It started in {found.store}, but the run file says {order.run.store}: it would start from scratch.",
             fix=f"Set store: {found.store} in the run file, then: homing launch {name} --resume",
         )
-    leases.require_owner(home, found)
+    ownership.require_owner(home, found)
     left = [line for line in home.ledger.lines(found.id) if line.destroyed_at is None and not is_elsewhere(home, line)]
     if left and not found.is_live:
         raise _still_there(left[0])

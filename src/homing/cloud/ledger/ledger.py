@@ -21,8 +21,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.ledger.ledger_file import LedgerFile
-from homing.cloud.ledger.ledger_rows import read_line, read_run, seconds_in, usd_in
+from homing.cloud.ledger.ledger_file import LedgerFile, read_line, read_run, seconds_in, usd_in
 from homing.cloud.ledger.mark import shown_mark
 from homing.errors import EndedElsewhere, HomingError, IntegrityError, UsageError
 from homing.install import pip_upgrade

@@ -1,38 +1,52 @@
-"""Spend so far, and the worst case.
+"""Spend so far, and the worst case; ages stay correct when this computer's clock is set.
 
-    ours      rate x time, from the create call until the provider shows it gone
-    theirs    the provider's own figure, if it has one
+    ours       rate x time, from the create call until the provider shows it gone
+    provider's its own figure, if it has one
     the meter shows the larger, over all attempts of a run
 
 Exact Decimal inside; rounded up only for display, so that no one reads less than they pay.
+
+    anchor (time of day, boot clock, boot id) in the ledger -> compare both clocks now -> step of the time of day
+                                                                                       -> shift the open lines by it
+
+Lines hold the time of day at which billing began. When a person or a time server sets this computer's clock, every open
+instance would look hours older or younger, and the guard would end a healthy run or leave one past its limit. The boot
+clock cannot be set; it reveals the step as long as the computer has not rebooted in between.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 
+from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine
-from homing.units import format_usd
+from homing.errors import HomingError
+from homing.units import format_duration, format_usd
 from homing.wire.guard_order import allowed_s, reserve_s
 
 __all__ = [
     "AT_MOST_WORDS",
     "MARGIN_S",
     "MARGIN_WORDS",
+    "MOST_DRIFT_S",
     "Bill",
     "as_limit",
     "at_most",
     "billing_lines",
     "compare",
     "cost",
+    "elapsed_s",
+    "follow_clock",
     "is_charged",
     "line_spend",
     "moment",
     "show_spend",
     "show_usd",
+    "stamp",
     "total_spend",
     "worst_case",
 ]
@@ -53,6 +67,7 @@ AT_MOST_WORDS = (
     " most it can have cost, and it counts against its limit; the provider's page shows what was billed."
 )
 _CENT = Decimal("0.01")
+MOST_DRIFT_S = 30.0  # between the two clocks: small corrections by a time server are no reason to rewrite lines
 
 
 def is_charged(line: LedgerLine) -> bool:
@@ -162,3 +177,42 @@ def as_limit(amount: Decimal) -> str:
 def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
     """The lines that may cost money: a create call was begun, and no provider has shown the instance gone."""
     return [line for line in lines if line.destroyed_at is None and line.created_at is not None]
+
+
+# --- when this computer's clock is set ---
+
+
+def follow_clock(home: Home) -> list[str]:
+    """Shift the start of open lines if the clock was set. Return a sentence that says so, or nothing."""
+    now = stamp(home)
+    try:
+        before = home.ledger.clock()
+        last = json.loads(before) if before else None
+        if last is None or last["boot_id"] != now["boot_id"] or not now["boot_id"]:
+            home.ledger.set_clock(before, json.dumps(now), 0.0, until=0.0)
+            return []
+        step_s = (now["now"] - last["now"]) - (now["boottime"] - last["boottime"])
+        if abs(step_s) <= MOST_DRIFT_S:
+            return []
+        # Lines created after the step already have the new time; lines created before it all start before this moment.
+        home.ledger.set_clock(before, json.dumps(now), step_s, until=now["now"] - step_s)
+    except (HomingError, OSError, ValueError, KeyError, TypeError):
+        return []  # the code that needs the ledger reports if it cannot be written; a damaged anchor is replaced
+    way = "forward" if step_s > 0 else "back"
+    return [
+        f"This computer's clock was set {way} by {format_duration(abs(step_s))}; spend and limits ignore that change."
+    ]
+
+
+def stamp(home: Home) -> dict[str, float | str]:
+    """Return the current time by both clocks, as input for `elapsed_s`."""
+    world = home.world
+    return {"now": world.now(), "boottime": world.boottime(), "boot_id": world.boot_id()}
+
+
+def elapsed_s(home: Home, since: dict[str, float | str]) -> float:
+    """Return the seconds since a stamp: by the boot clock, or by the time of day if the computer has rebooted."""
+    now = stamp(home)
+    if now["boot_id"] and now["boot_id"] == since["boot_id"]:
+        return float(now["boottime"]) - float(since["boottime"])
+    return float(now["now"]) - float(since["now"])

@@ -28,7 +28,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.contact.ssh_keys import HostKey
+from homing.cloud.contact.ssh_access import HostKey
 from homing.cloud.machine_setup import hand_over_remote
 from homing.cloud.providers.base import Connection, Place, Request
 from homing.cloud.providers.ssh.machine import ssh_argv

@@ -18,11 +18,10 @@ from pathlib import Path
 
 from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.home import LAUNCH_NOTE, Home
-from homing.cloud.ledger import lease as leases
-from homing.cloud.ledger import meter
+from homing.cloud.ledger import meter, ownership
 from homing.cloud.ledger.ledger import ADOPTED, RESTORED, Adopted, LedgerLine, RunRow
 from homing.cloud.ledger.mark import owner_in
-from homing.cloud.ledger.run_record import write_record
+from homing.cloud.ledger.ownership import write_record
 from homing.cloud.reconcile.receipt import counted
 from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import IntegrityError, UsageError
@@ -87,7 +86,7 @@ def propose(store: Store, wanted: str, home: Home) -> Proposal:
             why=f"Did you mean {near[0]}?" if near else f"It has records of {len(records)} runs.",
             fix=f"homing adopt {shlex.quote(store.url)}   lists them",
         )
-    return _proposal(record, leases.newest(store, record.run_id), home)
+    return _proposal(record, ownership.newest(store, record.run_id), home)
 
 
 def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[str]]:
@@ -98,7 +97,7 @@ def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[st
     if proposal.lease is None or proposal.lease.owner != home.owner:
         after = proposal.lease.number if proposal.lease is not None else 0
         who = {"owner": home.owner, "host": home.world.host(), "mark": _mark_to_keep(proposal)}
-        leases.take(store, run_id, **who, after=after, world=home.world)
+        ownership.take(store, run_id, **who, after=after, world=home.world)
     # Read again under our lease: the previous owner may have written it while the person was being asked.
     record = read_document(store, run_key(run_id, file_names.RECORD), RunRecord) or proposal.record
     lines = [_restored(home, line) for line in _by_our_clock(lines_of(record), _last_word(store, run_id), home)]

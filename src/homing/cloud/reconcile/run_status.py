@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from homing.cloud.ask_providers import ask_store, cause
-from homing.cloud.contact import silence
+from homing.cloud.contact import heartbeats
 from homing.cloud.contact.heartbeats import RunReports, phases_of, read_reports
 from homing.cloud.contact.metric_log import MetricLog
 from homing.cloud.home import Home
@@ -123,7 +123,7 @@ def look(home: Home, run: RunRow, lines: list[LedgerLine] | None = None) -> Stat
         if any(line.created_at is not None for line in lines):
             problem = f"Could not read the store: {cause(exc)}"
     beat = reports.heartbeat if reports else None
-    age_s = silence.age_s(home, run.id, beat) if beat else None
+    age_s = heartbeats.age_s(home, run.id, beat) if beat else None
     steps = _steps(home, run)
     return Status(run, lines, reports, meter.total_spend(lines, now), age_s, problem, now, tuple(steps), steps)
 

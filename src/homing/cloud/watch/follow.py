@@ -20,12 +20,12 @@ from homing.cloud.home import LEDGER, Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.plan.timing import remember_speed
+from homing.cloud.reconcile.inventory import is_lost
 from homing.cloud.reconcile.lost_ledger import read_lost
 from homing.cloud.reconcile.reconcile import unread
 from homing.cloud.reconcile.run_status import Status, check_interval, look, newest_beat, newest_pushed, reached
-from homing.cloud.reconcile.unknown_billing import is_lost
-from homing.cloud.watch.event_feed import EventFeed, Report
 from homing.cloud.watch.progress import Planned, ahead, planned, progress_line
+from homing.cloud.watch.run_output import EventFeed, Report
 from homing.errors import HomingError, IntegrityError, StillBilling, StoreError
 from homing.units import format_duration
 from homing.wire import codec

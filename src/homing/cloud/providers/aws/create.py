@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.contact import ssh_keys
+from homing.cloud.contact import ssh_access
 from homing.cloud.machine_setup.startup_script import Fetch, startup_script
 from homing.cloud.providers.aws import machine
 from homing.cloud.providers.aws.api import AwsApi, AwsRefused
@@ -153,8 +153,8 @@ class Creation:
             mark=request.mark,
             end_command="shutdown -h now",
             end_within_s=min(machine.ends_in_s(boot), _END_ALONE_S),
-            login_key=ssh_keys.login_key(self.home, self.world).public_line,
-            host_key=ssh_keys.host_key(self.home, request.mark, self.world),
+            login_key=ssh_access.login_key(self.home, self.world).public_line,
+            host_key=ssh_access.host_key(self.home, request.mark, self.world),
             is_container=False,
             fetch=() if self.settings.ssh_from else self._fetches(request),
             prepare=machine.prepare_text(boot, has_volume=bool(self.settings.volume), skew_s=self.api.skew_s),

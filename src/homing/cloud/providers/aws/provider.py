@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.contact import ssh_keys
+from homing.cloud.contact import ssh_access
 from homing.cloud.figures import Figures, read_port
 from homing.cloud.ledger.mark import owner_prefix
 from homing.cloud.machine_setup import startup_script
@@ -281,11 +281,11 @@ class Aws:
             read_port(_tags(self._own(instance_id, body)).get(machine.SSH_TAG)),
             body.get("PublicIpAddress", ""),
         )
-        pinned = ssh_keys.find_host_key(self._home, _tags(body)[machine.MARK_TAG], self._world)
+        pinned = ssh_access.find_host_key(self._home, _tags(body)[machine.MARK_TAG], self._world)
         if port is None or not host or pinned is None:
             return None
-        key = ssh_keys.login_key(self._home, self._world)
-        line = ssh_keys.known_hosts_line(pinned, host, port)
+        key = ssh_access.login_key(self._home, self._world)
+        line = ssh_access.known_hosts_line(pinned, host, port)
         return Connection("root", host, port, str(key.private_path), line)
 
     # --- for doctor and setup ---

@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from homing import __version__
 from homing.api_address import api_address
-from homing.cloud.contact.ssh_keys import find_host_key, host_key, known_hosts_line, login_key
+from homing.cloud.contact.ssh_access import find_host_key, host_key, known_hosts_line, login_key
 from homing.cloud.figures import Figures, read_port
 from homing.cloud.ledger.mark import owner_prefix
 from homing.cloud.machine_setup import boot_files as booting

@@ -15,7 +15,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.contact.ssh_keys import find_host_key, host_key, known_hosts_line, login_key
+from homing.cloud.contact.ssh_access import find_host_key, host_key, known_hosts_line, login_key
 from homing.cloud.figures import read_port
 from homing.cloud.machine_setup import startup_script
 from homing.cloud.providers.base import Connection, Place, Request

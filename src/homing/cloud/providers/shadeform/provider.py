@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.api_address import api_address
-from homing.cloud.contact.ssh_keys import login_key
+from homing.cloud.contact.ssh_access import login_key
 from homing.cloud.figures import Figures
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.mark import owner_prefix
