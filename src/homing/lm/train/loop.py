@@ -114,6 +114,36 @@ def _failed(work: _Phase | None, reason: str, *, is_final: bool) -> Outcome:
     return Outcome("failed", reason, file_names.EXIT_FAILED, phase=phase, step=step, t=time.time(), is_final=is_final)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Due:
+    """What to do after a step."""
+
+    is_last: bool
+    is_logged: bool
+    is_evaluated: bool
+    is_saved: bool
+
+
+class _Timer:
+    """Measures seconds and tokens since the last logged step, without pauses."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        self._begun_at, self.num_tokens = time.perf_counter(), 0
+
+    def pause(self) -> None:
+        self.seconds = time.perf_counter() - self._begun_at
+
+    def clear(self) -> None:
+        self.num_tokens, self.seconds = 0, 0.0
+
+    def resume(self) -> None:
+        self._begun_at = time.perf_counter() - self.seconds
+
+
 class _Phase:
     """One phase, from its beginning or its newest valid checkpoint to its final checkpoint."""
 
@@ -160,62 +190,46 @@ class _Phase:
 
     def _take_steps(self) -> Stop | None:
         """Train from the current step to the end; between steps log, evaluate, save, sample or stop."""
-        first_step = self.state.step
-        mark = time.perf_counter()
-        tokens_since_mark = 0
+        first_step, timer = self.state.step, _Timer()
         batches = self.work.open_batches(
             self.model, first_row=self.state.rows_consumed, device=self.s.device,
             rank=self.s.ranks.rank, num_ranks=self.s.ranks.count,
         )  # fmt: skip
         with batches, self.checkpoints, quiet_gc() as settle_gc:
             while self.state.step < self.end_step:
+                # One step: queued on the device; the metrics of earlier steps are read.
                 is_first, self.begun_at = self.state.step == first_step, time.monotonic()
                 take = self._first_step if is_first else self.step
                 self.unread.append(take(batches.next()))
-                tokens_since_mark += self.phase.batch_tokens
-                self.state = dataclasses.replace(
-                    self.state,
-                    step=self.state.step + 1,
-                    num_tokens=self.state.num_tokens + self.phase.batch_tokens,
-                    rows_consumed=self.state.rows_consumed + self.work.rows_per_step,
-                    choices=self.engine.choices,
-                )
+                self._count_step()
+                timer.num_tokens += self.phase.batch_tokens
                 self._read_figures(0 if is_first else LATE.get(self.s.device.type, 0), is_paced=not is_first)
                 self._settle_save()
-                stop = self._decide()
-                step, is_last = self.state.step, self.state.step >= self.end_step
-                is_logged = step % max(1, self.s.run.train.log_every) == 0 or is_last
-                # A stop may be a preemption with seconds left: save, and skip what can wait.
-                is_evaluated = self.work.can_evaluate and (is_last or (self._is_eval_due() and not stop))
-                # The other ranks wait while it evaluates and saves.
-                is_evaluated = is_evaluated and self.s.ranks.is_first
 
+                # What is due now: the first rank decides whether to stop or to end earlier.
+                stop = self._decide()
+                due = self._due(stop)
                 if is_first and self.engine.is_first_longer:
-                    # One-time compilation would distort the speed, so restart the timer.
-                    mark, tokens_since_mark = time.perf_counter(), 0
-                is_saved = self.s.ranks.is_first and (is_last or stop is not None or self._is_save_due())
-                if is_logged or is_evaluated or is_saved:
+                    timer.restart()  # one-time compilation would distort the speed
+                if due.is_logged or due.is_evaluated or due.is_saved:
                     self._read_figures(0)
-                seconds = time.perf_counter() - mark
-                self.evaluation = self._evaluate() if is_evaluated else None
-                if is_logged or is_evaluated:
-                    self._log(self.figures, tokens_since_mark, seconds)
-                    tokens_since_mark, seconds = 0, 0.0
-                if is_saved:
-                    self._save(is_needed=is_last or stop is not None)
+
+                # Evaluate, log, save, stop, sample: none of it counts in the speed that is logged next.
+                timer.pause()
+                self.evaluation = self._evaluate() if due.is_evaluated else None
+                if due.is_logged or due.is_evaluated:
+                    self._log(self.figures, timer.num_tokens, timer.seconds)
+                    timer.clear()
+                if due.is_saved:
+                    self._save(is_needed=due.is_last or stop is not None)
                 if stop:
                     return stop
                 if self.s.ranks.is_first and self._is_sample_due():
                     self._sample()
                 if is_first:
                     settle_gc()
-                # Leave evaluation, saving and sampling out of the speed on the next line.
-                mark = time.perf_counter() - seconds
-        self.final = self.checkpoints.folder(self.state.step)
-        if self.state.landing and self.state.step < self.phase.num_steps:
-            return self._landed()
-        self._event("phase_done", f"Phase {self.phase.kind} is trained: {self.state.step:,} steps.", notice=True)
-        return None
+                timer.resume()
+        return self._finish()
 
     def step(self, batch: Batch) -> Figures:
         """Take one optimizer step; return its loss and gradient norm.
@@ -237,6 +251,34 @@ class _Phase:
 
     def _first_step(self, batch: Batch) -> Figures:
         return self.engine.first_step(lambda: self.step(batch), batch)
+
+    def _count_step(self) -> None:
+        self.state = dataclasses.replace(
+            self.state,
+            step=self.state.step + 1,
+            num_tokens=self.state.num_tokens + self.phase.batch_tokens,
+            rows_consumed=self.state.rows_consumed + self.work.rows_per_step,
+            choices=self.engine.choices,
+        )
+
+    def _due(self, stop: Stop | None) -> _Due:
+        """Return what to do after this step. Only the first rank evaluates and saves; the others wait meanwhile."""
+        step, is_last, is_first_rank = self.state.step, self.state.step >= self.end_step, self.s.ranks.is_first
+        # A stop may be a preemption with seconds left: save, and skip what can wait.
+        is_evaluated = self.work.can_evaluate and (is_last or (self._is_eval_due() and not stop))
+        return _Due(
+            is_last=is_last,
+            is_logged=step % max(1, self.s.run.train.log_every) == 0 or is_last,
+            is_evaluated=is_evaluated and is_first_rank,
+            is_saved=is_first_rank and (is_last or stop is not None or self._is_save_due()),
+        )
+
+    def _finish(self) -> Stop | None:
+        self.final = self.checkpoints.folder(self.state.step)
+        if self.state.landing and self.state.step < self.phase.num_steps:
+            return self._landed()
+        self._event("phase_done", f"Phase {self.phase.kind} is trained: {self.state.step:,} steps.", notice=True)
+        return None
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
