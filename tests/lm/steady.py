@@ -31,7 +31,7 @@ class SteadyPace(Pace):
 
 
 class Clock:
-    """As the module `time`, for whoever trains: it goes on when something is said to take long, and never by itself."""
+    """Replaces the module `time` for the trainer: it advances only when a test says that something takes time."""
 
     def __init__(self) -> None:
         self.now = 1000.0

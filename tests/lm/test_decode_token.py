@@ -118,7 +118,7 @@ def test_their_logits_are_those_of_a_cache_that_grows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_also_beside_frozen_weights(name: str, request: pytest.FixtureRequest) -> None:
+def test_captured_steps_match_with_frozen_weights(name: str, request: pytest.FixtureRequest) -> None:
     model = adapted(name)
     wanted = text(model, **DRAWN)
     request.getfixturevalue("plain")
@@ -128,7 +128,7 @@ def test_also_beside_frozen_weights(name: str, request: pytest.FixtureRequest) -
 @pytest.mark.slow
 @pytest.mark.parametrize("num_prompt", [1, 2, 30, 32, 33, 80])
 @pytest.mark.parametrize("name", ["qwen3, two heads for one", "swift"])
-def test_also_where_the_text_outgrows_the_context_and_goes_on_from_its_last_half(
+def test_captured_steps_match_after_the_context_is_full_and_half_of_it_is_read_again(
     name: str, num_prompt: int, request: pytest.FixtureRequest
 ) -> None:
     model = built(**MODELS[name], context=32)
@@ -165,7 +165,7 @@ def test_a_few_ids_are_not_worth_capturing(
     assert cuda.log.count("captured on side, thread_local") == num_captured
 
 
-def test_what_was_captured_is_given_back_after_the_text_and_where_nobody_asks_for_the_rest(cuda: StreamsOnly) -> None:
+def test_graphs_are_freed_after_the_text_and_when_the_caller_stops_early(cuda: StreamsOnly) -> None:
     model = built()
     text(model, **DRAWN)
     assert cuda.log[-1] == "emptied"
@@ -176,7 +176,7 @@ def test_what_was_captured_is_given_back_after_the_text_and_where_nobody_asks_fo
     assert cuda.log[-1] == "emptied"
 
 
-def test_a_capture_that_fails_is_told_and_undone_and_the_text_is_the_same(cuda: StreamsOnly) -> None:
+def test_a_failed_capture_is_reported_and_the_text_is_the_same(cuda: StreamsOnly) -> None:
     model, messages = built(), list[str]()
     wanted = text(model, **DRAWN)
     cuda.log.clear()
@@ -190,7 +190,9 @@ def test_a_capture_that_fails_is_told_and_undone_and_the_text_is_the_same(cuda: 
     assert cuda.log.count("emptied") == 1
 
 
-def test_a_failed_capture_is_aloud_where_nobody_listens(cuda: StreamsOnly, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_capture_is_logged_as_a_warning_by_default(
+    cuda: StreamsOnly, caplog: pytest.LogCaptureFixture
+) -> None:
     cuda.is_failing = True
     text(built(), **DRAWN)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -206,7 +208,7 @@ def test_on_a_processor_nothing_is_captured_and_nothing_is_said(caplog: pytest.L
 
 
 def captured_and_plain(model: Decoder, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[list[int], list[int]]:
-    """A failed capture would be told, and fails the test."""
+    """A failed capture would be reported, which fails the test."""
     captures: list[str] = []
     really = cuda_graphs.Graphs.capture
 
@@ -249,7 +251,9 @@ def test_on_a_card_also_with_the_kernels_that_wide_models_have(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", [pytest.param(name, marks=on_a_card) for name in ADAPTERS])
-def test_on_a_card_also_beside_frozen_weights(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_captured_steps_match_with_frozen_weights(
+    name: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = adapted(name, "cuda", precision)
     with lora.lengths_held(model):
         found, wanted = captured_and_plain(model, monkeypatch, num_tokens=2 * REACH, **DRAWN)
@@ -298,7 +302,7 @@ def test_on_a_card_a_capture_that_fails_leaves_a_card_that_works(name: str, monk
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_card_random_numbers_go_on_after_a_capture_that_failed() -> None:
+def test_on_cuda_random_numbers_continue_after_a_failed_capture() -> None:
     """torch moves its generator on differently while it captures, and must not be left so."""
     torch.manual_seed(1)
     first = torch.rand(4, device="cuda")

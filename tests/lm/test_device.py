@@ -50,7 +50,7 @@ def test_a_device_that_was_asked_for_and_is_absent_is_an_error_never_the_cpu(wan
     assert "auto" in caught.value.fix
 
 
-def test_a_device_nobody_knows_is_refused() -> None:
+def test_an_unknown_device_is_refused() -> None:
     for wanted in ("tpu", "auto:1", "cpu:x", ""):
         with pytest.raises(UsageError, match=f"Unknown device: '{wanted}'"):
             pick_device(wanted)

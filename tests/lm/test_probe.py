@@ -33,7 +33,7 @@ def test_as_a_program_its_last_line_is_the_figures(tmp_path: Path) -> None:
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Two cards by name, whose tensors are on the CPU. The devices that were asked for."""
+    """Simulates two GPUs with tensors on the CPU; returns the devices that were requested."""
     asked: list[str] = []
     plain = torch.randn
 

@@ -1,4 +1,4 @@
-"""The bigram line: right on a chain whose entropy is known, and never impossible."""
+"""The bigram baseline: right on a chain with a known entropy, and always finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text, conversations, choices and answers: each figure against the definition, worked out by hand."""
+"""Text, conversations, choices and answers: each figure against its definition, computed independently."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_held_out_conversations_of_a_launched_run_are_found_where_prep_left_them
     card = with_chats(subject, here, dir="../elsewhere/sft")
     chats, text = open_sets(card, [], [], [], text_field="text", at_most=0)
     assert chats == Chats(["tiny"], here)
-    assert text.name == "text held out for tiny", "beside what the phase is about"
+    assert text.name == "text held out for tiny", "in addition to the data of the phase"
     card = with_chats(subject, here, manifest_sha256="0" * 64)
     with pytest.raises(DataError, match="The held-out conversations of tiny were not found") as refused:
         open_sets(card, [], [], [], text_field="text", at_most=0)
@@ -381,7 +381,7 @@ def test_less_is_better_for_bits_and_pairs_see_what_single_figures_cannot() -> N
     assert difference.is_more_than_noise
     assert "b is better than a" in difference.sentence
     a, b = (one.scores[0].interval(0) for one in (first, second))
-    assert b.high > a.low, "each figure by itself is too uncertain to tell"
+    assert b.high > a.low, "each figure alone is too uncertain"
     (turned,) = compare(second, first, ("b", "a"), seed=0)
     assert "b is better than a" in turned.sentence
     (few,) = compare(bits([1.0] * 5), bits([2.0] * 5), ("a", "b"), seed=0)

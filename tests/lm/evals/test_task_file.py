@@ -1,4 +1,4 @@
-"""Task files: the forms that are handed around are read, and every fault is told with its line."""
+"""Task files: common formats are read, and every fault is reported with its line."""
 
 from __future__ import annotations
 

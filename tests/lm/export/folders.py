@@ -124,7 +124,7 @@ def make_adapter_on(first: Decoder, folder: Path, base_dir: str) -> Tensor:
 
 
 def _adapt(model: Decoder, settings: Lora, folder: Path, kind: str, **phase_keys: Any) -> str:
-    """Freezes the model and puts adapters that do something beside it; the base's hash."""
+    """Freeze the model and add adapters with non-zero weights; return the hash of the base."""
     run = codec.loads(Run, (folder / file_names.RUN).read_bytes())
     phase = dataclasses.replace(run.phases[0], kind=kind, method="lora", lora=settings, **phase_keys)
     sha256 = freeze(model, "fp32")

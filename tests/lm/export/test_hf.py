@@ -234,7 +234,7 @@ def test_a_template_or_a_tokenizer_that_reads_otherwise_is_found(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_lies_there_is_never_replaced_unless_it_is_an_export_and_told_to(tmp_path: Path) -> None:
+def test_export_replaces_a_folder_only_if_it_is_an_export_and_force_is_set(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "c", "llama")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")

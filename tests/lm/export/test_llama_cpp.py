@@ -1,4 +1,4 @@
-"""The comparison with llama.cpp is by hand; where llama.cpp is absent it says how to get it, and counts as skipped."""
+"""The comparison with llama.cpp is run manually; without llama.cpp it prints how to install it and is skipped."""
 
 from __future__ import annotations
 

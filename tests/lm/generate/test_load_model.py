@@ -90,7 +90,7 @@ def test_a_folder_that_is_not_there_is_said_so(tmp_path: Path) -> None:
 def test_a_damaged_file_is_refused_by_its_hash(checkpoint: Path, name: str, damage: str) -> None:
     data = bytearray((checkpoint / name).read_bytes())
     if damage == "flip":
-        # A digit of a number stays valid JSON, so only the hash can tell; in the weights any byte will do.
+        # A digit of a number stays valid JSON, so only the hash detects it; in the weights any byte will do.
         place = data.rindex(b"1") if name != file_names.WEIGHTS else len(data) - 1
         data[place] ^= 1
     else:
@@ -256,7 +256,7 @@ def test_tokens_that_end_inside_characters_spoil_none_however_many_follow_each_o
     tokens = [data[at : at + size] for at in range(0, len(data), size)]
 
     class Bytes:
-        """A tokenizer whose tokens are those."""
+        """A tokenizer with these tokens."""
 
         def decode(self, ids: list[int]) -> str:
             return b"".join(tokens[i] for i in ids).decode(errors="replace")

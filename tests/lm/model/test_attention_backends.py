@@ -69,7 +69,7 @@ def test_the_quickest_that_is_right_wins_and_the_others_are_out_with_a_reason() 
     assert "nan excluded: it differs" in found.summary()
 
 
-def test_where_nobody_is_right_torchs_own_choice_stays() -> None:
+def test_attention_falls_back_to_auto_if_every_candidate_is_wrong() -> None:
     assert race({"ahead": looking_ahead}, plain, heads(), last="auto").winner == "auto"
 
 
@@ -277,7 +277,7 @@ on_a_card = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), 
 
 
 def peak_gib(run: Any) -> float:
-    """Of what `run` takes beside what is there."""
+    """Return the peak memory that `run` adds to what is already allocated."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -287,7 +287,7 @@ def peak_gib(run: Any) -> float:
 
 
 @pytest.mark.parametrize("context", [pytest.param(context, marks=on_a_card) for context in (8192, 32768)])
-def test_a_race_at_a_long_context_fits_beside_a_model(context: int) -> None:
+def test_attention_race_at_a_long_context_leaves_memory_for_the_model(context: int) -> None:
     """28 query and 4 KV heads: the scores of the plain way in fp32 were 12 GiB at 8,192 positions, 196 at 32,768."""
     shape = dataclasses.replace(SHAPE, num_heads=28, num_kv_heads=4, head_size=128, context=context)
     found = []

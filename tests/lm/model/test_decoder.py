@@ -139,7 +139,7 @@ def test_padding_rows_are_in_memory_but_neither_in_logits_nor_on_disk() -> None:
     assert model.num_params() == sum(t.numel() for t in on_disk.values())
 
 
-def test_what_lies_in_padding_rows_changes_nothing_and_gets_no_gradient() -> None:
+def test_values_of_padding_rows_have_no_effect_and_no_gradient() -> None:
     model = built(TINY)
     ids, targets = batch(TINY)
     before = model.loss(ids, targets)
@@ -226,7 +226,7 @@ def test_the_piecewise_loss_equals_the_whole_one_with_its_gradients(
         torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-6, rtol=1e-5, msg=name)
 
 
-def test_the_piecewise_loss_really_works_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_loss_computes_one_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_module, "PIECE_LOGITS", 128 * 12)
     sizes: list[int] = []
 

@@ -20,7 +20,7 @@ from homing.lm.model.loss import IGNORED, mean_loss
 
 T, H, G, K = 6, 4, 2, 16
 EPS = 1e-6
-MOST_ERROR = 1e-4  # in fp32, whose exponentials a card rounds more roughly; a kernel that misreads is off by 1
+MOST_ERROR = 1e-4  # in fp32: a GPU rounds exponentials more coarsely; a kernel that misreads memory is off by 1
 NO_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CARD])]
 
@@ -163,7 +163,7 @@ def test_a_cast_to_fp8_keeps_what_is_no_number_and_fits_the_rest(device: str, ki
     most = {torch.float8_e4m3fn: 0.03, torch.float8_e5m2: 0.06}[kind] if device == "cuda" else 0.2
     assert error((x8.float() * inverse)[~is_nan], x[~is_nan]) < most
     assert float(x8.float()[~is_nan].abs().max()) == torch.finfo(kind).max
-    x[3, 5] = float("inf")  # everything else is as nothing beside it
+    x[3, 5] = float("inf")  # everything else becomes 0 relative to it
     x8, _, inverse = cast_both_ways(x, kind)
     assert not (x8.float() * inverse)[3, 5].isfinite()
 

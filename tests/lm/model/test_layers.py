@@ -1,4 +1,4 @@
-"""Gradients written by hand against autograd's own."""
+"""Hand-written gradients equal autograd's own."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def compare(one: Tensor, other: Tensor, inputs: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("size", [(3, 5, 24), (2, 4, 6, 8)], ids=["stream", "heads"])
-def test_the_norm_by_hand_equals_autograds(size: tuple[int, ...]) -> None:
+def test_hand_written_gradient_of_rms_norm_equals_autograd(size: tuple[int, ...]) -> None:
     x = torch.randn(size, generator=torch.Generator().manual_seed(0)).requires_grad_()
     weight = torch.randn(size[-1], generator=torch.Generator().manual_seed(1)).requires_grad_()
     compare(normed(x, weight, 1e-3), F.rms_norm(x, (size[-1],), weight, 1e-3), [x, weight])
 
 
 @pytest.mark.parametrize("angles", [(6, 4), (2, 1, 6, 4)], ids=["one row", "own positions"])
-def test_the_turn_by_hand_equals_autograds(angles: tuple[int, ...]) -> None:
+def test_hand_written_gradient_of_rope_equals_autograd(angles: tuple[int, ...]) -> None:
     x = torch.randn(2, 6, 3, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     angle = torch.randn(angles, generator=torch.Generator().manual_seed(1))
     heads = x.transpose(1, 2)

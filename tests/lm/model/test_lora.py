@@ -1,4 +1,4 @@
-"""LoRA against peft, and what adapters promise: a base that stands still, exact dropout, a file that opens there."""
+"""LoRA against peft: the base stays frozen, dropout is exact, and peft opens the file."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_the_base_has_neither_gradient_nor_state_nor_master(capsys: pytest.Captu
     assert all(matrix.dtype == torch.bfloat16 for matrix in matrices), "no fp32 copy of the base is kept"
 
 
-def test_a_head_that_stands_still_gets_no_gradient_and_leaves_the_others_as_they_were(
+def test_a_frozen_head_gets_no_gradient_and_leaves_other_gradients_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (ids, targets), whole, cut = batch(), adapted(), adapted()
@@ -250,7 +250,7 @@ def test_dropout_follows_from_seed_step_and_row_and_from_nothing_else() -> None:
     ids, targets = batch(rows=2)
     lora.begin_step(model, 5)
     both = [model.loss(ids, targets).item() for _ in range(2)]
-    assert both[0] != both[1], "two pieces of one step drop different numbers"
+    assert both[0] != both[1], "two micro-batches of one step drop different elements"
 
 
 def test_dropout_is_for_training_only() -> None:

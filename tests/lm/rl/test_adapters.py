@@ -1,4 +1,4 @@
-"""Reinforcement by adapters beside frozen weights, through the real trainer: what learns, what stands still, and what
+"""Reinforcement of adapters on frozen weights, through the real trainer: what is trained, what is frozen, and what
 the phase is pulled towards."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REWARD = "def reward(prompt, completion, answer):\n    return completion.count('
 
 
 def make_adapter_run(folder: Path, phase: dict[str, Any], **rl: Any) -> Run:
-    """A run of rl on weights that lie in a folder beside it."""
+    """An rl run on weights in a neighboring folder."""
     every = {"save_every": 1, "keep_last": 9, "eval_every": 0, "init_from": str(folder / "start")}
     run = make_rl_run(folder / "data", phase={**every, **phase}, **rl)
     (folder / "data/reward.py").write_text(REWARD)
@@ -71,7 +71,7 @@ def messages(run_dir: Path) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Built, dict[str, torch.Tensor]]]:
-    """What each phase trained with, and a copy of all that stands still in it, as it was at the start."""
+    """What each phase trained, and a copy of its frozen weights from the start."""
     found: list[tuple[Built, dict[str, torch.Tensor]]] = []
 
     def watched(*args: Any) -> Built:

@@ -50,7 +50,7 @@ def test_only_what_the_model_chose_itself_is_a_target(tmp_path: Path) -> None:
 
 
 def test_the_weighted_loss_has_the_gradient_of_the_clipped_objective_with_its_pull(tmp_path: Path) -> None:
-    """Against the textbook: -min(r A, clip(r) A) + kl k3, differentiated as it stands."""
+    """Against the textbook: -min(r A, clip(r) A) + kl k3, differentiated by autograd."""
     model, made = _setting(tmp_path)
     now_RT = log_probs(model, made)
     sampled_RT = now_RT - torch.tensor([[0, 0, 0.5, 0, 0.1], [0, -0.4, 0, 0, 0]])  # one clipped above, one below

@@ -60,7 +60,7 @@ def warm_up(run: Run, folder: Path, num_steps: int) -> None:
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run that every method goes on with, its data and its first weights beside it."""
+    """The run that every method continues, with its data and initial weights."""
     folder = tmp_path_factory.mktemp("warm")
     run = make_learning_run(folder)
     warm_up(run, folder, num_steps=110)

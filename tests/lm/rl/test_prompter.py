@@ -22,7 +22,7 @@ from homing.wire import file_names
 from homing.wire.run_json import RlTask
 
 ASK = [{"role": "user", "content": " Who sat? <|eot_id|>"}]
-# As Llama 3.2 and Qwen 2.5 have theirs, without tools.
+# The templates of Llama 3.2 and Qwen 2.5, without tools.
 LLAMA = (
     "{{- bos_token }}{%- if messages[0]['role'] == 'system' %}{{ raise_exception('no system turns') }}{%- endif %}"
     "Today: {{ strftime_now('%d %b %Y') }}\n\n"

@@ -193,7 +193,7 @@ def test_a_reward_that_was_exchanged_or_is_not_there_is_refused(
 
 
 def lately_running(pid_file: Path) -> bool:
-    """Whether the process whose number is in the file still runs after a few seconds."""
+    """Return whether the process with the id in the file still runs after a few seconds."""
     pid, deadline = int(pid_file.read_text(encoding="utf-8")), time.monotonic() + 10
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -128,7 +128,7 @@ def test_bf16_samples_come_from_a_lean_copy_that_follows_the_weights(model: Deco
 
 
 def test_weights_that_are_stored_as_they_are_computed_with_are_not_copied(model: Decoder) -> None:
-    """As `load_for_use` has them on a card: a second copy of a large model would not fit beside it."""
+    """As `load_for_use` loads them on a GPU: a second copy of a large model would not fit."""
     as_loaded = lean_copy(model, torch.bfloat16)
     made = sampler(as_loaded)
     assert made._reader is as_loaded
@@ -243,7 +243,7 @@ def test_on_a_card_a_captured_step_reads_the_adapters_as_they_are_now(tmp_path: 
 
 
 class Scripted(torch.nn.Module):
-    """Says what it was told to, row by row, whatever it reads: a model with the likeliest token known."""
+    """A model that generates the given ids, row by row, whatever it reads."""
 
     def __init__(self, model: Decoder, lines: Sequence[Sequence[int]]) -> None:
         super().__init__()

@@ -86,7 +86,7 @@ def test_after_a_capture_that_failed_sampling_goes_on_where_it_was_and_its_memor
     found += walk(decoding, places[2:], ids=found[-1][0].tolist())
     assert is_equal(found, wanted)
     assert messages == ["operation failed due to a previous error during capture"]
-    assert cuda.current == "main", "else every kernel after it is on a stream that nobody waits for"
+    assert cuda.current == "main", "otherwise later kernels run on a stream that is never synchronized"
     assert cuda.log.count("emptied") == 1
     assert cuda.log[-1] == "emptied", "nothing is captured or replayed after it"
     assert not decoding.is_captured

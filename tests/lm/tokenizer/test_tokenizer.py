@@ -122,7 +122,7 @@ def test_token_bytes_add_up_to_the_text(made: Any) -> None:
 
 
 def test_an_added_token_that_is_no_special_counts_the_bytes_of_what_it_spells(made: Any, tmp_path: Path) -> None:
-    """As the marks of turns in DeepSeek's distilled Qwens: it stands there as text, not in the byte alphabet."""
+    """As the marks of turns in DeepSeek's distilled Qwens: it is stored as text, not in the byte alphabet."""
     mark = "<\uff5cUser\uff5c>"
     backend = Tokenizer.from_file(str(made[0]))
     backend.add_tokens([mark])

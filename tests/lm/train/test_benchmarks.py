@@ -52,7 +52,7 @@ def test_what_is_to_be_tried_on_a_card_runs_at_toy_size_on_a_cpu(script: str) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_five_runs_whose_hours_are_judged_are_written_at_home_and_as_long_as_asked(tmp_path: Path) -> None:
+def test_the_five_benchmark_runs_are_written_with_the_requested_length(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "benchmarks/gpu/hours.py"), "--write-runs", str(tmp_path)]
     env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     subprocess.run([*script, "--seconds-each", "60"], env=env, check=True, timeout=300)

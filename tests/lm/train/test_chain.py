@@ -186,7 +186,7 @@ def test_a_chain_killed_in_any_phase_ends_with_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "qlora"])
-def test_adapters_learn_beside_frozen_weights_and_the_next_phase_builds_on_both(
+def test_adapters_learn_on_frozen_weights_and_the_next_phase_builds_on_both(
     tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData, method: str
 ) -> None:
     run = make_chain(data_dir, chat, more_text, method=method, lora=Lora(rank=4), num_steps=20)
@@ -207,11 +207,11 @@ def test_adapters_learn_beside_frozen_weights_and_the_next_phase_builds_on_both(
     last = metrics(tmp_path / "next", "sft")[-1].loss
     assert after is not None
     assert last is not None
-    assert abs(after - last) < 0.5, "it goes on from what the adapters had learned"
+    assert abs(after - last) < 0.5, "it continues from what the adapters had learned"
 
 
 @pytest.mark.slow
-def test_an_adapter_is_not_put_beside_other_weights(
+def test_an_adapter_is_refused_on_other_base_weights(
     tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
 ) -> None:
     run = make_chain(data_dir, chat, more_text, method="lora", lora=Lora(rank=2), num_steps=4)
@@ -302,7 +302,7 @@ def test_template_and_ways_of_sampling_of_open_weights_go_from_phase_to_phase(
             assert name in listed
             assert (folder / name).read_bytes() == (where / name).read_bytes()
     first = {file.name for file in manifest(tmp_path / "first", "pretrain", 4).files}
-    assert not first & {file_names.CHAT_TEMPLATE, file_names.GENERATION}, "nobody made these weights before"
+    assert not first & {file_names.CHAT_TEMPLATE, file_names.GENERATION}, "these weights have no earlier files"
 
 
 def test_data_that_changed_since_the_run_was_resolved_is_refused(
@@ -372,7 +372,7 @@ def test_verify_opens_the_weights_and_the_conversations_that_the_chosen_phase_be
     fresh = verify(dataclasses.replace(run, phases=run.phases[2:]), tmp_path)
     assert abs(report.loss - fresh.loss) > 0.02, "not those of fresh weights"
 
-    # The same model beside adapters, as open weights: what learns is counted, and nothing is said to be dead.
+    # The same model with adapters, as open weights: trained parameters are counted, and none is reported as dead.
     adapters = dataclasses.replace(run.phases[2], method="lora", lora=Lora(rank=2))
     opened = dataclasses.replace(run, base=Base("hf:moss/moss@abc", str(start)), phases=[adapters])
     neighbor = verify(opened, tmp_path)

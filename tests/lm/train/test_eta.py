@@ -52,7 +52,7 @@ def measured(phase: Phase, **settings: Any) -> Pace:
 
 
 def walk(phase: Phase, begin: int, end: int) -> float:
-    """What the loop does after its line of step `begin`, done by hand."""
+    """Repeats what the loop does after logging step `begin`."""
     seconds = 0.0
     for step in range(begin, end + 1):
         is_last, is_saved = step == end, bool(phase.save_every and step % phase.save_every == 0)
@@ -83,7 +83,7 @@ def test_saves_by_the_clock_count_by_the_time_there_is_and_without_a_step_nothin
     assert Pace(phase, checkpoint_bytes=0).to_go_s(0, 100) is None
 
 
-# --- what is told after the first 20 steps, on a clock of our own ---
+# --- what is reported after the first 20 steps, on a simulated clock ---
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Machine:
 
 
 def planned_and_took(phase: Phase, pace: Pace, steps: Iterable[float], machine: Machine) -> tuple[float, float]:
-    """What is told at step 20, and what passes from there to the end: as `walk` does it, and measured on the way."""
+    """The estimate at step 20, and the time from there to the end: as `walk` simulates it."""
     now, planned_s, reported_at, saved_at = 0.0, 0.0, 0.0, 0.0
     for step, took_s in zip(range(1, phase.num_steps + 1), steps, strict=False):
         now += took_s
@@ -135,7 +135,7 @@ SHAPES = {
 @pytest.mark.parametrize("seconds", [120.0, 3600.0])
 @pytest.mark.parametrize("disk", [200e6, 400e6, 1.5e9])
 @pytest.mark.parametrize(("device", "layer_s"), [("cpu", 1e-3), ("cuda", 0.24e-3)])
-def test_before_anything_was_saved_or_evaluated_the_likely_cost_of_all_that_comes_is_told(
+def test_eta_includes_the_expected_cost_of_saves_and_evaluations_before_any_is_measured(
     shape: str, seconds: float, disk: float, device: str, layer_s: float
 ) -> None:
     num_layers, step_s, eval_s, num_bytes = SHAPES[shape]
@@ -149,7 +149,7 @@ def test_before_anything_was_saved_or_evaluated_the_likely_cost_of_all_that_come
     pace = Pace(phase, checkpoint_bytes=num_bytes, sampled_layers=layers, rates=rates)
     machine = Machine(eval_s, save_s=num_bytes / disk, held_s=num_bytes / 10e9, sample_s=layers * layer_s)
     planned_s, took_s = planned_and_took(phase, pace, itertools.repeat(step_s), machine)
-    # In minutes the one save that is waited for weighs much, and nobody knows this disk yet.
+    # In minutes the one save that is waited for weighs much, and the speed of this disk is not measured yet.
     assert planned_s == pytest.approx(took_s, rel=0.2 if seconds < 600 else 0.1)
 
 
@@ -249,7 +249,7 @@ def test_the_eta_of_a_run_with_heavy_evaluations_is_what_really_passes(
     _, said = go(tmp_path, make_run(data_dir, num_steps=24, eval_every=4, save_every=0, sample_every=6))
     messages = metrics(tmp_path)
     assert clock.now == 1000.0 + 24 * 1.0 + 6 * 8.0 + 4 * 3.0 + 2.0
-    assert messages[0].eta_s is None, "before a step was measured nobody knows"
+    assert messages[0].eta_s is None, "there is no estimate before a step was measured"
     for metric in messages[12:-1]:  # from the second evaluation and sample on; the one save is a guess to the end
         left = clock.now - metric.t
         assert metric.eta_s == pytest.approx(left, rel=0.2)
@@ -259,7 +259,7 @@ def test_the_eta_of_a_run_with_heavy_evaluations_is_what_really_passes(
 
 
 @pytest.mark.slow
-def test_a_run_that_began_slowly_tells_after_20_steps_what_then_passes(
+def test_eta_after_20_steps_ignores_a_slow_start(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()

@@ -50,7 +50,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclasses.dataclass
 class Flight:
-    """How a phase went whose steps took what `step_times` says."""
+    """Simulates a phase with these durations of steps."""
 
     ended_at: float
     step: int
@@ -103,7 +103,7 @@ def test_a_plan_that_fits_is_left_alone() -> None:
     assert (flight.step, flight.landing, flight.kinds) == (1000, None, [])
 
 
-def test_the_same_part_of_a_shorter_run_decays_and_the_end_is_told_beforehand() -> None:
+def test_a_landing_decays_over_the_same_fraction_and_reports_its_end_in_advance() -> None:
     flight = fly(make_phase(), itertools.repeat(1.0), 500.0)
     assert flight.landing is not None
     assert flight.kinds[:2] == ["planned", "started"]
@@ -225,7 +225,7 @@ def test_a_deadline_reckons_with_samples_that_cannot_be_captured_until_one_was_m
 
 
 @given(st.integers(0, 99), st.floats(0.0, 1.0), st.integers(1, 50), st.sampled_from(["wsd", "cosine"]))
-def test_a_landing_begins_where_the_rate_stands_and_ends_at_the_floor(
+def test_a_landing_begins_at_the_current_rate_and_ends_at_the_floor(
     begin: int, scale: float, length: int, kind: str
 ) -> None:
     schedule = Schedule(kind, 10, 50, 0.1)
@@ -311,7 +311,7 @@ def test_a_trainer_that_died_in_its_landing_lands_at_the_same_place_bit_for_bit(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("steady")
-def test_a_landed_run_with_more_time_goes_on_to_its_planned_end(tmp_path: Path, data_dir: Path) -> None:
+def test_a_landed_run_with_more_time_continues_to_its_planned_end(tmp_path: Path, data_dir: Path) -> None:
     landed, _ = go(tmp_path, long_run(data_dir), Ticking(tmp_path, 34.0))
     ended, said = go(tmp_path)
     assert (ended.state, ended.step) == ("done", 60)
@@ -326,7 +326,7 @@ def test_a_landed_run_with_more_time_goes_on_to_its_planned_end(tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("steady")
-def test_a_landed_run_that_goes_on_to_another_limit_warms_up_and_lands_again(tmp_path: Path, data_dir: Path) -> None:
+def test_a_landed_run_resumed_with_another_limit_warms_up_and_lands_again(tmp_path: Path, data_dir: Path) -> None:
     run = long_run(data_dir, num_steps=400, schedule=Schedule("wsd", 4, 200, 0.0))
     first, _ = go(tmp_path, run, Ticking(tmp_path, 34.0))
     again, _ = go(tmp_path, requests=Ticking(tmp_path, 60.0))

@@ -62,7 +62,7 @@ def go(run_dir: Path, run: Run | None = None, requests: ControlRequests | None =
 
 
 class StopAt(ControlRequests):
-    """Asks for a stop after so many looks, as a signal would."""
+    """Requests a stop after N polls, as a signal would."""
 
     def __init__(self, run_dir: Path, looks: int) -> None:
         super().__init__(run_dir)
@@ -168,7 +168,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, data_dir: Path) -> 
 
 @pytest.mark.acceptance(106)
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_refused_aloud_and_the_one_before_is_used(tmp_path: Path, data_dir: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path / "whole", make_run(data_dir))
     go(tmp_path / "hurt", make_run(data_dir))
     newest = tmp_path / "hurt/checkpoints/pretrain" / file_names.step_dir(12) / file_names.WEIGHTS
@@ -199,7 +199,7 @@ def test_a_changed_configuration_is_refused_and_each_difference_named(tmp_path: 
 
 
 def as_of_another_version(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """A checkpoint of a homing whose run.json had other keys, and so another hash of the same configuration."""
+    """A checkpoint of a version with other keys in run.json, and so another hash of the same configuration."""
     run = json.loads((folder / file_names.RUN).read_text())
     change(run)
     (folder / file_names.RUN).write_text(json.dumps(run))
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_a_homing_that_knew_fewer_settings_is_gone_on_from(tmp_p
 def test_a_checkpoint_of_a_homing_that_knew_more_settings_is_refused_by_their_names(
     tmp_path: Path, data_dir: Path
 ) -> None:
-    """What they change nobody here can say."""
+    """Their effect is unknown here."""
     go(tmp_path, make_run(data_dir), StopAt(tmp_path, 3))
     folder = tmp_path / "checkpoints/pretrain" / file_names.step_dir(3)
     as_of_another_version(folder, lambda run: run["phases"][0]["optimizer"].update(lookahead=5))
@@ -289,7 +289,7 @@ def test_a_landing_leaves_time_for_the_evaluation_and_the_step_that_come_before_
     assert asked[2] < 0.3
 
 
-def test_a_control_file_that_cannot_be_read_is_told_and_training_goes_on(tmp_path: Path, data_dir: Path) -> None:
+def test_an_unreadable_control_file_is_reported_and_training_continues(tmp_path: Path, data_dir: Path) -> None:
     make_run_dir(tmp_path, make_run(data_dir, num_steps=3))
     (tmp_path / file_names.CONTROL).write_text('{"stop": ')
     assert go(tmp_path)[0].state == "done"
@@ -370,7 +370,7 @@ def test_too_many_bad_steps_in_a_row_fail_the_run_with_the_reason(
 
 
 @pytest.mark.acceptance(103)
-def test_a_failed_save_warns_and_training_goes_on(
+def test_a_failed_save_warns_and_training_continues(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = checkpoint_files.save
@@ -419,7 +419,7 @@ def test_a_run_that_needs_a_gpu_never_runs_on_the_cpu(
 
 @pytest.mark.acceptance(99, 146, "X3")
 @pytest.mark.slow
-def test_running_out_of_memory_lowers_a_picked_micro_batch_aloud(
+def test_out_of_memory_lowers_an_automatic_micro_batch_with_a_notice(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Decoder.loss
@@ -444,7 +444,7 @@ def test_running_out_of_memory_lowers_a_picked_micro_batch_aloud(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", ["auto", "on"])
-def test_too_many_shapes_for_the_compiler_end_compiling_aloud_or_the_run_that_asked_for_it(
+def test_too_many_compiled_shapes_disable_compilation_or_fail_a_run_that_requires_it(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     from torch._dynamo.exc import FailOnRecompileLimitHit
@@ -561,7 +561,7 @@ def test_a_checkpoint_says_by_which_exam_it_was_judged(
     assert checkpoint_files.verify(folder).val_exam == "8 rows drawn"
 
 
-def test_pointers_that_a_kill_left_behind_the_final_checkpoint_are_mended(tmp_path: Path, data_dir: Path) -> None:
+def test_pointers_left_stale_by_a_kill_are_repaired_to_the_final_checkpoint(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path, make_run(data_dir, num_steps=4, save_every=2))
     phase_dir = tmp_path / "checkpoints/pretrain"
     (phase_dir / file_names.LATEST).write_text(codec.dumps(Pointer(step=2)))
@@ -573,7 +573,7 @@ def test_pointers_that_a_kill_left_behind_the_final_checkpoint_are_mended(tmp_pa
 
 @pytest.mark.acceptance(81, 97)
 @pytest.mark.slow
-def test_a_compiler_that_fails_is_done_without_aloud_and_never_when_asked_for_by_name(
+def test_a_failed_compilation_is_reported_and_fails_a_run_that_requires_it(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: object, **kwargs: object) -> torch.Tensor:
@@ -763,7 +763,7 @@ def test_the_trainer_loads_torch_numpy_safetensors_tokenizers_and_nothing_else()
 
 
 @pytest.mark.slow
-def test_swift_trains_stops_and_goes_on_bit_for_bit_and_can_be_talked_to(tmp_path: Path, data_dir: Path) -> None:
+def test_swift_trains_stops_resumes_bit_equal_and_can_chat(tmp_path: Path, data_dir: Path) -> None:
     plain = make_run(data_dir, num_steps=6, save_every=3)
     model = dataclasses.replace(plain.model, family="swift", arch="swift", is_tied=False)
     spec = dataclasses.replace(

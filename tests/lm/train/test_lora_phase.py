@@ -34,7 +34,7 @@ STILL = Optimizer("adamw", 1e-7, 1e-7, 1e-7, 1e-7, 0.0)
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Data, and a run whose first phase is trained."""
+    """Data, and a run with a trained first phase."""
     folder = tmp_path_factory.mktemp("base")
     make_data(folder / "data")
     go(folder / "run", make_run(folder / "data"))
@@ -46,7 +46,7 @@ def go(run_dir: Path, run: Run, requests: ControlRequests | None = None) -> Outc
 
 
 class StopAt(ControlRequests):
-    """Asks for a stop after so many looks, as a signal would."""
+    """Requests a stop after N polls, as a signal would."""
 
     def __init__(self, run_dir: Path, looks: int) -> None:
         super().__init__(run_dir)
@@ -116,7 +116,7 @@ def test_adapters_learn_resume_bit_for_bit_and_the_next_phase_takes_them_in(
 def test_adapters_killed_twice_end_with_the_bits_of_never_stopping(
     method: dict[str, Any], base: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """By SIGKILL in the middle of a step or of a save, which asks nobody; with dropout, whose draws must go on too."""
+    """Killed by SIGKILL during a step or a save; with dropout, which must continue with the same draws."""
     data_dir, base_run = base
     start = base_run / file_names.CHECKPOINTS / "pretrain" / file_names.step_dir(12)
     changes = {"num_steps": 16, "save_every": 1, "eval_every": 0, "optimizer": ADAM, **method, "init_from": str(start)}
@@ -136,7 +136,7 @@ def test_adapters_killed_twice_end_with_the_bits_of_never_stopping(
 
 @pytest.mark.acceptance(101)
 @pytest.mark.slow
-def test_a_run_of_its_own_starts_from_an_adapter_of_another_with_the_weights_it_stood_beside(
+def test_a_new_run_starts_from_an_adapter_of_another_run_with_its_base_weights(
     base: tuple[Path, Path], tmp_path: Path
 ) -> None:
     data_dir, base_run = base
@@ -162,7 +162,7 @@ def test_a_run_of_its_own_starts_from_an_adapter_of_another_with_the_weights_it_
 
     other = tmp_path / "second" / file_names.CHECKPOINTS / "mid" / file_names.step_dir(4) / file_names.WEIGHTS
     shutil.copy(other, neighbor / file_names.WEIGHTS)
-    (neighbor / file_names.MANIFEST).unlink()  # now nobody vouches for them
+    (neighbor / file_names.MANIFEST).unlink()  # now nothing verifies them
     with pytest.raises(IntegrityError, match="different base weights"):
         go(tmp_path / "third", alone)
 
@@ -186,7 +186,7 @@ def test_an_adapter_on_top_of_an_adapter_is_put_together_with_all_below_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [LORA, QLORA], ids=["lora", "qlora"])
-def test_a_phase_of_the_same_adapters_goes_on_with_them_beside_the_weights_they_stood_beside(
+def test_a_phase_with_the_same_adapters_continues_them_on_their_base_weights(
     method: dict[str, Any], base: tuple[Path, Path], tmp_path: Path
 ) -> None:
     data_dir, base_run = base

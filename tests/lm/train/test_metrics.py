@@ -101,7 +101,7 @@ def test_a_log_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path: P
 
 
 @pytest.mark.acceptance("X23")
-def test_a_long_wait_says_that_it_goes_on_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_is_reported_repeatedly_but_not_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_STILL_EVERY_S", 0.01)
     monkeypatch.setattr(metrics, "_STILL_FOR_S", 0.1)
     journal = Journal(tmp_path, say=lambda line: None)

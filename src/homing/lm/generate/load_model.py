@@ -74,7 +74,7 @@ def load_for_use(
     precision = pick_precision(precision, where)
     dtype = PRECISIONS[precision]  # stored in the compute dtype: fp32 master weights are for training
     if card.adapter_phase is not None:
-        assert card.run is not None, "an adapter's phase stands in its run"
+        assert card.run is not None, "the card of an adapter has its run"
         # Merge in fp32 on the CPU: the GPU may have room for the compute dtype only.
         model = load_adapted(files, card.run, card.adapter_phase, card.base_sha256, torch.device("cpu"), base)
         for parameter in model.parameters():  # parameters only: RoPE stays in fp32

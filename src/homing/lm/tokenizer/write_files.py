@@ -5,7 +5,7 @@ tokenizer.json          the complete tokenizer: special tokens first, then the 2
 tokenizer_config.json   names of the special tokens and the ChatML template, for transformers
 vocab.json, merges.txt  the same vocabulary in GPT-2's two files
 
-A third-party tokenizer keeps its own accompanying files (PAPERS) instead.
+A third-party tokenizer keeps its own accompanying files (METADATA_FILES) instead.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def load_model(session: Loading, phase: Phase, start: Path | None) -> tuple[Deco
     metadata_files = _metadata_of_start(start)
     if phase.method == "full":
         return _whole_model(session, phase, start), metadata_files
-    assert start is not None, "adapters without weights to stand beside were let through"
+    assert start is not None, "adapters need base weights; settings without them are refused earlier"
     model, adapter_config = _adapted_model(session, phase, start, _lineage(session, start))
     return model, metadata_files | adapter_config
 

@@ -71,7 +71,7 @@ class LandingController:
 def cancel_landing(state: TrainState) -> TrainState:
     """Return the state with its landing cancelled and a new warmup from the current step.
 
-    Training continues from the current weights, so nothing is thrown away (docs/development/log.md, going on). The
+    Training continues from the current weights, so nothing is thrown away (docs/development/log.md). The
     learning rate warms up again, because the optimizer has adapted to small steps.
     """
     return dataclasses.replace(state, landing=None, warm_from=state.step)

@@ -1,4 +1,4 @@
-"""Prep with somebody else's tokenizer: the ids that `tokenizers` gives, the marks of the family, nothing of ours."""
+"""Prep with a third-party tokenizer: the ids of `tokenizers`, the special tokens of its family, none of ours."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_each_document_has_the_ids_of_tokenizers_between_the_marks_of_the_family
     assert ("uses a custom pre-tokenizer" if is_qwen else "ignores merges for whole words") in warnings(seen)
 
 
-def test_their_papers_come_along_and_ours_of_before_are_gone(corpus: Path, reference: Path) -> None:
+def test_files_of_a_third_party_tokenizer_replace_ours(corpus: Path, reference: Path) -> None:
     own = order_of(corpus)
     run(own)
     assert (own.dir / "vocab.json").exists()
@@ -97,7 +97,7 @@ def test_their_papers_come_along_and_ours_of_before_are_gone(corpus: Path, refer
 
 @pytest.mark.parametrize("reference", ["llama-3"], indirect=True)
 @pytest.mark.parametrize("kill_after", [0, 1, 2, 3, 4, 6, 9])
-def test_stopped_at_any_write_it_goes_on_to_the_same_bytes(
+def test_an_external_prep_stopped_at_any_write_resumes_to_the_same_bytes(
     corpus: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, kill_after: int
 ) -> None:
     monkeypatch.setattr(read_bytes, "BLOCK_BYTES", 2000)
@@ -112,7 +112,7 @@ def test_stopped_at_any_write_it_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.parametrize("reference", ["qwen2"], indirect=True)
-def test_a_slow_pass_leaves_marks_and_goes_on_from_the_last(
+def test_a_slow_pass_writes_resume_points_and_resumes_from_the_last(
     corpus: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_bytes, "BLOCK_BYTES", 2000)

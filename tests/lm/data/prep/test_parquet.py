@@ -67,7 +67,7 @@ def test_of_every_file_its_share_is_taken(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("take_bytes", [0, 60_000])
 @pytest.mark.parametrize("kill_after", [0, 3, 8, 14, 20])
-def test_a_prep_stopped_at_any_write_goes_on_to_the_same_bytes(
+def test_a_prep_stopped_at_any_write_resumes_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_after: int, take_bytes: int
 ) -> None:
     for number in range(3):

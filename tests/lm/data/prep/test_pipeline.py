@@ -100,7 +100,7 @@ def test_every_document_comes_back_once_on_the_side_its_hash_says(corpus: Path) 
 
 
 @pytest.mark.acceptance(14)
-def test_the_manifest_tells_sizes_hashes_settings_and_version(corpus: Path) -> None:
+def test_the_manifest_records_sizes_hashes_settings_and_version(corpus: Path) -> None:
     manifest, _ = run(order_of(corpus))
     out = corpus.parent / "out"
     on_disk = loads(DataManifest, (out / "manifest.json").read_bytes())
@@ -144,7 +144,7 @@ def test_one_file_without_a_marker_still_splits_and_says_so(tmp_path: Path) -> N
     assert val.num_documents >= 3
     (note,) = [progress.note for progress in seen if progress.note]
     assert note.startswith("The text has no <|endoftext|> marker: 1 large file was split at paragraph breaks")
-    assert warnings(seen) == "", "ordinary text has none, and nothing is to be mended"
+    assert warnings(seen) == "", "ordinary text has none, and there is nothing to fix"
     assert len("".join(decoded(order.dir) + decoded(order.dir, "val"))) == len(play.read_text(encoding="utf-8"))
 
 
@@ -178,7 +178,7 @@ def test_the_marker_warning_is_silent_where_a_marker_occurs_or_json_lines_need_n
     assert warnings(seen) == ""
 
 
-def test_lines_as_on_windows_are_kept_and_told(corpus: Path) -> None:
+def test_windows_line_ends_are_kept_and_reported(corpus: Path) -> None:
     text = corpus.read_text(encoding="utf-8").replace(" the ", "\r\n")
     assert "\r\n" in text
     for number in range(2):
@@ -206,7 +206,7 @@ def test_packed_and_plain_text_and_json_lines_give_the_same_shards(corpus: Path)
     assert results[0] == results[1] == results[2]
 
 
-def test_two_preps_of_the_same_text_are_identical_also_with_other_pieces(
+def test_two_preps_of_the_same_text_are_identical_for_any_chunk_size(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(order_of(corpus))
@@ -325,7 +325,7 @@ def test_a_share_that_cannot_be_held_out_is_a_warning_every_time(tmp_path: Path)
         assert "data.validation" in warnings(seen)
 
 
-def test_a_killed_prep_that_cuts_passages_goes_on_to_the_same_shards(
+def test_a_killed_prep_that_cuts_passages_resumes_to_the_same_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "corpus.txt"
@@ -382,7 +382,7 @@ def test_of_every_file_its_share_is_taken_and_the_rest_is_not_read(
     sizes = {name: sum(len(text.encode()) for text in texts) for name, texts in taken.items()}
     assert sizes["b"] == pytest.approx(36_000, rel=0.05)
     assert sizes["a"] == pytest.approx(12_000, rel=0.1)
-    assert [source.sha256 for source in manifest.source] == ["", "", ""], "nobody has seen all of them"
+    assert [source.sha256 for source in manifest.source] == ["", "", ""], "no source was read completely"
     (note,) = [progress.note for progress in seen if "data.take" in progress.note]
     assert note.startswith("Using 60.")
     assert manifest.settings["take_bytes"] == 60_000
@@ -417,7 +417,7 @@ def test_more_than_there_is_takes_all_as_before(corpus: Path, take_bytes: int) -
 
 @pytest.mark.acceptance(24)
 @pytest.mark.parametrize("kill_after", [6, 14, 18])
-def test_a_part_stopped_at_any_write_goes_on_to_the_same_bytes(
+def test_a_part_stopped_at_any_write_resumes_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_after: int
 ) -> None:
     for number in range(4):
@@ -478,7 +478,7 @@ def test_an_absent_or_other_sized_tokenizer_is_an_error_and_none_is_trained(corp
 
 @pytest.fixture
 def known(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A tokenizer that exists, and small pieces of a corpus that counts as large: text and shards in one pass."""
+    """A tokenizer that exists, and small chunks of a corpus that counts as large: text and shards in one pass."""
     run(order_of(corpus, dir=corpus.parent / "known"))
     monkeypatch.setattr(read_bytes, "BLOCK_BYTES", 2000)
     monkeypatch.setattr(chunks, "_chunk_bytes", lambda: 4000)
@@ -517,7 +517,7 @@ def test_many_documents_and_a_tokenizer_that_exists_are_read_once(
 def test_documents_that_turn_out_to_be_few_are_split_exactly_all_the_same(
     corpus: Path, known: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The first piece is of very short documents, so many are expected; those after it are long.
+    # The first chunk has very short documents, so the estimate is high; later documents are long.
     documents = ["a cat sat"[: 3 + n % 7] for n in range(900)] + [" ".join(text_of(40, seed=n)) for n in range(30)]
     corpus.write_text("<|endoftext|>".join(documents), encoding="utf-8")
     monkeypatch.setattr("homing.lm.data.text.split._MAX_EXACT", 1000)
@@ -539,7 +539,7 @@ def test_documents_that_turn_out_to_be_few_are_split_exactly_all_the_same(
 @pytest.mark.slow
 @pytest.mark.parametrize("is_small", [False, True])
 @pytest.mark.parametrize("kill_after", [0, 1, 2, 3, 4, 5, 6, 8, 12])
-def test_one_pass_stopped_at_any_write_goes_on_to_the_same_bytes(
+def test_one_pass_stopped_at_any_write_resumes_to_the_same_bytes(
     corpus: Path, known: str, monkeypatch: pytest.MonkeyPatch, kill_after: int, is_small: bool
 ) -> None:
     order = order_of(corpus, tokenizer=known, shard_tokens=3000, val_fraction=0.1)
@@ -553,7 +553,7 @@ def test_one_pass_stopped_at_any_write_goes_on_to_the_same_bytes(
     assert ("resumed" in stages(seen)) == (kill_after > 2)
 
 
-def test_a_pass_that_left_a_mark_goes_on_from_it(corpus: Path, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_resumes_from_its_resume_point(corpus: Path, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
     order = order_of(corpus, tokenizer=known, val_fraction=0.1)
 
     def die_at(progress: Progress) -> None:
@@ -630,7 +630,7 @@ class Killed(BaseException):
 
 
 def killed_after(num_writes: int, order: PrepOrder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prep that dies at the write after so many, and leaves nothing that looks whole."""
+    """A prep that dies at the N-th write, and leaves nothing that looks complete."""
     real_replace, count = os.replace, 0
 
     def replace_or_die(source: Any, target: Any) -> None:
@@ -649,7 +649,7 @@ def killed_after(num_writes: int, order: PrepOrder, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.acceptance(14)
 @pytest.mark.parametrize("kill_after", [0, 2, 3, 6, 10, 14, 18, 22, 26])
-def test_a_prep_stopped_at_any_write_goes_on_to_the_same_bytes(
+def test_a_prep_stopped_at_any_write_resumes_to_the_same_bytes(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, kill_after: int
 ) -> None:
     run(order_of(corpus, dir=corpus.parent / "whole", shard_tokens=3000))
@@ -719,7 +719,7 @@ prepare(PrepOrder(text=[sys.argv[1]], dir=Path(sys.argv[2]), vocab_size=320, sha
 
 @pytest.mark.acceptance(18)
 @pytest.mark.slow
-def test_a_killed_process_goes_on_to_the_same_bytes(corpus: Path) -> None:
+def test_a_killed_process_resumes_to_the_same_bytes(corpus: Path) -> None:
     whole = corpus.parent / "whole"
     run(order_of(corpus, dir=whole, shard_tokens=3000))
     out = corpus.parent / "out"
@@ -807,7 +807,7 @@ def test_a_target_that_cannot_be_written_is_named(corpus: Path, monkeypatch: pyt
     def refused(path: Path, *_: Any, **__: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path.parent))
 
-    monkeypatch.setattr(Path, "mkdir", refused)  # as in a folder of somebody else's: data/ itself cannot be made
+    monkeypatch.setattr(Path, "mkdir", refused)  # as in another user's folder: data/ itself cannot be created
     with pytest.raises(DataError, match="Cannot write to") as caught:
         run(order_of(corpus, dir=corpus.parent / "data" / "out"))
     assert "--out DIR" in caught.value.fix

@@ -17,7 +17,7 @@ T = 64
 
 
 def write(folder: Path, lengths: list[int], *, num_shards: int = 2, seed: int = 1) -> DataManifest:
-    """Conversation i is made of ids i+1 alone, so that what is read back says whose it is."""
+    """Conversation i is made of ids i+1 alone, so that ids read back identify their conversation."""
     folder.mkdir(parents=True, exist_ok=True)
     chance, shards = np.random.default_rng(seed), []
     for number, part in enumerate(np.array_split(np.arange(len(lengths)), num_shards)):

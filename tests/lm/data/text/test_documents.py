@@ -178,7 +178,7 @@ def test_what_only_looks_like_text_to_its_owner_is_called_what_it_is(
     with pytest.raises(DataError, match=f"{kind}, not text") as raised:
         documents(path)
     assert raised.value.fix.startswith(command.format(path=path))
-    # Else a pattern would name it again, beside what was made of it.
+    # Otherwise a pattern would match it again, in addition to the result.
     assert raised.value.fix.endswith(f", and remove '{path}' from the list.")
 
 

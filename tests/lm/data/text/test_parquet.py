@@ -1,4 +1,4 @@
-"""Parquet rows to documents: the same as JSON lines, in little memory, and every fault told by file and row."""
+"""Parquet rows to documents: the same as JSON lines, in little memory, and every fault names file and row."""
 
 from __future__ import annotations
 
@@ -148,12 +148,12 @@ def test_one_name_for_two_columns_is_refused(tmp_path: Path) -> None:
 
 
 def not_utf8(texts: list[bytes]) -> pa.Array:
-    """Text whose bytes nobody looked at, as a careless writer leaves it."""
+    """Text with bytes that were never validated, as a careless writer leaves it."""
     plain = pa.array(texts, pa.binary())
     return pa.Array.from_buffers(pa.string(), len(plain), plain.buffers())
 
 
-def test_text_that_is_not_utf8_is_told_by_its_row(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_reported_with_its_row(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"text": not_utf8([b"good", b"sm\xf8rrebr\xf8d", b"good"])})
     with pytest.raises(DataError, match=r"a\.parquet:2: not UTF-8: byte 0xf8 at 2 of the text"):
         documents(path)
@@ -172,7 +172,7 @@ def test_a_file_that_breaks_off_is_named(tmp_path: Path, kept: float) -> None:
             read(path)
 
 
-def test_a_wrong_byte_is_told_or_changes_no_text(tmp_path: Path) -> None:
+def test_a_wrong_byte_is_reported_or_changes_no_text(tmp_path: Path) -> None:
     """Pages have sums; of the footer much is of no use here, such as the name of the writer."""
     texts = [f"text number {n} of some" for n in range(300)]
     columns = {"text": texts, "n": list(range(300))}
@@ -224,7 +224,7 @@ def test_rows_have_the_fields_that_they_had_before_they_were_made_columns(tmp_pa
     assert rows(tmp_path / "a.parquet") == list(enumerate(given, start=1))
 
 
-def test_times_beside_a_conversation_are_left_out_whatever_python_makes_of_them(tmp_path: Path) -> None:
+def test_timestamps_next_to_a_conversation_are_ignored(tmp_path: Path) -> None:
     times = {
         "at": pa.array([1_700_000_000_123_456_789], pa.timestamp("ns")),
         "there": pa.array([0], pa.timestamp("us", tz="Nowhere/Land")),

@@ -62,7 +62,7 @@ def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert listed == {path.name for path in folder.iterdir()} - {file_names.MANIFEST}
 
 
-def test_the_newest_whole_one_is_found_and_each_damaged_one_is_told(tmp_path: Path) -> None:
+def test_the_newest_complete_checkpoint_is_found_and_damaged_ones_are_reported(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
     (tmp_path / file_names.step_dir(3) / file_names.WEIGHTS).write_bytes(b"short")

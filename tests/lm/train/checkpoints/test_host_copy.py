@@ -49,7 +49,7 @@ def test_pinned_memory_comes_in_powers_of_two(monkeypatch: pytest.MonkeyPatch) -
         is_cuda = True
 
     monkeypatch.setattr(snapshot_module, "free_bytes", lambda: 3000)
-    for num, has_room in ((256, True), (512, True), (513, False)):  # of four bytes, and a quarter beside it
+    for num, has_room in ((256, True), (512, True), (513, False)):  # of four bytes, plus a quarter as margin
         tensor = torch.zeros(num).as_subclass(OnCard)
         assert Snapshot().has_room(weights={"a": tensor}) == has_room
 
@@ -67,4 +67,6 @@ def test_the_free_memory_of_a_container_is_that_of_its_limit(tmp_path: Path, mon
     monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "none")
     monkeypatch.setattr(host_memory, "_CGROUPS", ())
     assert host_memory.free_bytes() is None
-    assert Snapshot().has_room(weights={"a": torch.empty(2**50, device="meta")}), "where nobody says, there is"
+    assert Snapshot().has_room(weights={"a": torch.empty(2**50, device="meta")}), (
+        "if free memory is unknown, there is room"
+    )

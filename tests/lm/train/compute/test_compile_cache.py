@@ -29,7 +29,7 @@ COLD, WARM = Parts(0, 3), Parts(3, 0)
 
 
 class Received:
-    """What was told, by kind; and what torch was given."""
+    """Events by kind, and what was passed to torch."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, str]] = []
@@ -74,7 +74,7 @@ def test_folders_lie_below_the_home_and_are_their_owners_alone(tmp_path: Path) -
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_rented_machine_keeps_them_where_it_was_told_and_a_persons_own_setting_stays(tmp_path: Path) -> None:
+def test_compile_cache_uses_the_configured_folder_unless_the_user_set_one(tmp_path: Path) -> None:
     environment = {"HOMING_HOME": "/nowhere", "HOMING_CACHE": str(tmp_path / "c"), "TRITON_CACHE_DIR": "/mine"}
     assert keep_folders(environment) == ""
     assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "c/compiled/inductor")
@@ -82,7 +82,7 @@ def test_a_rented_machine_keeps_them_where_it_was_told_and_a_persons_own_setting
     assert not (tmp_path / "c/compiled/triton").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_told_and_torch_keeps_its_own(tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_created_is_reported_and_torch_uses_its_default(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("no folder")
     environment = {"HOMING_HOME": str(tmp_path)}
     assert "is not kept for the next run" in keep_folders(environment)
@@ -100,7 +100,7 @@ def test_it_comes_back_to_the_same_torch_card_and_shape(tmp_path: Path, received
     assert (recorded["sha256"], recorded["num_bytes"]) == (hashlib.sha256(b"kernels").hexdigest(), len(b"kernels"))
 
 
-def test_another_shape_leaves_it_alone_aloud(tmp_path: Path, received: Received) -> None:
+def test_a_cache_of_another_shape_is_ignored_with_a_notice(tmp_path: Path, received: Received) -> None:
     saved(tmp_path, received)
     CompileCache(tmp_path, dataclasses.replace(SHAPE, width=64), CPU, received).load()
     assert received.loaded == []
@@ -128,7 +128,9 @@ def test_what_is_not_the_file_that_was_written_down_never_reaches_torch(
     assert "Compiling again" in received.messages[-1][1]
 
 
-def test_what_torch_cannot_read_is_told(tmp_path: Path, received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_torch_cannot_read_is_reported(
+    tmp_path: Path, received: Received, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = saved(tmp_path, received)
     monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda data: None)
     cache.load()
@@ -170,7 +172,7 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_run_that_compiles_leaves_it_beside_its_checkpoints_and_loads_it_when_it_goes_on(
+def test_a_compiled_run_saves_its_cache_next_to_the_checkpoints_and_loads_it_on_resume(
     tmp_path: Path, homing_home: Path, received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_data(tmp_path / "data")

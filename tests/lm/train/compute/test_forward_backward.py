@@ -1,8 +1,8 @@
 """Micro-batches as CUDA graphs: when they are captured, what stays plain, and that no number depends on it.
 
-Cards are rare where tests run. `RecordedCard` stands in for one: what a pass computes is written down op by op with the
-tensors it reads and writes, and a replay does exactly that again, on the same memory and with the numbers that the host
-had at the time. So an input that is no buffer, or a gradient that is not where it was, shows here too.
+Machines that run tests rarely have a GPU. `RecordedCard` simulates one: what a pass computes is written down op by op
+with the tensors it reads and writes, and a replay does exactly that again, on the same memory and with the numbers that
+the host had at the time. So an input that is no buffer, or a gradient that is not where it was, shows here too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 class RecordedCard(Card):
-    """`plain` and `graph` are what a lap is said to take; `fails` is what capturing raises."""
+    """`plain` and `graph` are the simulated durations of a pass; `fails` is what capturing raises."""
 
     def __init__(self, plain: Timing = HOST_BOUND, graph: Timing = QUICK, *, fails: str = "") -> None:
         super().__init__(CPU)
@@ -182,7 +182,7 @@ def test_adapters_without_dropout_are_captured_and_with_dropout_they_stay_plain(
 # -- which way ---------------------------------------------------------------------------------------------------------
 
 
-def test_where_the_card_waits_for_the_host_and_a_graph_is_faster_it_is_taken_and_told(
+def test_a_graph_is_used_and_reported_if_it_is_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found, messages = with_card(monkeypatch, RecordedCard())
@@ -299,7 +299,7 @@ def test_what_was_forgotten_for_want_of_memory_is_captured_again(monkeypatch: py
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_capture_that_fails_is_done_without_aloud_and_the_gradients_are_right(
+def test_a_failed_capture_is_reported_and_the_gradients_are_right(
     monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
     card = RecordedCard(fails="" if is_late else "operation not permitted when stream is capturing")
@@ -405,7 +405,7 @@ class StopAt(ControlRequests):
 
 
 @pytest.mark.slow
-def test_a_run_with_graphs_has_the_losses_of_one_without_and_goes_on_with_what_it_found(
+def test_a_run_with_graphs_has_the_same_losses_and_resumes_with_its_choice(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go(tmp_path / "plain", make_run(data_dir))
@@ -436,7 +436,7 @@ def test_a_run_that_falls_back_has_the_losses_of_one_without(
 
 
 @pytest.mark.slow
-def test_running_out_of_memory_gives_the_graphs_back_and_goes_on_with_fewer_rows(
+def test_out_of_memory_frees_the_graphs_and_continues_with_fewer_rows(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go(tmp_path / "plain", make_run(data_dir, num_steps=5, micro_batch=0))

@@ -28,7 +28,7 @@ def test_an_attention_for_cards_is_refused_on_a_processor(tiny_run: Run) -> None
         pick_attention(train, tiny_run.phases[0], tiny_run.model, CPU, picked)
 
 
-def test_a_processor_has_one_attention_and_tells_nothing(tiny_run: Run) -> None:
+def test_a_cpu_has_one_attention_kernel_and_reports_nothing(tiny_run: Run) -> None:
     picked, changed = pick_choices(tiny_run.train, tiny_run.phases[0], tiny_run.model, CPU, 8, {})
     assert pick_attention(tiny_run.train, tiny_run.phases[0], tiny_run.model, CPU, picked) == (picked, [])
     assert (picked.attention, picked.segments, changed) == ("sdpa", "mask", [])

@@ -114,7 +114,7 @@ def test_ranks_that_the_rows_do_not_divide_by_are_refused_with_those_that_do(tin
     assert "train.ranks: 2" in caught.value.fix
 
 
-def test_cards_that_cannot_all_be_used_are_said_aloud(tiny_run: Run) -> None:
+def test_unused_gpus_are_reported(tiny_run: Run) -> None:
     said: list[str] = []
     run = dataclasses.replace(tiny_run, train=dataclasses.replace(tiny_run.train, device="auto"))
     assert pick_num_ranks(run, 8, said.append) == 8
@@ -153,7 +153,7 @@ def test_one_two_and_four_processes_learn_the_same(tiny_data: Path, tmp_path: Pa
 @pytest.mark.acceptance(93)
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_the_run_as_failed_and_it_goes_on_from_its_checkpoint(
+def test_a_killed_rank_fails_the_run_which_then_resumes_from_its_checkpoint(
     victim: int, tiny_data: Path, tmp_path: Path
 ) -> None:
     run = make_run(tiny_data, train={"num_ranks": 2}, num_steps=400, save_every=5, eval_every=0, optimizer=GENTLE)
@@ -224,7 +224,7 @@ train(Path(sys.argv[1]), say=print)
 
 @pytest.mark.slow
 @pytest.mark.regression("compile-failure-ranks")
-def test_where_one_rank_cannot_compile_the_optimizers_step_all_go_on_without(tiny_data: Path, tmp_path: Path) -> None:
+def test_if_one_rank_cannot_compile_the_optimizer_step_no_rank_does(tiny_data: Path, tmp_path: Path) -> None:
     run = make_run(
         tiny_data, train={"num_ranks": 2, "compile": "auto"}, num_steps=3, micro_batch=2, save_every=0, eval_every=0,
         optimizer=GENTLE,

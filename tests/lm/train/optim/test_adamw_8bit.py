@@ -41,7 +41,7 @@ def step_group(one: Any, lr_scale: float, step_count: torch.Tensor, is_good: tor
 
 @pytest.mark.acceptance("X18")
 def test_the_loss_falls_as_it_does_with_fp32_states() -> None:
-    """A least-squares problem whose directions differ a hundredfold in steepness."""
+    """A least-squares problem with a condition number of one hundred."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(256, 64, generator=generator) * torch.logspace(-1, 1, 64)
     y = x @ torch.randn(64, 96, generator=generator) / 8

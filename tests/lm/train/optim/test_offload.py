@@ -94,7 +94,7 @@ def test_weights_and_state_are_the_same_bit_for_bit(kind: str) -> None:
 @pytest.mark.usefixtures("small_loads")
 @pytest.mark.parametrize("is_away_first", [True, False])
 @pytest.mark.parametrize("kind", SPECS)
-def test_what_one_place_saved_the_other_goes_on_from(kind: str, is_away_first: bool) -> None:
+def test_state_saved_on_the_gpu_loads_into_host_memory_and_back(kind: str, is_away_first: bool) -> None:
     straight, whole = built(SPECS[kind], None)
     stepped(straight, whole, range(6))
     places = [HostPlace(CPU), None] if is_away_first else [None, HostPlace(CPU)]
@@ -175,7 +175,7 @@ def test_the_bytes_are_known_before_they_are_taken() -> None:
 
 
 class Stream:
-    """As torch's, with a vector clock for a queue: what has happened before what is told to it next."""
+    """A CUDA stream with a vector clock: records what has completed before each operation queued on it."""
 
     every: ClassVar[list[Stream]] = []
 
@@ -246,7 +246,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     place = HostPlace(CPU)
     place._lanes = offload._Lanes(CPU)
     monkeypatch.setattr(place, "_make_slab", lambda size: torch.empty(size, dtype=torch.uint8))
-    slots: dict[int, int] = {}  # id of a tensor of the card -> where it lies
+    slots: dict[int, int] = {}  # id of a tensor of the card -> its address
     free: list[int] = []
     empty, copy = torch.empty, Tensor.copy_
 
@@ -354,7 +354,7 @@ def test_on_a_processor_it_is_refused(tmp_path: Path, data_dir: Path) -> None:
 
 @pytest.mark.acceptance(96)
 @pytest.mark.slow
-def test_a_run_goes_on_with_its_state_in_the_other_place_bit_for_bit(
+def test_a_run_resumes_bit_equal_with_its_optimizer_state_in_the_other_place(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_phase, "OFFLOADS_FROM", ("cpu", "cuda"))

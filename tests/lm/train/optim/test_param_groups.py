@@ -124,7 +124,7 @@ def test_the_plain_form_of_adamw_equals_the_fused_one() -> None:
 def muon_by_hand(
     weight: np.ndarray, grads: list[np.ndarray], *, lr: float, momentum: float, decay: float
 ) -> np.ndarray:
-    """One matrix, in float64, as the papers write it."""
+    """One matrix, in float64, as the publications define it."""
     buffer = np.zeros_like(weight)
     for grad in grads:
         buffer = momentum * buffer + (1 - momentum) * grad
@@ -210,7 +210,7 @@ def test_both_optimizers_learn_a_batch_by_heart() -> None:
 # -- clipping ----------------------------------------------------------------------------------------------------------
 
 
-def test_clipping_shrinks_all_gradients_together_and_tells_the_norm_before() -> None:
+def test_clipping_scales_all_gradients_alike_and_returns_the_norm_before() -> None:
     ours, reference_value = built(), built()
     backward(ours, 0)
     backward(reference_value, 0)

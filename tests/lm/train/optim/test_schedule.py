@@ -50,7 +50,7 @@ def test_constant_warms_up_and_stays() -> None:
 
 @pytest.mark.parametrize("kind", ["wsd", "cosine", "constant"])
 @pytest.mark.parametrize(("warmup", "decay", "num_steps"), [(0, 0, 1), (5, 10, 3), (50, 60, 100), (3, 200, 50)])
-def test_every_schedule_stays_between_zero_and_one_and_never_stands_still(
+def test_every_schedule_stays_between_zero_and_one_and_is_never_zero(
     kind: str, warmup: int, decay: int, num_steps: int
 ) -> None:
     assert all(0.0 < s <= 1.0 for s in scales(Schedule(kind, warmup, decay, 0.0), num_steps) if kind != "cosine")

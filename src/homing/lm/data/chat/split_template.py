@@ -3,7 +3,7 @@
     render a few conversations -> the text between their messages -> reassemble, compare with the template
 
 Third-party templates run at home only, in a sandbox. The trainer of an rl phase, which generates questions as it goes,
-gets the resulting pieces of text (turns.json next to the tokenizer).
+gets the resulting parts of text (turns.json next to the tokenizer).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from homing.wire.chat_template import Turns
 
 __all__ = ["take_apart", "write_turns"]
 
-# Some templates tell the model the date. Always use the same one, so that a resumed or repeated run has the same
+# Some templates include the date. Always use the same one, so that a resumed or repeated run has the same
 # prompts. It is the default in Llama's own template.
 _DAY = datetime.datetime(2024, 7, 26)
 _SYSTEM, _USER, _ASSISTANT, _AGAIN = "qzsq", "qzuq", "qzaq", "qzvq"  # words that occur in no template
@@ -57,7 +57,7 @@ def write_turns(folder: Path, *, is_base: bool = False) -> str:
 
 
 def take_apart(renderer: Renderer, tokenizer: Tokenizer) -> Turns:
-    """Split a template into pieces; raises Fault if its output is not just fixed text around the messages."""
+    """Split a template into parts; raises Fault if its output is not just fixed text around the messages."""
     template, markers = renderer.template, renderer.tokens.markers
     alone = _parts(template, [("user", _USER)])
     if alone is None:
@@ -82,7 +82,7 @@ def take_apart(renderer: Renderer, tokenizer: Tokenizer) -> Turns:
     )  # fmt: skip
     if not _is_right(turns, ("user",), renderer, tokenizer):
         raise Fault("template", "the chat template writes more around a question than a prefix and a suffix")
-    # If the template does not handle an order of roles, leave its pieces out; a question in that order is refused.
+    # If the template does not handle an order of roles, leave its parts out; a question in that order is refused.
     for roles, parts in _ORDERS.items():
         if getattr(turns, parts[0]) is not None and not _is_right(turns, roles, renderer, tokenizer):
             left_out: dict[str, Any] = dict.fromkeys(parts)
@@ -91,7 +91,7 @@ def take_apart(renderer: Renderer, tokenizer: Tokenizer) -> Turns:
 
 
 def _is_right(turns: Turns, roles: tuple[str, ...], renderer: Renderer, tokenizer: Tokenizer) -> bool:
-    """Return whether the reassembled pieces give the same ids as the template, for difficult texts."""
+    """Return whether the reassembled parts give the same ids as the template, for difficult texts."""
     for shift in range(len(_TRIES)):
         said = _said([(role, _TRIES[(place + shift) % len(_TRIES)]) for place, role in enumerate(roles)])
         if list(in_turns(turns, tokenizer, said)) != renderer.prompt(said):

@@ -78,7 +78,7 @@ def encode_all(
         with (
             ahead(_with_sides(chunks, rule)) as sided,
             ThreadPoolExecutor(1, "write-shards") as shard_writer,
-            ThreadPoolExecutor(1, "beside-encoding") as executor,
+            ThreadPoolExecutor(1, "background") as executor,
         ):
             # One chunk is written while others are encoded, never more than one: this keeps order and bounds memory.
             writing = shard_writer.submit(lambda: None)

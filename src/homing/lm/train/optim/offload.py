@@ -104,7 +104,7 @@ class Place:
     def pass_over(self, loads: Sequence[Load]) -> Iterator[tuple[Load, list[Tensor]]]:
         """Yield each load with its tensors on the device. In-place changes made before the next iteration are kept."""
         for load in loads:
-            assert not load.is_away, "state of the host, and nobody who brings it"
+            assert not load.is_away, "the state is in host memory, and this place does not copy it"
             yield load, load.states
 
     def settle(self) -> None:
