@@ -15,7 +15,7 @@ from tests.contracts.stores import StoreContract
 from tests.doubles.proxy import Proxy
 from tests.doubles.s3_servers import Server, free_port
 from tests.doubles.toy_world import Hasty
-from tests.store.test_bring_files import reads_of_bringing
+from tests.store.test_download_text import reads_of_bringing
 
 from homing.cloud.artifacts.prune import plan_removal, remove
 from homing.cloud.home import Home
