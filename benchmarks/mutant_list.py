@@ -302,7 +302,7 @@ MUTANTS = [
         "src/homing/cloud/artifacts/stored_checkpoints.py",
         "    if seal and hashlib.sha256(text.replace(seal, b\"\", 1)).hexdigest() != manifest.sha256:\n",
         "    if False:\n",
-        ("tests/cloud/artifacts/test_fetch.py::test_a_manifest_whose_own_hash_does_not_fit_is_damage",),
+        ("tests/cloud/artifacts/test_fetch.py::test_a_manifest_with_a_wrong_hash_of_itself_is_damaged",),
     ),
     Mutant(
         "name-leads-outside",

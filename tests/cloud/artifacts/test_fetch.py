@@ -54,7 +54,9 @@ def weights(folder: Path) -> bytes:
 
 
 @pytest.mark.acceptance(19)
-def test_the_newest_whole_checkpoint_comes_home_with_its_papers(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_fetch_brings_the_newest_complete_checkpoint_and_the_run_documents(
+    home: Home, tmp_path: Path, done: RunRow
+) -> None:
     got = fetch(home, done, tmp_path / "models/moss")
     assert weights(got.model_dir) == b"weights at 12"
     assert got.manifest.is_final
@@ -273,7 +275,7 @@ def test_a_damaged_manifest_hides_no_other_checkpoint(home: Home, tmp_path: Path
     assert fetch(home, done, tmp_path / "n", which="10").manifest.step == 10
 
 
-def test_a_manifest_whose_own_hash_does_not_fit_is_damage(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_a_manifest_with_a_wrong_hash_of_itself_is_damaged(home: Home, tmp_path: Path, done: RunRow) -> None:
     path = tmp_path / "store/runs" / done.id / "checkpoints/pretrain/step-00000012/manifest.json"
     manifest = read_json(path)
     sealed = json.dumps({**manifest, "sha256": ""}).encode()

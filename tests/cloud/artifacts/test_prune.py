@@ -52,7 +52,7 @@ def push_model(store: Store, folder: str, run_id: str) -> str:
     return f"models/{folder}/{file_names.WEIGHTS}"
 
 
-def test_what_a_run_stored_is_its_own_folder_and_the_model_whose_manifest_names_it(home: Home, store: Store) -> None:
+def test_a_run_has_stored_its_own_folder_and_the_model_with_its_name_in_the_manifest(home: Home, store: Store) -> None:
     first, tenth = begin(home, store, "moss-1"), begin(home, store, "moss-10")
     model, neighbor = push_model(store, "moss", "moss-1"), push_model(store, "moss-10", "moss-10")
     shared = "objects/" + "0" * 64
@@ -70,7 +70,7 @@ def test_what_a_run_stored_is_its_own_folder_and_the_model_whose_manifest_names_
     assert [entry.key for entry in store.list("")] == [shared], "inputs are everybody's"
 
 
-def test_a_model_that_tells_no_run_stays(home: Home, store: Store) -> None:
+def test_a_model_without_a_run_in_its_manifest_is_not_removed(home: Home, store: Store) -> None:
     run = begin(home, store, "moss-1")
     store.put_bytes(f"models/moss/{file_names.WEIGHTS}", b"half")
     keys, spared = stored_keys(home, run)
@@ -163,7 +163,7 @@ def test_a_run_of_which_only_an_earlier_state_was_fetched_is_told_as_such_before
 @pytest.mark.parametrize(
     "damaged", [file_names.RUN, f"checkpoints/pretrain/{file_names.step_dir(12)}/{file_names.MANIFEST}"]
 )
-def test_a_run_whose_papers_are_damaged_goes_like_any_other(home: Home, store: Store, damaged: str) -> None:
+def test_a_run_with_damaged_documents_is_removed_like_any_other(home: Home, store: Store, damaged: str) -> None:
     begin(home, store, "moss-1")
     push_checkpoint(store, "moss-1", "pretrain", 12)
     home.ledger.set_run("moss-1", fetched_step=12)
@@ -181,7 +181,7 @@ def test_a_run_that_the_ledger_forgot_may_be_the_only_copy(home: Home, store: St
     assert "only copy" in plan_removal(store, "runs/moss-1", Home(home.path, World())).warning
 
 
-def test_the_last_whole_checkpoint_stays_also_beside_a_later_one_that_is_damaged(home: Home, store: Store) -> None:
+def test_the_last_complete_checkpoint_stays_although_a_later_damaged_one_exists(home: Home, store: Store) -> None:
     begin(home, store, "moss-1")
     for step in (5, 12):
         push_checkpoint(store, "moss-1", "pretrain", step)

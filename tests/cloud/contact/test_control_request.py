@@ -59,14 +59,14 @@ def test_what_was_asked_before_stays_and_the_serial_grows(home: Home, store: Slo
     assert asked(store) == request == last_asked(home, RUN_ID, store)
 
 
-def test_a_stop_that_comes_between_the_look_and_the_write_of_another_wish_is_kept(home: Home, store: Slow) -> None:
+def test_a_stop_requested_while_another_request_is_written_is_kept(home: Home, store: Slow) -> None:
     store.meanwhile = lambda: ask(home, RUN_ID, store, stop=True, reason="enough")
     ask(home, RUN_ID, store, age_s=60.0)
     request = asked(store)
     assert (request.stop, request.reason, request.age_s, request.serial) == (True, "enough", 60.0, 2)
 
 
-def test_many_who_ask_at_once_are_all_heard(home: Home, store: Slow) -> None:
+def test_no_request_is_lost_when_many_are_made_at_once(home: Home, store: Slow) -> None:
     wanted = [{"stop": True}, {"spend_limit_usd": "3"}, {"time_limit_s": 60.0}, {"age_s": 5.0}, {"reason": "r"}]
     threads = [threading.Thread(target=ask, args=(home, RUN_ID, store), kwargs=each) for each in wanted]
     for thread in threads:
@@ -86,7 +86,7 @@ def test_what_another_home_asked_for_is_gone_on_from(home: Home, store: Slow) ->
     assert (request.serial, request.stop, request.spend_limit_usd) == (8, True, "5")
 
 
-def test_a_wish_that_could_not_be_brought_is_brought_with_the_next_one(
+def test_a_request_that_could_not_be_delivered_is_delivered_with_the_next_one(
     home: Home, store: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

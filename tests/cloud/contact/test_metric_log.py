@@ -119,7 +119,7 @@ def test_where_a_run_stands_is_told_by_its_beginning_and_its_end(store: FileStor
     assert [metric.val_loss for metric in found if metric.val_loss is not None] == [1.5]
 
 
-def test_it_goes_on_from_its_end_after_a_long_file(store: FileStore) -> None:
+def test_reading_continues_at_the_end_of_a_long_file(store: FileStore) -> None:
     metrics = long_run()
     write(store, metrics)
     for log in (MetricLog(store, KEY), MetricLog(store, KEY, is_curve=False)):

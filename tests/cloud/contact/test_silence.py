@@ -70,7 +70,7 @@ def test_the_last_word_is_remembered_for_a_guard_that_cannot_read_the_store(home
 
 
 @pytest.mark.parametrize("off_s", [-4000.0, 4000.0])
-def test_the_age_that_is_shown_is_corrected_by_what_was_heard(home: Home, clock: Clock, off_s: float) -> None:
+def test_the_displayed_age_is_corrected_by_the_heartbeats_seen_here(home: Home, clock: Clock, off_s: float) -> None:
     first = beat(clock.t + off_s)
     assert age_s(home, "moss", first) == max(0.0, -off_s), "nobody knows better yet"
     quiet_s(home, "moss", first)

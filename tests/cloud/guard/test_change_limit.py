@@ -81,7 +81,7 @@ def test_lowering_goes_to_the_provider_last_after_the_agent_confirmed(
 
 @pytest.mark.acceptance("X21")
 @pytest.mark.slow
-def test_a_changed_limit_stands_in_ledger_papers_record_and_heartbeat(home: Home, run: RunRow) -> None:
+def test_a_changed_limit_is_in_ledger_documents_record_and_heartbeat(home: Home, run: RunRow) -> None:
     assert change_limit(home, propose(home, run, Decimal("2.50"), 7200.0))
     row = home.ledger.find("moss")
     assert row.spend_limit_usd == "2.50"

@@ -466,7 +466,7 @@ def test_of_two_machines_under_one_mark_the_one_in_the_ledger_stays(
 
 
 @pytest.mark.slow
-def test_an_earlier_attempt_that_comes_back_is_ended_and_the_run_goes_on(
+def test_an_earlier_attempt_that_reappears_is_destroyed_and_the_run_continues(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
@@ -499,7 +499,7 @@ def test_an_earlier_attempt_that_comes_back_is_ended_and_the_run_goes_on(
 
 
 @pytest.mark.slow
-def test_a_guard_whose_terminal_is_gone_still_ends_what_reached_its_limit(home: Home, tmp_path: Path) -> None:
+def test_a_guard_with_a_closed_terminal_still_destroys_what_reached_its_limit(home: Home, tmp_path: Path) -> None:
     def closed(text: str) -> None:
         raise OSError("input/output error")
 
@@ -538,7 +538,7 @@ def test_a_full_disk_at_home_does_not_keep_it_from_ending_what_reached_its_limit
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_running")
-def test_a_machine_whose_launch_still_waits_for_it_is_left_to_the_launch(home: Home, tmp_path: Path) -> None:
+def test_the_guard_leaves_a_machine_to_the_launch_that_still_waits_for_it(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path, limits=Limits(idle_s=600.0))
     silence(home, done, with_heartbeat=False)
     lock = home.launch_lock(home.ledger.lines()[-1].mark)
@@ -814,7 +814,7 @@ def test_a_machine_that_does_not_go_at_once_is_tried_again_however_long_the_othe
     assert made.may_bill == []
 
 
-def test_what_lies_beside_the_machines_is_asked_for_once_in_a_round(
+def test_resources_other_than_machines_are_listed_once_per_pass(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path)
@@ -876,7 +876,7 @@ def test_a_provider_that_did_not_answer_is_not_asked_about_each_machine(
 
 
 @pytest.mark.usefixtures("_running")
-def test_a_far_store_that_answers_when_nobody_waits_any_more_changes_nothing(
+def test_a_remote_store_that_answers_after_the_deadline_changes_nothing(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It may tell of an attempt that another one has followed by then.
@@ -930,7 +930,7 @@ def use_rig_trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **messages:
 
 @pytest.mark.acceptance(74, 106)
 @pytest.mark.slow
-def test_a_run_whose_machine_died_goes_on_elsewhere_from_its_checkpoint(
+def test_a_run_resumes_elsewhere_from_its_checkpoint_after_its_machine_died(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rig_trainer(monkeypatch, tmp_path, steps=40, step_s=0.02)
@@ -962,7 +962,7 @@ def test_a_run_whose_machine_died_goes_on_elsewhere_from_its_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_preempted_run_is_launched_again_and_one_destroyed_by_hand_is_not(
+def test_a_preempted_run_is_relaunched_and_a_manually_destroyed_one_is_not(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_and_lose(home, tmp_path, monkeypatch)
@@ -1115,7 +1115,7 @@ def unknown_word(*given: Any, **settings: Any) -> Any:
     raise TypeError("no such word")
 
 
-def test_a_volume_in_words_that_nobody_knows_leaves_no_limit_unknown(
+def test_a_volume_with_an_unknown_format_leaves_no_limit_unknown(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path)
@@ -1125,7 +1125,7 @@ def test_a_volume_in_words_that_nobody_knows_leaves_no_limit_unknown(
     assert made.next_at < float("inf")
 
 
-def test_an_end_in_words_that_nobody_knows_ends_no_guard(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_answer_to_destroy_does_not_end_the_guard(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     mark, now = f"homing-{home.owner}-heather-1", home.world.now()
     home.ledger.adopt(LedgerLine(mark, "", "heather", 1, "runpod", "o", "2.49", "1", now, "p-1", now))
     home.ledger.ask_destroy(mark, now)
@@ -1133,7 +1133,7 @@ def test_an_end_in_words_that_nobody_knows_ends_no_guard(home: Home, monkeypatch
     assert f"{mark}: TypeError: no such word" in guard_pass(home).may_bill
 
 
-def test_a_list_in_words_that_nobody_knows_ends_no_guard(
+def test_a_malformed_list_of_instances_does_not_end_the_guard(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done, real = begin(home, tmp_path), Local.list_owned
@@ -1151,9 +1151,7 @@ def test_a_list_in_words_that_nobody_knows_ends_no_guard(
 
 
 @pytest.mark.slow
-def test_offers_in_words_that_nobody_knows_end_no_guard(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_offers_do_not_end_the_guard(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin_and_lose(home, tmp_path, monkeypatch)
 
     def odd(local: Local, needs: Any) -> Any:
@@ -1214,7 +1212,7 @@ def test_a_stop_that_comes_while_a_guard_launches_it_again_is_obeyed(
 
 
 @pytest.mark.slow
-def test_a_run_whose_next_launch_died_with_its_guard_stays_destroyed(
+def test_a_run_stays_destroyed_if_its_relaunch_died_with_the_guard(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_and_lose(home, tmp_path, monkeypatch)

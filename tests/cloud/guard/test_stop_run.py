@@ -25,7 +25,7 @@ def test_stop_leaves_a_checkpoint_and_ends_by_itself(home: Home, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_stop_that_nobody_answers_has_a_deadline(home: Home, tmp_path: Path) -> None:
+def test_an_unanswered_stop_request_has_a_deadline(home: Home, tmp_path: Path) -> None:
     launched = launch(make_draft(home, tmp_path, steps=100_000), home)
     store = tmp_path / "store"
     with pytest.raises(HomingError, match="did not stop within"):

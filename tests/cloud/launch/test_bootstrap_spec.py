@@ -93,7 +93,7 @@ def test_a_card_is_checked_by_every_name_of_it_and_probed_against_its_own_figure
 
 
 @pytest.mark.acceptance("X23")
-def test_what_is_compiled_is_kept_beside_the_code_or_on_the_volume(run: Run) -> None:
+def test_compiled_kernels_are_cached_next_to_the_code_or_on_the_volume(run: Run) -> None:
     boot, _ = make_bootstrap_spec(boot_of(run, READY), READY, run, CPU, World(), is_stand_in=False)
     assert boot.env["HOMING_CACHE"] == "/c"
     with_volume = dataclasses.replace(run, cloud=dataclasses.replace(run.cloud, volume="/workspace"))

@@ -251,7 +251,7 @@ def test_one_look_that_sees_no_process_is_not_its_death(
 
 @pytest.mark.acceptance(117)
 @pytest.mark.slow
-def test_what_a_machine_wrote_whose_launch_failed_is_kept_at_home(
+def test_the_output_of_a_machine_is_kept_at_home_if_its_launch_failed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(request: object, instance_id: str) -> None:
@@ -407,7 +407,7 @@ def test_a_run_is_not_resumed_from_another_store_than_its_own(home: Home, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_launch_whose_terminal_is_gone_still_undoes_itself(home: Home, tmp_path: Path) -> None:
+def test_a_launch_with_a_closed_terminal_still_undoes_itself(home: Home, tmp_path: Path) -> None:
     def closed(text: str) -> None:
         if "Pushing" not in text:
             raise BrokenPipeError(32, "Broken pipe")

@@ -67,7 +67,7 @@ def test_an_adoption_that_names_the_running_instance_supersedes_nothing(store: F
     assert fence.superseded_by() == found  # and it stays so
 
 
-def test_a_store_that_cannot_be_read_supersedes_nobody(store: FileStore, tmp_path: Path) -> None:
+def test_an_unreadable_store_supersedes_no_owner(store: FileStore, tmp_path: Path) -> None:
     first = take(store)
     (tmp_path / "store").rename(tmp_path / "away")
     for look in (lambda: ownership.check(store, first), Fence(store, RUN, "m-1", 1).superseded_by):
@@ -83,7 +83,7 @@ def test_a_damaged_lease_is_damage_and_not_a_free_place(store: FileStore) -> Non
         take(store)
 
 
-def test_a_lost_answer_is_told_from_a_lost_race(store: FileStore) -> None:
+def test_a_lost_answer_is_distinguished_from_a_lost_race(store: FileStore) -> None:
     class LosesAnswers(FileStore):
         def create_if_absent(self, key: str, data: bytes) -> bool:
             super().create_if_absent(key, data)

@@ -75,7 +75,7 @@ def test_of_many_racing_launches_of_one_name_one_wins(ledger: Ledger) -> None:
     assert len(ledger.lines()) == 1
 
 
-def test_an_ended_run_goes_on_with_another_attempt(ledger: Ledger) -> None:
+def test_an_ended_run_continues_with_another_attempt(ledger: Ledger) -> None:
     ledger.intend(row(), line(row()))
     ledger.set_run("moss-1", state="stopped", reason="limit", exit_code=5, ended_at=1.0)
     ledger.intend(row(), line(row(), attempt=2))

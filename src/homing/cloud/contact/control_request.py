@@ -84,7 +84,7 @@ def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
 
 
 def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float) -> bool:
-    """Tells the agent how long its instance has billed if it counts too little; True if it had to be told.
+    """Report to the agent how long its instance has billed, if it counts too little. Return True if it did.
 
     The agent counts by its own clock, from the start that boot.json names. If that clock is behind home's, the time to
     boot is missing from its count, and the limit would come too late by as much. Home has counted it on a clock that

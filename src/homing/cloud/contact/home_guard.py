@@ -129,7 +129,7 @@ def sign_out(home: Home) -> None:
 def sign_in(
     home: Home, every_s: float, *, is_once: bool = False, reached: Collection[str] = (), background_pid: int = 0
 ) -> None:
-    """Records a round. A single round, by hand or by cron, counts only if another one came before it in time.
+    """Records a round. A single round, run manually or by cron, counts only if another one came before it in time.
 
     `reached`: the providers that answered this round's list call. What another guard of this home reached, which may
     run where other keys are set, is kept until it is too old.

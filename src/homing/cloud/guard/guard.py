@@ -10,7 +10,7 @@
 
 A store that cannot be read does not mean that the machine is silent: then only the money counts. A problem with one run
 never keeps the pass from checking the others. Several guards may run at once: destroying twice is harmless, only one
-relaunch wins, and the action log (diary.py) reports each thing once.
+relaunch wins, and the action log (action_log.py) reports each thing once.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
 
 
 def _unfailing(notify: Say) -> Say:
-    """Wrap `tell` so that a closed terminal or a full disk cannot keep the guard from ending what bills."""
+    """Wrap `notify` so that a closed terminal or a full disk cannot keep the guard from ending what bills."""
 
     def say(text: str) -> None:
         with contextlib.suppress(OSError):
@@ -283,7 +283,7 @@ class _Round:
         if not self.billing:
             return
         waited_s = self.now - (self.run.ended_at or self.now)
-        wants_time = self._wants_time()  # evaluated on every pass: it records when it last heard from the instance
+        wants_time = self._wants_time()  # evaluated on every pass: it records when the last new heartbeat was seen
         if (waited_s > meter.MARGIN_S and not wants_time) or self._waits_for_us():
             for line in self.billing if self.run.is_interrupted else []:  # not a decision to give the run up
                 self._note(f"lost-{line.mark}", "lost", "Its remaining resources are destroyed.")
@@ -296,7 +296,7 @@ class _Round:
         return reports is not None and waits_for_home(self.home.provider_of(line), line.mark, reports.heartbeat)
 
     def _is_kept(self, line: LedgerLine) -> bool:
-        """Return whether a person told `homing reconcile` to keep it.
+        """Return whether a person chose to keep it in `homing reconcile`.
 
         Alerts hourly; its limit or that person ends it.
         """

@@ -394,7 +394,7 @@ def _report_clock(home: Home, heartbeat: Heartbeat, notify: Callable[[str], None
 
 
 def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began: float) -> bool:
-    """Tell the instance how long it has billed, retrying for a while. Return whether it needed the message.
+    """Report to the instance how long it has billed, retrying for a while. Return whether it needed the message.
 
     One failed write is no reason to destroy a machine, but a machine that never learns its age would end too late.
     """

@@ -102,7 +102,7 @@ class Bill:
 
     @property
     def is_within_margin(self) -> bool:
-        """Whether ours exceeds theirs by at most the margin, or falls short by less than a cent (providers round)."""
+        """Whether ours exceeds the provider's by at most the margin, or is less by under a cent (providers round)."""
         return -_CENT < self.difference_usd <= self.margin_usd
 
 

@@ -314,7 +314,7 @@ def _all_weights(run: Run) -> list[str]:
 
 
 def relay_of(run: Run, offer: Offer, seconds: float) -> str:
-    """Return what to tell a person if no machine of this kind lives as long as the run; "" otherwise."""
+    """Return the message for a person if no machine of this kind lives as long as the run; "" otherwise."""
     if not offer.lifetime_s or seconds <= offer.lifetime_s:
         return ""
     times = math.ceil(seconds / offer.lifetime_s) - 1

@@ -5,7 +5,7 @@
     check_own       a guard resumes a run in the account where it began, or not at all
     vouch           a person's assurance that this key belongs to the account that rented it
 
-An account is what its provider calls it: a number, a workspace, a user; if its API does not tell, a hash of the key.
+An account is what its provider calls it: a number, a workspace, a user; if its API does not say, a hash of the key.
 None in the ledger means unknown: then the current key is assumed to be the right one.
 """
 

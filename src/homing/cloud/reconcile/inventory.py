@@ -263,7 +263,7 @@ def check_lost(home: Home, word: str, store: str = "") -> bool:
 def is_lost(home: Home, run: RunRow) -> bool:
     """Return whether the ledger has lost a run it once had, and no provider shows an instance of it.
 
-    Then nothing here will tell how it ended. Raises StillBilling while an instance may be billing.
+    Then nothing here will ever show how it ended. Raises StillBilling while an instance may be billing.
     """
     if home.ledger.run(run.id) is not None:
         return False

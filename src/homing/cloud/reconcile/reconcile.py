@@ -6,7 +6,7 @@
     changes                      ->  the run's record in its store
 
 A provider or store that cannot be asked is reported and changes nothing: unknown, never gone. The same holds for an
-instance in another account, which this key cannot see (whose.py).
+instance in another account, which this key cannot see (account_owner.py).
 """
 
 from __future__ import annotations
