@@ -287,7 +287,7 @@ def test_what_the_comments_of_a_preset_advise_works(preset: str) -> None:
         load_run(str(path), [advised])
 
 
-def test_fewer_steps_than_the_warmup_of_the_file_set_it_aside_aloud(load: Load) -> None:
+def test_fewer_steps_than_the_warmup_drop_the_warmup_with_a_notice(load: Load) -> None:
     text = BASE + "    warmup_steps: 20\n"
     loaded = load(text, "phases.0.steps=20")
     assert loaded.run.phases[0].schedule.warmup_steps == 1
@@ -385,7 +385,7 @@ def test_a_derived_batch_does_not_read_a_small_text_over_and_over(load: Load, fo
     assert load(DIAL).run.phases[0].batch_tokens > phase.batch_tokens
 
 
-def test_a_batch_that_was_asked_for_stays_and_its_passes_are_told(load: Load, folder: Path) -> None:
+def test_a_given_batch_size_is_kept_and_its_passes_are_shown(load: Load, folder: Path) -> None:
     (folder / "a.txt").write_bytes(b"moss " * 16_000)
     loaded = load(DIAL.replace("steps: 300", "steps: 30, batch_tokens: 32768"))
     assert loaded.run.phases[0].batch_tokens == 32768

@@ -67,7 +67,7 @@ def test_names_that_no_disk_can_hold_are_refused_without_a_traceback(wanted: str
         find_run_file(wanted)
 
 
-def test_a_run_file_beside_the_runs_folder_is_noticed() -> None:
+def test_a_run_file_next_to_the_runs_folder_is_noticed() -> None:
     Path("moss.yaml").write_text("x")
     with pytest.raises(UsageError) as caught:
         find_run_file("moss")

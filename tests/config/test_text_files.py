@@ -1,4 +1,4 @@
-"""Whether what a run file names is there, told before anything is paid for."""
+"""Missing files named in a run file are reported before anything is paid for."""
 
 from __future__ import annotations
 

@@ -427,7 +427,7 @@ def test_more_than_twenty_faults_are_seeded() -> None:
 
 
 @pytest.mark.acceptance(31)
-def test_of_two_tokens_for_the_hub_the_one_that_is_used_is_the_one_that_is_told_of(case: Case) -> None:
+def test_of_two_hub_tokens_the_one_in_use_is_reported(case: Case) -> None:
     case.world.env["HUGGINGFACEHUB_API_TOKEN"] = "hf_y"
     case.world.requests.clear()
     (found,) = [check for check in examine(case.examined) if check.name == "hub.token"]
@@ -437,7 +437,7 @@ def test_of_two_tokens_for_the_hub_the_one_that_is_used_is_the_one_that_is_told_
 
 
 @pytest.mark.acceptance(10)
-def test_looking_creates_and_changes_nothing_and_asks_the_cloud_only_to_tell(case: Case, tmp_path: Path) -> None:
+def test_doctor_creates_and_changes_nothing_and_only_reads_from_the_cloud(case: Case, tmp_path: Path) -> None:
     def tree() -> dict[str, bytes]:
         paths = [Path(base) / name for base, _, names in os.walk(tmp_path) for name in names]
         return {str(path): path.read_bytes() for path in paths if not path.name.endswith(("-wal", "-shm"))}

@@ -1,4 +1,4 @@
-"""Stages before training: each told, none tried for ever, and a machine that is not right goes back."""
+"""Stages before training: each is reported, none is retried forever, and a faulty machine is returned."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def wheel(folder: Path, *names_: str) -> tuple[str, str]:
 
 
 @pytest.mark.acceptance(71)
-def test_every_stage_is_told_with_its_name_and_seconds(boot: Boot) -> None:
+def test_every_stage_is_reported_with_its_name_and_seconds(boot: Boot) -> None:
     assert bootstrap.run(with_(boot), World()) == 0
     messages = [(event.kind, event.data["stage"]) for event in events(boot)]
     assert messages == [
@@ -243,7 +243,7 @@ def test_the_images_own_torch_is_used_if_it_is_in_range(
 
 
 @pytest.mark.slow
-def test_a_torch_that_lies_in_another_environment_is_seen_from_the_new_one(boot: Boot, tmp_path: Path) -> None:
+def test_a_torch_of_another_environment_is_visible_from_the_new_one(boot: Boot, tmp_path: Path) -> None:
     messages = with_(
         boot, lock=[], torch="torch==2.13.0", torch_range=list(TORCH_RANGE), python=sys.executable,
         env_dir=str(tmp_path / "env-"),
@@ -411,7 +411,7 @@ def test_a_python_that_does_not_come_at_once_is_asked_for_again_and_not_for_ever
 
 
 @pytest.mark.parametrize(("said", "is_taken"), [("uv 0.9.30 (x86_64)\n", True), ("uv 0.7.22\n", False), (126, False)])
-def test_a_uv_that_lies_beside_the_environments_is_taken_only_if_it_runs_here_and_is_new_enough(
+def test_an_existing_uv_is_used_only_if_it_runs_here_and_is_new_enough(
     boot: Boot, tmp_path: Path, said: str | int, is_taken: bool
 ) -> None:
     """On a volume it outlives its machine, and the next one may be of another kind."""
@@ -460,7 +460,7 @@ def test_a_machine_without_a_card_asks_no_driver(boot: Boot, tmp_path: Path) -> 
     assert not any("nvidia-smi" in argv for argv in machine.asked)
 
 
-def test_a_torch_that_sees_no_card_where_one_was_rented_is_told_as_such(boot: Boot) -> None:
+def test_a_torch_that_sees_no_gpu_on_a_gpu_instance_is_reported(boot: Boot) -> None:
     messages = with_(boot, num_gpus=1, probe_argv=["probe-it"], probe_floor={"matmul_tflops": 300.0})
     answers: dict[str, str | int] = {"nvidia-smi": SMI, "probe-it": '{"device": "cpu", "torch": "2.13.0+cu130"}'}
     assert bootstrap.run(messages, Machine(**answers)) == 1
@@ -495,7 +495,7 @@ def test_a_rented_machine_gets_the_compiler_that_triton_needs_and_a_persons_own_
     assert any("apt-get" in argv for argv in machine.asked) is (may_add and bool(before))
 
 
-def test_what_a_python_lacks_to_build_is_told_by_itself(tmp_path: Path) -> None:
+def test_missing_build_requirements_of_python_are_reported(tmp_path: Path) -> None:
     (tmp_path / "gcc").write_text("")
     (tmp_path / "gcc").chmod(0o755)
     for path, lacks in ((str(tmp_path), False), ("/nowhere", True)):
@@ -504,7 +504,7 @@ def test_what_a_python_lacks_to_build_is_told_by_itself(tmp_path: Path) -> None:
         assert ("a C compiler" in said.out) is lacks
 
 
-def test_a_card_far_slower_than_it_should_be_goes_back_and_its_figures_are_told(boot: Boot) -> None:
+def test_a_gpu_far_too_slow_is_returned_with_its_measurements(boot: Boot) -> None:
     floor = {"matmul_tflops": 300.0}
     slow = with_(boot, probe_argv=["probe-it"], probe_floor=floor)
     assert bootstrap.run(slow, Machine(probe_it='{"matmul_tflops": 100.0}')) == 1

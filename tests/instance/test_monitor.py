@@ -1,4 +1,4 @@
-"""The lookout's arithmetic on a clock of our own; what it tells, and that each thing is told once."""
+"""The monitor on a simulated clock: what it reports, and that it reports each thing once."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_warnings_come_at_60_and_80_percent_of_money_or_time_whichever_is_first(
     assert alarms(short) == ["limit_warning"]
 
 
-def test_each_alarm_is_told_once_also_by_a_second_lookout(clock: Clock, run_dir: Path) -> None:
+def test_each_alarm_is_raised_once_even_after_a_restart_of_the_monitor(clock: Clock, run_dir: Path) -> None:
     lookout = make_lookout(clock, run_dir, rate_usd_per_hour="1", spend_limit_usd="10")
     clock.pass_s(6 * HOUR)
     for _ in range(3):
@@ -173,7 +173,7 @@ class Messages(Clock):
         return HttpResponse(answer, {}, b"")
 
 
-def test_a_notice_of_preemption_is_told_once_and_only_a_yes_is_one(run_dir: Path) -> None:
+def test_a_preemption_notice_is_reported_once_and_only_for_status_200(run_dir: Path) -> None:
     machine = Messages(404, NetworkError("refused"), 500, 200)
     lookout = make_lookout(machine, run_dir, notice_url="http://169.254.0.1/notice")
     for _ in range(6):
@@ -191,7 +191,7 @@ class Card(Clock):
         return Completed(0, "50, 10, 40\n90, 20, 40\n", "") if argv[0] == "nvidia-smi" else super().run(argv, timeout_s)
 
 
-def test_a_machine_that_lives_no_longer_is_left_in_time_and_that_is_told_once(clock: Clock, run_dir: Path) -> None:
+def test_an_instance_near_its_end_of_life_is_left_in_time_with_one_event(clock: Clock, run_dir: Path) -> None:
     lookout = make_lookout(clock, run_dir, leave_s=HOUR / 4)
     clock.pass_s(HOUR / 4 - 60)
     lookout.look()
@@ -230,7 +230,9 @@ def test_how_busy_the_machine_is_is_written_down_every_minute_as_far_as_it_can_b
     assert (run_dir / file_names.USE).exists()
 
 
-def test_it_goes_on_whatever_a_look_meets(clock: Clock, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_monitor_survives_any_error_of_a_check(
+    clock: Clock, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks, slept = [], []
 
     def look(self: Lookout) -> None:

@@ -23,7 +23,7 @@ def home(homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return Home(homing_home, World())
 
 
-def test_a_run_that_was_trained_here_is_told_from_its_folder(home: Home, tmp_path: Path) -> None:
+def test_a_locally_trained_run_is_reported_from_its_folder(home: Home, tmp_path: Path) -> None:
     write_run_dir(home.run_dir(RUN_ID), two_phases(tmp_path))
     report = read_report(home, trained())
     assert report.is_finished
@@ -53,7 +53,7 @@ def test_a_run_that_was_trained_here_is_told_from_its_folder(home: Home, tmp_pat
     assert report.problems == []
 
 
-def test_its_data_is_told_from_the_manifest_that_it_learned_from_and_from_no_other(home: Home, tmp_path: Path) -> None:
+def test_data_is_reported_only_from_the_manifest_that_the_run_used(home: Home, tmp_path: Path) -> None:
     write_run_dir(home.run_dir(RUN_ID), two_phases(tmp_path))
     (data,) = read_report(home, trained()).data
     assert (data.of, data.vocab_size, data.num_files, data.files[0]["path"]) == ("the run", 512, 1, "moss.txt")
@@ -68,7 +68,7 @@ def test_its_data_is_told_from_the_manifest_that_it_learned_from_and_from_no_oth
     assert read_report(home, trained()).data[0].problem == "it is neither in the store nor at home"
 
 
-def test_a_launched_run_is_told_from_its_store_with_its_attempts_and_dollars(home: Home, tmp_path: Path) -> None:
+def test_a_launched_run_is_reported_from_its_store_with_attempts_and_dollars(home: Home, tmp_path: Path) -> None:
     write_run_dir(tmp_path / "store/runs" / RUN_ID, two_phases(tmp_path))
     subject = launched(home, f"file:{tmp_path}/store")
     action_log.note(home, RUN_ID, "relaunch", "relaunched", "It goes on under attempt 2.")
@@ -91,7 +91,7 @@ def test_a_launched_run_is_told_from_its_store_with_its_attempts_and_dollars(hom
     )
 
 
-def test_without_its_store_what_was_fetched_is_told_and_that_is_said(home: Home, tmp_path: Path) -> None:
+def test_without_its_store_the_report_uses_fetched_files_and_says_so(home: Home, tmp_path: Path) -> None:
     subject = launched(home, f"file:{tmp_path}/away")
     write_run_dir(home.run_dir(RUN_ID), two_phases(tmp_path))
     report = read_report(home, subject)
@@ -104,7 +104,7 @@ def test_without_its_store_what_was_fetched_is_told_and_that_is_said(home: Home,
     assert "it has no data of this run" in problem
 
 
-def test_what_lies_in_models_is_told_where_it_is_of_this_run(home: Home, tmp_path: Path) -> None:
+def test_models_of_this_run_are_listed(home: Home, tmp_path: Path) -> None:
     write_run_dir(home.run_dir(RUN_ID), two_phases(tmp_path))
     manifest = (home.run_dir(RUN_ID) / "checkpoints/mid/step-00000010" / file_names.MANIFEST).read_text()
     for name, text in (("moss", manifest), ("fern", manifest.replace(RUN_ID, "fern-1")), ("bare", "{")):
@@ -145,7 +145,7 @@ def test_nothing_stored_is_said_to_be_absent_and_nothing_is_made_up(home: Home) 
     assert "Problems" not in page
 
 
-def test_a_damaged_paper_is_named_and_the_rest_is_told(home: Home, tmp_path: Path) -> None:
+def test_a_damaged_document_is_named_and_the_rest_is_reported(home: Home, tmp_path: Path) -> None:
     folder = home.run_dir(RUN_ID)
     write_run_dir(folder, two_phases(tmp_path))
     (folder / file_names.RUN).write_text("{")

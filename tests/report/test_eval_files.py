@@ -1,4 +1,4 @@
-"""Figures that `homing eval --out` kept, beside the run that they are of."""
+"""Results of `homing eval --out` in the report of the run that they belong to."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_figures_of_the_runs_own_weights_are_shown_with_their_intervals(tmp_path
     assert "| not finite |  | 38 |" in page
 
 
-def test_two_held_out_figures_of_one_checkpoint_are_told_apart(tmp_path: Path) -> None:
+def test_two_held_out_figures_of_one_checkpoint_are_distinguished(tmp_path: Path) -> None:
     last = Validation(1200, 0.9, 1.27)
     phase = Phase("pretrain", num_steps=1200, step=1200, eval_tokens=16_000, validations=[last], best=last, last=last)
     page = render_markdown(dataclasses.replace(add_evals(report(), written(tmp_path, DOCUMENT)), phases=[phase]))

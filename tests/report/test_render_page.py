@@ -1,4 +1,4 @@
-"""A page whose text others wrote: nothing of it may act."""
+"""A page with untrusted text: none of it may be executed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_html_from_a_run_is_text_and_the_page_asks_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("render", [render_html, render_markdown])
-def test_signs_that_steer_a_screen_are_shown_by_their_numbers(render: object) -> None:
+def test_control_characters_are_shown_by_number(render: object) -> None:
     text = render(full())  # type: ignore[operator]
     assert not any(sign in text for sign in "\x1b\x00\u202e")
     assert "\\x1b" in text
@@ -82,7 +82,7 @@ def test_text_in_markdown_makes_no_cell_link_tag_title_or_list() -> None:
         assert line in lines
 
 
-def test_the_picture_of_a_markdown_page_lies_beside_it() -> None:
+def test_the_picture_of_a_markdown_page_is_a_file_next_to_it() -> None:
     found = full()
     assert "](my%20moss.svg)" in render_markdown(found, "my moss.svg")
     assert "![" not in render_markdown(report(phases=found.phases))

@@ -17,7 +17,7 @@ def test_of_many_events_alike_the_first_and_the_last_are_shown_with_their_count(
     assert [(each.text, each.num_alike) for each in shown] == [("Step 1.", 5), ("Step 7.", 0), ("Taken away.", 0)]
 
 
-def test_a_kind_that_nobody_has_heard_of_is_shown() -> None:
+def test_an_unknown_event_kind_is_shown() -> None:
     assert [
         each.kind for each in happenings([Event(1.0, "trainer", "new_kind", "So."), Event(2.0, "sync", "pushed", "")])
     ] == ["new_kind"]

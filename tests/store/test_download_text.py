@@ -165,7 +165,7 @@ def test_a_pattern_brings_what_it_would_find_here(
 
 
 @pytest.mark.acceptance(23)
-def test_all_files_of_a_pattern_are_of_one_commit_which_is_told(
+def test_all_files_of_a_pattern_come_from_one_reported_commit(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(hub, {f"en/{number}.jsonl": b"old %d" % number for number in range(5)})
@@ -228,7 +228,7 @@ def test_a_pattern_that_meets_nothing_says_what_there_is(hub: Hub, tmp_path: Pat
             bring_file(whole, tmp_path / "here")
 
 
-def test_a_data_set_that_cannot_be_had_is_told_with_what_helps(hub: Hub, tmp_path: Path) -> None:
+def test_an_unavailable_data_set_is_reported_with_a_fix(hub: Hub, tmp_path: Path) -> None:
     hub.add("them/closed", "dataset", is_private=False, is_gated=True)
     put(hub, {"1.jsonl": b"one"})
     cases = {
@@ -252,9 +252,7 @@ def test_a_long_download_tells_how_far_it_is(
     assert f"train.jsonl: {format_bytes(120_000)} of {format_bytes(len(LARGE))}" in capsys.readouterr().err
 
 
-def test_a_disk_without_room_is_told_before_anything_comes(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_before_any_download(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(hub, {"1.jsonl": SMALL, "2.jsonl": SMALL})
     bring_file(f"{ADDRESS}/1.jsonl", tmp_path / "here")
     hub.seen.clear()

@@ -81,7 +81,7 @@ def test_a_line_that_breaks_is_taken_up_where_it_broke(hub: Hub, item: Input, pa
     assert "the connection dropped after 1,000,000 of 3,000,000 bytes" in messages[0]
 
 
-def test_another_process_goes_on_with_what_the_first_one_left(hub: Hub, item: Input, path: Path) -> None:
+def test_another_process_resumes_a_partial_download(hub: Hub, item: Input, path: Path) -> None:
     path.with_name(f"{path.name}.part").write_bytes(WEIGHTS[:2_000_000])
     take(item, path)
     assert path.read_bytes() == WEIGHTS
@@ -106,7 +106,7 @@ def test_a_hub_in_trouble_is_asked_again_later_and_later(hub: Hub, item: Input, 
     assert messages[0] == f"input_retried {item.path}: HTTP {status}; retrying.", "which is no progress"
 
 
-def test_the_hubs_own_wish_to_wait_is_heeded(
+def test_the_retry_after_header_of_the_hub_is_respected(
     hub: Hub, item: Input, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, real = Quick(), hub.route

@@ -1,4 +1,4 @@
-"""A store that counts writes is written to at its own pace, many files at once; asking it goes on all the while."""
+"""A store that counts writes is written to at its own pace, many files at once; reads continue meanwhile."""
 
 from __future__ import annotations
 

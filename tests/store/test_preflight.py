@@ -28,14 +28,14 @@ def test_looking_alone_makes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.glob("store*")) == []
 
 
-def test_a_run_that_goes_on_does_not_get_a_new_empty_store(tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_get_a_new_empty_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be reached"):
         preflight(f"file:{tmp_path}/unmounted", World(), create=False)
     assert not (tmp_path / "unmounted").exists()
 
 
 @pytest.mark.slow
-def test_a_bucket_passes_and_says_whose_keys_were_used(moto: Server, new_bucket: NewBucket) -> None:
+def test_preflight_of_a_bucket_names_the_source_of_the_keys(moto: Server, new_bucket: NewBucket) -> None:
     url = f"s3://{new_bucket(moto)}/p?endpoint={moto.endpoint}"
     notes = preflight(url, World())
     assert "the environment (AWS_ACCESS_KEY_ID)" in notes[0]

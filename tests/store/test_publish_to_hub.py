@@ -1,4 +1,4 @@
-"""`homing publish`: one commit, private unless told otherwise, and nothing before the token is known to do."""
+"""`homing publish`: one commit, private by default, and no upload before the token is checked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.acceptance("X16")
-def test_it_is_private_unless_told_otherwise_and_compared_with_what_lies_there(hub: Hub, folder: Path) -> None:
+def test_publish_is_private_by_default_and_compares_with_the_repository(hub: Hub, folder: Path) -> None:
     output.configure(loudness=-1, is_json=False)
     verb.command("hf:me/tiny", str(folder))
     verb.command("hf:me/open", str(folder), public=True)
@@ -68,7 +68,7 @@ def test_without_a_token_nothing_is_asked(hub: Hub, folder: Path, monkeypatch: p
     assert "there is no token" in caught.value.why
 
 
-def test_what_lies_there_is_replaced_only_when_agreed_and_old_weights_go_with_it(hub: Hub, folder: Path) -> None:
+def test_existing_files_are_replaced_only_with_consent_and_old_weights_are_deleted(hub: Hub, folder: Path) -> None:
     old = {
         "model-00001-of-00002.safetensors": File(b"old", is_lfs=False),
         "model.safetensors.index.json": File(b"{}", is_lfs=False),

@@ -200,7 +200,7 @@ def test_an_attempt_that_began_further_back_deletes_no_checkpoint_that_is_newer_
     assert whole_steps(store) == [("pretrain", 15), ("pretrain", 20)]
 
 
-def test_a_checkpoint_damaged_here_is_told_and_never_shown_as_whole(run_dir: Path, store: Recording) -> None:
+def test_a_locally_damaged_checkpoint_is_reported_and_never_listed_as_complete(run_dir: Path, store: Recording) -> None:
     write_checkpoint(run_dir, "pretrain", 10)
     damaged = write_checkpoint(run_dir, "pretrain", 20)
     (damaged / file_names.WEIGHTS).write_bytes(b"flipped")
@@ -277,7 +277,7 @@ def test_the_model_of_another_run_of_that_name_is_never_replaced(run_dir: Path, 
 
 
 @pytest.mark.parametrize("state", ["failed", None])
-def test_a_run_that_failed_or_goes_on_leaves_no_model(run_dir: Path, store: Recording, state: str | None) -> None:
+def test_a_failed_or_unfinished_run_pushes_no_model(run_dir: Path, store: Recording, state: str | None) -> None:
     write_checkpoint(run_dir, "pretrain", 10)
     if state:
         (run_dir / file_names.OUTCOME).write_text(codec.dumps(Outcome(state, "", 1)))

@@ -23,7 +23,7 @@ def test_r2_has_a_price_of_its_own() -> None:
 
 
 @pytest.mark.acceptance(139)
-def test_where_no_price_is_known_only_bytes_are_told() -> None:
+def test_without_a_known_price_only_bytes_are_shown() -> None:
     for found in (
         kept("s3://bucket", 10**9),
         kept("s3://bucket?region=mars-1", 10**9),

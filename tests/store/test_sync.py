@@ -196,7 +196,7 @@ class Patient(World):
         self.between.pop(0)()  # type: ignore[operator]
 
 
-def test_watch_waits_longer_for_a_store_that_is_away_and_goes_on_when_it_is_back(
+def test_watch_backs_off_while_the_store_is_down_and_resumes_when_it_returns(
     boot: Boot, store: Store, tmp_path: Path
 ) -> None:
     run_dir = Path(boot.work_dir) / "run"
@@ -224,7 +224,7 @@ def test_watch_brings_requests_down_and_never_pushes_them_back(boot: Boot, store
     assert store.read("runs/amber-1/request.json") == request
 
 
-def test_an_unreadable_boot_file_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_an_unreadable_boot_file_is_reported_without_a_traceback(tmp_path: Path) -> None:
     assert sync_module.main(["--boot", str(tmp_path / "absent.json"), "--once"]) == 7
     (tmp_path / "bad.json").write_text("{")
     assert sync_module.main(["--boot", str(tmp_path / "bad.json"), "--once"]) == 7
@@ -283,7 +283,7 @@ def test_an_adoption_that_keeps_this_instance_changes_nothing_for_it(boot: Boot,
     assert run_sync(boot, "--once") == file_names.EXIT_SUPERSEDED
 
 
-def test_a_lease_that_cannot_be_read_supersedes_nobody(boot: Boot, store: Store) -> None:
+def test_an_unreadable_lease_supersedes_no_instance(boot: Boot, store: Store) -> None:
     boot = dataclasses.replace(with_inputs(boot, store, a=b"aaa"), fence=1)
     store.put_bytes(lease_key("amber-1", 2), b"{")
     assert run_sync(boot, "--fetch") == 0

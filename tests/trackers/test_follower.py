@@ -1,4 +1,4 @@
-"""A follower tells every line once, goes on after anything, and is in nobody's way."""
+"""A follower sends every line once, survives any error, and delays no run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[[str], Follower]
 
 
 class Notebook:
-    """A sink that writes down what it is told; it can be made to fail."""
+    """A sink that records what it gets; it can be made to fail."""
 
     def __init__(self, what: What) -> None:
         self.messages: list[Any] = []
@@ -46,7 +46,7 @@ def with_notebook(follower: Follower) -> tuple[Follower, Notebook]:
     return follower, book
 
 
-def test_each_line_is_told_once_also_by_a_follower_that_starts_again(follower: Make, run_dir: Path) -> None:
+def test_each_line_is_sent_once_even_after_a_restart(follower: Make, run_dir: Path) -> None:
     first, book = with_notebook(follower("tensorboard"))
     assert first.catch_up()
     assert book.messages == []
@@ -82,7 +82,7 @@ def test_a_line_that_cannot_be_read_is_passed_over(follower: Make, run_dir: Path
     assert book.messages == [1]
 
 
-def test_what_a_tracker_refused_is_told_again_and_nothing_is_lost(follower: Make, run_dir: Path) -> None:
+def test_lines_refused_by_a_tracker_are_sent_again(follower: Make, run_dir: Path) -> None:
     each = follower("tensorboard")
     tries: list[int] = []
 
@@ -100,7 +100,7 @@ def test_what_a_tracker_refused_is_told_again_and_nothing_is_lost(follower: Make
     assert each.num_failed == 0
 
 
-def test_it_ends_when_the_run_has_and_all_is_told(follower: Make, run_dir: Path) -> None:
+def test_the_follower_ends_when_the_run_ended_and_everything_is_sent(follower: Make, run_dir: Path) -> None:
     each, book = with_notebook(follower("tensorboard"))
     write(run_dir, metric(1))
     end(run_dir, "stopped")
@@ -132,7 +132,7 @@ def test_a_store_that_is_gone_is_tried_again(follower: Make, tmp_path: Path) -> 
     assert book.messages == [1]
 
 
-def test_figures_are_told_by_name_and_what_was_not_measured_is_not_a_figure() -> None:
+def test_values_are_sent_by_name_and_missing_ones_are_left_out() -> None:
     assert values_of(metric(2, loss=2.5, mfu=0.41)) == {
         "num_steps": 20.0,
         "num_tokens": 128.0,

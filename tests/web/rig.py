@@ -1,4 +1,4 @@
-"""A real server on a loopback port, with a tiny model whose words a test may put into its mouth."""
+"""A real server on a loopback port, with a tiny model whose answers a test can script."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_all_runs_are_shown_with_the_figures_of_homing_runs(
     assert messages["money"]["is_billing"]
 
 
-def test_an_empty_home_is_told_as_empty(board: Board) -> None:
+def test_an_empty_home_is_shown_as_empty(board: Board) -> None:
     board._tick()
     messages = sections(board)
     assert (messages["runs"], messages["money"]["is_empty"]) == ([], True)
@@ -117,7 +117,7 @@ def test_an_empty_home_is_told_as_empty(board: Board) -> None:
     assert "have not responded since" in messages["problems"][0]
 
 
-def test_a_provider_that_cannot_be_asked_is_told_and_its_run_stays_billing(board: Board, home: Home) -> None:
+def test_an_unreachable_provider_is_reported_and_its_run_stays_billing(board: Board, home: Home) -> None:
     rent(home)
     board._ask()
     board._tick()
@@ -179,7 +179,7 @@ def test_silent_stores_do_not_use_up_the_looks_at_the_others(
         thread.join()
 
 
-def test_a_mistake_in_a_look_is_told_on_its_line(
+def test_an_error_while_reading_a_run_is_shown_on_its_line(
     board: Board, home: Home, looks: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rent(home)
@@ -191,7 +191,7 @@ def test_a_mistake_in_a_look_is_told_on_its_line(
     assert "ZeroDivisionError" in row["problem"]
 
 
-def test_an_ended_run_whose_look_failed_is_looked_at_again_after_a_while(
+def test_an_ended_run_that_could_not_be_read_is_read_again_later(
     board: Board, home: Home, looks: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(home)
@@ -264,9 +264,7 @@ def test_a_store_that_is_away_is_a_problem_and_no_empty_run(board: Board, home: 
     assert messages["problems"], "blindness is told"
 
 
-def test_a_look_that_gets_no_answer_is_told_while_it_waits(
-    board: Board, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pending_read_is_shown_while_it_waits(board: Board, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     rent(home)
     real, is_free, is_asked = dashboard_run.look, threading.Event(), threading.Event()
 
@@ -296,7 +294,7 @@ def test_a_run_is_found_by_its_whole_id_alone(board: Board, home: Home) -> None:
             board.one_run(typed)
 
 
-def test_the_page_of_a_run_is_followed_once_for_all_and_no_longer_than_somebody_looks(
+def test_the_page_of_a_run_is_followed_once_for_all_readers_while_any_is_connected(
     board: Board, home: Home, looks: list[threading.Thread]
 ) -> None:
     train_here(home.path)
@@ -499,7 +497,7 @@ def test_commands_are_those_that_the_verbs_say() -> None:
     assert commands_in("") == []
 
 
-def test_a_look_that_fails_is_told_and_tried_again(
+def test_a_failed_read_is_reported_and_retried(
     board: Board, looks: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_mended, was_tried = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""The feed and its streams: all at first, then what is new, over a real socket; nobody who left is waited for."""
+"""The feed and its streams: all at first, then what is new, over a real socket; no reader that left is waited for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from homing.web.dashboard import dashboard_app as app_module
 from homing.web.dashboard.section_feed import Feed
 
 
-def test_a_reader_is_told_all_once_and_then_what_is_new() -> None:
+def test_a_reader_gets_everything_once_and_then_only_updates() -> None:
     feed = Feed()
     feed.put("head", {"step": 1})
     feed.add("points", [1, 2])
@@ -75,7 +75,7 @@ def test_a_stream_tells_what_is_added_while_it_is_read(client: httpx.Client, sou
         assert next(parts) == {"section": "head", "value": {"state": "done"}}
 
 
-def test_who_leaves_is_noticed_and_the_others_go_on(
+def test_a_disconnected_reader_is_noticed_and_the_others_continue(
     client: httpx.Client, source: Messages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = threading.Event()
@@ -110,7 +110,7 @@ def test_who_leaves_is_noticed_and_the_others_go_on(
         assert next(parts)["value"] == 2
 
 
-def test_a_stream_without_news_says_that_it_lives(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_stream_sends_keepalives(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "_QUIET_S", 0.0)
     with client.stream("GET", "/api/runs/live") as response:
         lines = response.iter_lines()
@@ -138,7 +138,7 @@ def test_the_server_ends_while_streams_are_read(source: Messages) -> None:
         response.close()
 
 
-def test_an_unknown_run_and_an_unknown_path_are_told_in_words(client: httpx.Client) -> None:
+def test_an_unknown_run_and_an_unknown_path_get_a_message(client: httpx.Client) -> None:
     for path in ("/api/runs/moss", "/api/runs/moss/live"):
         answer = client.get(path)
         assert (answer.status_code, "homing runs" in answer.json()["error"]["message"]) == (404, True)
@@ -147,7 +147,7 @@ def test_an_unknown_run_and_an_unknown_path_are_told_in_words(client: httpx.Clie
     assert client.get("/api/runs").json() == {"schema": "homing.dashboard-runs/1"}
 
 
-def test_a_run_whose_store_is_silent_is_answered_in_words_and_holds_up_no_end(
+def test_a_silent_store_gets_a_message_and_does_not_delay_shutdown(
     client: httpx.Client, source: Messages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.one.is_reported.clear()

@@ -104,7 +104,7 @@ def test_without_a_token_it_asks_and_with_none_of_ours_it_says_so(
         page.until("document.querySelector('#all').innerText.includes('homing quickstart')")
 
 
-def test_a_token_that_comes_later_is_taken_and_one_that_no_header_holds_locks_nobody_out(
+def test_a_later_token_is_used_and_an_invalid_header_value_is_recoverable(
     browser: Browser, board: Board, client: httpx.Client
 ) -> None:
     board._tick()
@@ -116,7 +116,7 @@ def test_a_token_that_comes_later_is_taken_and_one_that_no_header_holds_locks_no
         assert page.js("document.querySelector('#login').hidden")
 
 
-def test_a_connection_that_is_silent_is_told_and_made_anew(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_is_reported_and_reopened(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "_QUIET_S", 1e9)  # as of a server at the other end of a tunnel that is gone
     source = Messages()
     with ExitStack() as stack:
@@ -143,7 +143,7 @@ def test_curves_come_back_after_a_phase_without_any(browser: Browser) -> None:
         page.until("document.querySelectorAll('#charts canvas').length === 2")
 
 
-def test_a_server_that_is_gone_is_told_and_not_passed_over(browser: Browser, board: Board) -> None:
+def test_a_stopped_server_is_reported_on_the_page(browser: Browser, board: Board) -> None:
     board._tick()
     with ExitStack() as stack:
         client = stack.enter_context(served(board, board.end))

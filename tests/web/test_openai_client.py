@@ -169,7 +169,7 @@ def test_two_at_a_time_are_both_answered(chat: OpenAI, script: Script) -> None:
     assert [answer.choices[0].message.content for answer in asyncio.run(ask_two())] == ["both"] * 2
 
 
-def test_who_leaves_a_stream_ends_the_text_and_who_loses_patience_is_told_so(chat: OpenAI, script: Script) -> None:
+def test_leaving_a_stream_cancels_the_text_and_a_timeout_is_reported(chat: OpenAI, script: Script) -> None:
     script.says = "x" * 200
     script.hold()
     with chat.chat.completions.create(model="tiny", messages=HELLO, stream=True) as stream:

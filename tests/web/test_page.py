@@ -1,4 +1,4 @@
-"""The page of `homing serve` in a real browser: what a person sees, types, and is told where something fails."""
+"""The page of `homing serve` in a real browser: what a person sees, types, and reads when something fails."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_long_words_and_narrow_windows(browser: Browser, chat: httpx.Client, scr
 
 
 @pytest.mark.machine
-def test_a_base_model_goes_on_with_the_text(
+def test_a_base_model_continues_the_text(
     browser: Browser, models: Path, monkeypatch: pytest.MonkeyPatch, script: Script
 ) -> None:
     script.says = " sat"

@@ -200,7 +200,7 @@ def test_a_text_that_ends_in_the_beginning_of_a_stop_string_is_whole(chat: httpx
     assert body["choices"][0]["message"]["content"] == script.says
 
 
-def test_length_is_told_from_an_end(chat: httpx.Client, script: Script) -> None:
+def test_finish_reason_distinguishes_length_from_stop(chat: httpx.Client, script: Script) -> None:
     script.says = "abcdef"
     found = []
     for limit in (5, 6, 7):
@@ -356,7 +356,7 @@ def test_what_is_not_there_is_said_in_the_same_shape(chat: httpx.Client) -> None
         assert (found.status_code, error(found)["type"]) == (status, "invalid_request_error")
 
 
-def test_a_text_that_fails_is_told_and_the_next_one_is_made(chat: httpx.Client, script: Script) -> None:
+def test_a_failed_text_is_reported_and_the_next_one_works(chat: httpx.Client, script: Script) -> None:
     script.says = RuntimeError("out of memory")
     found = chat.post(CHAT, json={"messages": HELLO})
     assert (found.status_code, error(found)["type"]) == (500, "server_error")

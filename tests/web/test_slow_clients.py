@@ -156,7 +156,7 @@ def test_a_body_without_its_length_is_counted_as_it_comes(
     assert found.status_code == 413
 
 
-def test_encoding_stops_between_two_parts_when_nobody_waits(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoding_stops_between_two_parts_when_no_client_waits(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from homing.lm.generate import load_for_use
     from homing.web import model_session as session_module
 

@@ -1,4 +1,4 @@
-"""The text of a chat template beside a tokenizer: where it lies, and what is no template that can be read."""
+"""The chat template next to a tokenizer: which file is read, and which files are refused."""
 
 from __future__ import annotations
 

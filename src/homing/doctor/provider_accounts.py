@@ -46,7 +46,7 @@ def check_providers(examined: Examined) -> list[Check]:
 
 
 def _ask_all(names: list[str], examined: Examined) -> list[Any]:
-    """Check all providers in parallel, and tell the person which ones are still pending."""
+    """Check all providers in parallel, and report which ones are still pending."""
     waiting = list(names)
 
     def notify() -> None:

@@ -35,7 +35,7 @@ class HubFailed(StoreError):
 def take_from_hub(item: Input, path: str, world: World, notify: Callable[[str, str], None]) -> None:
     """Download `item` to `path` and verify its sha256; raises HubFailed.
 
-    `tell` is called now and then with the progress, and for every retry.
+    `notify` is called from time to time with the progress, and for every retry.
     """
     taking = _Taking(item, f"{path}.part", world, notify)
     failures, wrong, moved_at = 0, 0, world.monotonic()

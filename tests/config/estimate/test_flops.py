@@ -1,4 +1,4 @@
-"""FLOPs of phases: what stands still, what is computed again, and what is sampled."""
+"""FLOPs of phases: frozen weights, recomputed blocks and sampled tokens."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_memory_grows_with_rows_and_muon_needs_less_state_than_adamw() -> None:
     assert memory_of(model, "muon", precision="fp8").activations_per_row < muon.activations_per_row
 
 
-def test_passes_that_are_captured_by_name_keep_their_memory_beside_the_optimizers_step() -> None:
+def test_captured_graphs_keep_their_memory_during_the_optimizer_step() -> None:
     by = {
         graphs: training_memory(load_run(str(preset_dir() / "goethe-75m.yaml"), [f"train.graphs={graphs}"]).run)
         for graphs in ("off", "auto", "on")

@@ -64,7 +64,7 @@ def test_qwen_7b_fits_where_it_is_said_to() -> None:
         ("qlora", "none", 8, 84.20e9),
     ],
 )
-def test_adapters_beside_seven_billion_take_what_they_took_on_a_card(
+def test_lora_on_seven_billion_parameters_needs_the_memory_measured_on_a_gpu(
     method: str, recompute: str, rows: int, measured: float
 ) -> None:
     memory = memory_of(QWEN_7B, "adamw", precision="bf16", method=method, lora=ALL, recompute=recompute)
@@ -167,7 +167,7 @@ def test_offloaded_state_is_the_hosts_and_what_passes_is_counted(
 
 
 @pytest.mark.acceptance(96)
-def test_a_card_of_24_gb_trains_with_offload_what_it_could_not_and_is_told_so() -> None:
+def test_offload_makes_a_run_fit_24_gb_and_is_suggested() -> None:
     base = load_run(str(preset_dir() / "1b.yaml")).run
     # Qwen2.5-1.5B, fine-tuned whole.
     model = Model("stock", "qwen2", 28, 1536, 12, 2, 128, 8960, 2048, 151936, True, rope_base=1e6)
@@ -214,7 +214,7 @@ def test_activations_are_those_that_a_forward_keeps(method: str, settings: Lora 
 
 
 @pytest.mark.acceptance(7)
-def test_what_does_not_fit_is_told_to_compute_again_first_and_then_to_take_four_bits() -> None:
+def test_recompute_is_suggested_first_and_four_bits_second() -> None:
     base = load_run(str(preset_dir() / "4b.yaml")).run
     phase = dataclasses.replace(
         base.phases[0], method="lora", lora=ALL, micro_batch=0, batch_tokens=8 * 2048, recompute="none"
@@ -259,7 +259,7 @@ def test_the_caches_of_rollouts_are_the_bytes_of_real_tensors(precision: str, mo
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
-def test_beside_adapters_nothing_is_copied_to_sample_from_and_a_pull_costs_the_adapters_alone(method: str) -> None:
+def test_rl_with_adapters_copies_no_weights_and_syncs_only_the_adapters(method: str) -> None:
     rl = Rl([RlTask("arithmetic")], prompts_per_step=4, samples_per_prompt=4, max_new_tokens=40)
     ways = {"precision": "bf16", "method": method, "lora": ALL}
     free, full = memory_of(SMALL, "adamw", **ways, rl=rl), memory_of(SMALL, "adamw", precision="bf16", rl=rl)
@@ -275,7 +275,7 @@ def test_beside_adapters_nothing_is_copied_to_sample_from_and_a_pull_costs_the_a
     assert free.weights == memory_of(SMALL, "adamw", **ways).weights
 
 
-def test_rl_beside_seven_billion_fits_a_card_where_all_of_them_do_not_and_what_cannot_fit_is_refused() -> None:
+def test_rl_with_lora_on_seven_billion_fits_where_full_rl_is_refused() -> None:
     base = load_run(str(preset_dir() / "1b.yaml")).run
     rl = Rl([RlTask("gsm8k", file="q.jsonl")], prompts_per_step=8, samples_per_prompt=8, max_new_tokens=256, kl=0.01)
     phase = dataclasses.replace(base.phases[0], kind="rl", rl=rl, micro_batch=0, recompute="all")
@@ -306,7 +306,7 @@ def test_buffers_that_no_graph_keeps_are_not_there_in_backward_and_fewer_rows_ne
     assert memory_of(SMALL, "adamw", precision="bf16", rl=few).rollout == kept.rollout / 4
 
 
-def test_a_card_too_small_for_all_samples_at_once_is_told_how_many_it_can_hold() -> None:
+def test_a_gpu_too_small_for_all_samples_gets_the_number_that_fits() -> None:
     base = load_run(str(preset_dir() / "1b.yaml")).run
     rl = Rl([RlTask("prompts", file="own.jsonl")], prompts_per_step=32, samples_per_prompt=16, max_new_tokens=256)
     phase = dataclasses.replace(base.phases[0], kind="rl", rl=rl, micro_batch=0)

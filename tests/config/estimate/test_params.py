@@ -1,4 +1,4 @@
-"""Arithmetic against the real decoder, and against figures worked out by hand."""
+"""Arithmetic against the real decoder, and against figures computed manually."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_a_kind_that_is_no_kind_is_not_said_to_be_there_twice(mistakes: Mistakes
     assert "folder" not in found.problem
 
 
-def test_a_file_whose_own_name_cannot_be_a_run_needs_one(mistakes: Mistakes) -> None:
+def test_a_file_with_an_invalid_run_name_needs_a_name_key(mistakes: Mistakes) -> None:
     (found,) = mistakes(BASE.replace("name: base\n", ""), name="My_Run.yaml")
     assert found.key == "name"
 
@@ -207,7 +207,7 @@ def test_toml_and_json_have_lines_too(mistakes: Mistakes) -> None:
     assert [(m.line, m.key) for m in mistakes(json, name="j.json")] == [(3, "model.widht"), (6, "phases.0.lr")]
 
 
-def test_what_is_wrong_with_a_phase_that_a_set_has_added_is_told_of_the_set(mistakes: Mistakes) -> None:
+def test_a_mistake_in_a_phase_added_by_set_names_the_set(mistakes: Mistakes) -> None:
     found = mistakes(BASE, "phases.1.lr=0.1")
     assert "phases.1" in [each.key for each in found]
     assert {(each.file, each.line) for each in found} == {("--set phases.1.lr=0.1", None)}

@@ -50,14 +50,14 @@ def test_one_image_serves_every_provider_that_starts_containers_and_their_own_wi
 
 
 @pytest.mark.acceptance(78)
-def test_an_image_that_nobody_would_start_is_said_and_a_placeholder_is_refused(load: Load, mistakes: Mistakes) -> None:
+def test_an_unused_image_causes_a_warning_and_a_placeholder_is_refused(load: Load, mistakes: Mistakes) -> None:
     assert any("cloud.image is set but not used" in text for text in load(BASE + "cloud: {image: me/a}\n").warnings)
     (found,) = mistakes(BASE + "cloud: {providers: [runpod], image: yourusername/llm-finetuning:latest}\n")
     assert (found.key, found.line) == ("cloud.image", 10)
     assert "placeholder" in found.problem
 
 
-def test_what_modal_is_told_comes_in_base_units_and_a_mistake_with_its_line(load: Load, mistakes: Mistakes) -> None:
+def test_modal_settings_are_in_base_units_and_mistakes_have_a_line(load: Load, mistakes: Mistakes) -> None:
     there = "cloud: {providers: [modal], modal: {cores: 4, memory: 32GiB, queue: 5m}}\nstore: modal:runs/here\n"
     run = load(BASE + there).run
     settings = run.cloud.settings["modal"]

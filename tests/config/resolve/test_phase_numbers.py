@@ -89,7 +89,7 @@ def test_some_phases_start_from_the_newest_final_checkpoint_of_the_one_before(lo
     assert [prep.phase for prep in loaded.phase_preps] == ["sft"]
 
 
-def test_what_was_fetched_beside_another_run_of_that_name_is_found_too(
+def test_a_model_fetched_next_to_another_run_of_the_same_name_is_found(
     load: Load, homing_home: Path, folder: Path
 ) -> None:
     whole, models = load(RUN), folder / "models"
@@ -113,7 +113,7 @@ def test_without_one_it_is_said_where_was_looked_and_an_unknown_phase_lists_the_
     assert any("Did you mean sft? This run has pretrain, mid, sft" in mistake.suggestion for mistake in found)
 
 
-def test_a_phase_after_an_adapter_starts_from_it_and_the_weights_that_it_stood_beside(
+def test_a_phase_after_lora_starts_from_the_adapter_and_its_base_weights(
     load: Load, mistakes: Mistakes, homing_home: Path, folder: Path
 ) -> None:
     run_dir, before = homing_home / "runs/base-1", Stage("pretrain", run_id="base-1", step=12)
@@ -145,7 +145,7 @@ def test_a_phase_after_an_adapter_starts_from_it_and_the_weights_that_it_stood_b
     assert "an adapter on top of another adapter" in nested.problem
 
 
-def test_of_weights_that_a_machine_took_from_the_hub_itself_the_papers_here_are_not_enough(
+def test_metadata_alone_is_not_enough_if_the_instance_downloaded_the_weights(
     load: Load, homing_home: Path, tmp_path: Path
 ) -> None:
     loaded, sent, before = load(RUN), tmp_path / "metadata", Stage("base", address="hf:a/b@1")
@@ -232,7 +232,7 @@ def test_what_has_no_effect_or_no_meaning_is_refused(mistakes: Mistakes, change:
     assert any(words in wrong.problem for wrong in found), found
 
 
-def test_of_a_kind_that_nobody_knows_it_is_not_said_what_it_reads(mistakes: Mistakes) -> None:
+def test_an_unknown_phase_kind_gets_no_advice_about_its_data(mistakes: Mistakes) -> None:
     problems = [wrong.problem for wrong in mistakes(RUN, "phases.2.kind=dpo")]
     assert any("is not a valid value" in problem for problem in problems)
     assert not any("pretraining takes text" in problem for problem in problems)
@@ -341,9 +341,7 @@ def test_open_weights_with_the_tokenizer_of_others_in_the_data_folder_are_not_re
     assert any("is not the tokenizer of model.from" in warning for warning in loaded.warnings)
 
 
-def test_conversations_are_told_by_the_figure_that_prep_tells_and_what_rows_add_is_named(
-    load: Load, folder: Path
-) -> None:
+def test_conversation_tokens_match_prep_and_padding_is_shown_separately(load: Load, folder: Path) -> None:
     place = folder / "data" / "base"
     (place / "sft").mkdir(parents=True)
     named = load(RUN).phase_preps[1].named()
@@ -360,7 +358,7 @@ def test_conversations_are_told_by_the_figure_that_prep_tells_and_what_rows_add_
     assert any(f"would read the {messages} " in each for each in warned), warned
 
 
-def test_tokens_to_come_are_told_as_a_range_and_by_the_text_that_is_prepared(load: Load, folder: Path) -> None:
+def test_unprepared_tokens_are_estimated_as_a_range_or_from_prepared_text(load: Load, folder: Path) -> None:
     size = (folder / "more.txt").stat().st_size
     warned = load(RUN).warnings
     assert any("Not prepared yet: about 1.83k tokens (1.52k to 2.28k by language)" in each for each in warned), warned

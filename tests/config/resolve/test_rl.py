@@ -113,7 +113,9 @@ def test_what_cannot_be_or_has_no_effect_is_refused(
 
 
 @pytest.mark.acceptance(91)
-def test_every_bad_line_of_a_file_is_told_with_its_number(mistakes: Callable[..., list[Mistake]], folder: Path) -> None:
+def test_every_bad_line_of_a_question_file_is_reported_with_its_number(
+    mistakes: Callable[..., list[Mistake]], folder: Path
+) -> None:
     lines = ['{"prompt": "Hello?"}', "not json", '{"prompt": ""}', "", '{"ids": [9999]}', "[]"]
     (folder / "asks.jsonl").write_text("\n".join(lines))
     (mistake,) = mistakes(RUN)
@@ -143,7 +145,7 @@ def test_the_marks_are_those_of_the_trainer() -> None:
     assert TURN_MARKS == (IM_START, IM_END)
 
 
-def test_a_tokenizer_with_a_template_beside_it_is_asked_in_that(load: Callable[..., Loaded], folder: Path) -> None:
+def test_a_chat_template_next_to_the_tokenizer_is_used_for_questions(load: Callable[..., Loaded], folder: Path) -> None:
     data = put_data(folder)
     (data / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     load(RUN)
@@ -160,7 +162,7 @@ phases:
 """
 
 
-def test_rl_by_adapters_goes_on_with_those_of_the_phase_before_unless_it_says_otherwise(
+def test_rl_with_lora_continues_the_adapters_of_the_phase_before_by_default(
     load: Callable[..., Loaded], mistakes: Callable[..., list[Mistake]]
 ) -> None:
     run = load(ADAPTERS).run

@@ -1,4 +1,4 @@
-"""The section `cloud.runpod`: what RunPod is told, checked with its line before anybody is asked."""
+"""The section `cloud.runpod`: every setting is checked, with its line, before RunPod gets a request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_key_reaches_the_adapter_in_base_units(load: Load) -> None:
         ("dockerArgs: sleep", "dockerArgs", "unknown key"),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_what_would_be_right(
+def test_a_mistake_is_reported_with_its_line_and_a_valid_value(
     mistakes: Mistakes, line: str, key: str, words: str
 ) -> None:
     (found,) = mistakes(f"{CLOUD}    disk: 40GB\n    {line}\n")

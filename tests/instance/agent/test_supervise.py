@@ -148,7 +148,7 @@ def test_a_limit_raised_from_home_counts_from_then_on(instance: Instance) -> Non
 
 
 @pytest.mark.slow
-def test_a_request_that_is_no_amount_is_refused_and_training_goes_on(instance: Instance) -> None:
+def test_a_request_with_an_invalid_amount_is_refused_and_training_continues(instance: Instance) -> None:
     instance.train_with(steps=60)
     instance.ask(serial=1, spend_limit_usd="lots")
     assert instance.run() == 0
@@ -171,7 +171,7 @@ def test_the_time_limit_ends_a_trainer_that_obeys_nothing(instance: Instance) ->
 
 @pytest.mark.acceptance(125, "X24")
 @pytest.mark.slow
-def test_a_trainer_without_news_is_ended_by_the_idle_limit(instance: Instance) -> None:
+def test_a_trainer_without_progress_is_ended_by_the_idle_limit(instance: Instance) -> None:
     instance.train_with(steps=100_000, silent=1, save_every=1e9)
     instance.change(idle_limit_s=1.5)
     assert instance.run() == file_names.EXIT_STOPPED
@@ -181,7 +181,7 @@ def test_a_trainer_without_news_is_ended_by_the_idle_limit(instance: Instance) -
 
 
 @pytest.mark.slow
-def test_a_killed_agent_is_restarted_and_goes_on_from_the_checkpoint(instance: Instance) -> None:
+def test_a_killed_agent_is_restarted_and_resumes_from_the_checkpoint(instance: Instance) -> None:
     instance.train_with(steps=120, step_s=0.03)
     first = instance.start()
     trainer = instance.trainer_pid()
@@ -213,7 +213,7 @@ def test_an_agent_killed_after_the_outcome_only_ends_what_is_left_to_end(instanc
 
 
 @pytest.mark.acceptance(124)
-def test_ending_billing_is_tried_until_it_works_and_home_is_told(instance: Instance) -> None:
+def test_ending_billing_is_retried_until_it_works_and_is_reported_to_home(instance: Instance) -> None:
     flag = instance.root / "allowed"
     code = f"import pathlib, sys; sys.exit(0 if pathlib.Path({str(flag)!r}).exists() else 3)"
     instance.change(end_billing=EndBilling(kind="command", argv=[sys.executable, "-c", code]))
@@ -253,7 +253,9 @@ def test_a_dead_sync_is_started_again(instance: Instance) -> None:
 
 @pytest.mark.acceptance(105)
 @pytest.mark.slow
-def test_training_goes_on_while_the_store_is_away_and_the_end_waits_for_it(instance: Instance, tmp_path: Path) -> None:
+def test_training_continues_while_the_store_is_down_and_the_end_waits_for_it(
+    instance: Instance, tmp_path: Path
+) -> None:
     instance.train_with(steps=60)
     agent = instance.start()
     instance.trainer_pid()
@@ -613,7 +615,7 @@ def test_a_run_that_did_not_fail_is_not_kept(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_a_diverged_run_raises_one_alert_and_goes_on(instance: Instance) -> None:
+def test_a_diverged_run_raises_one_alert_and_continues(instance: Instance) -> None:
     instance.train_with(steps=120, lost_at=5, save_every=60)
     assert instance.run() == 0
     alerts = [event for event in instance.events() if event.kind == "alert"]
@@ -650,7 +652,7 @@ def test_warnings_are_said_once_each_also_by_a_second_agent(instance: Instance) 
 
 @pytest.mark.acceptance(125, "X24")
 @pytest.mark.slow
-def test_evidence_of_use_rides_in_the_heartbeat_and_beside_an_idle_stop(instance: Instance) -> None:
+def test_utilization_is_in_the_heartbeat_and_in_the_event_of_an_idle_stop(instance: Instance) -> None:
     instance.train_with(steps=100_000, silent=1, save_every=1e9)
     instance.change(idle_limit_s=1.5)
     assert instance.run() == file_names.EXIT_STOPPED
@@ -673,7 +675,7 @@ def test_new_limits_are_written_down_for_the_dead_man(instance: Instance) -> Non
     agent.kill()
 
 
-def test_no_key_stands_in_events_outcome_or_log(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_appears_in_events_outcome_or_log(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     """They go to the store; what a provider or a library put into an exception may hold a key."""
     monkeypatch.setenv("STORE_SECRET", "canary-of-the-store")
     instance.change(secret_names=["STORE_SECRET", "NOT_SET"])

@@ -192,7 +192,7 @@ def test_a_clock_behind_that_of_home_gives_no_time_away(clock: Clock, run_dir: P
 
 
 @pytest.mark.acceptance(125)
-def test_idle_is_no_news_of_any_kind(clock: Clock, run_dir: Path) -> None:
+def test_idle_means_no_progress_of_any_kind(clock: Clock, run_dir: Path) -> None:
     dog = make_dog(clock, run_dir, idle_limit_s=100.0)
     clock.pass_s(99)
     assert dog.why_stop() == ""
@@ -291,7 +291,7 @@ def test_files_that_cannot_be_read_do_not_take_it_down(clock: Clock, run_dir: Pa
     assert dog.metric is None
 
 
-def test_the_trainer_is_told_to_land_before_the_push_that_must_follow(clock: Clock, run_dir: Path) -> None:
+def test_the_landing_deadline_leaves_time_for_the_final_push(clock: Clock, run_dir: Path) -> None:
     dog = make_dog(clock, run_dir, rate_usd_per_hour="1", spend_limit_usd="2")
     assert dog.land_s() == dog.left_s(LAND)
     planned = make_dog(clock, run_dir, rate_usd_per_hour="1", spend_limit_usd="2", push_s=200.0, home_s=20.0)

@@ -178,7 +178,7 @@ def test_a_burst_of_503_is_waited_out(hub: Hub, part: str) -> None:
     assert hub.failures == []
 
 
-def test_an_upload_that_the_hub_refuses_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_an_upload_refused_by_the_hub_is_reported(hub: Hub, tmp_path: Path) -> None:
     hub.add("me/runs")
     (tmp_path / "big").write_bytes(b"x" * 200_000)
     hub.failures = [("/lfs/", 403)]
@@ -188,7 +188,7 @@ def test_an_upload_that_the_hub_refuses_is_told(hub: Hub, tmp_path: Path) -> Non
 
 
 @pytest.mark.acceptance(31, 41)
-def test_a_read_only_token_is_told_and_masked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_token_is_reported_and_masked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("me/runs")
     monkeypatch.setenv("HF_TOKEN", READ)
     store = open_store("hf:me/runs", World())
@@ -209,7 +209,7 @@ def test_a_read_only_token_is_told_and_masked(hub: Hub, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("token", "says"), [(STRANGER, "cannot see"), ("", "there is no token"), ("hf_nonsense0000", "cannot see")]
 )
-def test_a_private_repository_without_the_right_is_told(
+def test_missing_permission_for_a_private_repository_is_reported(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str, says: str
 ) -> None:
     hub.add("me/runs")

@@ -63,7 +63,7 @@ class TestVolume(StoreContract):
         return store
 
 
-def test_a_volume_that_somebody_deleted_is_not_an_empty_store(modal: Modal, tmp_path: Path) -> None:
+def test_a_deleted_volume_is_not_an_empty_store(modal: Modal, tmp_path: Path) -> None:
     store = open_store("modal:runs", Hasty())
     store.put_bytes("k", b"x")
     modal.volumes.clear()
@@ -187,7 +187,7 @@ def test_homing_store_works_with_a_volume(
 # --- an exclusive write ---
 
 
-def test_a_claim_whose_winner_died_is_finished_by_whoever_comes_next(modal: Modal, store: VolumeStore) -> None:
+def test_a_claim_of_a_dead_winner_is_finished_by_the_next_process(modal: Modal, store: VolumeStore) -> None:
     """Killed between the Dict and the Volume: the place is taken, and what belongs there must come to be there."""
     modal.volume("runs").write("lease.part-0123abcd", b"of the dead")
     assert store._claim("lease", "lease.part-0123abcd", "lease")
@@ -197,7 +197,7 @@ def test_a_claim_whose_winner_died_is_finished_by_whoever_comes_next(modal: Moda
 
 
 @pytest.mark.parametrize("method", ["DictUpdate", "VolumeCopyFiles2", "VolumePutFiles2"])
-def test_a_lost_reply_is_told_from_a_lost_race(modal: Modal, store: VolumeStore, method: str) -> None:
+def test_a_lost_reply_is_distinguished_from_a_lost_race(modal: Modal, store: VolumeStore, method: str) -> None:
     modal.faults.append(Fault(method, is_after=True))
     assert store.create_if_absent("lease", b"mine")
     assert store.read("lease") == b"mine"
@@ -316,7 +316,7 @@ def test_preflight_without_writing_makes_nothing(modal: Modal) -> None:
     assert modal.volumes == {}
 
 
-def test_a_wrong_token_is_told_and_masked(modal: Modal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_is_reported_and_masked(modal: Modal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODAL_TOKEN_ID", "ak-wrong0token")
     with pytest.raises(StoreError) as caught:
         preflight("modal:runs", Hasty())

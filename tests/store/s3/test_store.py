@@ -86,7 +86,7 @@ def big_file(folder: Path, num_bytes: int, seed: int = 1) -> Path:
 
 @pytest.mark.acceptance(39)
 @pytest.mark.slow
-def test_an_upload_cut_anywhere_goes_on_and_sends_at_most_one_part_twice(
+def test_an_interrupted_upload_resumes_and_resends_at_most_one_part(
     through: S3Store, proxy: Proxy, moto: Server, tmp_path: Path
 ) -> None:
     path = big_file(tmp_path, 3 * PART + 1000)
@@ -158,7 +158,7 @@ def test_a_file_that_grows_is_pushed_as_long_as_it_was_at_the_start(through: S3S
 
 
 @pytest.mark.slow
-def test_uploads_that_nobody_touched_for_a_day_are_aborted(through: S3Store) -> None:
+def test_uploads_idle_for_a_day_are_aborted(through: S3Store) -> None:
     class NextWeek(World):
         def now(self) -> float:
             return super().now() + 7 * 86_400
@@ -184,9 +184,7 @@ def test_what_was_pushed_in_part_goes_with_the_folder_that_a_person_removes(thro
     assert left == ["p/runs/moss-10/checkpoints/x"]
 
 
-def test_inputs_that_another_home_pushes_now_are_not_cut_by_who_removes_what_lies_beside_them(
-    through: S3Store, tmp_path: Path
-) -> None:
+def test_deleting_neighboring_keys_does_not_abort_uploads_of_another_home(through: S3Store, tmp_path: Path) -> None:
     # Its first launch: until the inputs are there, no record in the store tells of it.
     client, bucket = through.connection.client, through.address.bucket
     client.create_multipart_upload(Bucket=bucket, Key=f"p/objects/{'b' * 64}")
@@ -196,7 +194,7 @@ def test_inputs_that_another_home_pushes_now_are_not_cut_by_who_removes_what_lie
     assert len(client.list_multipart_uploads(Bucket=bucket)["Uploads"]) == 1
 
 
-def test_a_get_that_is_cut_goes_on_by_range(through: S3Store, proxy: Proxy, tmp_path: Path) -> None:
+def test_an_interrupted_get_resumes_by_range(through: S3Store, proxy: Proxy, tmp_path: Path) -> None:
     path = big_file(tmp_path, 3 * PART)
     digest = through.put("k", str(path)).sha256
     fresh = S3Store(through.url, Hasty(), part_bytes=PART)
@@ -205,7 +203,7 @@ def test_a_get_that_is_cut_goes_on_by_range(through: S3Store, proxy: Proxy, tmp_
     assert proxy.cuts >= 1
 
 
-def test_a_get_that_was_killed_goes_on_in_the_next_process(through: S3Store, tmp_path: Path) -> None:
+def test_a_killed_get_resumes_in_the_next_process(through: S3Store, tmp_path: Path) -> None:
     path = big_file(tmp_path, 3 * PART)
     digest = through.put("k", str(path)).sha256
     target, asked = tmp_path / "target", []
@@ -236,16 +234,16 @@ def test_a_first_part_that_was_damaged_after_a_kill_is_not_gone_on_with(
     path = big_file(tmp_path, 3 * PART)
     digest = through.put("k", str(path)).sha256
     target = tmp_path / "target"
-    begun = Path(through._aside(str(target), "k", through._head("k")))
+    begun = Path(through._temporary_path(str(target), "k", through._head("k")))
     begun.write_bytes(bytes(PART + 1))
     through.get("k", str(target), digest if is_hash_known else None)
     assert target.read_bytes() == path.read_bytes()
     assert list(tmp_path.glob("target.part-*")) == []
 
 
-def test_what_is_damaged_in_the_store_itself_is_told_as_such(through: S3Store, tmp_path: Path) -> None:
+def test_damage_in_the_store_itself_is_reported_as_such(through: S3Store, tmp_path: Path) -> None:
     through.put_bytes("k", b"other bytes")
-    begun = Path(through._aside(str(tmp_path / "target"), "k", through._head("k")))
+    begun = Path(through._temporary_path(str(tmp_path / "target"), "k", through._head("k")))
     begun.write_bytes(b"other")
     with pytest.raises(IntegrityError, match="is corrupt"):
         through.get("k", str(tmp_path / "target"), "0" * 64)
@@ -261,7 +259,7 @@ def test_a_burst_of_503_is_waited_out(proxy: Proxy, moto: Server, new_bucket: Ne
     assert proxy.answers == []
 
 
-def test_a_lost_answer_to_an_exclusive_write_is_told_from_a_lost_race(
+def test_a_lost_answer_to_an_exclusive_write_is_distinguished_from_a_lost_race(
     proxy: Proxy, moto: Server, new_bucket: NewBucket
 ) -> None:
     store = S3Store(f"s3://{new_bucket(moto)}?endpoint={proxy.endpoint}", World())
@@ -310,7 +308,7 @@ def test_a_file_that_is_brought_is_read_once(
         ("AWS_ACCESS_KEY_ID", "AKIDNOBODYKNOWS", "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"),
     ],
 )
-def test_wrong_keys_are_told_with_their_source_and_never_shown(
+def test_wrong_keys_are_reported_with_their_source_and_never_shown(
     rclone: Server,
     new_bucket: NewBucket,
     monkeypatch: pytest.MonkeyPatch,
@@ -407,9 +405,7 @@ def test_a_machine_with_nothing_installed_can_put_one_object_by_its_address(
 
 @pytest.mark.acceptance(43)
 @pytest.mark.parametrize(("operation", "code"), [("PutObject", "AccessDenied"), ("HeadBucket", "403")])
-def test_what_is_denied_is_told_with_the_right_that_lacks_and_the_command_that_tries_it(
-    operation: str, code: str
-) -> None:
+def test_access_denied_names_the_missing_permission_and_a_command_to_test_it(operation: str, code: str) -> None:
     from botocore.exceptions import ClientError
 
     exc = ClientError({"Error": {"Code": code, "Message": "Access Denied"}}, operation)

@@ -1,9 +1,9 @@
 """Client for the Hub: credentials, single requests, and the mapping of its errors to ours.
 
     connect        endpoint and token: HF_ENDPOINT and `hub_token.NAMES`, else the token saved by `hf auth login`
-    door.api         huggingface_hub's HfApi, for commits; large files by LFS
-    door.fetch       a GET or HEAD through World: follows redirects, sends the token only to the Hub itself
-    door.error       maps an SDK exception or a status to what, why, fix, with the masked token that was used
+    connection.api         huggingface_hub's HfApi, for commits; large files by LFS
+    connection.fetch       a GET or HEAD through World: follows redirects, sends the token only to the Hub itself
+    connection.error       maps an SDK exception or a status to what, why, fix, with the masked token that was used
 
 Catches huggingface_hub's own exceptions by name: its releases 1 and 2 use different HTTP libraries, and `HTTPError` is
 its name for the base class of either.

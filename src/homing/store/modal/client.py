@@ -1,7 +1,7 @@
 """Client for Modal: credentials, single calls with a deadline, and the mapping of its errors to ours.
 
     connect     MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, else the profile written by `modal setup`
-    door.call     one call of the SDK; the SDK sets no deadline, so each call gets one here
+    connection.call     one call of the SDK; the SDK sets no deadline, so each call gets one here
     kind_of       classifies an exception of the SDK: absent, exists, busy, refused, silent
 
 The store and the provider share it. The SDK is loaded on first use and does its own network I/O on its own thread.

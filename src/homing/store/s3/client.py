@@ -1,7 +1,7 @@
 """Client for an S3 service, with timeouts, and the mapping of its errors to ours.
 
-    connect(address)       boto3 with a deadline on every call and a few retries
-    door.error(exc, ...)     an SDK exception -> StoreError with what, why and the command that fixes it
+    connect(address)            boto3 with a deadline on every call and a few retries
+    connection.error(exc, ...)  an SDK exception -> StoreError with what, why and the command that fixes it
 
 boto3 opens its own connections, so this does not go through World; the simulator uses the folder store. Keys and tokens
 are never shown: an error names where the credentials came from.

@@ -83,7 +83,7 @@ class S3Store:
 
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
         head = self._head(key)
-        temporary = self._aside(path, key, head)
+        temporary = self._temporary_path(path, key, head)
         if sha256 is None:  # without a hash, damage in the part left by a killed process would go unnoticed
             self.world.remove(temporary)
         is_begun = self._size(temporary) > 0
@@ -250,7 +250,7 @@ class S3Store:
             raise not_in_store(key, self.url)
         return head
 
-    def _aside(self, path: str, key: str, head: Any) -> str:
+    def _temporary_path(self, path: str, key: str, head: Any) -> str:
         """Return a temporary name, the same for the same object, so that a later process can resume a killed get."""
         version = f"{self.url} {key} {head['ETag']} {head['ContentLength']}"
         return f"{path}.part-{hashlib.sha256(version.encode()).hexdigest()[:8]}"

@@ -150,7 +150,7 @@ def _complete(
     except s3_failures() as exc:
         if code_of(exc) not in ("NoSuchUpload", "InvalidPart", "InvalidPartOrder"):
             raise
-        # Perhaps the answer to an earlier try was lost and the object is complete; only its bytes can tell.
+        # Perhaps the answer to an earlier try was lost and the object is complete; only its bytes show that.
         if not _holds(connection, key, sha256, world):
             raise _OtherContent from exc
 
