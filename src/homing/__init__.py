@@ -1,22 +1,65 @@
 """homing: from raw text to your own language model on a rented GPU, and home again.
 
-Importing this package loads neither torch nor a provider SDK; each verb loads what it needs.
+    run = homing.Run.new("first", preset="tiny", text=["books/*.txt"])
+    run.prep()
+    run.launch(spend_limit=12, confirm=True)
+
+Importing this package loads neither torch nor a provider SDK; each name below is loaded when it is first used. Their
+types are in `__init__.pyi`.
 """
 
-__all__ = ["__version__"]
+import importlib
+
+_FROM = {
+    "Model": "homing.api.model",
+    "Run": "homing.api.run",
+    "load": "homing.api.model",
+    "offers": "homing.api.run",
+    "runs": "homing.api.run",
+    **dict.fromkeys(
+        (
+            "DataError",
+            "HomingError",
+            "IntegrityError",
+            "LimitReached",
+            "MissingExtra",
+            "NoOffer",
+            "ProviderRefused",
+            "RunFailed",
+            "RunFileError",
+            "StillBilling",
+            "StoreError",
+            "UsageError",
+        ),
+        "homing.errors",
+    ),
+}
+
+__all__ = ["__version__", *_FROM]
 
 __version__: str
 
 
-def __getattr__(name: str) -> str:
-    """Look up the version on first access: importlib.metadata takes a third of the start-up time of a small program."""
-    if name != "__version__":
+def __getattr__(name: str) -> object:
+    """Load a name on first access. importlib.metadata takes a third of the start-up time of a small program."""
+    if name in _FROM:
+        found: object = getattr(importlib.import_module(_FROM[name]), name)
+    elif name == "__version__":
+        found = _version()
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("homing")
+        return version("homing")
     except PackageNotFoundError:  # run from a source tree without installation
-        found = "0+source"
-    globals()[name] = found
-    return found
+        return "0+source"

@@ -178,7 +178,7 @@ def test_unprepared_data_is_refused_with_the_steps_that_are_missing(cli: Homing)
 
 @pytest.mark.acceptance(4)
 def test_a_big_first_run_is_asked_about_its_smoke_profile(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.cli.verbs.launch.needs_smoke_first", lambda run: True)
+    monkeypatch.setattr("homing.api.launch_run.needs_smoke_first", lambda run: True)
     said = cli("launch", "moss", "--spend-limit", "1")
     assert said.code == 2
     assert "smoke profile has not passed" in said.err
@@ -188,7 +188,7 @@ def test_a_big_first_run_is_asked_about_its_smoke_profile(cli: Homing, monkeypat
 def test_a_large_run_with_a_failed_smoke_profile_is_refused_also_with_yes(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.cli.verbs.launch.needs_smoke_first", lambda run: True)
+    monkeypatch.setattr("homing.api.launch_run.needs_smoke_first", lambda run: True)
     file = Path("runs/moss.yaml")
     mark_smoke(file, is_passed=False)
     said = cli("launch", "moss", "--spend-limit", "1", "--yes")
@@ -242,7 +242,7 @@ def interrupted(*args: Any, **more: Any) -> None:
 
 
 def test_an_interrupt_before_anything_is_created_says_so(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
-    for where in ("homing.cli.verbs.launch.make_plan", "homing.cloud.launch.launch.push_code"):
+    for where in ("homing.api.launch_run.make_plan", "homing.cloud.launch.launch.push_code"):
         with monkeypatch.context() as patch:
             patch.setattr(where, interrupted)
             said = cli("launch", "moss", "--spend-limit", "1", "--yes")

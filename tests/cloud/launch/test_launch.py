@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.cloud.rig import make_draft, make_run, marked_now
 
-from homing.cli.verbs.launch import _say_plan
+from homing.api.launch_run import say_plan
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.destroy import destroy_lines, destroy_run
 from homing.cloud.guard.stop_and_limit import ask_to_stop, wait_for_stop
@@ -95,7 +95,7 @@ def test_what_earlier_attempts_can_have_cost_at_the_most_is_told_as_such(
     line = LedgerLine(make_mark(home.owner, "moss-1", 1), "moss-1", "moss", 1, "local", "cpu", "0.36", "1.00", 1.0)
     home.ledger.adopt_run(row, [dataclasses.replace(line, created_at=1.0)], [])
     home.ledger.close(line.mark, at=2.0, spend_usd=Decimal("0.25"), note=f"{AT_MOST}never seen at the provider")
-    _say_plan(make_draft(home, tmp_path, resume=True), home)
+    say_plan(make_draft(home, tmp_path, resume=True), home)
     assert ", including at most $0.25 spent by earlier attempts." in capsys.readouterr().err
 
 

@@ -8,20 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
+from homing.api.end_runs import destroy_instances, destroy_runs, ids_of, lines_of_instance, refresh_or_say, runs_to_end
 from homing.api.find_runs import find_run, name_here, open_home, usd
 from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.complete import run_words
 from homing.cli.options import Json, Yes
 from homing.cloud.artifacts.prune import kept_by, remove_stored, stored_keys
-from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, end_finding, open_lines, would_be_lost
+from homing.cloud.destroy import Destroyed, end_finding, open_lines, would_be_lost
 from homing.cloud.home import Home
-from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.ledger.meter import at_most
-from homing.cloud.ledger.ownership import write_record
 from homing.cloud.reconcile.account_owner import vouch
 from homing.cloud.reconcile.inventory import Finding, survey
-from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import dump_line
 from homing.config import run_files
 from homing.errors import HomingError, StillBilling, UsageError
@@ -81,19 +80,19 @@ def command(
     with open_home() as home:
         if same_account:
             _vouch(home, str(run))
-        problems = _look(home)
-        only = [] if is_all else _by_instance(home, str(run))
+        problems = refresh_or_say(home)
+        only = [] if is_all else lines_of_instance(home, str(run))
         if not is_all and not only and (things := _by_thing(home, str(run))):
             _destroy_named(home, things, yes=yes)
             return
-        rows = _rows(home, run, only, is_all=is_all)
+        rows = runs_to_end(home, run, only, is_all=is_all)
         say_problems(problems)  # an unreadable ledger raised on the line before
         for row in rows:
             lost = would_be_lost(home, row)
             if lost and not output.ask(f"{row.id}: {lost}. Destroy anyway?", yes=yes):
                 output.say(f"Nothing was destroyed. Save first: homing stop {name_here(row)}")
                 return
-        done = _destroy_only(home, only, rows) if only else _destroy(home, rows, is_all)
+        done = destroy_instances(home, only, rows) if only else destroy_runs(home, rows, is_all)
         left = _destroy_made(home, kept=kept, yes=yes) if is_all else []
         gone = _remove_stored(home, home.ledger.runs() if is_all else rows, yes=yes) if stored else {}
         _show(home, done, [row for row in rows if row.id not in gone], left, gone)
@@ -116,7 +115,7 @@ def _by_thing(home: Home, word: str) -> list[Finding]:
     if any(word in (row.id, row.name) for row in home.ledger.runs()) or word in run_files() or Path(word).exists():
         return []
     seen = survey(home)
-    found = [each for each in seen.findings if each.resource is not None and word in _ids(each.id, each.mark)]
+    found = [each for each in seen.findings if each.resource is not None and word in ids_of(each.id, each.mark)]
     if not found and seen.is_blind:
         raise StillBilling(
             what=f"No run {word!r} found, and it could not be checked whether it is a volume that is billing.",
@@ -200,74 +199,9 @@ def _remove_stored(home: Home, rows: list[RunRow], *, yes: bool) -> dict[str, An
 
 def _vouch(home: Home, run: str) -> None:
     """Accept the user's word that the account is the same; from here on, what this key does not show counts as gone."""
-    lines = _by_instance(home, run) or open_lines(home, find_run(home, run, changes="destroy {}"))
+    lines = lines_of_instance(home, run) or open_lines(home, find_run(home, run, changes="destroy {}"))
     for sentence in vouch(home, lines):
         output.say(sentence)
-
-
-def _look(home: Home) -> list[str]:
-    """Refresh the ledger. If it cannot be written (a full disk), continue: that must not keep an instance billing."""
-    try:
-        return refresh(home)
-    except HomingError as exc:
-        return [exc.what]
-
-
-def _by_instance(home: Home, word: str) -> list[LedgerLine]:
-    """Return open ledger lines, of any run or none, with this mark or instance id, as on the provider's page."""
-    return [line for line in open_lines(home, None) if word in _ids(line.instance_id or "", line.mark)]
-
-
-def _ids(whole: str, mark: str) -> set[str]:
-    return {mark, whole, whole.rpartition("/")[2]} - {""}
-
-
-def _rows(home: Home, run: str | None, only: list[LedgerLine], *, is_all: bool) -> list[RunRow]:
-    """Return the runs affected."""
-    if is_all:
-        return _runs_with_instances(home)
-    if only:
-        return [row for row in home.ledger.runs() if row.id in {line.run_id for line in only}]
-    return [find_run(home, run, changes="destroy {}")]
-
-
-def _runs_with_instances(home: Home) -> list[RunRow]:
-    with_lines = {line.run_id for line in open_lines(home, None)}
-    # A run waiting for its next instance has none now, but a guard or its launch would rent one.
-    return [row for row in home.ledger.unfinished_runs() if row.id in with_lines or home.may_go_on(row)]
-
-
-def _destroy(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:
-    """Destroy every run. All are tried; the first StillBilling is raised at the end."""
-    done, failed = list[Destroyed](), None
-    if is_all:
-        try:
-            done.append(destroy_lines(home, open_lines(home, None)))
-        except StillBilling as exc:
-            failed = exc
-        # the other runs still need their state and resources updated
-        rows = [row for row in rows if not open_lines(home, row)]
-    for row in rows:
-        try:
-            done.append(destroy_run(home, row))
-        except StillBilling as exc:
-            failed = failed or exc
-        if all(line.created_at is None for line in home.ledger.lines(row.id)):
-            continue  # aborted before anything was pushed: there may be no store
-        try:
-            write_record(home, row.id, home.store_of(row))
-        except (HomingError, OSError) as exc:
-            said = (str(exc) or type(exc).__name__).splitlines()[0]
-            output.say(f"warning: the run's record in the store could not be updated: {said}")
-    if failed is not None:
-        raise failed
-    return done
-
-
-def _destroy_only(home: Home, lines: list[LedgerLine], rows: list[RunRow]) -> list[Destroyed]:
-    """Destroy single instances; a run ends with its last one."""
-    done = [destroy_lines(home, lines)]
-    return done + _destroy(home, [row for row in rows if not open_lines(home, row)], is_all=False)
 
 
 def _show(

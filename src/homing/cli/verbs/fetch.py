@@ -9,21 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from homing.api.extras import export_hint
+from homing.api.fetch_model import fetch_model
 from homing.api.find_models import MODELS
-from homing.api.find_runs import find_run, is_stranger, name_here, open_home
+from homing.api.find_runs import find_run, name_here, open_home
 from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.options import Json, RunName
-from homing.cloud.artifacts.fetch import Shown, choose, fetch, place_of, show
+from homing.cloud.artifacts.fetch import Shown, show
 from homing.cloud.artifacts.stored_checkpoints import best_step
-from homing.cloud.contact.heartbeats import phases_of
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow
-from homing.cloud.plan.timing import remember_speed
 from homing.cloud.reconcile.reconcile import refresh
-from homing.config.paths import manifest_in
 from homing.config.projects import file_called
-from homing.errors import UsageError
 from homing.units import format_bytes, format_duration
 from homing.wire.checkpoint_manifest import CheckpointManifest, figure_of
 
@@ -58,20 +55,7 @@ def command(
         if is_list:
             _list(home, row)
             return
-        target = to or _place(home, row, checkpoint, force=force)
-        try:
-            got = fetch(
-                home,
-                row,
-                target.absolute(),
-                which=checkpoint,
-                force=force,
-                or_older=or_older,
-                notify=lambda text: output.say(f"  {text}"),
-            )
-        except PermissionError as exc:
-            raise _unwritable(exc, row, target) from exc
-        remember_speed(home, row, home.store_of(row))
+        got, target = fetch_model(home, row, checkpoint=checkpoint, to=to, force=force, or_older=or_older)
         manifest = got.manifest
         output.emit(
             "fetch/1",
@@ -99,36 +83,6 @@ def command(
         if checkpoint == "latest":
             _say_best(home, row, manifest)
         _say_next(row, row.name if target == MODELS / row.name else shlex.quote(str(target)), manifest.phase)
-
-
-def _unwritable(exc: PermissionError, row: RunRow, target: Path) -> Exception:
-    """Return a usage error if the target folder cannot be written; any other PermissionError is returned unchanged."""
-    named = Path(str(exc.filename)).absolute()
-    if not named.is_relative_to(target.absolute().parent) and not target.absolute().is_relative_to(named):
-        return exc
-    return UsageError(
-        what=f"Cannot write to {target}.",
-        why=f"{exc.strerror}: {exc.filename}",
-        fix=f"homing fetch {name_here(row)} --to FOLDER",
-    )
-
-
-def _place(home: Home, row: RunRow, checkpoint: str, *, force: bool) -> Path:
-    there = manifest_in(MODELS / row.name)
-    is_there = there is not None and there.run_id == row.id
-    if is_stranger(row) and not is_there:
-        output.say(
-            f"{MODELS / row.name} is reserved for the run {row.name} of this folder; saving to {MODELS / row.id}"
-        )
-        return MODELS / row.id
-    if force:
-        return MODELS / row.name
-    store = home.store_of(row)
-    phase = choose(store, row, checkpoint, phases_of(store, row))[0].manifest.phase
-    target = place_of(home, row, phase, MODELS)
-    if target != MODELS / row.name:
-        output.say(f"{MODELS / row.name} holds another run of that name; saving to {target}")
-    return target
 
 
 def _say_best(home: Home, row: RunRow, manifest: CheckpointManifest) -> None:

@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import re
-from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from homing.api.extras import need
-from homing.api.find_runs import find_run, meet_host, name_here, open_home, parse_limit, usd
-from homing.api.notices import say_problems
-from homing.api.run_changes import as_typed, extending_sets, print_schedule, with_phases
-from homing.api.stale_shards import refuse_stale
-from homing.api.tracking import begin, following, wanted
-from homing.cli import output
-from homing.cli.ask import agrees_to_host, agrees_to_next, agrees_to_rate, select
+from homing.api.find_runs import open_home, parse_limit, usd
+from homing.api.launch_run import (
+    Asked,
+    Started,
+    conclusion,
+    extended,
+    ledger_lines,
+    machine_words,
+    parse_keep,
+    say_next,
+    start_run,
+)
+from homing.api.run_changes import with_phases
+from homing.api.tracking import wanted
+from homing.cli import ask, output
 from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes
-from homing.cli.verbs.offers import rate_age
-from homing.cli.verbs.plan import suggested_limit
-from homing.cloud.contact import home_guard
-from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
-from homing.cloud.launch.armed_guards import armed, check_armed, guards, would_start
-from homing.cloud.launch.launch import Draft, Launched, LaunchOrder, draft, dry_run
-from homing.cloud.launch.resume import describe_starts
-from homing.cloud.ledger import meter
-from homing.cloud.ledger.ledger import LedgerLine
+from homing.cloud.launch.launch import Draft
 from homing.cloud.machine_setup.code_bundle import check_committed
-from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
-from homing.cloud.providers.base import Offer, can_end_itself
-from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.plan.plan import OfferPlan, Plan
+from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.run_commands import Words
-from homing.cloud.try_offers import Exact, launch_any, name_of, only, without_spot
-from homing.config import Loaded, has_smoke_failed, has_smoke_passed, load_run, needs_smoke_first, typed_name
-from homing.config.parse.key_suggestions import tidy_name
-from homing.config.projects import launch_again, refuse_shared, shares_with
-from homing.config.schema.run_file import NAME_PATTERN
-from homing.doctor.check import Prepaid, check_balance
-from homing.doctor.computer import clock_warning
-from homing.errors import UsageError
-from homing.units import counted, format_duration, parse_duration
-from homing.wire import file_names
+from homing.cloud.try_offers import Exact, name_of
+from homing.units import counted, format_duration
 
 __all__ = ["command"]
 
@@ -110,10 +96,10 @@ def command(
         run=run,
         limit_usd=parse_limit(spend_limit),
         name=name,
-        sets=_extended(run, with_phases(sets, phase), extend, is_smoke=smoke, is_resume=resume),
+        sets=extended(run, with_phases(sets, phase), extend, is_smoke=smoke, is_resume=resume),
         is_smoke=smoke,
         resume=resume,
-        keep_on_failure_s=_keep_s(keep_on_failure),
+        keep_on_failure_s=parse_keep(keep_on_failure),
         is_one_guard_enough=one_guard,
         no_spot=no_spot,
         exact=Exact(cloud, region, instance_type),
@@ -125,264 +111,52 @@ def command(
     with open_home() as home:
         if committed_only:
             check_committed(home.world)
-        before = {line.mark for line in _lines(home)}
+        before = {line.mark for line in ledger_lines(home)}
         try:
             _start(asked, home)
         except KeyboardInterrupt as interrupt:
             with contextlib.suppress(OSError):  # the terminal itself may be gone
-                output.say(f"Interrupted: {_conclusion(home, before, interrupt)}")
+                output.say(f"Interrupted: {conclusion(home, before, interrupt)}")
             raise typer.Exit(130) from None
 
 
-def _extended(run: str, sets: list[str], extend: int | None, *, is_smoke: bool, is_resume: bool) -> tuple[str, ...]:
-    if not extend:
-        return tuple(sets)
-    if is_resume:
-        raise UsageError(what="--resume and --extend cannot be combined.", fix="Use only one of them.")
-    more, _ = extending_sets(load_run(run, sets, is_smoke=is_smoke), extend, None)
-    print_schedule(load_run(run, [*sets, *more], is_smoke=is_smoke).run)
-    return (*sets, *more)
+class _AtTerminal:
+    """Asks the person at the terminal; --yes answers what the plan said."""
 
+    def __init__(self, *, yes: bool, dry_run: bool) -> None:
+        self._yes, self._is_dry = yes, dry_run
 
-def _lines(home: Home) -> list[LedgerLine]:
-    return home.ledger.lines() if home.has_ledger else []
+    def select(self, plan: Plan) -> OfferPlan | None:
+        return ask.select(plan, yes=self._yes or self._is_dry)
 
+    def agrees(self, question: str) -> bool:
+        return output.ask(question, yes=self._yes)
 
-def _conclusion(home: Home, before: set[str], interrupt: KeyboardInterrupt) -> str:
-    """Describe what became of this launch's instances. Raises StillBilling if a destroy is not confirmed."""
-    made = [line for line in _lines(home) if line.mark not in before and line.created_at is not None]
-    if not made:
-        return "nothing was created."
-    row = home.ledger.run(made[-1].run_id)
-    # the launch itself was complete; only the final message was missing
-    if row is not None and row.is_live and row.state != "launching":
-        return f"{row.name} has launched and keeps running. Watch it: homing watch {row.name}"
-    left = [line for line in made if line.destroyed_at is None]
-    if left:
-        raise still_billing(home, left) from interrupt
-    gone = ", ".join(line.instance_id or line.mark for line in made)
-    spent = meter.at_most(*made) + usd(meter.total_spend(made, home.world.now()))
-    return f"{gone} destroyed, confirmed by the provider; spent {spent}."
+    def agrees_to_rate(self, row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool:
+        return ask.agrees_to_rate(row, words, limit_usd_per_hour)
 
+    def agrees_to_next(self, row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool:
+        return ask.agrees_to_next(row, agreed, limit_usd_per_hour, yes=self._yes)
 
-@dataclass(frozen=True)
-class Asked:
-    """The command line arguments, validated as far as possible before anything is read."""
-
-    run: str
-    limit_usd: Decimal | None
-    name: str | None
-    sets: tuple[str, ...]
-    is_smoke: bool
-    resume: bool
-    keep_on_failure_s: float
-    is_one_guard_enough: bool
-    no_spot: bool
-    exact: Exact
-    trackers: tuple[str, ...]
-    tracker_name: str | None
-    dry_run: bool
-    yes: bool
+    def agrees_to_host(self, unknown: HostKeyUnknown) -> bool:
+        return ask.agrees_to_host(unknown)
 
 
 def _start(asked: Asked, home: Home) -> None:
-    """Run the whole verb, top down. Nothing is created anywhere before the user has agreed."""
-    loaded = _load(asked, home)
-    words = _words(loaded, asked)
-    plan = _plan(loaded, words, asked, home)
-    row = select(plan, yes=asked.yes or asked.dry_run)
-    if row is None:
-        output.say("Nothing was started.")
+    started = start_run(asked, home, _AtTerminal(yes=asked.yes, dry_run=asked.dry_run))
+    if started is None:
         return
-    if row.offer.provider == "local":  # local trains with this Python; other instances install their own packages
-        need("lm", verb="launch", where=" on this computer")
-    ready = _draft(loaded, words, row, asked, home)
-    for sentence in describe_starts(ready, home):
-        output.say(sentence)
-    _say_plan(ready, home)
-    if asked.dry_run:
-        _show_request(ready, home)
+    if started.done is None:
+        _show_request(started)
         return
-    starts_guard = would_start(ready, home)
-    if not starts_guard:
-        check_armed(ready, home)
-    if not _agrees(ready, row, loaded, asked):
-        output.say("Nothing was started.")
-        return
-    if starts_guard:
-        _start_guard(ready, home)
-    ready, done = _launch(ready, row, plan, asked, home)
-    for each in asked.trackers:
-        follower = following(each, home.path, done.run.id, asked.tracker_name, run=ready.run, store=done.run.store)
-        begin(follower, home.world)
-    output.emit("launch/1", _document(done, ready))
-    _say_next(done, home)
+    output.emit("launch/1", started.to_dict())
+    say_next(started.done, home)
 
 
-def _start_guard(ready: Draft, home: Home) -> None:
-    """Start the second guard before anything is rented."""
-    provider = ready.order.offer.provider
-    pid = home_guard.start(home, provider)
-    output.say(f"A guard is running in the background (process {pid}, log {home.path / home_guard.LOG}).")
-    check_armed(ready, home)
-
-
-def _load(asked: Asked, home: Home) -> Loaded:
-    """Load the run with all changes from the flags, so that the plan and the run's record contain them."""
-    if asked.resume:
-        loaded = _as_launched(home, asked.run, is_changed=bool(asked.sets or asked.name or asked.is_smoke))
-    else:
-        loaded = load_run(asked.run, list(asked.sets), is_smoke=asked.is_smoke)
-        refuse_stale(loaded, f"{typed_name(loaded.file)}{as_typed(asked.sets, is_smoke=asked.is_smoke)}")
-    if asked.no_spot:
-        loaded = _without_spot(loaded)
-    if asked.name is not None:
-        loaded = _renamed(loaded, asked.name)
-    refuse_shared(loaded.file, loaded.run.name)
-    if asked.limit_usd is not None:
-        loaded = _limited(loaded, asked.limit_usd)
-    say_problems([*loaded.warnings, *refresh(home)])
-    return loaded
-
-
-def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
-    """Load a run to resume, from its record: exactly as launched, including --set, whatever the run file says now."""
-    row = find_run(home, run, changes="launch {} --resume")
-    if is_changed:
-        raise UsageError(
-            what=f"{row.id} resumes exactly as it was launched.",
-            why="Its checkpoints belong to that configuration; --set, --name and --smoke need a new run.",
-            fix=f"homing launch {name_here(row)} --resume   or start a new run: {launch_again(row.name)} --set ...",
-        )
-    if row.state == "done":
-        raise UsageError(
-            what=f"{row.id} is done; there is nothing to resume.",
-            fix=f"homing fetch {name_here(row)}   or start a new run: {launch_again(row.name)}",
-        )
-    record = home.run_dir(row.id) / file_names.RUN
-    if not home.world.exists(record):
-        raise UsageError(
-            what=f"No local record of {row.id}.", why=f"{record} does not exist.", fix="Start a new run instead."
-        )
-    loaded = load_run(str(record))
-    return dataclasses.replace(loaded, run=dataclasses.replace(loaded.run, id=row.id))
-
-
-def _without_spot(loaded: Loaded) -> Loaded:
-    """Disable spot in the run itself, so that a later resume keeps to it."""
-    cloud = loaded.run.cloud
-    settings = {name: {**each, "spot": False} if "spot" in each else each for name, each in cloud.settings.items()}
-    return dataclasses.replace(
-        loaded, run=dataclasses.replace(loaded.run, cloud=dataclasses.replace(cloud, settings=settings))
-    )
-
-
-def _renamed(loaded: Loaded, name: str) -> Loaded:
-    if not re.fullmatch(NAME_PATTERN, name):
-        raise UsageError(
-            what=f"Invalid run name: {name!r}.",
-            why="Every provider must accept the name: use a-z, 0-9 and -, at most 32 characters.",
-            fix=f"--name {tidy_name(name) or 'moss-2'}",
-        )
-    if (other := shares_with(loaded.file, name)) is not None:
-        raise UsageError(
-            what=f"--name {name}: {other} already uses this name, so {loaded.file} cannot.",
-            why="Data, runs and models are found by run name, so each run file needs its own.",
-            fix=f"Use another name: homing launch {typed_name(loaded.file)} --name {name[:30]}-2"
-            f"   Or launch that file: homing launch {typed_name(other)}",
-        )
-    return dataclasses.replace(loaded, run=dataclasses.replace(loaded.run, name=name))
-
-
-def _limited(loaded: Loaded, limit: Decimal) -> Loaded:
-    run = loaded.run
-    limits = dataclasses.replace(run.limits, spend_usd=str(limit))
-    origin = {**run.origin, "limits.spend_usd": "--spend-limit"}
-    return dataclasses.replace(loaded, run=dataclasses.replace(run, limits=limits, origin=origin))
-
-
-def _words(loaded: Loaded, asked: Asked) -> Words:
-    """Return how the run was typed, for the commands in error messages; a resumed run has only its name."""
-    changes = as_typed(asked.sets, is_smoke=asked.is_smoke)
-    typed = "" if asked.resume else f"{typed_name(loaded.file)}{changes}"
-    return Words(loaded.run.name, typed, asked.resume)
-
-
-def _plan(loaded: Loaded, words: Words, asked: Asked, home: Home) -> Plan:
-    meet_host(home, loaded.run, agrees_to_host)
-    plan = make_plan(loaded.run, home)
-    say_problems(plan.warnings)
-    plan = only(plan, asked.exact, words)
-    plan = without_spot(plan, words) if asked.no_spot else plan
-    if loaded.run.limits.spend_usd is None:
-        # The draft would also refuse it, but here we can suggest an amount, before the user chooses an offer in vain.
-        raise UsageError(
-            what="No spend limit is set.",
-            why=f"Every launch needs limits.spend in the run file or --spend-limit. {_about_cost(plan.best)}",
-            fix=f"{words.to('launch')} --spend-limit {suggested_limit(plan)}",
-        )
-    return plan
-
-
-def _about_cost(best: OfferPlan) -> str:
-    return f"Estimate on {name_of(best.offer)}: {usd(best.cost_usd)}, {format_duration(best.seconds)}."
-
-
-def _draft(loaded: Loaded, words: Words, row: OfferPlan, asked: Asked, home: Home) -> Draft:
-    spend = loaded.run.limits.spend_usd
-    order = LaunchOrder(
-        run=loaded.run,
-        run_file_text=loaded.text,
-        is_prepared=loaded.is_prepared,
-        offer=row.offer,
-        timing=row.timing,
-        spend_limit_usd=None if spend is None else Decimal(spend),
-        resume=asked.resume,
-        is_smoke=asked.is_smoke,
-        keep_on_failure_s=asked.keep_on_failure_s,
-        is_one_guard_enough=asked.is_one_guard_enough,
-        project=str(Path.cwd()),
-        typed=words.typed,
-    )
-    return draft(order, home)
-
-
-def _keep_s(text: str | None) -> float:
-    try:
-        return 0.0 if text is None else parse_duration(text)
-    except ValueError as exc:
-        raise UsageError(what=f"--keep-on-failure: {exc}.", fix="--keep-on-failure 30m") from exc
-
-
-def _say_plan(ready: Draft, home: Home) -> None:
-    spent = ("at most " if ready.is_spent_at_most else "") + usd(ready.spent_before_usd)
-    before = f", including {spent} spent by earlier attempts" if ready.spent_before_usd else ""
-    output.say(f"Worst case: {usd(ready.worst_case_usd)}{before}.")
-    age = rate_age(ready.order.offer, home.world.now())
-    if age:
-        output.say(f"The rate is not live: {age}.")
-    for sentence in guards(ready, home, starts_one=would_start(ready, home)):
-        output.say(f"  {sentence}")
-    if warning := clock_warning(home, ready.order.offer.provider):
-        say_problems([warning])
-    provider = home.provider(ready.order.offer.provider)
-    if isinstance(provider, Prepaid):
-        found = check_balance(provider, ready.worst_case_usd - ready.spent_before_usd)
-        say_problems([f"{found.text} {found.fix} {found.page}"] if found.is_finding else [])
-
-
-def _show_request(ready: Draft, home: Home) -> None:
-    request = dry_run(ready, home).to_dict()
-    document = {
-        "run": ready.run.id,
-        "worst_case_usd": str(ready.worst_case_usd),
-        "starts": describe_starts(ready, home),
-        "guards": guards(ready, home, starts_one=would_start(ready, home)),
-        "armed": armed(ready, home),
-        "request": request,
-    }
+def _show_request(started: Started) -> None:
+    ready, document = started.ready, started.request or {}
     output.emit("dry-run/1", document)
-    rows = _flat(request) if output.is_verbose() else _in_short(ready, request)
+    rows = _flat(document["request"]) if output.is_verbose() else _in_short(ready, document["request"])
     output.table(["", ""], rows, title=f"Would create {ready.mark}")
     whole = "" if output.is_verbose() else " Full request: -v or --json."
     output.say(f"Dry run: nothing was created, pushed or recorded in the ledger.{whole}")
@@ -393,7 +167,7 @@ def _in_short(ready: Draft, request: dict[str, Any]) -> list[tuple[str, str]]:
     offer, limits = ready.order.offer, ready.run.limits
     time_limit = format_duration(limits.time_s) if limits.time_s else "none; the spend limit applies"
     rows = [
-        ("machine", f"{_machine(offer)} ({name_of(offer)})"),
+        ("machine", f"{machine_words(offer)} ({name_of(offer)})"),
         ("rate", f"{usd(offer.rate_usd_per_hour)}/h{', spot' if offer.is_spot else ''}"),
         ("spend limit", f"{usd(ready.spend_limit_usd)}, worst case {usd(ready.worst_case_usd)}"),
         ("time limit", time_limit),
@@ -407,10 +181,6 @@ def _in_short(ready: Draft, request: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _machine(offer: Offer) -> str:
-    return f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
-
-
 def _flat(request: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for key, value in request.items():
@@ -421,68 +191,3 @@ def _flat(request: dict[str, Any]) -> list[tuple[str, str]]:
         else:
             rows.append((key, " ".join(value) if isinstance(value, list) else str(value)))
     return rows
-
-
-def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: Asked) -> bool:
-    run, offer = ready.run, ready.order.offer
-    if needs_smoke_first(run) and not asked.is_smoke and not has_smoke_passed(loaded.file):
-        first = dataclasses.replace(ready.order.words, is_resume=False).to("launch")
-        if has_smoke_failed(loaded.file) and not asked.resume:
-            raise UsageError(
-                what=f"The smoke run of {loaded.file} failed, so the full run was not started.",
-                why="The full run would most likely fail too, and cost more.",
-                fix=f"Fix the run file, then rerun the smoke profile: {first} --smoke",
-            )
-        output.say(f"This is a large run and its smoke profile has not passed yet. Run it first: {first} --smoke")
-        if not output.ask("Launch without it?", yes=asked.yes):
-            return False
-    rate, limit = usd(offer.rate_usd_per_hour), usd(ready.spend_limit_usd)
-    question = f"Start {_machine(offer)} on {offer.provider} at {rate}/h, limit {limit}?"
-    return output.ask(question, yes=asked.yes) and agrees_to_rate(row, ready.order.words, _most_per_hour(ready))
-
-
-def _launch(ready: Draft, row: OfferPlan, plan: Plan, asked: Asked, home: Home) -> tuple[Draft, Launched]:
-    """Launch on the agreed offer; if it is gone by now, on the next offer of the plan that the user also agrees to."""
-
-    def agree(other: OfferPlan, instead: Draft) -> bool:
-        _say_plan(instead, home)
-        return agrees_to_next(other, row, _most_per_hour(ready), yes=asked.yes)
-
-    return launch_any(ready, plan.offers, home, notify=lambda text: output.say(f"  {text}"), agree=agree)
-
-
-def _most_per_hour(ready: Draft) -> Decimal | None:
-    rate = ready.run.limits.rate_usd_per_hour
-    return None if rate is None else Decimal(rate)
-
-
-def _document(done: Launched, ready: Draft) -> dict[str, Any]:
-    return {
-        "run": done.run.id,
-        "name": done.run.name,
-        "attempt": ready.attempt,
-        "mark": ready.mark,
-        "instance": done.instance.id,
-        "provider": done.instance.provider,
-        "rate_usd_per_hour": str(done.instance.rate_usd_per_hour),
-        "spend_limit_usd": str(ready.spend_limit_usd),
-        "worst_case_usd": str(done.worst_case_usd),
-        "has_dead_man": done.heartbeat.has_dead_man,
-        "store": done.run.store,
-    }
-
-
-def _say_next(done: Launched, home: Home) -> None:
-    output.say(f"{done.run.id} is running; its first heartbeat is in the store.")
-    if done.instance.provider == "local":
-        output.say("You can close this terminal, but keep this computer on: the run is local.")
-    elif can_end_itself(home.provider(done.instance.provider)):
-        output.say("You can close your laptop.")
-    else:
-        output.say("You can close your laptop: the run trains and pushes on its own.")
-        output.say(
-            f"But billing continues until a guard, `homing watch` or its limit of {usd(done.worst_case_usd)} ends it."
-        )
-        if home_guard.words(home):
-            output.say("While this computer is on, the background guard ends it when training is done: homing runs")
-    output.say(f"Watch it: homing watch {done.run.name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import os
 from decimal import Decimal
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from homing.api.find_runs import open_home, usd
 from homing.api.notices import say_problems
+from homing.api.plan_run import rate_age
 from homing.cli import output
 from homing.cli.options import Json
 from homing.cloud.accounts import ACCOUNTS
@@ -20,9 +20,8 @@ from homing.cloud.providers.base import Needs, Offer
 from homing.cloud.providers.registry import PROVIDERS, configured
 from homing.errors import NoOffer, UsageError
 from homing.gpus import MIN_CAPABILITY, find_gpu
-from homing.units import format_duration
 
-__all__ = ["HEADERS", "command", "rate_age", "row_of"]
+__all__ = ["HEADERS", "command", "row_of"]
 
 HEADERS = ["#", "Provider", "Region", "GPUs", "VRAM", "Price/hr", "NVLink"]
 
@@ -97,17 +96,6 @@ def row_of(number: int, offer: Offer) -> list[str]:
         f"{usd(offer.rate_usd_per_hour)}",
         nvlink,
     ]
-
-
-def rate_age(offer: Offer, now: float) -> str:
-    """Return how old the rate is; "" if the provider reported it just now."""
-    if offer.as_of is None and not offer.rate_source:
-        return ""
-    source = f" {offer.rate_source}" if offer.rate_source else ""
-    if offer.as_of is None:
-        return f"rate{source}"
-    day = datetime.datetime.fromtimestamp(offer.as_of, tz=datetime.UTC).strftime("%Y-%m-%d")
-    return f"rate of {day}, {format_duration(max(0.0, now - offer.as_of))} old{source}"
 
 
 def _vram(offer: Offer) -> str:

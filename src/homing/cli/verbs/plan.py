@@ -11,13 +11,13 @@ import typer
 
 from homing.api.find_runs import meet_host, open_home, parse_limit, usd
 from homing.api.notices import say_problems
+from homing.api.plan_run import rate_age, suggested_limit
 from homing.api.run_changes import as_typed, with_phases
 from homing.api.stale_shards import refuse_stale
 from homing.cli import output
 from homing.cli.ask import agrees_to_host
 from homing.cli.options import Json, Phases, RunName, Sets
 from homing.cli.plan_without_account import parse_rate, show_listed
-from homing.cli.verbs.offers import rate_age
 from homing.cloud.ledger import meter
 from homing.cloud.plan.measured_speeds import load_table
 from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
@@ -32,7 +32,7 @@ from homing.units import format_bytes, format_count, format_duration, format_rat
 from homing.wire import codec
 from homing.wire.run_json import Run
 
-__all__ = ["command", "suggested_limit"]
+__all__ = ["command"]
 
 _LEFT_OUT = 5  # printed individually
 _LONG_HERE_S = 24 * 3600  # longer than most people would train on their own computer
@@ -84,17 +84,6 @@ def command(
         now = home.world.now()
     output.emit("plan/1", _document(plan, loaded, now))
     _show(plan, loaded, now, typed)
-
-
-def suggested_limit(plan: Plan) -> str:
-    """Suggest a spend limit: 1.5 times the plan, because a probe or an assumption may be off by that much.
-
-    If no limit is set yet, it is not below the worst case shown next to it. A free machine also needs a limit.
-    """
-    best = plan.best
-    has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()
-    enough = max(best.cost_usd * 3 / 2, best.minimum_usd * 2, best.worst_usd if has_worst else Decimal(0))
-    return meter.as_limit(enough or Decimal(1))
 
 
 def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from homing.api.export_model import EXPORTS, export_model, name_of
 from homing.api.extras import need, need_for_export
 from homing.api.find_models import find_model
 from homing.cli import output
 from homing.cli.options import Base, Json, Yes
-from homing.cli.verbs.export import EXPORTS, Licence, export_model, name_of
+from homing.cli.verbs.export import Licence
 from homing.errors import HomingError, UsageError
 from homing.store.address import HubAddress, parse_hub
 from homing.store.publish_to_hub import Looked, look, publish

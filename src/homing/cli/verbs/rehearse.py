@@ -12,11 +12,11 @@ import typer
 from homing.api.extras import need
 from homing.api.find_runs import open_home, parse_limit, usd
 from homing.api.notices import say_problems
+from homing.api.plan_run import suggested_limit
 from homing.api.run_changes import as_typed
 from homing.api.stale_shards import stale_shards
 from homing.cli import output
 from homing.cli.options import Json, Sets
-from homing.cli.verbs.plan import suggested_limit
 from homing.cloud.plan.plan import make_plan
 from homing.config import Loaded, load_run
 from homing.config import home as home_path

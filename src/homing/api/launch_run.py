@@ -1,0 +1,403 @@
+"""Launch a run: rent, boot, train, push, end billing. What `homing launch` and `Run.launch()` do.
+
+Asked -> load -> plan -> an offer -> draft -> guards -> the user agrees -> guard at home -> create -> first heartbeat
+
+`Answers` says yes or no to every question that concerns money; without a yes nothing is created.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Protocol
+
+from homing.api import notices
+from homing.api.extras import need
+from homing.api.find_runs import find_run, meet_host, name_here, usd
+from homing.api.notices import say_problems
+from homing.api.plan_run import rate_age, suggested_limit
+from homing.api.run_changes import as_typed, extending_sets, print_schedule
+from homing.api.stale_shards import refuse_stale
+from homing.api.tracking import begin, following
+from homing.cloud.contact import home_guard
+from homing.cloud.destroy import still_billing
+from homing.cloud.home import Home
+from homing.cloud.launch.armed_guards import armed, check_armed, guards, would_start
+from homing.cloud.launch.launch import Draft, Launched, LaunchOrder, draft, dry_run
+from homing.cloud.launch.resume import describe_starts
+from homing.cloud.ledger import meter
+from homing.cloud.ledger.ledger import LedgerLine
+from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
+from homing.cloud.providers.base import Offer, can_end_itself
+from homing.cloud.providers.ssh.machine import HostKeyUnknown
+from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.run_commands import Words
+from homing.cloud.try_offers import Exact, launch_any, name_of, only, without_spot
+from homing.config import Loaded, has_smoke_failed, has_smoke_passed, load_run, needs_smoke_first, typed_name
+from homing.config.parse.key_suggestions import tidy_name
+from homing.config.projects import launch_again, refuse_shared, shares_with
+from homing.config.schema.run_file import NAME_PATTERN
+from homing.doctor.check import Prepaid, check_balance
+from homing.doctor.computer import clock_warning
+from homing.errors import UsageError
+from homing.units import format_duration, parse_duration
+from homing.wire import file_names
+
+__all__ = [
+    "Answers",
+    "Asked",
+    "Started",
+    "conclusion",
+    "extended",
+    "ledger_lines",
+    "machine_words",
+    "parse_keep",
+    "say_next",
+    "say_plan",
+    "start_run",
+]
+
+
+def extended(run: str, sets: list[str], extend: int | None, *, is_smoke: bool, is_resume: bool) -> tuple[str, ...]:
+    if not extend:
+        return tuple(sets)
+    if is_resume:
+        raise UsageError(what="--resume and --extend cannot be combined.", fix="Use only one of them.")
+    more, _ = extending_sets(load_run(run, sets, is_smoke=is_smoke), extend, None)
+    print_schedule(load_run(run, [*sets, *more], is_smoke=is_smoke).run)
+    return (*sets, *more)
+
+
+def ledger_lines(home: Home) -> list[LedgerLine]:
+    return home.ledger.lines() if home.has_ledger else []
+
+
+def conclusion(home: Home, before: set[str], interrupt: KeyboardInterrupt) -> str:
+    """Describe what became of this launch's instances. Raises StillBilling if a destroy is not confirmed."""
+    made = [line for line in ledger_lines(home) if line.mark not in before and line.created_at is not None]
+    if not made:
+        return "nothing was created."
+    row = home.ledger.run(made[-1].run_id)
+    # the launch itself was complete; only the final message was missing
+    if row is not None and row.is_live and row.state != "launching":
+        return f"{row.name} has launched and keeps running. Watch it: homing watch {row.name}"
+    left = [line for line in made if line.destroyed_at is None]
+    if left:
+        raise still_billing(home, left) from interrupt
+    gone = ", ".join(line.instance_id or line.mark for line in made)
+    spent = meter.at_most(*made) + usd(meter.total_spend(made, home.world.now()))
+    return f"{gone} destroyed, confirmed by the provider; spent {spent}."
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line arguments, validated as far as possible before anything is read."""
+
+    run: str
+    limit_usd: Decimal | None
+    name: str | None
+    sets: tuple[str, ...]
+    is_smoke: bool
+    resume: bool
+    keep_on_failure_s: float
+    is_one_guard_enough: bool
+    no_spot: bool
+    exact: Exact
+    trackers: tuple[str, ...]
+    tracker_name: str | None
+    dry_run: bool
+    yes: bool
+
+
+class Answers(Protocol):
+    """The questions of a launch. Nothing is rented unless they are answered with yes."""
+
+    def select(self, plan: Plan) -> OfferPlan | None: ...
+
+    def agrees(self, question: str) -> bool: ...
+
+    def agrees_to_rate(self, row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool: ...
+
+    def agrees_to_next(self, row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool: ...
+
+    def agrees_to_host(self, unknown: HostKeyUnknown) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Started:
+    """The result of `start_run`: `done` is None after a dry run."""
+
+    ready: Draft
+    done: Launched | None
+    request: dict[str, Any] | None = None  # of a dry run
+
+    def to_dict(self) -> dict[str, Any]:
+        assert self.done is not None, "a dry run launches nothing"
+        return _document(self.done, self.ready)
+
+
+def start_run(asked: Asked, home: Home, answers: Answers) -> Started | None:
+    """Launch a run, top down. Nothing is created anywhere before `answers` has agreed; None if it does not agree."""
+    loaded = _load(asked, home)
+    words = _words(loaded, asked)
+    plan = _plan(loaded, words, asked, home, answers)
+    row = answers.select(plan)
+    if row is None:
+        notices.say("Nothing was started.")
+        return None
+    if row.offer.provider == "local":  # local trains with this Python; other instances install their own packages
+        need("lm", verb="launch", where=" on this computer")
+    ready = _draft(loaded, words, row, asked, home)
+    for sentence in describe_starts(ready, home):
+        notices.say(sentence)
+    say_plan(ready, home)
+    if asked.dry_run:
+        return Started(ready, None, _request(ready, home))
+    starts_guard = would_start(ready, home)
+    if not starts_guard:
+        check_armed(ready, home)
+    if not _agrees(ready, row, loaded, asked, answers):
+        notices.say("Nothing was started.")
+        return None
+    if starts_guard:
+        _start_guard(ready, home)
+    ready, done = _launch(ready, row, plan, home, answers)
+    for each in asked.trackers:
+        follower = following(each, home.path, done.run.id, asked.tracker_name, run=ready.run, store=done.run.store)
+        begin(follower, home.world)
+    return Started(ready, done)
+
+
+def _request(ready: Draft, home: Home) -> dict[str, Any]:
+    return {
+        "run": ready.run.id,
+        "worst_case_usd": str(ready.worst_case_usd),
+        "starts": describe_starts(ready, home),
+        "guards": guards(ready, home, starts_one=would_start(ready, home)),
+        "armed": armed(ready, home),
+        "request": dry_run(ready, home).to_dict(),
+    }
+
+
+def _start_guard(ready: Draft, home: Home) -> None:
+    """Start the second guard before anything is rented."""
+    provider = ready.order.offer.provider
+    pid = home_guard.start(home, provider)
+    notices.say(f"A guard is running in the background (process {pid}, log {home.path / home_guard.LOG}).")
+    check_armed(ready, home)
+
+
+def _load(asked: Asked, home: Home) -> Loaded:
+    """Load the run with all changes from the flags, so that the plan and the run's record contain them."""
+    if asked.resume:
+        loaded = _as_launched(home, asked.run, is_changed=bool(asked.sets or asked.name or asked.is_smoke))
+    else:
+        loaded = load_run(asked.run, list(asked.sets), is_smoke=asked.is_smoke)
+        refuse_stale(loaded, f"{typed_name(loaded.file)}{as_typed(asked.sets, is_smoke=asked.is_smoke)}")
+    if asked.no_spot:
+        loaded = _without_spot(loaded)
+    if asked.name is not None:
+        loaded = _renamed(loaded, asked.name)
+    refuse_shared(loaded.file, loaded.run.name)
+    if asked.limit_usd is not None:
+        loaded = _limited(loaded, asked.limit_usd)
+    say_problems([*loaded.warnings, *refresh(home)])
+    return loaded
+
+
+def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
+    """Load a run to resume, from its record: exactly as launched, including --set, whatever the run file says now."""
+    row = find_run(home, run, changes="launch {} --resume")
+    if is_changed:
+        raise UsageError(
+            what=f"{row.id} resumes exactly as it was launched.",
+            why="Its checkpoints belong to that configuration; --set, --name and --smoke need a new run.",
+            fix=f"homing launch {name_here(row)} --resume   or start a new run: {launch_again(row.name)} --set ...",
+        )
+    if row.state == "done":
+        raise UsageError(
+            what=f"{row.id} is done; there is nothing to resume.",
+            fix=f"homing fetch {name_here(row)}   or start a new run: {launch_again(row.name)}",
+        )
+    record = home.run_dir(row.id) / file_names.RUN
+    if not home.world.exists(record):
+        raise UsageError(
+            what=f"No local record of {row.id}.", why=f"{record} does not exist.", fix="Start a new run instead."
+        )
+    loaded = load_run(str(record))
+    return dataclasses.replace(loaded, run=dataclasses.replace(loaded.run, id=row.id))
+
+
+def _without_spot(loaded: Loaded) -> Loaded:
+    """Disable spot in the run itself, so that a later resume keeps to it."""
+    cloud = loaded.run.cloud
+    settings = {name: {**each, "spot": False} if "spot" in each else each for name, each in cloud.settings.items()}
+    return dataclasses.replace(
+        loaded, run=dataclasses.replace(loaded.run, cloud=dataclasses.replace(cloud, settings=settings))
+    )
+
+
+def _renamed(loaded: Loaded, name: str) -> Loaded:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(
+            what=f"Invalid run name: {name!r}.",
+            why="Every provider must accept the name: use a-z, 0-9 and -, at most 32 characters.",
+            fix=f"--name {tidy_name(name) or 'moss-2'}",
+        )
+    if (other := shares_with(loaded.file, name)) is not None:
+        raise UsageError(
+            what=f"--name {name}: {other} already uses this name, so {loaded.file} cannot.",
+            why="Data, runs and models are found by run name, so each run file needs its own.",
+            fix=f"Use another name: homing launch {typed_name(loaded.file)} --name {name[:30]}-2"
+            f"   Or launch that file: homing launch {typed_name(other)}",
+        )
+    return dataclasses.replace(loaded, run=dataclasses.replace(loaded.run, name=name))
+
+
+def _limited(loaded: Loaded, limit: Decimal) -> Loaded:
+    run = loaded.run
+    limits = dataclasses.replace(run.limits, spend_usd=str(limit))
+    origin = {**run.origin, "limits.spend_usd": "--spend-limit"}
+    return dataclasses.replace(loaded, run=dataclasses.replace(run, limits=limits, origin=origin))
+
+
+def _words(loaded: Loaded, asked: Asked) -> Words:
+    """Return how the run was typed, for the commands in error messages; a resumed run has only its name."""
+    changes = as_typed(asked.sets, is_smoke=asked.is_smoke)
+    typed = "" if asked.resume else f"{typed_name(loaded.file)}{changes}"
+    return Words(loaded.run.name, typed, asked.resume)
+
+
+def _plan(loaded: Loaded, words: Words, asked: Asked, home: Home, answers: Answers) -> Plan:
+    meet_host(home, loaded.run, answers.agrees_to_host)
+    plan = make_plan(loaded.run, home)
+    say_problems(plan.warnings)
+    plan = only(plan, asked.exact, words)
+    plan = without_spot(plan, words) if asked.no_spot else plan
+    if loaded.run.limits.spend_usd is None:
+        # The draft would also refuse it, but here we can suggest an amount, before the user chooses an offer in vain.
+        raise UsageError(
+            what="No spend limit is set.",
+            why=f"Every launch needs limits.spend in the run file or --spend-limit. {_about_cost(plan.best)}",
+            fix=f"{words.to('launch')} --spend-limit {suggested_limit(plan)}",
+        )
+    return plan
+
+
+def _about_cost(best: OfferPlan) -> str:
+    return f"Estimate on {name_of(best.offer)}: {usd(best.cost_usd)}, {format_duration(best.seconds)}."
+
+
+def _draft(loaded: Loaded, words: Words, row: OfferPlan, asked: Asked, home: Home) -> Draft:
+    spend = loaded.run.limits.spend_usd
+    order = LaunchOrder(
+        run=loaded.run,
+        run_file_text=loaded.text,
+        is_prepared=loaded.is_prepared,
+        offer=row.offer,
+        timing=row.timing,
+        spend_limit_usd=None if spend is None else Decimal(spend),
+        resume=asked.resume,
+        is_smoke=asked.is_smoke,
+        keep_on_failure_s=asked.keep_on_failure_s,
+        is_one_guard_enough=asked.is_one_guard_enough,
+        project=str(Path.cwd()),
+        typed=words.typed,
+    )
+    return draft(order, home)
+
+
+def parse_keep(text: str | None) -> float:
+    try:
+        return 0.0 if text is None else parse_duration(text)
+    except ValueError as exc:
+        raise UsageError(what=f"--keep-on-failure: {exc}.", fix="--keep-on-failure 30m") from exc
+
+
+def say_plan(ready: Draft, home: Home) -> None:
+    spent = ("at most " if ready.is_spent_at_most else "") + usd(ready.spent_before_usd)
+    before = f", including {spent} spent by earlier attempts" if ready.spent_before_usd else ""
+    notices.say(f"Worst case: {usd(ready.worst_case_usd)}{before}.")
+    age = rate_age(ready.order.offer, home.world.now())
+    if age:
+        notices.say(f"The rate is not live: {age}.")
+    for sentence in guards(ready, home, starts_one=would_start(ready, home)):
+        notices.say(f"  {sentence}")
+    if warning := clock_warning(home, ready.order.offer.provider):
+        say_problems([warning])
+    provider = home.provider(ready.order.offer.provider)
+    if isinstance(provider, Prepaid):
+        found = check_balance(provider, ready.worst_case_usd - ready.spent_before_usd)
+        say_problems([f"{found.text} {found.fix} {found.page}"] if found.is_finding else [])
+
+
+def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: Asked, answers: Answers) -> bool:
+    run, offer = ready.run, ready.order.offer
+    if needs_smoke_first(run) and not asked.is_smoke and not has_smoke_passed(loaded.file):
+        first = dataclasses.replace(ready.order.words, is_resume=False).to("launch")
+        if has_smoke_failed(loaded.file) and not asked.resume:
+            raise UsageError(
+                what=f"The smoke run of {loaded.file} failed, so the full run was not started.",
+                why="The full run would most likely fail too, and cost more.",
+                fix=f"Fix the run file, then rerun the smoke profile: {first} --smoke",
+            )
+        notices.say(f"This is a large run and its smoke profile has not passed yet. Run it first: {first} --smoke")
+        if not answers.agrees("Launch without it?"):
+            return False
+    rate, limit = usd(offer.rate_usd_per_hour), usd(ready.spend_limit_usd)
+    question = f"Start {machine_words(offer)} on {offer.provider} at {rate}/h, limit {limit}?"
+    return answers.agrees(question) and answers.agrees_to_rate(row, ready.order.words, _most_per_hour(ready))
+
+
+def _launch(ready: Draft, row: OfferPlan, plan: Plan, home: Home, answers: Answers) -> tuple[Draft, Launched]:
+    """Launch on the agreed offer; if it is gone by now, on the next offer of the plan that the user also agrees to."""
+
+    def agree(other: OfferPlan, instead: Draft) -> bool:
+        say_plan(instead, home)
+        return answers.agrees_to_next(other, row, _most_per_hour(ready))
+
+    return launch_any(ready, plan.offers, home, notify=lambda text: notices.say(f"  {text}"), agree=agree)
+
+
+def machine_words(offer: Offer) -> str:
+    return f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
+
+
+def _most_per_hour(ready: Draft) -> Decimal | None:
+    rate = ready.run.limits.rate_usd_per_hour
+    return None if rate is None else Decimal(rate)
+
+
+def _document(done: Launched, ready: Draft) -> dict[str, Any]:
+    return {
+        "run": done.run.id,
+        "name": done.run.name,
+        "attempt": ready.attempt,
+        "mark": ready.mark,
+        "instance": done.instance.id,
+        "provider": done.instance.provider,
+        "rate_usd_per_hour": str(done.instance.rate_usd_per_hour),
+        "spend_limit_usd": str(ready.spend_limit_usd),
+        "worst_case_usd": str(done.worst_case_usd),
+        "has_dead_man": done.heartbeat.has_dead_man,
+        "store": done.run.store,
+    }
+
+
+def say_next(done: Launched, home: Home) -> None:
+    notices.say(f"{done.run.id} is running; its first heartbeat is in the store.")
+    if done.instance.provider == "local":
+        notices.say("You can close this terminal, but keep this computer on: the run is local.")
+    elif can_end_itself(home.provider(done.instance.provider)):
+        notices.say("You can close your laptop.")
+    else:
+        notices.say("You can close your laptop: the run trains and pushes on its own.")
+        notices.say(
+            f"But billing continues until a guard, `homing watch` or its limit of {usd(done.worst_case_usd)} ends it."
+        )
+        if home_guard.words(home):
+            notices.say("While this computer is on, the background guard ends it when training is done: homing runs")
+    notices.say(f"Watch it: homing watch {done.run.name}")

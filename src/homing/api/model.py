@@ -1,0 +1,160 @@
+"""`homing.load(name)`: a trained model, to generate, chat, score and export with. torch is loaded by `load`."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homing.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from homing.lm.model import Decoder
+    from homing.lm.tokenizer import Tokenizer
+
+__all__ = ["Model", "Score", "load"]
+
+
+@dataclass(frozen=True)
+class Score:
+    bits_per_byte: float
+    tokens: list[int]
+    log_probs: list[float]  # natural logarithm, one per token
+
+
+class Model:
+    """A trained model and its tokenizer."""
+
+    def __init__(self, folder: Path, model: Decoder, tokenizer: Tokenizer) -> None:
+        self.folder, self.model, self.tokenizer = folder, model, tokenizer
+
+    def generate(
+        self, prompt: str = "", *, tokens: int = 200, temperature: float = 0.8, top_k: int = 50, seed: int | None = None
+    ) -> str:
+        """Return the continuation of the prompt, without the prompt."""
+        return self._text([self.tokenizer.end_of_text_id, *self.tokenizer.encode(prompt)], self.tokenizer.stop_ids,
+                          tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)  # fmt: skip
+
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, str]],
+        *,
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 50,
+        seed: int | None = None,
+    ) -> str:
+        """Return the answer to the last message. `messages`: a question, or dicts with `role` and `content`."""
+        from homing.lm.data.chat.chat_settings import open_renderer
+        from homing.lm.data.chat.messages import Fault
+        from homing.lm.data.chat.prompt_ids import TemplateTurns
+        from homing.lm.data.chat.template import find_template
+        from homing.lm.generate import ChatTurns
+
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
+        roles = [message.get("role") for message in said]
+        if roles != (["user", "assistant"] * len(roles))[: len(roles)] or len(roles) % 2 == 0:
+            raise UsageError(
+                what="The messages are not a conversation that ends with a question.",
+                why=f"Roles: {', '.join(map(str, roles)) or 'none'}. They must alternate: user, assistant, ..., user.",
+                fix='model.chat([{"role": "user", "content": "Hello"}])',
+            )
+        try:
+            if find_template(self.folder) is None:
+                turns: ChatTurns | TemplateTurns = ChatTurns(self.tokenizer)
+            else:
+                renderer = open_renderer(self.folder)
+                turns = TemplateTurns(renderer, self.tokenizer.decode, self.tokenizer.end_of_text_id)
+            for question, answer in zip(said[:-1:2], said[1::2], strict=True):
+                turns.ask(question["content"])
+                turns.answered(self.tokenizer.encode(answer["content"]))
+            ids = turns.ask(said[-1]["content"])
+        except Fault as fault:
+            raise UsageError(
+                what="The chat template cannot render this conversation.", why=fault.text, fix="model.generate(...)"
+            ) from fault
+        return self._text(ids, turns.stop_ids, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+
+    def logits(self, text_or_ids: str | Sequence[int]) -> Tensor:
+        """Return the logits (tokens, vocabulary) in fp32; a text starts after the end-of-text token."""
+        import torch
+
+        ids = list(text_or_ids) if not isinstance(text_or_ids, str) else self._ids(text_or_ids)
+        if len(ids) > self.model.shape.context:
+            raise UsageError(
+                what=f"{len(ids):,} tokens do not fit the model's context of {self.model.shape.context:,}.",
+                fix="Pass a shorter text.",
+            )
+        with torch.inference_mode():
+            logits_TV: Tensor = self.model(torch.tensor([ids], device=self.model.device))[0]
+            return logits_TV
+
+    def score(self, text: str) -> Score:
+        """Return how well the model predicts the text: bits per byte, and the log-probability of each token."""
+        import torch
+
+        ids = self._ids(text)
+        if len(ids) < 2:
+            raise UsageError(what="There is no text to score.", fix='model.score("some text")')
+        log_probs = torch.log_softmax(self.logits(ids)[:-1].double(), dim=-1)
+        taken = log_probs[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist()
+        return Score(-sum(taken) / math.log(2) / len(text.encode()), ids[1:], taken)
+
+    def export(self, to: str = "hf", out: str | Path | None = None, *, licence: str = "", force: bool = False) -> Path:
+        """Write the model for other tools (hf, gguf, ollama, adapter, merged) and verify it. Returns its folder."""
+        from homing.api.export_model import EXPORTS, check_formats, export_model, name_of
+        from homing.api.extras import need_for_export
+
+        check_formats(to, "", "")
+        need_for_export(to, verb="export")
+        name = name_of(self.folder)
+        target = Path(out) if out is not None else EXPORTS / f"{name}-{to}"
+        export_model(self.folder, to, target, name=name, licence=licence, force=force)
+        return target
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        return f"Model({str(self.folder)!r}, {count:,} parameters, {self.model.device})"
+
+    def _ids(self, text: str) -> list[int]:
+        return [self.tokenizer.end_of_text_id, *self.tokenizer.encode(text)]
+
+    def _text(self, ids: list[int], stop_ids: Any, *, tokens: int, temperature: float, top_k: int,
+              seed: int | None) -> str:  # fmt: skip
+        from homing.lm.generate import decode_stream, generate
+
+        seed = secrets.randbelow(2**31) if seed is None else seed
+        picked = generate(self.model, ids, stop_ids=stop_ids, num_tokens=tokens, temperature=temperature, top_k=top_k,
+                          seed=seed)  # fmt: skip
+        return "".join(decode_stream(self.tokenizer, picked))
+
+
+def load(
+    name_or_path: str | Path | None = None,
+    *,
+    checkpoint: str | None = None,
+    phase: str | None = None,
+    device: str = "auto",
+    base: str = "",
+) -> Model:
+    """Load a trained model by the name or id of its run, or by its folder; None: the newest finished one."""
+    from homing.api.base_weights import find_base
+    from homing.api.extras import need
+    from homing.api.find_models import find_model
+
+    need("lm", verb="generate")
+    is_path = isinstance(name_or_path, Path)
+    folder = find_model(
+        None if name_or_path is None else f"./{name_or_path}" if is_path and not Path(name_or_path).is_absolute()
+        else str(name_or_path),
+        checkpoint=checkpoint,
+        phase=phase,
+    )  # fmt: skip
+    from homing.lm.generate import load_for_use
+
+    return Model(folder, *load_for_use(folder, device, base=find_base(folder, base)))

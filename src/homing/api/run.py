@@ -1,0 +1,413 @@
+"""`homing.Run`: one run, from the run file to the trained model, with the same steps as the command line.
+
+    run = homing.Run.new("first", preset="tiny", text=["books/*.txt"])
+    run.prep()
+    run.launch(spend_limit=12, confirm=True)
+    for event in run.watch():
+        print(event.text)
+    run.fetch()
+    run.destroy()
+
+Each method calls what its verb calls. Nothing here prompts: where the command line asks a person, an argument must say
+so (`confirm=True`, `force=True`), and without it a UsageError names the rate and the limit.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homing.errors import UsageError
+
+if TYPE_CHECKING:
+    from homing.api.local_runs import Trained
+    from homing.cloud.home import Home
+    from homing.cloud.ledger.ledger import RunRow
+    from homing.cloud.plan.plan import OfferPlan, Plan
+    from homing.cloud.providers.base import Offer
+    from homing.cloud.providers.ssh.machine import HostKeyUnknown
+    from homing.cloud.run_commands import Words
+    from homing.cloud.watch.run_output import Report
+    from homing.config import Loaded
+    from homing.lm.data.prep import Progress
+
+__all__ = ["Run", "Runs", "offers", "runs"]
+
+
+class Run:
+    """One run. `name` is a name, an id, NAME@RUN or the path of a run file, as on the command line."""
+
+    def __init__(self, name: str, *, sets: Sequence[str] = (), smoke: bool = False) -> None:
+        self.name, self.sets, self.is_smoke = str(name), list(sets), smoke
+
+    @classmethod
+    def new(
+        cls,
+        name: str,
+        preset: str = "tiny",
+        *,
+        text: Sequence[str] = (),
+        validation: Sequence[str] = (),
+        chat: Sequence[str] = (),
+        force: bool = False,
+    ) -> Run:
+        """Write runs/NAME.yaml from a preset or from open weights (hf:OWNER/NAME, ./FOLDER), like `homing new`."""
+        from homing.api.new_run import new_run
+
+        new_run(name, preset, text=list(text), validation=list(validation), chat=list(chat), force=force)
+        return cls(name)
+
+    @classmethod
+    def from_file(cls, path_or_name: str | Path, *, sets: Sequence[str] = (), smoke: bool = False) -> Run:
+        """Open a run file by its path or name. `sets`: changes such as "model.depth=8", as with --set."""
+        run = cls(str(path_or_name), sets=sets, smoke=smoke)
+        _ = run.config  # a run file with a mistake is reported now
+        return run
+
+    @property
+    def config(self) -> Loaded:
+        """The run file, read and resolved now."""
+        from homing.config import load_run
+
+        return load_run(self.name, self.sets, is_smoke=self.is_smoke, is_for_prep=True)
+
+    # --- on this computer ---
+
+    def prep(
+        self, *, force: bool = False, on_progress: Callable[[Progress | None], None] | None = None
+    ) -> dict[str, Any]:
+        """Turn text into a tokenizer and token shards. Returns what `homing prep --json` prints."""
+        from homing.api.prepare import order_prep, prepare
+
+        ordered = order_prep(self.name, {}, sets=self.sets, force=force, is_smoke=self.is_smoke)
+        return prepare(ordered, on_progress=on_progress).document
+
+    def verify(self) -> dict[str, Any]:
+        """Build the model and run one training step with it. Returns losses, sizes and problems."""
+        from homing.api.extras import need
+        from homing.config import load_run
+
+        need("lm", verb="verify")
+        from homing.lm.verify_model import verify
+
+        loaded = load_run(self.name, self.sets, is_smoke=self.is_smoke)
+        self._refuse_stale(loaded)
+        return verify(loaded.run, Path.cwd()).to_dict()
+
+    def plan(self) -> Plan:
+        """Return hours and dollars per offer, cheapest to finish first. Rents nothing."""
+        from homing.api.find_runs import meet_host, open_home
+        from homing.cloud.plan.plan import make_plan
+        from homing.config import load_run
+
+        loaded = load_run(self.name, self.sets, is_smoke=self.is_smoke)
+        self._refuse_stale(loaded)
+        with open_home() as home:
+            meet_host(home, loaded.run)
+            return make_plan(loaded.run, home, explain=True)
+
+    # --- on a rented instance ---
+
+    def launch(
+        self,
+        *,
+        spend_limit: Decimal | float | str | None = None,
+        confirm: bool = False,
+        resume: bool = False,
+        one_guard: bool = False,
+        no_spot: bool = False,
+    ) -> dict[str, Any]:
+        """Rent an instance, train on it, push the model and end billing. Returns after the first heartbeat.
+
+        `spend_limit`: the most that the run may cost in dollars; required here or as limits.spend in the run file.
+        `confirm`: must be True; otherwise a UsageError names the rate and the limit, and nothing is rented.
+        """
+        from homing.api.find_runs import open_home, parse_limit
+        from homing.api.launch_run import Asked, start_run
+        from homing.cloud.try_offers import Exact
+
+        asked = Asked(
+            run=self.name,
+            limit_usd=parse_limit(None if spend_limit is None else str(spend_limit), "spend_limit"),
+            name=None,
+            sets=tuple(self.sets),
+            is_smoke=self.is_smoke,
+            resume=resume,
+            keep_on_failure_s=0.0,
+            is_one_guard_enough=one_guard,
+            no_spot=no_spot,
+            exact=Exact(None, None, None),
+            trackers=(),
+            tracker_name=None,
+            dry_run=False,
+            yes=confirm,
+        )
+        with open_home() as home:
+            started = start_run(asked, home, _Confirmed(confirm))
+        assert started is not None, "a refusal raises"
+        self.name = started.to_dict()["run"]
+        return started.to_dict()
+
+    def watch(self, *, every_s: float = 30.0) -> Iterator[Report]:
+        """Yield events, samples and progress lines until the run ends; the limits are enforced meanwhile."""
+        from homing.api.find_runs import find_any, open_home
+        from homing.api.local_runs import Trained, watch_here
+        from homing.cloud.watch.follow import watch
+
+        with open_home() as home:
+            row = find_any(home, self.name)
+            if isinstance(row, Trained):
+                yield from watch_here(home, row, every_s=every_s)
+            else:
+                yield from watch(home, row, every_s=every_s)
+
+    def stop(self, *, wait: bool = True, timeout_s: float = 600.0) -> None:
+        """Save a checkpoint and end training at the next step."""
+        from homing.api import local_runs, notices
+        from homing.api.find_runs import find_any, open_home
+        from homing.cloud.guard.stop_and_limit import ask_to_stop, wait_for_stop
+        from homing.cloud.reconcile.reconcile import refresh
+
+        with open_home() as home:
+            refresh(home)
+            row = find_any(home, self.name, changes="stop {}")
+            if isinstance(row, local_runs.Trained):
+                local_runs.ask_to_stop(home, row)
+                if wait:
+                    local_runs.wait_for_stop(home, row, timeout_s=timeout_s)
+                return
+            ask_to_stop(home, row)
+            if wait:
+                wait_for_stop(home, row, timeout_s=timeout_s, notify=lambda text: notices.say(f"  {text}"))
+
+    def fetch(self, *, checkpoint: str = "latest", to: str | Path | None = None, force: bool = False) -> Path:
+        """Download the model from the store and verify every hash. Returns its folder."""
+        from homing.api.fetch_model import fetch_model
+        from homing.api.find_runs import find_run, open_home
+        from homing.api.notices import say_problems
+        from homing.cloud.reconcile.reconcile import refresh
+
+        with open_home() as home:
+            say_problems(refresh(home))
+            row = find_run(home, self.name, brings="fetch {}")
+            place = Path(to) if to is not None else None
+            return fetch_model(home, row, checkpoint=checkpoint, to=place, force=force)[1]
+
+    def destroy(self, *, force: bool = False) -> list[dict[str, Any]]:
+        """Destroy the run's instances; the provider confirms the end of billing. Returns the receipts.
+
+        `force`: also if something that was not pushed would be lost; otherwise that raises a UsageError.
+        """
+        from homing.api.end_runs import destroy_runs, refresh_or_say
+        from homing.api.find_runs import find_run, open_home
+        from homing.api.notices import say_problems
+        from homing.cloud.destroy import would_be_lost
+        from homing.cloud.reconcile.run_status import dump_line
+
+        with open_home() as home:
+            problems = refresh_or_say(home)
+            row = find_run(home, self.name, changes="destroy {}")
+            say_problems(problems)
+            lost = would_be_lost(home, row)
+            if lost and not force:
+                raise UsageError(
+                    what=f"{row.id}: {lost}.",
+                    why="destroy would lose it.",
+                    fix="Save first: run.stop()   or destroy it anyway: run.destroy(force=True)",
+                )
+            done = destroy_runs(home, [row], False)
+            return [dump_line(line) for each in done for line in each.lines]
+
+    # --- what is known of it ---
+
+    def status(self) -> dict[str, Any]:
+        """Return the current state: instances, spend and progress, as `homing status --json` prints it."""
+        from homing.api.local_runs import Trained, store_here
+        from homing.api.status import document_here, look_closely
+        from homing.cloud.reconcile.reconcile import refresh
+        from homing.cloud.watch.run_output import EventFeed
+
+        with self._home() as home:
+            found = self._find(home)
+            if isinstance(found, Trained):
+                feed = EventFeed(store_here(home), found.run)
+                for _ in feed.reports():  # only the latest values are shown
+                    pass
+                return document_here(home, found, feed)
+            problems = refresh(home)
+            seen = look_closely(home, home.ledger.run(found.id) or found, problems)
+            return {**seen.status.to_dict(), **seen.document}
+
+    def metrics(self, *, as_frame: bool = False) -> Any:
+        """Return one dict per reported step, or with `as_frame` a pandas DataFrame."""
+        from homing.wire import file_names
+
+        rows = self._lines(file_names.METRICS)
+        if not as_frame:
+            return rows
+        try:
+            import pandas  # type: ignore[import-untyped, unused-ignore]
+        except ImportError as exc:
+            raise UsageError("as_frame=True needs pandas.", fix="pip install pandas") from exc
+        return pandas.DataFrame(rows)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what happened to the run, oldest first."""
+        from homing.wire import file_names
+
+        return self._lines(file_names.EVENTS)
+
+    def samples(self) -> dict[str, str]:
+        """Return the texts that the model wrote during training, by file name."""
+        from homing.store import run_key
+        from homing.wire import file_names
+
+        with self._home() as home:
+            store, run_id = self._store(home)
+            found = [entry.key for entry in store.list(run_key(run_id, file_names.SAMPLES, ""))]
+            return {key.rpartition("/")[2]: store.read(key).decode("utf-8", "replace") for key in sorted(found)}
+
+    def receipt(self) -> list[dict[str, Any]]:
+        """Return the ledger lines of the run: every instance that was requested, and what it cost."""
+        from homing.api.local_runs import Trained
+        from homing.cloud.reconcile.run_status import dump_line
+
+        with self._home() as home:
+            found = self._find(home)
+            return [] if isinstance(found, Trained) else [dump_line(line) for line in home.ledger.lines(found.id)]
+
+    def __repr__(self) -> str:
+        changes = f", sets={self.sets!r}" if self.sets else ""
+        return f"Run({self.name!r}{changes}{', smoke=True' if self.is_smoke else ''})"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{html.escape(repr(self))}</code>"
+
+    # --- helpers ---
+
+    def _refuse_stale(self, loaded: Loaded) -> None:
+        from homing.api.run_changes import as_typed
+        from homing.api.stale_shards import refuse_stale
+        from homing.config import typed_name
+
+        refuse_stale(loaded, f"{typed_name(loaded.file)}{as_typed(self.sets, is_smoke=self.is_smoke)}")
+
+    def _home(self) -> AbstractContextManager[Home]:
+        from homing.api.find_runs import open_home
+
+        return open_home()
+
+    def _find(self, home: Home) -> RunRow | Trained:
+        from homing.api.find_runs import find_any
+
+        return find_any(home, self.name)
+
+    def _store(self, home: Home) -> tuple[Any, str]:
+        from homing.api.local_runs import Trained, store_here
+
+        found = self._find(home)
+        return (store_here(home), found.run) if isinstance(found, Trained) else (home.store_of(found), found.id)
+
+    def _lines(self, file: str) -> list[dict[str, Any]]:
+        from homing.store import NotInStore, run_key
+
+        with self._home() as home:
+            store, run_id = self._store(home)
+            try:
+                text = store.read(run_key(run_id, file)).decode("utf-8", "replace")
+            except NotInStore:
+                return []
+        whole = text[: text.rfind("\n") + 1]  # the last line may still be written
+        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+class _Confirmed:
+    """Answers as `homing launch --yes` without a terminal does: the plan is agreed to, and nothing beyond it."""
+
+    def __init__(self, confirm: bool) -> None:
+        self._confirm = confirm
+
+    def select(self, plan: Plan) -> OfferPlan | None:
+        return plan.best
+
+    def agrees(self, question: str) -> bool:
+        if not self._confirm:
+            raise UsageError(
+                what="A launch costs money and was not confirmed; nothing was started.",
+                why=question,
+                fix="run.launch(..., confirm=True)",
+            )
+        return True
+
+    def agrees_to_rate(self, row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool:
+        from homing.api.find_runs import usd
+        from homing.cloud.plan.offers import is_dear
+
+        if is_dear(row.offer, limit_usd_per_hour):
+            raise UsageError(
+                what=f"{row.offer.name} costs {usd(row.offer.rate_usd_per_hour)}/h, which needs its own limit.",
+                why="Such a rate is above most people's whole run.",
+                fix=f'Run(..., sets=["limits.rate={row.offer.rate_usd_per_hour}"])',
+            )
+        return True
+
+    def agrees_to_next(self, row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool:
+        from homing.cloud.try_offers import is_within_plan
+
+        return is_within_plan(row, agreed, limit_usd_per_hour)
+
+    def agrees_to_host(self, unknown: HostKeyUnknown) -> bool:
+        return False
+
+
+class Runs(list[Run]):
+    """All runs, with the table of `homing runs` as their representation."""
+
+    def __init__(self, found: Iterable[Run], headers: list[str], rows: list[list[str]], notes: list[str]) -> None:
+        super().__init__(found)
+        self.headers, self.rows, self.notes = headers, rows, notes
+
+    def __repr__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(self.headers, *self.rows, strict=True)]
+        table = [self.headers, *self.rows]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+        return "\n".join([*(line.rstrip() for line in lines), *self.notes])
+
+    def _repr_html_(self) -> str:
+        def row(cells: list[str], tag: str) -> str:
+            return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return f"<table>{row(self.headers, 'th')}{''.join(row(each, 'td') for each in self.rows)}</table>{notes}"
+
+
+def runs(*, last: int = 30, all: bool = False) -> Runs:
+    """List all runs, rented or trained here. Asks every provider what may still cost money."""
+    from homing.api.find_runs import open_home
+    from homing.api.list_runs import HEADERS, billing_words, list_runs
+
+    with open_home() as home:
+        found = list_runs(home, last=last, is_all=all)
+    ids = [*(status.run.id for status in found.runs), *(each.run for each in found.trained)]
+    notes = [*found.problems, *billing_words(found.billing, found.things, found.problems)]
+    return Runs(map(Run, ids), HEADERS, found.rows, notes)
+
+
+def offers(*, gpu: str | None = None, num_gpus: int = 1, providers: Sequence[str] = ()) -> list[Offer]:
+    """Return what can be rented now, lowest rate first. Rents nothing. `num_gpus=0`: any number."""
+    from homing.api.find_runs import open_home
+    from homing.api.notices import say_problems
+    from homing.cloud.plan.offers import check_gpu, list_offers
+    from homing.cloud.providers.base import Needs
+    from homing.gpus import MIN_CAPABILITY
+
+    needs = Needs(gpu=check_gpu(gpu) if gpu else "", num_gpus=num_gpus, capability=MIN_CAPABILITY)
+    with open_home() as home:
+        found = list_offers(needs, list(providers), home)
+    say_problems(found.problems)
+    return list(found.offers)
