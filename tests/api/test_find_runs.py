@@ -11,7 +11,7 @@ import pytest
 from tests.cli.control_rig import RUN_FILE, Homing, clear, lay_out, typing
 from tests.cloud.rig import MOSS, make_data, trainer_argv
 
-from homing.cli.verbs.train import _newest_unfinished as newest_unfinished
+from homing.api.train_here import newest_unfinished
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import PREEMPTED
 from homing.config.projects import PROJECT_NOTE, project_note

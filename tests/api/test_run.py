@@ -117,3 +117,20 @@ def test_every_public_name_is_there_and_importing_loads_none_of_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_prep_verify_and_train_on_this_computer_make_a_model(
+    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("The moss grows on the stones by the river.\n" * 500)
+    homing.Run.new("first", text=["a.txt"])
+    sets = ["phases.0.steps=2", "tokenizer.vocab_size=280", "train.device=cpu"]
+    run, lines = homing.Run.from_file("first", sets=sets), list[str]()
+    assert run.prep()["vocab_size"] == 280
+    assert run.verify()["problems"] == []
+    assert run.train(on_line=lines.append)["state"] == "done"
+    assert lines
+    assert homing.load("first", device="cpu").generate("The moss", tokens=4, seed=1)
+    assert capfd.readouterr() == ("", "")

@@ -99,6 +99,26 @@ class Run:
         self._refuse_stale(loaded)
         return verify(loaded.run, Path.cwd()).to_dict()
 
+    def train(
+        self, *, fresh: bool = False, extend: int | None = None, on_line: Callable[[str], None] | None = None
+    ) -> dict[str, Any]:
+        """Train on this computer until the end; the same call resumes an unfinished run. `on_line`: its output.
+
+        A run that fails, is interrupted or reaches a limit raises the error that `homing train` prints.
+        """
+        from homing.api.train_here import train_here
+
+        def write(line: bytes) -> bool:
+            assert on_line is not None, "only then it is used"
+            on_line(line.decode("utf-8", "replace").rstrip("\n"))
+            return True
+
+        shown = write if on_line is not None else None
+        done = train_here(self.name, self.sets, smoke=self.is_smoke, fresh=fresh, extend=extend, out=shown, err=shown)
+        if done.error is not None:
+            raise done.error
+        return done.to_dict()
+
     def plan(self) -> Plan:
         """Return hours and dollars per offer, cheapest to finish first. Rents nothing."""
         from homing.api.find_runs import meet_host, open_home

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from homing.api.train_here import _refuse_if_changed, ended_as, newest_unfinished
 from homing.cli.verbs import train as verb
 from homing.cloud.ledger.ledger import Ledger, LedgerLine, RunRow
 from homing.config import has_smoke_passed
@@ -40,6 +41,10 @@ phases:
 train: {device: cpu, threads: 1, log_every: 1}
 checkpoint: {every: 1000}
 """
+
+
+def print_outcome(run_dir: Path, outcome: Outcome) -> None:
+    verb._print_outcome(ended_as(run_dir, outcome, "homing train moss", is_interrupted=False), "moss", is_smoke=False)
 
 
 @pytest.fixture
@@ -167,11 +172,11 @@ def test_only_a_run_that_was_trained_here_and_is_not_done_is_gone_on_with(tmp_pa
     killed = make("tiny-20260101-000001-aaaa", state=None)
     make("tiny-20260101-000003-cccc", state="stopped", is_ours=False)
     make("tiny-big-20260101-000004-dddd", state="stopped")
-    assert verb._newest_unfinished(tmp_path, "tiny") == killed
+    assert newest_unfinished(tmp_path, "tiny") == killed
     stopped = make("tiny-20260101-000005-eeee", state="stopped")
-    assert verb._newest_unfinished(tmp_path, "tiny") == stopped
+    assert newest_unfinished(tmp_path, "tiny") == stopped
     make("tiny-20260101-000006-ffff", state="done")
-    assert verb._newest_unfinished(tmp_path, "tiny") is None
+    assert newest_unfinished(tmp_path, "tiny") is None
 
 
 def test_settings_that_this_homing_lacks_cannot_be_put_back(tmp_path: Path) -> None:
@@ -185,7 +190,7 @@ def test_settings_that_this_homing_lacks_cannot_be_put_back(tmp_path: Path) -> N
     manifest = CheckpointManifest("tiny", "tiny-1", "pretrain", 2, 1, False, "another", 7, [])
     (folder / file_names.MANIFEST).write_text(codec.dumps(manifest))
     with pytest.raises(UsageError) as caught:
-        verb._refuse_if_changed(run, tmp_path, "homing train tiny --set seed=7 --fresh")
+        _refuse_if_changed(run, tmp_path, "homing train tiny --set seed=7 --fresh")
     assert (
         caught.value.fix
         == "Start over: homing train tiny --set seed=7 --fresh   Or resume with the version of homing that wrote it."
@@ -346,12 +351,12 @@ def test_the_end_shows_the_last_sample_of_the_phase_that_was_trained_last(
 ) -> None:
     run_dir = tmp_path / "moss-20260101-000000-abcd"
     outcome = Outcome("done", "", 0, phase="sft", step=12)
-    verb._print_outcome(run_dir, "moss", outcome, "", caught=0, is_smoke=False)
+    print_outcome(run_dir, outcome)
     assert "sample" not in capsys.readouterr().err
     (run_dir / file_names.SAMPLES).mkdir(parents=True)
     for name in ("pretrain-00000900", "sft-00000006", "sft-00000012"):
         (run_dir / file_names.SAMPLES / f"{name}.txt").write_text(f"[Who are you?] {name}\nfor one\n\n")
-    verb._print_outcome(run_dir, "moss", outcome, "", caught=0, is_smoke=False)
+    print_outcome(run_dir, outcome)
     assert "A sample:\n  [Who are you?] sft-00000012\n  for one\n\nNext:" in capsys.readouterr().err
 
 
@@ -366,7 +371,7 @@ def test_the_end_says_which_checkpoint_the_other_verbs_will_open_and_why(
     outcome = Outcome("done", "", 0, phase="rl", step=5)
     for best, said in ((2, True), (5, False)):
         (phase_dir / file_names.BEST).write_text(codec.dumps(Pointer(best, val_loss=0.9722)))
-        verb._print_outcome(phase_dir.parents[1], "moss", outcome, "", caught=0, is_smoke=False)
+        print_outcome(phase_dir.parents[1], outcome)
         err = capsys.readouterr().err
         assert f"Model saved in {phase_dir / file_names.step_dir(5)}" in err
         opened = f"chat, generate, eval and export open {phase_dir / file_names.step_dir(2)}"
@@ -377,7 +382,7 @@ def test_the_end_says_which_checkpoint_the_other_verbs_will_open_and_why(
 def test_the_sample_at_the_end_cannot_move_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / file_names.SAMPLES).mkdir()
     (tmp_path / file_names.SAMPLES / "rl-00000005.txt").write_text("once\x1b[2J\nupon")
-    verb._print_outcome(tmp_path, "moss", Outcome("done", "", 0, phase="rl", step=5), "", caught=0, is_smoke=False)
+    print_outcome(tmp_path, Outcome("done", "", 0, phase="rl", step=5))
     assert "A sample:\n  once\ufffd[2J\n  upon\n" in capsys.readouterr().err
 
 
