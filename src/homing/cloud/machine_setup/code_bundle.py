@@ -58,6 +58,8 @@ _PRESETS = ("1b", "2b", "4b", "cs336", "goethe-75m", "gpt-124m", "medium-22m", "
 DATA_FILES = frozenset(
     (
         REQUIREMENTS,
+        "__init__.pyi",
+        "py.typed",
         "cloud/plan/measured.json",
         "cloud/providers/aws/prepare.sh",
         "cloud/machine_setup/startup.sh",
