@@ -1,4 +1,4 @@
-"""Sends one line to a child process over its pipes and reads a one-line answer, with limits on time and size."""
+"""Sends one line to a child process over its pipes and reads a one-line response, with limits on time and size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PIECE_BYTES = 1 << 16
 
 
 def exchange(child: subprocess.Popen[bytes], line: bytes, *, timeout_s: float, most_bytes: int) -> bytes:
-    """Return the child's answer to `line`; b"" if it is more than one line, or too long.
+    """Return the child's response to `line`; b"" if it is longer than one line or exceeds the size limit.
 
     One deadline covers both directions: a child that does not read, or never stops writing, times out like one that
     does nothing. Raises TimeoutError, EOFError if the child ended, or OSError. Its stdin must be non-blocking
@@ -41,6 +41,6 @@ def exchange(child: subprocess.Popen[bytes], line: bytes, *, timeout_s: float, m
                     raise EOFError
                 received += piece
             if len(received) > most_bytes or (received and unsent):
-                return b""  # it answered before reading the whole question
+                return b""  # too long, or it responded before reading the whole request
             if received.endswith(b"\n"):
                 return bytes(received[:-1]) if received.count(b"\n") == 1 else b""

@@ -1,8 +1,9 @@
-"""Captures a computation as a CUDA graph: run a few times on a side stream -> captured -> launched at once.
+"""Captures a computation as a CUDA graph: warm up on a side stream -> capture -> replay with a single launch.
 
 Launching a long sequence of short kernels may take the host longer than the GPU takes to run them; a graph is a single
-launch. It reads and writes the memory it was captured with, so the caller keeps buffers and fills them. Knows nothing
-of what is computed: a training pass (`train.compute.forward_backward`) or a decoding step (`lm.decode_token`).
+launch. It always reads and writes the memory it was captured with, so the caller keeps the input buffers and refills
+them. This module does not depend on what is computed: it captures training passes (`train.compute.forward_backward`)
+and decoding steps (`lm.decode_token`).
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Graphs:
         self._pool: Any = None
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that replays `compute` without the host; runs it a few times first.
+        """Run `compute` a few times to warm up, capture it, and return a function that replays the graph.
 
-        After a failure call `forget`, once nothing holds the computed tensors any more, including the exception.
+        After a failure, call `forget` once nothing references the computed tensors any more, the exception included.
         """
         before = torch.cuda.current_stream(self._device)
         stream = side_stream(self._device)
@@ -43,15 +44,15 @@ class Graphs:
                 for _ in range(WARM):
                     compute()
             before.wait_stream(stream)
-            # One memory pool for all graphs: what one of them leaves there is read before another one runs.
+            # All graphs can share a memory pool: the output of each graph is read before the next graph runs.
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             try:
-                # Restrict only this thread: others read rows into pinned memory, or copy a checkpoint.
+                # Restrict this thread only: others may be reading rows into pinned memory or copying a checkpoint.
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                     compute()
             except RuntimeError:
-                with contextlib.suppress(RuntimeError):  # raise the first failure
+                with contextlib.suppress(RuntimeError):  # keep the original error
                     _capture_nothing(stream, one)
                 raise
         finally:
@@ -61,8 +62,8 @@ class Graphs:
 
     def forget(self) -> None:
         """Free the memory pool. Call when no graph is left."""
-        self._pool = None  # an unused pool is gone, and its handle must not be used again
-        if gc.isenabled():  # cycles are collected automatically, and a server calls this after each answer
+        self._pool = None  # torch frees an unused pool, and its handle must not be used again
+        if gc.isenabled():  # then cycles are collected automatically; a server calls this after every response
             torch.cuda.empty_cache()
         else:
             free_memory()
@@ -71,8 +72,7 @@ class Graphs:
 def _capture_nothing(stream: torch.cuda.Stream, one: torch.Tensor) -> None:
     """Capture an empty graph, to recover from a failed capture.
 
-    torch otherwise keeps its random generator in capture mode and refuses to draw outside of a capture until one
-    succeeds.
+    Otherwise torch's random generator stays in capture mode and cannot be used outside a capture until one succeeds.
     """
     with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
         one.zero_()
@@ -82,7 +82,7 @@ def _capture_nothing(stream: torch.cuda.Stream, one: torch.Tensor) -> None:
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the one side stream used for all captures.
 
-    What libraries set up in their first calls on a stream must not be captured, and is reused. They also keep it: tens
-    of megabytes per stream, which would add up with one stream per text.
+    Libraries allocate workspaces in their first calls on a stream, which must not be captured. They keep them, too:
+    tens of megabytes per stream, which would add up if every text had its own stream.
     """
     return torch.cuda.Stream(device)

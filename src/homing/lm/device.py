@@ -58,7 +58,7 @@ def pick_device(wanted: str = "auto") -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Make it the current GPU of this process: kernels, streams and graphs use that one, wherever the tensors are."""
+    """Make it this process's current GPU: kernels, streams and graphs use the current one, wherever the tensors are."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
@@ -66,7 +66,7 @@ def use_device(device: torch.device) -> None:
 def free_memory() -> None:
     """Free unused GPU memory.
 
-    Collects reference cycles that hold tensors first, as the collector is off in training.
+    First collects reference cycles that hold tensors, because the garbage collector is disabled during training.
     """
     gc.collect()
     torch.cuda.empty_cache()
@@ -74,7 +74,7 @@ def free_memory() -> None:
 
 def _named(wanted: str) -> torch.device | None:
     try:
-        return torch.device(wanted)  # also rejects a non-number after the colon
+        return torch.device(wanted)  # also rejects a device index that is not a number
     except RuntimeError:
         return None
 

@@ -9,8 +9,8 @@ The bigram baseline is what a model must beat: how well the previous token alone
 
     P(b | a) = (pairs (a, b) + k P(b)) / (pairs that begin with a + k)
 
-Counted on train, measured on val, with the best of several k on val, so that the baseline is as low as a bigram gets. A
-model above it has learned nothing that a table of pairs does not know.
+Pairs are counted on train and the loss is measured on val, with the best of several k on val, so that the baseline is
+as low as a bigram model can get. A model above it has learned no more than a table of pairs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Evaluation:
     num_tokens: int
     more: dict[str, float] = field(default_factory=dict)  # extra metrics of the phase, by their name in metrics.jsonl
 
-    is_in_nats: bool = True  # False: another kind of loss, without perplexity
-    exam: str = ""  # identifies a random subset that was evaluated on: losses on different ones cannot be compared
+    is_in_nats: bool = True  # False: a different kind of loss, without perplexity
+    exam: str = ""  # identifies the random subset evaluated on: losses on different subsets cannot be compared
 
     @property
     def perplexity(self) -> float:
@@ -81,7 +81,7 @@ def evaluate(
         check_ids(ids, model.shape.vocab_size, split.name)
         tokens = torch.from_numpy(ids).long()
         ids_BT, targets_BT = tokens[:-1].view(rows, context), tokens[1:].clone()
-        # The stream continues with a second epoch after the end of the split; do not count that.
+        # The stream continues with a second epoch after the end of the split; do not count those targets.
         targets_BT[max(0, stream.epoch_tokens - 1 - row * context) :] = _IGNORED
         ids_BT, targets_BT = ids_BT.to(device), targets_BT.view(rows, context).to(device)
         losses_BT = model.token_losses(ids_BT, targets_BT)

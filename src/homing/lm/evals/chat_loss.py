@@ -3,8 +3,8 @@
     file -> the data doctor -> ids and mask (`lm/data/chat`) -> nats of the masked tokens -> sums over conversations
     shards that prep held out -> ids and mask           -> the same, for the tokenizer that they were made with
 
-The tokens counted are those that SFT trains on: the assistant's text and the marker that ends its turn. A line with a
-fault stops the evaluation with its number; conversations that are merely too long are cut, and counted.
+The tokens counted are those that SFT trains on: the assistant's text and the marker that ends its turn. A faulty line
+stops the evaluation with an error that gives its number; conversations that are merely too long are cut and counted.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     bootstrap     sums over units (stretches of text, conversations, questions): units resampled, with a seed
 
 The units are kept: intervals resample them, and two models are compared unit by unit. A unit is something that can be
-considered independent. Tokens are not: neighbors are hard or easy together.
+considered independent. Tokens cannot: neighboring tokens tend to be equally hard.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Interval:
     low: float
-    high: float  # both NaN: unknown
+    high: float  # both are NaN if unknown
     method: str
 
     @property
@@ -130,7 +130,7 @@ class Score:
     is_more_better: bool = False
     by_tokenizer: bool = False  # depends on the tokenizer, so two tokenizers cannot be compared
     is_plain: bool = False  # every unit is 0 or 1
-    is_compared: bool = True  # False: another figure says the same
+    is_compared: bool = True  # False: redundant with another figure
 
     @property
     def units(self) -> Floats:
@@ -198,7 +198,7 @@ def joint_sha256(hashes: Iterable[str]) -> str:
 
 
 def files_sha256(paths: Iterable[Path]) -> str:
-    """Return the hash of the file if there is one, else a hash over all their hashes."""
+    """Return the hash of the file if there is only one, else a hash over the hashes of all files."""
     hashes = [file_sha256(path) for path in paths]
     return hashes[0] if len(hashes) == 1 else joint_sha256(hashes)
 

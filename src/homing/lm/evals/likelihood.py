@@ -3,7 +3,7 @@
     rows of ids -> batched by similar length, padded on the right -> the model -> nats of the targets, in input order
 
 A row begins at position 0, so padding after it changes nothing. Memory is bounded by tokens, not rows: about
-`tokens_at_a_time` are computed together, and a few times as many are buffered. If out of memory, the batch is halved.
+`tokens_at_a_time` are computed together, and a few times as many are buffered. If memory runs out, the batch is halved.
 
 Shapes: B rows, T positions.
 """
@@ -27,7 +27,7 @@ __all__ = ["Row", "Scored", "score_rows", "windows"]
 
 TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192}
 _TOKENS_ELSEWHERE = 4096
-_LOGITS_AT_A_TIME = 2**26  # if all of them are needed
+_LOGITS_AT_A_TIME = 2**26  # if logits are needed for all positions
 _BATCHES_WAITING = 8
 
 
@@ -70,7 +70,7 @@ def score_rows(
 ) -> Iterator[Scored]:  # fmt: skip
     """Yield the scores of each row.
 
-    `notify` reports after each batch: on a slow machine many come before the first row.
+    `notify` is called after each batch: on a slow machine, many batches run before the first row is yielded.
     """
     most = tokens_at_a_time or TOKENS_AT_A_TIME.get(model.device.type, _TOKENS_ELSEWHERE)
     if wants_likeliest:
@@ -101,7 +101,7 @@ def _take(coming: Iterator[Row], most: int) -> list[Row]:
 
 def _batches(order: list[int], rows: list[Row], most: int) -> Iterator[list[int]]:
     batch: list[int] = []
-    for number in order:  # shortest first: the next one is the longest so far
+    for number in order:  # shortest first, so each row is the longest so far
         if batch and (len(batch) + 1) * len(rows[number].ids) > most:
             yield batch
             batch = []

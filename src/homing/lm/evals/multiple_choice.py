@@ -46,7 +46,7 @@ def measure_choices(
 @dataclass(frozen=True)
 class Pair:
     row: Row
-    num_cut: int  # ids of the beginning that did not fit
+    num_cut: int  # ids cut from the beginning because they did not fit
 
 
 def pair_row(tokenizer: Tokenizer, begin: str, end: str, *, context: int) -> Pair:
@@ -67,7 +67,7 @@ def _seamed(begin: str, end: str) -> tuple[str, str]:
 
 
 def _check_ends(task: TaskFile, items: list[Choice], made: list[list[Pair]], context: int) -> None:
-    """Raise if even the end does not fit the context: only the beginning may be cut for a fair result."""
+    """Raise if even the end does not fit into the context: cutting anything but the beginning would be unfair."""
     for item, pairs in zip(items, made, strict=True):
         if any(pair.row.is_target[0] for pair in pairs):
             raise DataError(
@@ -82,7 +82,7 @@ def _choice_scores(items: list[Choice], scored: list[Scored]) -> list[Score]:
     plain, normed = [], []
     for item in items:
         nats = np.array([next(coming).nats.sum() for _ in item.pairs])
-        # If the ends are equal and the beginnings differ, the lengths are equal, and so are both figures.
+        # If only the beginnings differ, all ends have the same length, so acc_norm equals acc.
         lengths = np.array([max(1, len(end)) for _, end in item.pairs])
         plain.append(int(nats.argmin()) == item.gold)
         normed.append(int((nats / lengths).argmin()) == item.gold)

@@ -2,11 +2,11 @@
 
     question -> the model's own chat template -> n samples -> right or wrong (graded as in `lm/rl`) -> pass@1, pass@k
 
-With one sample per question it is the likeliest text (temperature 0), and accuracy is exact. With more, pass@k is the
-unbiased estimate of the chance that one of k is right: 1 - C(n - right, k) / C(n, k), averaged over questions. A
-question that does not fit the context counts as wrong, and is reported.
+A single sample per question is the likeliest text (temperature 0), and accuracy is exact. With more, pass@k is the
+unbiased estimate of the chance that at least one of k samples is right: 1 - C(n - right, k) / C(n, k), averaged over
+questions. A question that does not fit into the context counts as wrong, and is reported.
 
-`rl_task` makes such a set of the questions that an rl phase holds out, graded as in the phase.
+`rl_task` builds such a set from the questions that an rl phase holds out, graded as in the phase.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from homing.wire.run_json import Rl, RlTask
 
 __all__ = ["Asking", "file_of", "made_up", "measure_answers", "rl_task"]
 
-NEW_TOKENS = 256  # of an answer, by default and if the context has room
+NEW_TOKENS = 256  # default answer length, if the context has room
 
 _log = logging.getLogger(__name__)
 _ROWS_AT_A_TIME = {"cuda": 256}
 _ROWS_ELSEWHERE = 16
-_LEAST_OF = 8  # reserve at least one part in this many of the context for the answer, if all questions are to fit
-_TRIES = 100  # per generated question; one in ten is held out
+_LEAST_OF = 8  # reserve at least 1/8 of the context for the answer, even if a long question then does not fit
+_TRIES = 100  # attempts per generated question: only one in ten is held out
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def measure_answers(
         )
     right = np.zeros(len(items), dtype=np.int64)
     num_cut = 0
-    # As in rl: the calculator is for word problems; a plain sum would only be typed into it.
+    # As in rl, the calculator is for word problems: the model would only copy a plain sum into it.
     may_call = [items[number].is_number for number in asked]
     asked_ids = [prompts[number] for number in asked]
     drawn = _draw(model, tokenizer, prompt.stop_ids, asked_ids, may_call, asking, new_tokens, notify)
@@ -142,12 +142,12 @@ def measure_answers(
 def _new_tokens(asking: Asking, task: TaskFile, context: int, longest: int) -> tuple[int, list[str]]:
     """Return the answer length, and notes about it.
 
-    As requested, else that of the task's rl phase, else what fits next to the questions.
+    The requested length, else that of the task's rl phase, else what fits next to the questions.
     """
     if asked := asking.max_new_tokens or task.answer_tokens:
         return asked, []
     fitting = context - longest
-    if fitting < context // _LEAST_OF:  # one long question must not cut off the answers to all others
+    if fitting < context // _LEAST_OF:  # one long question must not shorten the answers to all others
         fitting = max(1, context // 2)
     if fitting >= NEW_TOKENS:
         return NEW_TOKENS, []

@@ -1,10 +1,10 @@
-"""Bits per byte and perplexity of any text: files, or what a run held out.
+"""Bits per byte and perplexity on any text: files, or the text that a run held out.
 
     documents -> <|endoftext|> and their ids -> overlapping windows -> nats -> sums over stretches of bytes
 
 Every token of the text is predicted once: the first from the token that begins a document, each later one with at least
 `window - stride` tokens of context if the text has them. The document token itself has no bytes and is never predicted.
-So the result is slightly lower than the trainer's, which cuts rows anywhere and begins them with little context.
+So the result is slightly lower than the trainer's: its rows may begin anywhere, with little context at first.
 
 The units are stretches of the text by bytes: a token belongs to the one in which it begins. They are the same for every
 tokenizer, so that models with different tokenizers can be compared stretch by stretch.
@@ -67,7 +67,7 @@ def text_in_files(patterns: Sequence[str], *, text_field: str = "text") -> Text:
 
 
 def held_out_text(data_dir: Path, run_name: str) -> Text:
-    """Return what `prep` held out for a run, decoded to text, so that other models can be evaluated on it."""
+    """Return the text that `prep` held out for a run, decoded, so that other models can be evaluated on it."""
     manifest = read_manifest(data_dir)
     split = open_split(data_dir, manifest, "val")
     tokenizer = load_tokenizer(data_dir / file_names.TOKENIZER)
@@ -81,7 +81,7 @@ def held_out_text(data_dir: Path, run_name: str) -> Text:
 
 
 def has_data(data_dir: Path, manifest_sha256: str) -> bool:
-    """Return whether this is exactly the run's data: text held out from other data may have been trained on."""
+    """Return whether this is exactly the run's data: text held out from different data may have been trained on."""
     path = data_dir / file_names.MANIFEST
     return path.is_file() and (not manifest_sha256 or file_sha256(path) == manifest_sha256)
 
@@ -119,7 +119,7 @@ def measure_text(
 
 
 class _Sums:
-    """Nats, bytes and tokens of each stretch. Rows are yielded, and their scores come back in the same order."""
+    """Nats, bytes and tokens of each stretch. Yields rows; their scores must be passed back in the same order."""
 
     def __init__(self, token_bytes: Sequence[int]) -> None:
         self._token_bytes = np.array(token_bytes, dtype=np.int64)

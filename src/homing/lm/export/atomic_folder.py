@@ -19,7 +19,7 @@ from homing.lm.generate.load_model import EXPORT
 
 __all__ = ["RECORD", "new_folder", "read_record", "write_json"]
 
-RECORD = EXPORT  # in every export: what it is, what it was made from, how it was checked
+RECORD = EXPORT  # part of every export: what it is, what it was made from, how it was checked
 
 
 @contextlib.contextmanager
@@ -46,7 +46,7 @@ def new_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
 def _let_others_read(folder: Path) -> None:
     """Set all files to 0644, like other files of the user.
 
-    safetensors creates its files readable by the owner only, so a server running as another user could not open them.
+    safetensors makes its files readable by the owner only, so a server running as a different user could not open them.
     """
     for path in folder.rglob("*"):
         if path.is_file():

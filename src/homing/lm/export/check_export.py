@@ -41,12 +41,12 @@ _WORDS = ["Hello", "name", "zwölf", "42", "  two  spaces", "tabs\tand\nlines", 
 
 @dataclass(frozen=True)
 class Proof:
-    reader: str  # what opened it, with its version
+    reader: str  # the package that opened it, with its version
     max_gap: float  # largest difference of a logit
     num_logit_rows: int
     num_texts: int  # with equal ids
     num_chats: int  # with equal ids; 0 without a template
-    note: str = ""  # what a user of the export must know
+    note: str = ""  # something that users of the export must know
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,7 +71,7 @@ class Expected:
 
 @torch.no_grad()
 def expect(opened: Opened, dtype: torch.dtype) -> Expected:
-    """Compute the expected logits with weights rounded like the export's: that rounding was chosen by the user."""
+    """Compute the expected logits with weights rounded as in the export: the user chose that rounding."""
     model = opened.model
     vocab_size, length = opened.tokenizer.vocab_size, min(ROW, model.shape.context)
     generator = torch.Generator().manual_seed(7)
@@ -106,7 +106,7 @@ def prove(
         raise _failed(
             "logits", f"those of transformers differ from the trainer's by {gap:.3g}; the maximum is {MOST_GAP:g}."
         )
-    # Without these two, transformers would ask on the terminal whether to run the modeling file, and access the Hub.
+    # Without these, transformers would prompt before running the modeling file, and would access the Hub.
     known = {"trust_remote_code": _has_own_code(folder), "local_files_only": True}
     tokenizer, note = transformers.AutoTokenizer.from_pretrained(folder, **known), ""
     odd = _read_otherwise(opened, tokenizer)
@@ -122,7 +122,7 @@ def prove(
 
 
 def need_template(opened: Opened) -> None:
-    """Raise if a model trained on chat turns has no template: no one could prompt it as it was trained."""
+    """Raise if a model trained on chat turns has no template: users could not prompt it the way it was trained."""
     if opened.was_taught_turns and opened.template is None:
         raise IntegrityError(
             what=f"{opened.folder} has no chat template, so its export would differ from the trained model.",
@@ -133,7 +133,7 @@ def need_template(opened: Opened) -> None:
 
 
 def _read_otherwise(opened: Opened, tokenizer: Any) -> str:
-    """Return the first text that gets different ids; "" if none does."""
+    """Return the first text for which the two tokenizers give different ids; "" if there is none."""
     for text in AWKWARD:
         if tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) != opened.tokenizer.encode(text):
             return text

@@ -2,10 +2,10 @@
 
     config -> keys      decoder -> tensors under llama.cpp's names      tokenizer.json -> tokens, merges, template
 
-F32 is exact; F16 rounds matrices; Q8_0 stores blocks of 32 numbers as one scale and bytes. Norms and biases stay F32 in
-all of them. llama.cpp applies Llama's RoPE to adjacent channel pairs, where we pair the two halves of a head, so the
-rows of queries and keys are reordered; Qwen's are not. Everything is read back and compared before the file is
-considered done.
+F32 is exact; F16 rounds matrices; Q8_0 stores each block of 32 numbers as one scale and 32 bytes. Norms and biases stay
+F32 in all of them. llama.cpp applies Llama's RoPE to adjacent channel pairs, whereas we pair the two halves of a head,
+so the rows of queries and keys are reordered; for Qwen they are not. Everything is read back and compared before the
+file is considered done.
 
 `modelfile` is what `ollama create` reads, next to the GGUF. Ollama's templates are in Go, not Jinja. Two are recognized
 by what they render: ChatML, with or without a begin-of-text token, and Llama 3's. Any other template is left to Ollama,
@@ -85,7 +85,7 @@ def _check(folder: Path, shape: Model, kind: str) -> None:
 
 
 def _fields(opened: Opened, kind: str, name: str) -> dict[str, Field]:
-    """Return everything in the file except tensors, by key: the single list that is written and compared."""
+    """Return everything in the file except tensors, by key; used both for writing and for the comparison."""
     from gguf import Keys
 
     shape, tokenizer_info = opened.model.shape, gguf_tokens(opened)

@@ -1,9 +1,9 @@
 """The tokenizer as llama.cpp reads it: tokens with types, merges, name of the split pattern, special ids, template.
 
-llama.cpp knows split patterns only by name. Ours with the GPT-4 expression is `dbrx`: it has the same expression as
-Llama 3, but `llama-bpe` also puts a <|begin_of_text|> before everything and takes whole words from the vocabulary
-without merging, which Llama 3's own tokenizer requests (`ignore_merges`) and ours does not. A split pattern without a
-name there is refused: the file would open, and every third word would be split differently.
+llama.cpp knows split patterns only by name. Ours with the GPT-4 expression is named `dbrx`. Llama 3 has the same
+expression, but its name, `llama-bpe`, also puts a <|begin_of_text|> before everything and takes whole words from the
+vocabulary without merging, which Llama 3's own tokenizer requests (`ignore_merges`) and ours does not. A split pattern
+without a name in llama.cpp is refused: the file would open, but every third word would be split differently.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def gguf_tokens(opened: Opened) -> GgufTokens:
 
 
 def adds_bos(opened: Opened) -> bool:
-    """Return whether its tokenizer puts the begin-of-text token before a text by itself."""
+    """Return whether the tokenizer itself puts the begin-of-text token before a text."""
     return _adds_bos(read_tokenizer_json(opened.folder / file_names.TOKENIZER), opened.tokenizer.end_of_text_id)
 
 

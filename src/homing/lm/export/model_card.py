@@ -1,4 +1,4 @@
-"""The model card: README.md with what the model's own records say, and nothing else.
+"""The model card: a README.md that contains only what the model's own records say.
 
 Front matter for the Hub; then data, phases, cost, evaluation, how the export was checked, how to open it.
 """
@@ -19,7 +19,7 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["LISTED", "Facts", "write_card"]
 
-# License names that the Hub lists; it rejects a card with any other unless that is declared as `other`.
+# License names that the Hub lists; it rejects any other name on a card unless it is declared as `other`.
 LISTED = frozenset(
     (
         *(
@@ -199,8 +199,8 @@ def _usage(opened: Opened, kind: str) -> str:
 def _with_lm_eval(opened: Opened, trust: str) -> str:
     """Return how to evaluate with lm-eval.
 
-    lm-eval itself puts the begin-of-text token before each text of a rolling task and, unless configured otherwise,
-    also asks the tokenizer for it: the text would begin with two, which these weights never saw.
+    lm-eval itself puts the begin-of-text token before each text of a rolling task and, unless configured otherwise, has
+    the tokenizer add one too: the text would begin with two, which these weights never saw in training.
     """
     if not adds_bos(opened):
         return f"lm-eval: `lm_eval --model hf --model_args pretrained=.{trust} --tasks wikitext`"

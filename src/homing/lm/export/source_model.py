@@ -1,4 +1,4 @@
-"""What is to be exported, loaded once: the decoder in fp32, its tokenizer, its template, and how it was trained.
+"""The model to export, loaded once: the decoder in fp32, its tokenizer, its template, and how it was trained.
 
 a homing checkpoint | an adapter's checkpoint | any model folder  ->  open_for_export  ->  Opened
 """
@@ -34,7 +34,7 @@ CHAT_PHASES = ("sft", "rl")
 class Opened:
     folder: Path
     card: Card
-    files: WeightFiles  # of the folder: only the adapter's, if it is one
+    files: WeightFiles  # weight files in the folder; for an adapter, only the adapter's
     model: Decoder  # in fp32; with unmerged adapters if there are any
     tokenizer: Tokenizer
     tokenizer_config: dict[str, Any]
@@ -57,7 +57,7 @@ class Opened:
 
     @property
     def was_taught_turns(self) -> bool:
-        """True if its last homing phase used chat turns: then a reader needs the template.
+        """True if its last homing phase used chat turns: then users of the export need the template.
 
         rl uses turns if there is a template or the tokenizer has the ChatML markers; otherwise its prompts are plain
         ids.
@@ -83,7 +83,7 @@ class Opened:
 def open_for_export(folder: Path, *, base: Path | None = None, is_adapter_kept: bool = False) -> Opened:
     """Load a model for export; adapters are loaded unmerged.
 
-    `is_adapter_kept`: the export needs an adapter; raises UsageError if the folder has none.
+    `is_adapter_kept`: the export consists of the adapter; raises UsageError if the folder has none.
     """
     card = read_card(folder)
     files = None

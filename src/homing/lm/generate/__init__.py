@@ -2,7 +2,7 @@
 
 load_model      a checkpoint, an export or any model folder -> model and tokenizer, checked against its manifest
 load_adapter    an adapter's checkpoint -> its base weights with the adapter merged in
-sampling        prompt ids -> ids, one at a time, with a KV cache; on CUDA by a captured graph
+sampling        prompt ids -> ids, one at a time, with a KV cache; on CUDA with a captured graph
 chat_and_text   prompt text -> chunks of text; turns of a conversation as ChatML
 """
 

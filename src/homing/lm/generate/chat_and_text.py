@@ -29,7 +29,7 @@ __all__ = ["ChatTurns", "complete", "decode_stream", "sample_texts", "write_samp
 
 _GREETING = "Hello! Who are you?"  # if the run file names no prompt
 _HALF = "\ufffd"  # what an incomplete character, or any invalid bytes, decode to
-_MOST_BEFORE = 3  # tokens that may hold an incomplete character: it has at most four bytes, one of them still to come
+_MOST_BEFORE = 3  # tokens that may hold an incomplete character: it has at most four bytes, and one is still missing
 
 
 def complete(
@@ -59,10 +59,10 @@ def complete(
 
 
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Yield text as soon as it is complete: a character may span several tokens, and half of one is not shown.
+    """Yield text as soon as its characters are complete: a character may span several tokens.
 
-    A token may end one character and begin the next, so complete text is shown and only the tokens of the rest are
-    kept.
+    A token may end one character and begin the next, so all complete characters are yielded, and only the tokens of the
+    incomplete one are held back.
     """
     held: list[int] = []
     num_shown = 0  # characters already shown of `held`
@@ -132,7 +132,7 @@ def sample_texts(
     is_turn = is_chat and not lacks_turns(tokenizer.specials)
     texts = []
     with lora.lengths_held(model):
-        # One at a time: matmuls over several rows round differently, and a text would depend on the others.
+        # One at a time: matmuls over several rows round differently, so a text would depend on the other texts.
         for number, prompt in enumerate(sampling.prompts or [_GREETING if is_turn else ""]):
             chunks = (_answer if is_turn else _continuation)(model, tokenizer, prompt, sampling, seed + number, notify)
             texts.append((prompt, "".join(chunks)))

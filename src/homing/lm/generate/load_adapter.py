@@ -3,7 +3,7 @@
     base: given | recorded in the adapter | the initial weights of the phase that created the adapters
        -> read one tensor at a time, hashed -> is it the base recorded in the checkpoint? -> adapter -> merged
 
-On other base weights an adapter would compute something, but nothing that was ever trained.
+With any other base weights the model would run, but it would not be the model that was trained.
 """
 
 from __future__ import annotations

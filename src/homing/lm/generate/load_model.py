@@ -37,7 +37,7 @@ EXPORT = "export.json"  # part of every homing export
 
 @dataclass(frozen=True)
 class Card:
-    """What a checkpoint folder says about itself, without opening the weights."""
+    """A checkpoint folder's metadata, read without opening the weights."""
 
     folder: Path
     shape: Model
@@ -47,7 +47,7 @@ class Card:
     is_hashed: bool  # whether there is a manifest
     tokenizer_sha256: str
     run: Run | None = None
-    base_sha256: str = ""  # of the base weights of an adapter
+    base_sha256: str = ""  # hash of an adapter's base weights
 
     @property
     def adapter_phase(self) -> Phase | None:
@@ -116,7 +116,7 @@ def read_card(folder: Path) -> Card:
 
 
 def _export_record(folder: Path) -> dict[str, Any]:
-    """Return what a homing export records about itself: the weights do not show whether they were trained on chat."""
+    """Return the record in a homing export: the weights alone do not show whether they were trained on chat."""
     try:
         record = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -222,7 +222,7 @@ def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
 def _check_size(card: Card, files: WeightFiles) -> None:
     """Raise DataError if the declared shape has more parameters than the weight files have bytes.
 
-    Checked before anything is built that could fill the memory.
+    Checked before building anything that could exhaust memory.
     """
     num_params, num_bytes = sum(count_params(card.shape).values()), files.num_bytes
     if num_params > num_bytes:

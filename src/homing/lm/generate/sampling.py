@@ -13,11 +13,11 @@ way.
     CUDA         a cache of fixed shape, and a captured step that is launched for each id (`lm.decode_token`):
                  otherwise launching a step's kernels would take the host longer than the GPU takes to run them
 
-On CUDA the steps that are not captured compute the same, so a seed always gives the same text, however long it is and
+On CUDA, steps that are not captured compute the same, so a seed always gives the same text, whatever its length and
 whether or not capturing works.
 
-Ids are picked on the CPU with a separate generator, so a seed gives the same text on every device, as far as the logits
-agree, and sampling never disturbs the random state of a training run.
+Ids are picked on the CPU with a separate generator, so a seed gives the same text on every device, as long as the
+logits agree, and sampling never affects the random state of a training run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _generate(
     context = model.shape.context
     generator = torch.Generator("cpu").manual_seed(seed)
     unread = window = fit_window(ids, context)
-    # Close it even if the caller does not consume all ids.
+    # Close the reader even if the caller does not consume all ids.
     with closing(Reader(model, capacity=min(context, len(window) + num_tokens), notify=notify)) as reader:
         for num_to_come in range(num_tokens, 0, -1):
             if reader.length + len(unread) > context:
@@ -120,14 +120,14 @@ def _check(prompt_ids: Sequence[int], num_tokens: int, temperature: float, top_k
         )
 
 
-# Minimum number of ids to come that makes a graph worthwhile: capturing runs a step a few times, waits for the GPU and
-# frees unused memory first, so a few ids are faster without. Measured for models of the sizes in `pays` of
+# Minimum number of remaining ids for which a graph pays off: capturing first runs a step a few times, waits for the GPU
+# and frees unused memory, so a few ids are faster without it. Measured for models of the sizes in `pays` of
 # benchmarks/gpu/decode.py.
 WORTH = 5
 
 
 class Reader:
-    """Reads one text. Close it: captured graphs hold memory that nothing else can use."""
+    """Reads one text. Must be closed: captured graphs hold memory that nothing else can use."""
 
     def __init__(self, model: Decoder, *, capacity: int, notify: Callable[[str], None]) -> None:
         self._model, self.length = model, 0
@@ -144,7 +144,7 @@ class Reader:
     def read(self, ids: list[int], *, num_to_come: int) -> Tensor:
         """Read ids; return the logits (V,) of the next token, in a buffer that the next call may overwrite.
 
-        `num_to_come`: at most how many ids will be read from here on, including these.
+        `num_to_come`: the maximum number of ids that will be read from here on, including these.
         """
         place, self.length = self.length, self.length + len(ids)
         if self._steps is None or len(ids) > 1:

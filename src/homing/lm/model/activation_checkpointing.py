@@ -4,8 +4,8 @@
     half   every second block keeps only its input: about half of the memory, a sixth more compute
     all    every block keeps only its input: least memory, a third more compute (half more if weights are frozen)
 
-The second forward computes the same bits as the first, so gradients do not change. No random generator needs to be
-rewound: blocks use none that carries state (see `frozen_linear` on dropout).
+The second forward is bit-identical to the first, so gradients do not change. No random generator needs to be rewound:
+blocks use only stateless ones (see `frozen_linear` on dropout).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_recomputed(number: int, every: int) -> bool:
 
 
 def recomputed(run: Callable[..., Any], number: int, every: int) -> Callable[..., Any]:
-    """Return `run` wrapped to be recomputed in backward, if that applies to block `number`."""
+    """Return `run`, wrapped so that backward recomputes it if block `number` is among those to recompute."""
     if not is_recomputed(number, every):
         return run
     return functools.partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)

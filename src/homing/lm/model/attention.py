@@ -71,7 +71,7 @@ class KVCache:
 def _without_cudnn() -> Iterator[None]:
     """Disable cuDNN attention in this context.
 
-    It plans anew for each sequence length, which with a cache costs tens of milliseconds per token.
+    It builds a new plan for each sequence length, which with a cache costs tens of milliseconds per token.
     """
     was_on = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -148,9 +148,9 @@ class RowCache(KVCache):
 
     While it is empty, prompts of equal length can also be read into it as into a plain cache.
 
-    What is stored past a row's position is padding or left over from another text: it is never seen, and overwritten
-    when the row gets there. All shapes are fixed by the number of rows and by `reach`, so that a step can be captured
-    as a CUDA graph.
+    Past a row's position the cache holds padding or leftovers from an earlier text: they are never attended to, and
+    overwritten when the row gets there. All shapes are fixed by the number of rows and by `reach`, so that a step can
+    be captured as a CUDA graph.
     """
 
     def __init__(
@@ -159,13 +159,13 @@ class RowCache(KVCache):
         self._embedded_B1D = torch.zeros(batch, 1, shape.width, device=device, dtype=dtype)
         super().__init__(shape, batch=batch, capacity=capacity, device=device, dtype=dtype)
         self.places_B = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.reach = capacity  # positions that attention reads; every row is below it
+        self.reach = capacity  # number of positions that attention reads; every row's position is below it
         self._rows_B = torch.arange(batch, device=device)
         self._at_S = torch.arange(capacity, device=device)
         self._is_ahead_BS = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
 
-    # `swift` stores the last embedding here and reads it at the next position. It is one buffer, so that a captured
-    # step finds it again; readers get a copy, because the buffer is overwritten before they use the value.
+    # `swift` stores the last embedding here and reads it at the next position. The buffer is always the same one, for
+    # captured steps; readers get a copy, because the buffer is overwritten before they use the value.
     @property
     def embedded_B1D(self) -> Tensor | None:
         return self._embedded_B1D.clone()

@@ -8,8 +8,8 @@
     segments    FlexAttention against a boolean mask, for rows that hold several texts
 
 The fastest kernel differs by GPU (docs/development/engine.md, attention), and on some GPUs a candidate has been
-silently wrong, so every one is verified. The choice is recorded in checkpoints and reused when resuming on
-the same GPU model.
+silently wrong, so every one is verified. The choice is recorded in checkpoints and reused when resuming on the same GPU
+model.
 
 Shapes: B rows, H query heads, G KV heads, T positions, K head size.
 """
@@ -90,7 +90,7 @@ def race_segments(shape: Model, device: torch.device, dtype: torch.dtype, is_tim
     if not can_flex(shape.context, device):
         return Race("mask", refused={"flex": f"it needs CUDA and a context of whole blocks, not {shape.context}"})
     heads = _heads(shape, device, dtype)
-    # Segments end in the middle of blocks.
+    # Make segments end in the middle of blocks.
     lengths = torch.arange(shape.context, device=device) // max(1, shape.context // 4 - 7)
     segments_BT = lengths.expand(len(heads[0]), -1)
 
@@ -130,7 +130,7 @@ def race(
             if is_timed:
                 seconds[name] = _time(attend, heads)
                 continue
-            _run(attend, heads)  # it must also handle the full length
+            _run(attend, heads)  # it must also support the full context
             return Race(name, {}, refused)
         except Exception as exc:  # not built for this GPU, dtype or shape: many kinds of errors
             refused[name] = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:200]
@@ -141,7 +141,7 @@ def race(
 def use_attention(name: str) -> None:
     """Use this kernel in this process from now on.
 
-    Where it does not apply (a mask, a cache), efficient attention is used.
+    If it does not apply (with a mask or a cache), efficient attention is used.
     """
     set_chosen(name)
     if name == "auto":
@@ -154,7 +154,7 @@ def use_attention(name: str) -> None:
 
 @contextlib.contextmanager
 def using_attention(name: str) -> Iterator[None]:
-    """Like `use_attention`, restoring the previous choice at the end of the context."""
+    """Like `use_attention`, but restore the previous choice at the end of the context."""
     switches, before = torch.backends.cuda, chosen()
     is_on = (switches.cudnn_sdp_enabled(), switches.flash_sdp_enabled(), switches.mem_efficient_sdp_enabled())
     has_math = switches.math_sdp_enabled()
@@ -174,7 +174,7 @@ def _heads(shape: Model, device: torch.device, dtype: torch.dtype) -> tuple[Tens
     B = max(1, _TOKENS // shape.context)
 
     def drawn(num_heads: int) -> Tensor:
-        # Memory layout as the projections leave it: positions before heads.
+        # The memory layout that the projections produce: positions before heads.
         size = (B, shape.context, num_heads, shape.head_size)
         return torch.randn(size, device=device, dtype=dtype, generator=generator).transpose(1, 2)
 

@@ -4,7 +4,7 @@
 
 The `stock` family is exactly Llama, Qwen2 (bias on q, k, v) or Qwen3 (norm on q and k per head), with the parameter
 names of transformers, so that transformers loads the weights without conversion. `swift` has its own stack, in `swift`;
-everything around it is shared. Knows nothing of shards, steps or files.
+everything around it is shared. Independent of shards, steps and files.
 
 Shapes: B batch, T positions, D width, V vocabulary, P vocabulary with padding rows.
 """
@@ -80,7 +80,7 @@ class Stack(nn.Module):
         cos, sin = self.rope.at(positions)
         mask = isolation.mask if isolation else None
         every = self.recompute_every if torch.is_grad_enabled() and cache is None else 0
-        # When compiled, the first block must look like the others: a separate graph would cost more than adding zero.
+        # When compiled, the first block must look like the others: a separate graph costs more than adding zero.
         y_BTD = x_BTD * 0.0 if compiled else None
         for number, block in enumerate(self.layers):
             if is_recomputed(number, every) and y_BTD is not None:
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
         check_shape(shape)
         self.shape = shape
         self.compute_dtype = torch.float32
-        self.has_flex = False  # use FlexAttention within segments: only where it was found correct and faster
+        self.has_flex = False  # whether to use FlexAttention within segments: only if it was found correct and faster
         self.model: Stack | SwiftStack = SwiftStack(shape) if shape.family == "swift" else Stack(shape)
         self.softcap = SOFTCAP if shape.family == "swift" else 0.0
         # A tied head is the embedding itself and not a separate parameter, as in the files of transformers.
@@ -150,7 +150,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return the mean loss per target, in nats, in fp32; targets of -100 are masked.
 
-        `weights_BT`: the weight of each target. `num_targets`: that of the whole batch, if this is a micro-batch of it.
+        `weights_BT`: the weight of each target. `num_targets`: the whole batch's, if this is a micro-batch of it.
         """
         h_BTD = self._hidden(ids_BT, None, positions, segments)
         weights_N = None if weights_BT is None else weights_BT.flatten()
@@ -196,7 +196,7 @@ class Decoder(nn.Module):
         return KVCache(self.shape, batch=batch, capacity=capacity, device=self.device, dtype=self.compute_dtype)
 
     def compile_blocks(self, *, is_on: bool = True) -> None:
-        """Compile one block with torch.compile, shared by all layers: seconds, where the whole model takes a minute.
+        """Compile one block with torch.compile, shared by all layers: takes seconds; the whole model takes a minute.
 
         Used in training only; evaluation and generation have varying shapes and stay eager.
         """
@@ -253,7 +253,7 @@ class Decoder(nn.Module):
     def weights_for_disk(self) -> dict[str, Tensor]:
         """Return name -> tensor as transformers expects them: no padding rows, no tied head.
 
-        With adapters: only these, as peft expects them.
+        With adapters: only the adapters, as peft expects them.
         """
         if self.lora is not None:
             return lora_tensors(self)
@@ -278,9 +278,9 @@ class Decoder(nn.Module):
             self.cut_padding(name, parameter).copy_(given[name])
 
     def cut_padding(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the rows of the real vocabulary; any other tensor unchanged.
+        """Return the tensor without padding rows of the vocabulary; a tensor that has none is returned unchanged.
 
-        Also for optimizer state of that shape.
+        Also for optimizer state of the same shape.
         """
         is_padded = name.endswith(("embed_tokens.weight", "lm_head.weight", "value_embed.weight"))
         return tensor[: self.shape.vocab_size] if is_padded else tensor
@@ -297,7 +297,7 @@ def init_weights(model: nn.Module, shape: Model, seed: int, optimizer: str) -> N
             o_proj and down_proj  that / sqrt(2 layers), so that the residual stream does not grow with depth
             norms 1, biases 0
             for Muon              0.7 times that for gate_proj and up_proj, 0.04 times for an untied head, so that all
-                                  tokens are equally likely at first; worse with AdamW, which is slower to leave it
+                                  tokens are equally likely at first; worse with AdamW, which leaves that state slowly
     swift   embedding             normal, std 0.8: it is normalized at once, so only its direction counts
             head                  normal, std 0.001: all tokens are equally likely at first
             q, k, v, values       normal, std = 1 / sqrt(width); up_proj 0.4 times that

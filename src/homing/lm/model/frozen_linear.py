@@ -58,7 +58,7 @@ class FrozenWeight(nn.Module):
     @torch.no_grad()
     def fill(self, weight: Tensor, storage: str, device: torch.device) -> FrozenWeight:
         assert tuple(weight.shape) == self.shape, f"{tuple(weight.shape)} is not {self.shape}"
-        # Quantize on the target device: a GPU takes milliseconds where a CPU takes seconds.
+        # Quantize on the target device: a GPU takes milliseconds, a CPU seconds.
         stored = {"dense": weight.to(device, STORAGES[storage])} if storage != "nf4" else None
         stored = stored or quantize(weight.to(device))._asdict()
         for name, tensor in stored.items():
@@ -67,7 +67,7 @@ class FrozenWeight(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenWeight:
-        """Drop the joined tensor if the weight was moved: then it is no longer a slice of it."""
+        """Drop the joined tensor if the weight was moved, because it is then no longer a slice of it."""
         before = [tensor.data_ptr() for tensor in self.tensors()]
         super()._apply(fn, recurse)
         if before != [tensor.data_ptr() for tensor in self.tensors()]:
@@ -85,7 +85,7 @@ class FrozenWeight(nn.Module):
 def lay_together(weights: Sequence[FrozenWeight]) -> None:
     """Join weights that read the same x into one tensor, with each as a slice.
 
-    Not for NF4, dequantized one at a time.
+    Not for NF4 weights, which are dequantized one at a time.
     """
     if any(len(weight.parts) > 1 for weight in weights):
         return
@@ -194,7 +194,7 @@ def adapted_product(
 def _as_dora(
     y: Tensor, weights: Sequence[FrozenWeight], biases: Sequence[Tensor | None], adapters: Sequence[Adapter | None]
 ) -> Tensor:
-    """Scale every output to the norm that DoRA's magnitude says, then add biases.
+    """Scale every output to the norm given by DoRA's magnitude, then add biases.
 
     The row norms are treated as constants in backward, as in the paper (arXiv:2402.09353, 4.3). The base sees x without
     dropout.
@@ -429,13 +429,13 @@ def _mix(*numbers: int) -> int:
 
 
 def lora_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The adapters' tensors under their names in peft, fp32, as adapter_model.safetensors holds them."""
+    """Return the adapters' tensors in fp32 under peft's names, as stored in adapter_model.safetensors."""
     return {_peft_name(name): p.detach() for name, p in model.named_parameters() if ".adapter." in name}
 
 
 @torch.no_grad()
 def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copies `tensors`, as `lora_tensors` gives them, into the adapters; DataError lists the names that do not fit."""
+    """Copy `tensors`, as returned by `lora_tensors`, into the adapters; DataError lists the names that do not fit."""
     live = lora_tensors(model)
     problems = [f"{name} is missing." for name in live if name not in tensors]
     problems += [f"{name} is not in this adapter." for name in tensors if name not in live]

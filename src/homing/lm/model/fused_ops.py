@@ -3,8 +3,8 @@
     swiglu(gate_up)      silu(gate) * up                      rotate(qkv, ...) norm and RoPE of queries and keys
     sum_norm(x, y, ...)  x + y, and its norm
 
-Each op is opaque to torch.compile, which optimizes everything around it. `has_kernels` says where they can be used;
-elsewhere callers use an equivalent in plain torch.
+Each op is opaque to torch.compile, which optimizes everything around it. `has_kernels` tells whether they can be used;
+if not, callers use an equivalent in plain torch.
 
 Shapes: N tokens, H query heads, G KV heads, K head size, F feed-forward width.
 """
@@ -211,6 +211,6 @@ def _rotate_backward(
 def _rows(x: Tensor) -> Tensor:
     """Reshape to contiguous (N, D).
 
-    `reshape` alone may return a view in another memory order, which a kernel misreads.
+    `reshape` alone may return a view with a different memory order, which a kernel would misread.
     """
     return x.reshape(-1, x.shape[-1]).contiguous()

@@ -6,7 +6,7 @@ Master weights stay fp32. A matmul is computed in the dtype of its input, so the
 precision of the whole model; there is no autocast.
 
 For training on a CPU, RMSNorm and RoPE have hand-written gradients: memory traffic dominates there, and autograd's own
-version causes twice as much. Every other device, and a compiler, uses the plain form; tests compare the two.
+version causes twice as much. Other devices and the compiler use the plain form; tests compare the two.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ def joined(x: Tensor, *layers: Linear | FrozenLinear) -> Tensor:
     """Apply several layers to x; return their outputs concatenated.
 
     In training the cast weights are concatenated too: one wide matmul uses a GPU better than several narrow ones.
-    Frozen weights are never copied for this: they may be most of what the GPU holds.
+    Frozen weights are never copied for this: they may take up most of the GPU's memory.
     """
     if isinstance(layers[0], FrozenLinear):
         frozen = [layer for layer in layers if isinstance(layer, FrozenLinear)]
         return adapted_product(x, [f.weight for f in frozen], [f.bias for f in frozen], [f.adapter for f in frozen])
     trained = [layer for layer in layers if isinstance(layer, Linear)]
-    # Always jointly: separately, each would have its own scale and round differently.
+    # Always jointly: separately, each layer would have its own scale and round differently.
     if all(layer.is_fp8 for layer in trained):
         return fp8_product(x, torch.cat([layer.weight for layer in trained]))
     # `out` into columns would break a compiled graph.
     if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _side_by_side(x, trained)
     biases = [layer.bias.to(x.dtype) for layer in trained if layer.bias is not None]
-    bias = torch.cat(biases) if biases else None  # either all of them have one, or none
+    bias = torch.cat(biases) if biases else None  # either all layers have a bias, or none
     return F.linear(x, torch.cat([layer.weight.to(x.dtype) for layer in trained]), bias)
 
 
@@ -132,7 +132,7 @@ class Rope(nn.Module):
 
     def __init__(self, head_size: int, context: int, base: float, scaling: RopeScaling | None = None) -> None:
         super().__init__()
-        # Computed in float64 and rounded once: long contexts need the digits.
+        # Computed in float64 and rounded once: long contexts need the precision.
         frequency_K2 = base ** -(torch.arange(0, head_size, 2, dtype=torch.float64, device="cpu") / head_size)
         if scaling is not None:
             frequency_K2 = frequency_K2 / rope_divisors(frequency_K2, scaling)

@@ -112,7 +112,7 @@ def load_base(
     problems: list[str] = []
     for name, tensor in tensors:
         if name == "lm_head.weight" and model.lm_head is None:
-            continue  # a tied head that was stored a second time
+            continue  # a redundant copy of a tied head
         if name not in wanted or name in digests:
             problems.append(f"{name} appears twice." if name in digests else f"{name} is not a weight of this model.")
         elif tuple(tensor.shape) != wanted[name]:
@@ -261,7 +261,7 @@ def adapters_as(model: Decoder, then: Mapping[str, Adapter | None]) -> Iterator[
 def lengths_held(model: Decoder) -> Iterator[None]:
     """Cache DoRA's row norms while no weights change, instead of computing them in every forward.
 
-    They are always in the same memory, so that a captured CUDA graph finds them again.
+    They always use the same memory, because a captured CUDA graph reads fixed addresses.
     """
     layers = [layer for _, layer in _adapted_layers(model)]
     held = [(layer, adapter) for layer in layers if (adapter := layer.adapter) and adapter.magnitude is not None]
@@ -281,7 +281,7 @@ def begin_step(model: Decoder, step: int, first_row: int = 0) -> None:
 
 
 def describe(model: Decoder) -> str:
-    """Describe for the log: the trained parameters, the storage of the base and, for NF4, how it is dequantized."""
+    """Return a log line: the trained parameters, the storage of the base and, for NF4, how it is dequantized."""
     assert model.lora is not None, "a model without adapters"
     chosen = ", ".join(_expand(model.lora.targets))
     ways = [word for word, is_on in (("rsLoRA", model.lora.is_rslora), ("DoRA", model.lora.is_dora)) if is_on]
@@ -327,8 +327,8 @@ def adapter_config(settings: Lora, base: str) -> dict[str, Any]:
 def merge(model: Decoder) -> None:
     """Merge every adapter into its weight, W + scale B A (with DoRA's magnitudes), giving a plain fp32 Decoder.
 
-    It computes what the adapted model did. If the base was in NF4, the result contains the rounding of NF4; to merge
-    into the exact base, load it as fp32 or bf16.
+    The result computes the same as the adapted model. If the base was in NF4, the result includes NF4's rounding; to
+    merge into the exact base, load it as fp32 or bf16.
     """
     for path, layer in [(p, m) for p, m in model.named_modules() if isinstance(m, FrozenLinear)]:
         plain = Linear(layer.weight.shape[1], layer.weight.shape[0], has_bias=layer.bias is not None)
@@ -401,7 +401,7 @@ def _frozen_layer(model: Decoder, number: int, target: str) -> FrozenLinear:
 
 
 def _drawn(name: str, rank: int, num_in: int, seed: int) -> Tensor:
-    """Draw A uniformly from +-1 / sqrt(inputs), as peft does, with its own generator as in `init`."""
+    """Draw A uniformly from +-1 / sqrt(inputs), as in peft, with a separate generator as in `init_weights`."""
     digest = hashlib.sha256(f"{seed}/{name}.lora_A".encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
     return torch.empty(rank, num_in, device="cpu").uniform_(-(num_in**-0.5), num_in**-0.5, generator=generator)

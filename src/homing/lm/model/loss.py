@@ -3,8 +3,8 @@
     h_ND, W_VD, targets_N  ->  for each chunk of N: logits = h W^T -> loss, and its gradients for h and W
 
 With a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and backward would need them twice. The gradient
-of a sum needs only one factor from the backward pass, so each chunk computes its own gradients while its logits are in
-memory. That takes three matmuls, as many as the usual way, and the memory of one chunk. On CUDA one kernel turns a
+of a sum needs only one factor from the backward pass, so the gradients of each chunk are computed while its logits are
+in memory. That takes three matmuls, as many as the usual way, and the memory of one chunk. On CUDA one kernel turns a
 chunk of logits, in the dtype of h, into their gradients in place; elsewhere, or without Triton, plain torch does it.
 
 The op is opaque to torch.compile: if traced, the chunks would be scheduled together and all be in memory at once.
@@ -90,7 +90,7 @@ class _PiecewiseLoss(torch.autograd.Function):
         vocab_size: int,
         softcap: float,
     ) -> Tensor:
-        # A frozen head, as under adapters, needs no gradient: this saves memory of its size and a third of the work.
+        # A frozen head, as with adapters, needs no gradient: this saves memory of its size and a third of the work.
         has_dhead = ctx.needs_input_grad[1]
         loss, dh_ND, dhead_PD = _loss_and_gradients(
             h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap, has_dhead
@@ -135,7 +135,7 @@ def _loss_and_gradients(
     head = head_PD.to(h_ND.dtype)
     num_chunks = _num_chunks(h_ND, head_PD)
     loss = torch.zeros((), device=h_ND.device)
-    # Sum over the chunks in fp32: in bf16 a late chunk would vanish against the sum of the earlier ones.
+    # Sum over the chunks in fp32: in bf16 a late chunk would be lost in rounding against the sum of earlier ones.
     dhead_PD = torch.zeros(head_PD.shape if has_dhead else 0, device=h_ND.device, dtype=torch.float32)
     dh_ND = torch.empty_like(h_ND)
     chunks = h_ND.chunk(num_chunks)

@@ -1,4 +1,4 @@
-"""Prepares conversations as token shards with a loss mask. Runs at home: the trainer only reads the result.
+"""Prepares conversations as token shards with a loss mask. Runs on the user's machine; the trainer reads the result.
 
     read_rows       a file, packed or plain        -> numbered JSON values
     formats         a value in any of five forms   -> a conversation

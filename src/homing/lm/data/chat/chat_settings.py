@@ -48,7 +48,7 @@ class ChatOrder:
     val_fraction: float = 0.02  # chosen by hash of the conversation; ignored if `validation` names files
     shard_tokens: int = 100_000_000
     is_forced: bool = False
-    # As written in the run file, if files were fetched from a store: readers of the manifest detect a change by it.
+    # The paths in the run file, if files were fetched from a store: readers of the manifest detect changes with them.
     named: dict[str, Any] = field(default_factory=dict)
 
 

@@ -26,9 +26,9 @@ from homing.text_sources import Source
 
 __all__ = ["HARMLESS", "Doctor", "FileReport", "Finding", "Kept"]
 
-# Worth reporting, but no reason to fix the file: the rest of it is used all the same.
+# Worth reporting, but not worth fixing the file for: the rest of it is used anyway.
 HARMLESS = frozenset({"duplicate", "too-long", "unanswered", "marker", "replacement", "unused-fields"})
-# All findings are counted; this many are listed.
+# All findings are counted, but at most this many are listed.
 MAX_FINDINGS = 10_000
 _AT_ONCE = 256  # conversations rendered together
 
@@ -72,14 +72,14 @@ class Kept:
 @dataclass
 class Doctor:
     renderer: Renderer | None = None
-    context: int = 0  # of the model; 0: unlimited
+    context: int = 0  # the model's context; 0: unlimited
     files: list[FileReport] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     fixes: dict[str, str] = field(default_factory=dict)  # path -> fix, for files that cannot be read at all
     # Split -> the context that each conversation needs to fit whole.
     lengths: dict[str, array[int]] = field(default_factory=dict)
-    # Called with the bytes read so far of the file, from time to time.
+    # Called now and then with the number of bytes of the file read so far.
     notify: Callable[[int], None] = lambda num_bytes: None
     _seen: dict[str, dict[bytes, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
     _held_out: dict[bytes, str] = field(default_factory=dict)
@@ -95,9 +95,9 @@ class Doctor:
         return sorted(self.findings, key=lambda f: (not f.is_fault, actions.index(f.action), places[f.path], f.line))
 
     def examine(self, source: Source, side: str) -> Iterator[Kept]:
-        """Yield what is kept, in order.
+        """Yield the conversations to keep, in order.
 
-        Check validation files first: their conversations are skipped in training files.
+        Call this for validation files first: their conversations are skipped in training files.
         """
         report = FileReport(source.path, side)
         self.files.append(report)
@@ -119,7 +119,7 @@ class Doctor:
             self._notify(report, 1, Fault("empty-file", "the file is empty"), "stops")
 
     def _wellformed(self, lines: Iterator[Line], report: FileReport) -> Iterator[tuple[int, Conversation, bool]]:
-        """Yield line number, conversation, and whether a part of it was dropped already."""
+        """Yield the line number, the conversation, and whether part of it has already been dropped."""
         noted: set[str] = set()
         for line in lines:
             report.num_lines += 1
@@ -174,7 +174,7 @@ class Doctor:
             yield Kept(line, conversation, examples)
 
     def _fit(self, row: list[Example] | Fault) -> tuple[list[Example], str]:
-        """Return what fits, and a sentence if that is not all.
+        """Return the part that fits and, if anything was cut, a sentence that says so.
 
         The last token is only a target, so context + 1 tokens fit.
         """
@@ -206,7 +206,7 @@ def _last_end(example: Example, limit: int) -> int:
 def _notes(
     conversation: Conversation, renderer: Renderer | None, value: Any, form: str, noted: set[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield notes about a line that is kept; those about the file as a whole once per file."""
+    """Yield notes about a line that is kept; notes that concern the whole file are yielded once per file."""
     texts = [str(message["content"]) for message in conversation.messages]
     if any("\ufffd" in text for text in texts):
         yield "replacement", "contains U+FFFD, a sign of text decoded with the wrong encoding"

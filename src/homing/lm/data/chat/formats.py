@@ -50,7 +50,7 @@ def which_form(value: Any) -> str:
 
 
 def to_messages(value: Any, form: str) -> Raw:
-    """Convert a value. `form` is that of the file; another one is a fault, because mixing is usually a mistake."""
+    """Convert a value. `form` is the file's; a value in a different form is a fault: mixing is usually a mistake."""
     found = which_form(value)
     if found != form:
         raise Fault("other-form", f"is in the {found} format, but the file started in the {form} format")
@@ -98,7 +98,7 @@ def _pair_in(value: dict[str, Any]) -> tuple[str, str] | None:
 
 def _from_pair(value: dict[str, Any]) -> list[Any]:
     pair = _pair_in(value)
-    assert pair is not None  # the form was detected by it
+    assert pair is not None  # guaranteed by the detected form
     system = value.get("system")
     messages = [{"role": "system", "content": system}] if system not in (None, "") else []
     for name, role in zip(pair, ("user", "assistant"), strict=True):
@@ -111,7 +111,7 @@ def _from_pair(value: dict[str, Any]) -> list[Any]:
 
 def _from_sharegpt(turn: Any, number: int) -> Any:
     if not isinstance(turn, dict) or ("role" in turn and "from" not in turn):
-        return turn  # role and content under another list name: treat them as messages
+        return turn  # role and content under a different list name: treat them as messages
     speaker = turn.get("from")
     if speaker == "function_call":
         call = _json_text(turn.get("value"), f"turn {number}: the function call")

@@ -1,9 +1,10 @@
-"""Prepares the conversations of one phase: order -> doctor -> train or val -> shards -> manifest, last.
+"""Prepares the conversations of one phase: order -> doctor -> train or val -> shards -> manifest (written last).
 
 Safe to repeat and to kill at any point: shards without a manifest are not data, and an existing result with the same
 files, settings, tokenizer and template is reused. The doctor's findings are stored next to it, in report.json.
 
-Shards consist of three files: ids, index, mask. They are hashed as they grow, and closed after a whole conversation.
+A shard consists of three files: ids, index and mask. They are hashed as they grow, and always end with a complete
+conversation.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["MOST", "REPORT", "ConversationWriter", "Prepared", "prepare_chat"]
 
 REPORT = "report.json"
 MOST = 0.9  # share of the conversations that should fit whole
-_MOST_FAULTS = 0.5  # of a file's lines: above this, the file is probably not what the user thinks
+_MOST_FAULTS = 0.5  # share of a file's lines: above this, the file is probably not what the user thinks it is
 _MAX_FINDINGS = 200  # findings kept in the report; all are counted
 
 
@@ -131,7 +132,7 @@ def _write_all(
         for kept in examine(file, "val"):
             _append(writers["val"], kept)
     sources: list[dict[str, Any]] = []
-    num_given = writers["val"].num_conversations  # from validation files, counted towards the first source below
+    num_given = writers["val"].num_conversations  # from validation files; counted with the first source below
     for source, files in zip(order.chat, inputs.chat, strict=True):
         before = {name: writer.num_conversations for name, writer in writers.items()}
         question = ""
@@ -163,7 +164,7 @@ def _append(writer: ConversationWriter, kept: Kept) -> None:
 
 
 def _check(doctor: Doctor, inputs: ChatInputs, train: Split) -> None:
-    # Check validation files too: their faults are just as telling.
+    # Check validation files too: faults in them matter just as much.
     for file in doctor.files:
         if file.num_lines and file.num_faults > _MOST_FAULTS * file.num_lines:
             first = next(f for f in doctor.findings if f.path == file.path and f.is_fault)
@@ -252,7 +253,7 @@ def _fit(doctor: Doctor, context: int) -> dict[str, Any]:
 
 
 def _publish(work: Work, manifest: DataManifest, inputs: ChatInputs, report: dict[str, Any]) -> None:
-    """Publish: the old manifest is removed first, the new one written last; in between there is no data here."""
+    """Publish: remove the old manifest first and write the new one last; in between the folder counts as empty."""
     target = work.target
     (target / MANIFEST).unlink(missing_ok=True)
     sync_folder(target)
@@ -272,7 +273,7 @@ def _find_finished(target: Path, settings: dict[str, Any], inputs: ChatInputs) -
         manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
         report = json.loads((target / REPORT).read_bytes())
         stamps = report.pop("stamps")
-        report["fit"]["context_for_most"]  # a report from before this field existed is made anew
+        report["fit"]["context_for_most"]  # KeyError for an older report without this field: it is made again
     except (OSError, WireError, ValueError, KeyError, TypeError):
         return None
     if manifest.settings.get("order") != json.loads(json.dumps(settings)):

@@ -50,7 +50,7 @@ class TemplateTurns:
         try:
             return self._renderer.prompt(self.messages)
         except Fault:
-            self.messages.pop()  # not part of the conversation if the template refuses it
+            self.messages.pop()  # keep it out of the conversation if the template refuses it
             raise
 
     def answered(self, ids: Iterable[int]) -> None:

@@ -55,8 +55,8 @@ class ChatTokens:
         _refuse_odd(self.path, added)
         self.markers: dict[str, int] = {entry["content"]: int(entry["id"]) for entry in added}
         self._names = {number: name for name, number in self.markers.items()}
-        # A model may write other markers itself, such as <think>; these end turns and texts, and never come from a
-        # message.
+        # Special markers end turns and texts, and are never taken from a message. The model itself may write other
+        # markers, such as <think>.
         self.specials = frozenset(entry["content"] for entry in added if entry.get("special"))
         bare = {**data, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
         with panics_as_errors(self.path):
@@ -72,7 +72,7 @@ class ChatTokens:
         return [(row.ids, [start for start, _ in row.offsets]) for row in rows]
 
     def markers_in(self, text: str) -> list[tuple[int, int]]:
-        """Return the (start, end) of each marker, not overlapping; the longest counts where two begin together."""
+        """Return the (start, end) of each marker, without overlaps; of several that start together, the longest."""
         return [found.span() for found in self._pattern.finditer(text)]
 
     def show(self, number: int) -> str:
@@ -91,7 +91,7 @@ def _refuse_odd(path: Path, added: list[dict[str, Any]]) -> None:
         )
 
 
-# Unicode noncharacters, reserved for use inside programs. If one occurs in a text after all, another is used.
+# Unicode noncharacters, reserved for use inside programs. If a text contains one after all, the next one is used.
 _SPARE = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 Span = tuple[int, int]
 
@@ -211,9 +211,9 @@ class Renderer:
         for text in texts:
             plan: list[tuple[int, int | None]] = []
             at = clean_at = 0
-            # End a piece at the header if the answer begins with white space: at inference the header is encoded before
-            # the answer is known. Otherwise the two line breaks would become one token, which would belong to the
-            # header and not be learned.
+            # If the answer begins with white space, end a piece at the header: at inference the header is encoded
+            # before the answer is known. Otherwise the line breaks of both would become one token, which would belong
+            # to the header and not be learned.
             borders = [(start, start) for start, _ in text.spans if text.text[start : start + 1].isspace()]
             markers = [*self.tokens.markers_in(text.text), (len(text.text), len(text.text))]
             for first, last in sorted([*markers, *borders]):
@@ -278,7 +278,7 @@ def _take_out(text: str, marks: tuple[str, str]) -> tuple[str, list[Span]]:
 
 
 def _spare_characters(conversation: Conversation) -> list[str]:
-    """Return three characters that do not occur in it: one to break markers, two to delimit generated text."""
+    """Return three characters that do not occur in the conversation: one breaks markers, two delimit answers."""
     words = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False)
     spare = [character for character in _SPARE if character not in words]
     if len(spare) < 3:
@@ -289,7 +289,7 @@ def _spare_characters(conversation: Conversation) -> list[str]:
 def _broken(messages: list[dict[str, Any]], breaker: str, tokens: ChatTokens) -> list[dict[str, Any]]:
     """Break markers in messages.
 
-    The assistant's own <think> and the like are kept, but never a marker that ends a turn.
+    Markers such as <think> in the assistant's own messages are kept, but never a marker that ends a turn.
     """
     return [
         {

@@ -20,8 +20,8 @@ __all__ = ["check", "drop_unanswered"]
 
 _USUAL_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "developer": "system"}
 _KEPT = ("name", "tool_call_id", "reasoning_content")
-# Tab, line feed, form feed and carriage return are text, as in plain files. The others come from terminals, truncated
-# files and wrong decoders.
+# Tab, line feed, form feed and carriage return count as text. The other control characters come from terminal output,
+# truncated files or the wrong decoder.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _DEEPEST = 64  # nesting inside calls and tools: no real schema is deeper, and recursion must end
@@ -52,7 +52,7 @@ def check(raw: Raw) -> Conversation:
 
 
 def drop_unanswered(conversation: Conversation) -> tuple[Conversation, int]:
-    """Return the conversation without the turns after the last answer, and how many those were."""
+    """Return the conversation without the turns after the last answer, and the number of turns removed."""
     end = conversation.answers[-1] + 1
     dropped = len(conversation.messages) - end
     return (_until(conversation, end) if dropped else conversation), dropped

@@ -2,8 +2,8 @@
 
     render a few conversations -> the text between their messages -> reassemble, compare with the template
 
-Third-party templates run at home only, in a sandbox. The trainer of an rl phase, which generates questions as it goes,
-gets the resulting parts of text (turns.json next to the tokenizer).
+Third-party templates run only on the user's machine, in a sandbox. The trainer of an rl phase, which generates
+questions as it goes, uses the resulting pieces of text (turns.json next to the tokenizer).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def write_turns(folder: Path, *, is_base: bool = False) -> str:
     require it.
     """
     path = folder / file_names.TURNS
-    path.unlink(missing_ok=True)  # from another template
+    path.unlink(missing_ok=True)  # left over from a previous template
     template = find_template(folder, now=_DAY)
     if template is None or (template.source == CHAT_TEMPLATE and not is_base):
         return ""
@@ -82,7 +82,7 @@ def take_apart(renderer: Renderer, tokenizer: Tokenizer) -> Turns:
     )  # fmt: skip
     if not _is_right(turns, ("user",), renderer, tokenizer):
         raise Fault("template", "the chat template writes more around a question than a prefix and a suffix")
-    # If the template does not handle an order of roles, leave its parts out; a question in that order is refused.
+    # If the template does not support an order of roles, omit the parts for it; questions in that order are rejected.
     for roles, parts in _ORDERS.items():
         if getattr(turns, parts[0]) is not None and not _is_right(turns, roles, renderer, tokenizer):
             left_out: dict[str, Any] = dict.fromkeys(parts)
@@ -91,7 +91,7 @@ def take_apart(renderer: Renderer, tokenizer: Tokenizer) -> Turns:
 
 
 def _is_right(turns: Turns, roles: tuple[str, ...], renderer: Renderer, tokenizer: Tokenizer) -> bool:
-    """Return whether the reassembled parts give the same ids as the template, for difficult texts."""
+    """Return whether the reassembled parts give the same ids as the template, tested on difficult texts."""
     for shift in range(len(_TRIES)):
         said = _said([(role, _TRIES[(place + shift) % len(_TRIES)]) for place, role in enumerate(roles)])
         if list(in_turns(turns, tokenizer, said)) != renderer.prompt(said):

@@ -38,7 +38,7 @@ from homing.wire.file_names import CHAT_TEMPLATE as TEMPLATE
 
 __all__ = ["TEMPLATE", "ChatTemplate", "Rendering", "find_template"]
 
-_RENDER_S = 10.0  # for one conversation; usually it takes a millisecond
+_RENDER_S = 10.0  # for one conversation, which usually takes a millisecond
 _START_S = 60.0  # importing and compiling, on a busy machine
 _MEMORY_BYTES = 1 << 30  # of address space
 _MOST_SOURCE = 1 << 20  # characters
@@ -68,10 +68,10 @@ class ChatTemplate:
         try:
             if len(source) > _MOST_SOURCE:
                 raise TemplateSyntaxError(f"it has {len(source):,} characters; the maximum is {_MOST_SOURCE:,}", 1)
-            if source == OUR_TEMPLATE:  # it cannot run away
+            if source == OUR_TEMPLATE:  # ours needs no limits
                 self._own = Rendering(source, names, self._now)
             else:
-                _environment(self._now).parse(source)  # without constant folding, which may never end
+                _environment(self._now).parse(source)  # only parse: constant folding may never terminate
         except (TemplateSyntaxError, RecursionError) as exc:
             line, why = (exc.lineno, exc.message) if isinstance(exc, TemplateSyntaxError) else (1, "nested too deeply")
             raise DataError(
@@ -247,7 +247,7 @@ class _SafeDict:
 
 
 class _SafeNamespace(Namespace):
-    """`namespace(...)` for templates, without names that begin with an underscore, which are Python's internals."""
+    """`namespace(...)` for templates, without names that begin with an underscore: they give access to internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, rest = args[0], args[1:]

@@ -1,7 +1,7 @@
 """Splits sources into chunks (`Chunk`) of a few MB, the unit of work of both passes.
 
-If only a part of the text is to be taken, each file contributes its beginning, in proportion to its size. So the part
-is spread over all files, is the same on every pass, and the rest is not read.
+If only a part of the text is requested, the beginning of each file is taken, in proportion to the file's size. So the
+part is spread over all files and is the same on every pass, and the rest is not read.
 
 A second thread reads, unpacks, splits and hashes the next chunk while this one is counted or encoded: unpacking,
 hashing and both Rust libraries release the GIL, so the two really run in parallel.
@@ -58,7 +58,7 @@ class _Pace:
         self.taken_bytes = 0
 
     def begin_anew(self) -> None:
-        """Reset at the first validation file, so that an excess of text does not reduce the validation."""
+        """Reset at the first validation file, so that excess training text does not reduce the validation text."""
         self._allowed = float(self.taken_bytes)
 
     def open(self, source: Source) -> None:
@@ -75,7 +75,7 @@ class _Pace:
 
 
 def _chunk_bytes() -> int:
-    """Return the chunk size: small chunks are fast and save memory; many cores need a little more to share."""
+    """Return the chunk size: small chunks are fast and save memory, but many cores need larger ones to share."""
     return min(max(2, os.cpu_count() or 1), 16) * _MB
 
 
@@ -96,7 +96,7 @@ def read_chunks(
         if number == len(inputs.text):
             pace.begin_anew()
         pace.open(source)
-        # Reread an earlier source only if its size in text determines how much to take from later ones.
+        # Reread a source before `start` only if the amount of its text determines how much to take from later ones.
         if pace.has_room and (inputs.is_part or not is_before):
             with Reading(source, is_hashed=sha256s is not None) as reading:
                 for count, document in enumerate(pace.take(documents_of(reading, cuts)), start=1):
@@ -124,7 +124,7 @@ def read_chunks(
 def ahead(items: Iterator[T], depth: int = 4) -> Iterator[Iterator[T]]:
     """Yield from `items` in a thread that reads up to `depth` ahead.
 
-    Its exception is raised here; leaving ends the thread.
+    An exception in the thread is raised here; leaving the context ends the thread.
     """
     line: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)  # an item, a failure, or the end
     is_over = threading.Event()

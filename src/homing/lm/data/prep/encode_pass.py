@@ -1,8 +1,8 @@
 """Pass two of prep: documents to ids to shards, with regular resume points (marks) for a killed prep.
 
-A mark holds a position in the documents and the state of both writers, recorded together after their data is on disk,
-and the rule that splits train from val; with another rule it is useless. Shards depend on the documents alone, so a
-resumed prep writes exactly the same bytes.
+A mark holds a position in the documents and the state of both writers, recorded together once their data is on disk. It
+also holds the rule that splits train from val, because a mark is valid only for that rule. Shards depend on the
+documents alone, so a resumed prep writes exactly the same bytes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["MARK_BYTES", "SLOW_MARK_BYTES", "AnyEncoder", "encode_all", "last_ma
 
 AnyEncoder = Encoder | TheirEncoder
 
-# Text between two marks: at most a few seconds of work are lost, and syncing stays a small part of the time.
+# Bytes of text between two marks: a kill loses a few seconds of work at most, and syncing takes little of the time.
 MARK_BYTES, SLOW_MARK_BYTES = 256_000_000, 16_000_000
-# Amount of the user's text on which the encoder is verified at each start; `tokenizers` is slow, so not much.
+# Amount of the user's text on which the encoder is verified at each start; small, because `tokenizers` is slow.
 _PROOF_BYTES = 32_000
-# Up to this many runs of documents of the same split are written separately; with more, gathering each split first is
-# faster.
+# Up to this many runs of consecutive documents of the same split are written one by one; with more runs it is faster to
+# gather the documents of each split first.
 _MAX_RUNS = 64
 # Chunks being encoded, two at a time, or waiting to be written.
 _NUM_UNDER_WAY = 3
-# Text between two times that free heap memory is returned; the first comes soon, after loading.
+# Free heap memory is returned each time this much text has been encoded; the first time sooner, after loading.
 _RELEASE_BYTES, _FIRST_RELEASE_BYTES = 32_000_000, 8_000_000
 
 
@@ -67,8 +67,8 @@ def encode_all(
     """Encode all chunks into shards; return the finished splits.
 
     `chunks` and `writers(split, state)` continue from `mark`; `notify(bytes read, tokens)` reports progress after each
-    chunk. `encoder()` is called only after reading has begun, so that it may still be loading until then. `meanwhile`
-    runs in parallel once encoding is under way.
+    chunk. `encoder()` is called only after reading has begun, so the tokenizer may still be loading until then.
+    `meanwhile` runs in parallel once encoding is under way.
     """
     train, val = writers("train", mark.get("train")), writers("val", mark.get("val"))
     proof, background = None, None
@@ -80,11 +80,11 @@ def encode_all(
             ThreadPoolExecutor(1, "write-shards") as shard_writer,
             ThreadPoolExecutor(1, "background") as executor,
         ):
-            # One chunk is written while others are encoded, never more than one: this keeps order and bounds memory.
+            # While others are encoded, one chunk at a time is written: this keeps the order and bounds memory.
             writing = shard_writer.submit(lambda: None)
             for chunk, is_val, (ids, starts) in _encoded(sided, encoder):
                 if chunk.documents:
-                    # Not before the first chunk: the comparison begins with an import, which blocks all other threads.
+                    # Start after the first chunk: the comparison begins with an import, which blocks all other threads.
                     proof = proof or encoder().prove(list(_few(chunk.documents)))
                     proof.check()
                     writing.result()
@@ -112,7 +112,7 @@ def encode_all(
 
 
 class _Every:
-    """Becomes due once per `num_bytes` of text; the first time possibly sooner."""
+    """Becomes due once per `num_bytes` of text; the first time may come sooner."""
 
     def __init__(self, num_bytes: int, *, first: int | None = None) -> None:
         self._every, self._since = num_bytes, num_bytes - first if first is not None else 0
@@ -133,7 +133,7 @@ def _with_sides(chunks: Iterator[Chunk], rule: SplitRule) -> Iterator[tuple[Chun
     for chunk in chunks:
         if chunk.is_validation or not rule.threshold:
             yield chunk, np.full(len(chunk.documents), chunk.is_validation)
-        elif not rule.passage_bytes:  # nearly always, with millions of documents: avoid an object for each
+        elif not rule.passage_bytes:  # the usual case, maybe millions of documents: create no object for each
             sides = [document_hash(document) < rule.threshold for document in chunk.documents]
             yield chunk, np.array(sides, dtype=bool)
         else:
@@ -165,7 +165,7 @@ def _few(documents: list[bytes]) -> Iterator[bytes]:
     for document in documents:
         if left <= 0:
             return
-        # Verified on the beginning of a document; drop a character that is cut in half, as it would not be valid UTF-8.
+        # Only the beginning of a document; drop a character that was cut in half, which would not be valid UTF-8.
         yield document[:left].decode(errors="ignore").encode()
         left -= len(document)
 

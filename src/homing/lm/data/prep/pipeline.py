@@ -98,7 +98,7 @@ def _work_through(job: _Job) -> DataManifest:
             manifest = _make(job)
     except HomingError:
         if "scan" not in work.state:
-            work.discard()  # nothing here is worth resuming
+            work.discard()  # nothing worth resuming
         raise
     job.report(Progress("publish", num_bytes, num_bytes, _num_tokens(manifest.splits)))
     publish(work, manifest, job.inputs)
@@ -163,9 +163,9 @@ def _say_if_slow(job: _Job) -> None:
 def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan, dict[str, Split] | None]:
     """With a given tokenizer: scan and encode in one pass if the split is known in advance, else only scan.
 
-    The split is known if there are many documents. If they turn out to be few after all, the shards are made again. A
-    killed pass leaves a mark but no scan: then all text is scanned, and what was encoded counts if the split is the
-    same.
+    The split is known in advance if there are many documents. If there turn out to be few after all, the shards are
+    made again. A killed pass leaves a mark but no scan: then all text is scanned again, and the encoded part is kept if
+    the split is the same.
     """
     if "scan" in job.work.state:
         return Scan(**job.work.state["scan"]), None
@@ -187,7 +187,7 @@ def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan
 
 
 def _scan_and_learn(job: _Job) -> Scan:
-    """Pass one: scan all text and train the tokenizer, which is in the work folder at the end."""
+    """Pass one: scan all text and train the tokenizer, which is written to the work folder."""
     if "scan" in job.work.state:
         return Scan(**job.work.state["scan"])
     notify = _teller("train", job)
@@ -212,12 +212,12 @@ def _learn(job: _Job, scanner: Scanner) -> str:
         job.report(Progress("merge", num_bytes, num_bytes))
 
     merges = learn_merges(sample_then_say(), num_merges=facts.num_merges, split=facts.split)
-    scanner.check_not_blank()  # raises a more useful error
+    scanner.check_not_blank()  # if the text is blank, this raises a more useful error
     if len(merges) < facts.num_merges:
         problem = too_little_text(facts.vocab_size, len(facts.specials), len(merges))
         if job.order.is_vocab_firm:
             raise problem
-        # The last merges are of very rare pairs: their tokens would be trained on almost nothing.
+        # The last merges join very rare pairs: their tokens would get almost no training.
         merges = merges[: (len(merges) + 1) // 2]
         size = MIN_VOCAB + len(facts.specials) + len(merges)
         taken = f"{problem.what} You did not set a vocabulary size, so homing uses {size:,}, with half of the merges."
@@ -329,7 +329,7 @@ def _manifest(job: _Job, scan: Scan, splits: dict[str, Split]) -> DataManifest:
 
 
 def _check_disk(job: _Job, num_text_bytes: int) -> None:
-    # About four bytes of text per token; for denser text, writing fails when the disk is full.
+    # Assume four bytes of text per token; text with more tokens than that may still fill the disk.
     target, width = job.order.dir, 2 if dtype_for(job.facts.vocab_size) == "uint16" else 4
     needed, free = num_text_bytes // 4 * width, shutil.disk_usage(target).free
     if free < needed:
@@ -356,7 +356,7 @@ def _teller(stage: str, job: _Job) -> Callable[[int, int], None]:
         nonlocal first
         elapsed_s = time.monotonic() - started
         first = done_bytes if first < 0 else first
-        # From the second report on: what a resumed prep skipped says nothing about speed.
+        # Measured from the first report on: the part that a resumed prep skipped must not count as speed.
         speed = (done_bytes - first) / elapsed_s if done_bytes > first and elapsed_s > 0 else 0.0
         eta_s = (total_bytes - done_bytes) / speed if speed else None
         job.report(Progress(stage, done_bytes, total_bytes, num_tokens, elapsed_s, eta_s, is_tokenizer_given=is_given))

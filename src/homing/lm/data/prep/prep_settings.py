@@ -39,7 +39,7 @@ class PrepOrder:
     val_fraction: float = 0.01  # chosen by hash of the document; ignored if `validation` names files
     text_field: str = "text"
     vocab_size: int = 32768
-    is_vocab_firm: bool = True  # set by the user; otherwise a smaller vocabulary is accepted if the text yields no more
+    is_vocab_firm: bool = True  # False: not set by the user, so a smaller vocabulary is accepted
     split: str = "gpt4"
     specials: str = "standard"
     tokenizer: str = ""  # an existing tokenizer.json to use
@@ -47,7 +47,7 @@ class PrepOrder:
     shard_tokens: int = 100_000_000
     take_bytes: int = 0  # amount of text to take, proportionally from every file; 0: all
     is_forced: bool = False  # redo finished work
-    # Store addresses that `text` and `validation` were fetched from, so that a change in the run file is detected.
+    # Store URLs that `text` and `validation` were fetched from, so that a change in the run file is detected.
     named: dict[str, list[str]] = field(default_factory=dict)
 
 

@@ -26,17 +26,17 @@ from homing.units import counted, format_bytes
 __all__ = ["Scan", "Scanner", "marker_note", "part_note", "passage_note", "rule_by_passages", "scan_warnings"]
 
 
-_MOST_NAMED = 20  # of the files that were split into documents
+_MOST_NAMED = 20  # at most this many of the files that were split into documents
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The result of pass one, kept in the state file, so that a killed prep need not repeat it."""
+    """The result of pass one, kept in the state file so that pass one need not be repeated after a kill."""
 
     sha256s: list[str]  # of the files; "" for one that was not read completely
     num_documents: int
     num_text_bytes: int
-    num_val_documents: int  # in validation files; 0 with a split by hash
+    num_val_documents: int  # in validation files; 0 if the split is by hash
     threshold: int  # documents with a smaller hash go to val
     unmarked_bytes: int
     num_plain_files: int
@@ -60,7 +60,7 @@ class Scanner:
         self._cuts = Cuts(unmarked_bytes_for(inputs.num_bytes), order.text_field)
         self._fraction = 0.0 if inputs.validation else order.val_fraction
         self._small = SmallCorpus(self._fraction)
-        # The rule if there are many documents; `result` decides.
+        # The rule to use if there are many documents; `result` decides that.
         self.likely_rule = SplitRule(int(self._fraction * HASH_SPACE))
         self._sha256s: list[str] = []
         self._num_documents = self._num_val_documents = self._num_text_bytes = 0
@@ -78,7 +78,7 @@ class Scanner:
                 self._notify(chunk.read_bytes)
 
     def is_likely_small(self, first: Chunk) -> bool:
-        """Return whether the documents seem too few for the default threshold, judging by the first chunk."""
+        """Return whether there seem to be too few documents for the default threshold, judging by the first chunk."""
         share = first.read_bytes / self._inputs.num_bytes
         return self._small.is_small and len(first.documents) <= self._small.max_documents * share
 
@@ -146,7 +146,7 @@ def rule_by_passages(
 
 
 def marker_note(scan: Scan) -> str:
-    """Return a note about what counts as a document if no text has the <|endoftext|> marker; "" if some has it."""
+    """Return a note about what counts as a document if the <|endoftext|> marker occurs nowhere; "" if it does."""
     if not scan.num_plain_files or scan.num_marked_files:
         return ""
     if not scan.files_cut:

@@ -1,10 +1,10 @@
 """The unfinished work of a prep: a hidden folder inside the target folder, with a state file.
 
     data/NAME/.prep/state.json     what is done, with which settings and inputs
-    data/NAME/.prep/*              shards and tokenizer while they grow; no one reads them from here
+    data/NAME/.prep/*              shards and tokenizer while they are written; nothing reads them from here
 
-Work with other settings, inputs or another version is discarded, never continued. The lock is on the target folder
-itself, so it leaves no file behind and ends with the process.
+Work with different settings, different inputs or a different version is discarded, never continued. The lock is on the
+target folder itself, so it leaves no file behind and is released when the process ends.
 
 At the end the result is published: the old manifest is removed first, the new one is written last. In between there is
 no manifest, and shards without a manifest are not data: a prep that dies here looks unfinished to every reader, and the
@@ -113,7 +113,7 @@ def _as_data_error(target: Path) -> Iterator[None]:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(target, exc.strerror or "") from exc
         named = Path(os.fsdecode(exc.filename)).absolute() if exc.filename else target
-        # A path below the target, or a parent that could not be created; any other is an input of prep.
+        # Below the target, or a parent that could not be created; any other path is an input of prep.
         if not named.is_relative_to(target.absolute()) and not target.absolute().is_relative_to(named):
             raise DataError(
                 what=f"{os.fsdecode(exc.filename)} cannot be read.",
@@ -167,7 +167,7 @@ def publish(work: Work, manifest: DataManifest, inputs: Inputs) -> None:
         if path.name not in names and (_SHARD.fullmatch(path.name) or path.name in _others_extras(manifest)):
             path.unlink()
     for name in names:
-        # Absent means that a killed prep has already moved it: nothing else takes files out of this folder.
+        # If absent, a killed prep has already moved it: nothing else removes files from this folder.
         if (work.folder / name).exists():
             os.replace(work.folder / name, work.target / name)
     sync_folder(work.target)
@@ -224,7 +224,7 @@ def tokenizer_files(manifest: DataManifest) -> list[str]:
 
 
 def _others_extras(manifest: DataManifest) -> tuple[str, ...]:
-    """Return files of a previous tokenizer that would be mistaken for those of the new third-party one."""
+    """Return files of a previous tokenizer that would be mistaken for files of the new third-party tokenizer."""
     return (*EXTRAS, *METADATA_FILES) if "metadata" in manifest.settings else ()
 
 

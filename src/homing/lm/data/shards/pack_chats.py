@@ -7,8 +7,8 @@
               ids: all but the last token of each;  targets: all but the first, IGNORED where masked
 
 A pure function of (shards, seed, epoch): the state of the data is one integer, the rows consumed. The number of rows in
-an epoch depends on lengths alone, so it is the same in each, unless a source has a fractional weight. Uses only numpy:
-the trainer reads with it and knows nothing of chat templates.
+an epoch depends on lengths alone, so every epoch has the same number, unless a source has a fractional weight. Uses
+only numpy, because the trainer uses this module; no chat template is needed here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["IGNORED", "ConversationSplit", "Mixture", "PackedConversations", "mi
 IGNORED = -100  # target excluded by the loss mask; the same number as in the loss
 PADDING = -1  # segment of positions that belong to no conversation
 _EPOCHS_KEPT = 2
-# Another key for the same generator, so that the order of rows is independent of the order of conversations.
+# A different key for the same generator, so that the order of rows is independent of the order of conversations.
 _ROW_KEY = 0x9E37_79B9_7F4A_7C15
 
 
@@ -63,7 +63,7 @@ class Mixture:
 
 
 def mixture_of(manifest: DataManifest, split: str) -> Mixture:
-    """Return the mixture that prep recorded; validation reads everything once, whatever the weights."""
+    """Return the mixture that prep recorded; for validation everything is read once, whatever the weights."""
     sources = manifest.settings["sources"]
     is_train = split == "train"
     return Mixture([int(s["num"][split]) for s in sources], [float(s["copies"]) if is_train else 1.0 for s in sources])
@@ -187,7 +187,8 @@ class PackedConversations:
 def _chosen(mixture: Mixture, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the conversations of one epoch: each source repeated by the integer part of its weight, plus a fraction.
 
-    The fraction advances through a fixed order from epoch to epoch, so that over time all occur equally often.
+    From epoch to epoch the fraction advances through a fixed order, so that over time all conversations occur equally
+    often.
     """
     chosen, first = [], 0
     for place, (count, copies) in enumerate(zip(mixture.counts, mixture.copies, strict=True)):
@@ -205,8 +206,8 @@ def _chosen(mixture: Mixture, seed: int, epoch: int) -> NDArray[np.int64]:
 def _best_fit(sizes: list[int], capacity: int) -> NDArray[np.int64]:
     """Return the row of each item: always the fullest row with enough room, or a new one.
 
-    Rows are grouped by remaining room; one integer has a bit for each amount of room that exists, so the smallest
-    sufficient one is found without a search.
+    Rows are grouped by remaining room. An integer used as a bit set records which amounts of room exist, so the
+    smallest sufficient amount is found without a search.
     """
     rows = np.empty(len(sizes), dtype=np.int64)
     by_room: list[list[int]] = [[] for _ in range(capacity + 1)]

@@ -4,7 +4,7 @@
     open_split(data_dir, ..., name)  check every file, then map it; nothing is copied
 
 Sizes and index bounds are always checked, hashes on request: a size costs a stat, a hash costs reading every byte.
-Knows nothing of rows, batches or order; that is `pack`.
+Rows, batches and their order are not handled here but in `pack_text` and `pack_chats`.
 """
 
 from __future__ import annotations
@@ -145,5 +145,5 @@ def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     if path.stat().st_size == 0:  # an empty file cannot be mapped; an empty shard next to full ones is legal
         return np.empty(0, dtype=dtype)
     with open(path, "rb") as file:
-        # A plain array over the map: np.memmap is a subclass, and each of its slices costs microseconds.
+        # A plain array over the map: np.memmap is a subclass whose slices take microseconds each.
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)

@@ -96,7 +96,7 @@ class ShardWriter:
         return self._state.num_tokens + sum(int(shard["num_tokens"]) for shard in self._state.shards)
 
     def append(self, ids: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64], num_text_bytes: int) -> None:
-        """Append documents. `starts` has the offset of each document, then the end; there may be none."""
+        """Append any number of documents. `starts` has the offset of each document, then the end."""
         num_documents = len(starts) - 1
         self._state.num_text_bytes += num_text_bytes
         tokens, begins = self._with_ends(ids, starts)
@@ -138,7 +138,7 @@ class ShardWriter:
         return tokens, begins
 
     def _last_that_fits(self, begins: npt.NDArray[np.int64], first: int) -> int:
-        """Return the index after the document with which the open shard reaches its size."""
+        """Return the index after the document that makes the open shard reach its size."""
         room = self._shard_tokens - self._state.num_tokens
         reached = int(np.searchsorted(begins, begins[first] + room, side="left"))
         return min(max(reached, first + 1), len(begins) - 1)

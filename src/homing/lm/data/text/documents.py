@@ -48,12 +48,12 @@ class Cuts:
     is_checked: bool = True  # UTF-8 is validated once, on the first pass
     num_plain_files: int = 0
     num_marked_files: int = 0
-    files_cut: list[str] = field(default_factory=list)  # no marker, and too large for one document
+    files_cut: list[str] = field(default_factory=list)  # files without markers that are too large for one document
     windows_files: list[str] = field(default_factory=list)  # files with CRLF line ends
 
 
 def unmarked_bytes_for(total_bytes: int) -> int:
-    """Return a size small enough to get a few hundred documents from little text, and large enough to keep context."""
+    """Return a size small enough to make a few hundred documents from little text, but large enough to keep context."""
     return min(max(total_bytes // 256, 8 << 10), 256 << 10)
 
 
@@ -94,7 +94,7 @@ def _plain_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
     cuts.num_plain_files += 1
     if b"\r\n" in rest:
         cuts.windows_files.append(path)
-    # Counted here rather than at the end: a file of which only a part is taken is never read to its end.
+    # Counted here rather than at the end: if only a part of a file is taken, its end is never read.
     is_marked = MARKER in rest
     cuts.num_marked_files += is_marked
     limit = MAX_DOCUMENT_BYTES // 2 if is_marked else cuts.unmarked_bytes
@@ -138,7 +138,7 @@ def _checked(texts: Iterable[bytes], path: str, offset: int, cuts: Cuts) -> Iter
 
 def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
     quoted = shlex.quote(path)
-    left_out = f"and remove {quoted} from the list"  # otherwise a pattern matches it again, next to the converted file
+    left_out = f"and remove {quoted} from the list"  # otherwise a glob would match it again, next to the converted file
     for beginning, endings, kind, how in _NO_TEXT:
         if path.lower().endswith(endings) and _begins_with(path, beginning):
             return DataError(

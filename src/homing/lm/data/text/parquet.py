@@ -16,8 +16,8 @@ The sizes that a file declares are checked before pyarrow allocates memory for t
 
     footer -> row groups -> column chunks -> the header of every page -> sizes, checked
 
-A page is unpacked as a whole, and a dictionary page supplies values to any number of rows: in both ways a file of 1 KB
-can demand gigabytes. pyarrow does not expose page headers, so the second half of this module parses the part of
+A page is decompressed as a whole, and a dictionary page supplies values to any number of rows: either way, a file of
+1 KB can demand gigabytes. pyarrow does not expose page headers, so the second half of this module parses the part of
 Thrift's compact protocol that they use.
 """
 
@@ -37,7 +37,7 @@ from homing.text_sources import Source
 __all__ = ["Group", "check_pages", "rows_of", "texts_of"]
 
 _BATCH_BYTES = 1 << 20  # per batch of rows, estimated by the mean of their row group
-_ROWS_BYTES = 16 << 20  # per batch of rows, if each had the largest value of a dictionary
+_ROWS_BYTES = 16 << 20  # per batch of rows, if every row had the largest value of a dictionary
 _MOST_ROWS = 512  # per batch: with repeated texts, a row group declares far fewer bytes than its rows have
 _PAGES_BYTES = 1 << 20  # read ahead in a column
 _MOST_NAMED = 20  # columns listed in an error
@@ -110,7 +110,7 @@ def _open(reading: Reading) -> Iterator[Any]:
 def _worded(schema: Any) -> list[str]:
     """Return all columns except temporal ones.
 
-    They do not matter in conversations, and Python lacks nanoseconds and some time zones.
+    Those do not matter in conversations, and Python cannot represent nanoseconds and some time zones.
     """
     import pyarrow.types as kinds
 
@@ -125,11 +125,11 @@ def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple
             "batch_size": _rows_at_once(table.metadata.row_group(number), group),
             "row_groups": [number],
             "columns": columns,
-            "use_threads": False,  # another thread processes what this one reads
+            "use_threads": False,  # one thread reads here while another processes
         }
         for batch in table.iter_batches(**wanted):
             first, done = done + 1, done + len(batch)
-            # By rows, not by bytes: of a file with several columns only a part is ever read.
+            # By rows, not by bytes: if a file has several columns, only a part of its bytes is ever read.
             reading.num_bytes_read = reading.source.num_bytes * min(done, num_rows) // num_rows
             yield first, batch
     if done != num_rows:
@@ -137,7 +137,7 @@ def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple
 
 
 def _rows_at_once(group: Any, pages: Group) -> int:
-    # Use all columns even if one is needed: querying a single one in a damaged footer makes pyarrow abort the process.
+    # Use all columns even if only one is needed: with a damaged footer, querying a single one makes pyarrow abort.
     each = max(group.total_byte_size // max(group.num_rows, 1), 1)
     most = min(_MOST_ROWS, _ROWS_BYTES // max(pages.largest_row_bytes, 1))
     return int(max(min(_BATCH_BYTES // each, most), 1))
@@ -194,7 +194,7 @@ class Group:
 def check_pages(path: str) -> list[Group]:
     """Return each row group.
 
-    Raises DataError if a page unpacks to far more than its size; ValueError if not Parquet.
+    Raises DataError if a page decompresses to far more than its size, and ValueError if the file is not Parquet.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size

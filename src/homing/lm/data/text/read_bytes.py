@@ -3,11 +3,11 @@
     open_blocks(source) -> blocks of BLOCK_BYTES, the last one shorter; the same on every pass
 
 `Reading` keeps track of the position in the file on disk (for progress and an even sample) and, on request, of the
-file's sha256. A damaged archive is for the user to fix, so it is reported as a DataError.
+file's sha256. Only the user can fix a damaged archive, so it is reported as a DataError.
 
-The amount that a compressed file may unpack to is limited: a small file that gives gigabytes is a mistake or an attack.
-Text compresses 2 to 10 times, very repetitive logs perhaps 200 times. Anything up to `FREE_BYTES` is accepted, because
-a small file that repeats one line is harmless.
+The decompressed size of a file is limited: a small file that expands to gigabytes is a mistake or an attack. Text
+compresses 2 to 10 times, very repetitive logs perhaps 200 times. Anything up to `FREE_BYTES` is accepted, because a
+small file that repeats one line is harmless.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Reading(io.RawIOBase):
     def __init__(self, source: Source, *, is_hashed: bool = False) -> None:
         self.source = source
         self.num_bytes_read = 0  # for Parquet, set by the reader of its rows
-        # Kept here: when it is garbage-collected, it closes the file it reads from.
+        # Keep a reference: when it is garbage-collected, it closes the file it reads from.
         self.unpacked: io.BufferedIOBase | None = None
         self._hash = hashlib.sha256() if is_hashed else None
         self._file: io.FileIO = open(source.path, "rb", buffering=0)  # noqa: SIM115, closed by close
@@ -115,8 +115,8 @@ def _unpack(reading: Reading) -> io.BufferedIOBase:
 class _Zstd(io.RawIOBase):
     """Decompresses zstd frame by frame, a few blocks at a time.
 
-    The package's stream reader accepts a truncated file as complete, and its frame object unpacks all its input at
-    once: 16 KB can hold 512 MB. So this class finds the block boundaries itself, from a 3-byte header each.
+    The package's stream reader accepts a truncated file as complete, and its frame object decompresses all its input at
+    once: 16 KB can hold 512 MB. So this class finds the block boundaries itself, from the 3-byte header of each block.
     """
 
     def __init__(self, reading: Reading) -> None:

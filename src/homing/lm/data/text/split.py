@@ -24,9 +24,9 @@ __all__ = ["HASH_SPACE", "Choice", "Passages", "SmallCorpus", "SplitRule", "choo
 HASH_SPACE = 2**64
 _MAX_EXACT = 200_000
 _END_BYTES = 1024
-# A share of val this close to the fraction is close enough; for a small fraction, a quarter of it.
+# A val share within this distance of the fraction is close enough; for a small fraction, within a quarter of it.
 _NEAR_ENOUGH = 0.005
-# Several passages make a fairer val split than one; below the minimum size there is little to evaluate in each.
+# Several passages make a fairer val split than one, but a passage below the minimum size has little to evaluate.
 _PASSAGES_WANTED, _MIN_PASSAGE_BYTES = 8, 256
 
 
@@ -52,7 +52,7 @@ class SplitRule:
 
 
 class SmallCorpus:
-    """Hash and size of each document as long as they are few; with more, nothing is kept."""
+    """Hash and size of each document, as long as there are few documents; with more, nothing is kept."""
 
     def __init__(self, val_fraction: float) -> None:
         # With forty expected val documents, the chance of an empty val split is below 1e-17.
@@ -89,7 +89,7 @@ def choose(val_fraction: float, hashes: array[int], sizes: array[int] | array[fl
     total, val_size = sum(by_hash.values()), 0.0
     best = Choice(0, val_fraction)
     miss = math.inf
-    # Never the last one: train keeps at least one document.
+    # Never include the last one: train keeps at least one document.
     for value, above in pairwise(sorted(by_hash)):
         val_size += by_hash[value]
         if abs(val_size / total - val_fraction) < miss:

@@ -6,8 +6,8 @@
         -> [ a x + b x0 -> x + attention(norm x) -> x + relu(up(norm x))^2 down ] per layer
         -> - a part of the middle layer's x ("backout") -> norm -> head, with logits soft-capped to +-15
 
-Computes what homing's trainer computes, and has no KV cache: generation reads the whole text for each new token. Rows
-of different lengths are padded on the right; padding on the left would shift positions and is refused.
+Computes the same as homing's trainer. It has no KV cache: generation reads the whole text for each new token. Rows of
+different lengths are padded on the right; padding on the left would shift positions and is refused.
 """
 
 import torch
@@ -112,7 +112,7 @@ class SwiftStack(nn.Module):
         return norm(x - self.backout_scale * middle, eps)
 
     def angles(self, length, device):
-        # Computed each time, on the CPU in float64: a buffer that is not in the file would not survive loading.
+        # Computed each time, on the CPU in float64: loading would discard a buffer that is not in the file.
         size = self.config.head_dim
         frequency = self.config.rope_theta ** -(torch.arange(0, size, 2, dtype=torch.float64, device="cpu") / size)
         angle = torch.outer(torch.arange(length, dtype=torch.float64, device="cpu"), frequency)

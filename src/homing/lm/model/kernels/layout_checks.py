@@ -1,6 +1,6 @@
 """Checks before launching a kernel.
 
-A kernel gets only addresses: if a tensor has another memory order or is on another GPU than assumed, it reads wrong
+A kernel gets only addresses: if a tensor's memory order or GPU differs from what the kernel assumes, it reads wrong
 numbers without an error.
 
     with launching(x=x, y=y):  _kernel[grid](x, y, ...)

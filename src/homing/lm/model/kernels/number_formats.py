@@ -45,7 +45,7 @@ def _largest(x_ptr, largest_ptr, num, CHUNK: tl.constexpr):
     for part in range(8):
         at = start + part * CHUNK + tl.arange(0, CHUNK)
         most = tl.maximum(most, tl.abs(tl.load(x_ptr + at, mask=at < num, other=0.0).to(tl.float32)))
-    # A maximum does not depend on the order in which programs run.
+    # Deterministic: a maximum does not depend on the order in which programs run.
     tl.atomic_max(largest_ptr, tl.max(most, axis=0))
 
 
@@ -57,8 +57,8 @@ def _cast(x_ptr, largest_ptr, x8_ptr, x8_t_ptr, inverse_ptr, num_rows, num_cols,
     cols = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
     mask = (rows[:, None] < num_rows) & (cols[None, :] < num_cols)
     x = tl.load(x_ptr + rows[:, None] * num_cols + cols[None, :], mask=mask, other=0.0).to(tl.float32) * scale
-    # The largest value rounds to the largest that fits. NaN must survive, and not every conversion keeps it; 0x7F is
-    # NaN in both types.
+    # The largest value rounds to the largest that fits. NaN must be preserved, which not every conversion does; 0x7F
+    # is NaN in both types.
     bits = tl.where(x != x, 0x7F, x.to(x8_ptr.dtype.element_ty).to(tl.uint8, bitcast=True)).to(tl.uint8)
     x8 = bits.to(x8_ptr.dtype.element_ty, bitcast=True)
     tl.store(x8_ptr + rows[:, None] * num_cols + cols[None, :], x8, mask=mask)

@@ -7,7 +7,7 @@ In forward, one program handles one token with all its heads. In backward it han
 or value), so that no lane is idle if the number of heads is not a power of two; in forward that gained nothing
 (docs/development/log.md).
 
-The norm, if the model has one, is x / rms(x) * weight * `scale`; without weights they count as ones.
+The norm, if the model has one, is x / rms(x) * weight * `scale`; a norm without weights counts as all ones.
 
 Shapes: N tokens, H query heads, G KV heads, K head size.
 """

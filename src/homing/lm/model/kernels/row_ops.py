@@ -7,8 +7,8 @@
 A separate norm would read again what the addition has just written, and a third pass would add its gradient to that of
 the residual stream: here every element is read and written once. The gradient of SwiGLU has the layout that the joint
 projection before it needs, so nothing is concatenated. Cross-entropy is written for logits that a matmul has just
-produced in bf16: one program per row reads it twice, the second time from the cache, and computes in fp32. Nothing as
-wide as the vocabulary is ever stored in fp32.
+produced in bf16: one program per row reads its row twice, the second time from the cache, and computes in fp32. Nothing
+as wide as the vocabulary is ever stored in fp32.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _norm_forward(x_ptr, y_ptr, weight_ptr, total_ptr, normed_ptr, width, eps, B
     at = tl.program_id(0).to(tl.int64) * width + cols
     total = tl.load(x_ptr + at, mask=is_there, other=0.0).to(tl.float32)
     total += tl.load(y_ptr + at, mask=is_there, other=0.0).to(tl.float32)
-    total = total.to(total_ptr.dtype.element_ty)  # rounded as it is stored, so that backward sees the same values
+    total = total.to(total_ptr.dtype.element_ty)  # rounded to the stored dtype, so that backward sees the same values
     tl.store(total_ptr + at, total, mask=is_there)
     total = total.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)
