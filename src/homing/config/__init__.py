@@ -1,14 +1,16 @@
-"""The run file: what the user writes, resolved into run.json. Never imports torch.
+"""The run file: loads what the user wrote and resolves it into run.json. Never imports torch.
 
-paths      $HOMING_HOME, presets, ./runs      projects  NAME -> run file; which folder a run belongs to
-source     YAML, TOML or JSON -> values with the line of every key        sets  --set a.b=c
-schema     every key with its description                                 keys  the schema as a list of keys
-check      validate values against the schema, report all mistakes        names suggestions for unknown keys
-resolve    defaults, derived values, cross checks -> wire.run.Run with origins (shape, phases, dial)
-derive     parameters, FLOPs, steps                                       memory  peak GPU memory, and what to lower
-prepared   the output of `homing prep`                                    smoke   the same run shrunk to minutes
+paths          $HOMING_HOME, presets, ./runs
+projects       NAME -> run file; which folder a run belongs to
+parse          YAML, TOML or JSON -> values with the line of every key; --set a.b=c; all mistakes and suggestions
+schema         every key with its description
+resolve        defaults, derived values, cross checks -> wire.run_json.Run with origins; the smoke profile
+estimate       parameters, FLOPs, steps, peak GPU memory, and what to lower if it does not fit
+weights        open weights and adapters to start from
+prepared_data  the output of `homing prep`
+text_files     whether the files named in the run file exist, and their size
 
-Only open_weights_hub, for `model.from` and `init_from: hf:...`, reaches the network.
+Only weights.hub_repo, for `model.from` and `init_from: hf:...`, accesses the network.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -46,7 +48,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module on first use: most verbs need only `home`, and the schema is a fifth of their start-up time."""
+    """Import modules on first use: most verbs need only `home`, and the schema takes a fifth of their start-up time."""
     import importlib
 
     for module, inside in _MODULES.items():

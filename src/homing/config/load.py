@@ -1,8 +1,8 @@
 """Load a run file into a run: read -> --set -> check -> resolve (-> shrink and resolve again for --smoke).
 
 A resolved run.json is accepted too: `homing launch $HOMING_HOME/runs/ID/run.json --spend-limit 5` repeats that run
-value by value, whatever the presets say now. Nothing is derived again; only the data must be unchanged, by the hash of
-its manifest.
+with exactly the same values, even if the presets have changed. Nothing is derived again. The data must be unchanged,
+which is checked by the hash of its manifest.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def load_run(
 ) -> Loaded:
     """Return the run described by NAME (./runs/NAME.yaml) or by a path; raise RunFileError with every mistake at once.
 
-    `is_for_prep` ignores existing prepared data: a user who changes the vocabulary and prepares again must not be
-    refused because the old tokenizer does not match.
+    `is_for_prep` ignores existing prepared data: a user who changes the vocabulary and prepares again must not get an
+    error because the old tokenizer does not match.
     """
     path = find_run_file(name_or_path)
     if is_record(path):
@@ -124,7 +124,7 @@ def is_record(path: Path) -> bool:
 
 
 def read_record(path: Path) -> tuple[Run, str]:
-    """Return the run, without an id and with its data located and verified, and the text of the run file next to it."""
+    """Return the run, with no id and its data located and verified, and the text of the run file next to run.json."""
     try:
         run = codec.loads(Run, path.read_bytes())
     except codec.WireError as exc:

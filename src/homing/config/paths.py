@@ -1,6 +1,6 @@
 """Local paths: the homing home folder, the presets, the run files in ./runs, and the models in ./models.
 
-Reads the disk but writes nothing: a verb that needs a folder creates it.
+Only reads the disk: a verb that needs a folder creates it.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def preset_dir() -> Path:
 
 
 def preset_of(text: str) -> Path | None:
-    """Return the preset that a run file was written from, as named in its first line; None if there is none."""
+    """Return the preset that a run file was created from, as named in its first line; None if there is none."""
     named = re.match(r"# ([a-z0-9-]+): ", text)
     path = preset_dir() / f"{named[1]}.yaml" if named else None
     return path if path is not None and path.is_file() else None
 
 
 def newest_run() -> str:
-    """Return the name of the most recently changed run file, which a verb uses if RUN is omitted."""
+    """Return the name of the most recently modified run file, which verbs use if RUN is omitted."""
     found = run_files()
     if not found:
         raise UsageError(

@@ -4,7 +4,7 @@ Reads manifest.json and, on request, the contents of the shards; does not know h
 
 plan, verify, launch and train compare the text with the shards each time, so `changed_files` is cheap: it compares
 names, sizes and modification times, and hashes a file only if its modification time changed and its size did not. Text
-that is completely gone is not a difference: once the shards exist, the user may move the text away.
+that is completely gone does not count as a change: once the shards exist, the user may move the text away.
 """
 
 from __future__ import annotations

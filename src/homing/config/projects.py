@@ -1,4 +1,4 @@
-"""Find the run file that a name means, and the project folder that a run belongs to.
+"""Find the run file that a name refers to, and the project folder that a run belongs to.
 
     NAME -> ./runs/NAME.yaml (or .yml, .toml, .json)        PATH -> itself
 
@@ -6,9 +6,9 @@ Run names are shared by the whole home, while run files, data and models belong 
 
   launch, train -> $HOMING_HOME/runs/ID/project.json -> does this folder own the run of this name?
 
-A run belongs to this folder if it was begun here, or if its training data is here at the same relative path with the
-same manifest hash, so a moved or copied folder keeps its runs. A run without the note (an older one, or one from
-another home) counts as belonging here. This module only reads; the code that begins a run writes the note.
+A run belongs to this folder if it was started here, or if its training data is here at the same relative path with the
+same manifest hash, so a moved or copied folder keeps its runs. A run without project.json (an older one, or one from
+another home) counts as belonging here. This module only reads; the code that starts a run writes project.json.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ PROJECT_NOTE = "project.json"
 
 
 def find_run_file(name_or_path: str) -> Path:
-    """The run file that a name or a path means; if there is none, the error suggests the nearest names."""
+    """Return the run file that a name or a path refers to; if there is none, the error suggests similar names."""
     looks_like_path = os.sep in name_or_path or name_or_path.endswith(RUN_SUFFIXES)
     try:
         path = _existing(name_or_path, looks_like_path)
-    except (OSError, ValueError) as exc:  # a name too long for the disk, or with a null byte in it
+    except (OSError, ValueError) as exc:  # the name is too long for the file system, or contains a null byte
         raise UsageError(
             what=f"Invalid run name: {name_or_path[:80]!r}.", why=str(exc), fix=_fix(name_or_path)
         ) from exc
@@ -115,7 +115,7 @@ def _fix(wanted: str) -> str:
 def _is_file(name: str) -> bool:
     try:
         return Path(name).is_file()
-    except (OSError, ValueError):  # too long for the disk, or with a null byte
+    except (OSError, ValueError):  # too long for the file system, or contains a null byte
         return False
 
 
@@ -124,7 +124,7 @@ def project_note(folder: str) -> bytes:
 
 
 def begun_elsewhere(run_id: str) -> Path | None:
-    """Return the folder that the run was begun in if it is not this one, else None."""
+    """Return the folder in which the run was started if it is not this one, else None."""
     run_dir = home() / "runs" / run_id
     folder = _folder_in(run_dir / PROJECT_NOTE)
     if folder is None or folder == Path.cwd() or _has_its_data(run_dir / file_names.RUN, folder):
@@ -133,9 +133,9 @@ def begun_elsewhere(run_id: str) -> Path | None:
 
 
 def belongs_to_other_folder(run_id: str) -> bool:
-    """Return whether the run was begun in another folder that still exists.
+    """Return whether the run was started in a different folder that still exists.
 
-    If this folder is a copy of that one, runs begun here take precedence.
+    If this folder is a copy of that one, runs started here take precedence.
     """
     folder = _folder_in(home() / "runs" / run_id / PROJECT_NOTE)
     return folder is not None and folder != Path.cwd() and folder.is_dir()
@@ -216,7 +216,7 @@ def file_called(name: str, *, besides: Path | None = None) -> Path | None:
 
 
 def launch_again(name: str) -> str:
-    """Return the command that begins another run of this name. Its file may have another name (`--name NAME`)."""
+    """Return the command that starts a new run with this name. Its file may be named differently (`--name NAME`)."""
     called, begun = file_called(name), _newest_begun(name)
     if called is not None or begun is None:
         return f"homing launch {typed_name(called) if called is not None else name}"
@@ -224,7 +224,7 @@ def launch_again(name: str) -> str:
 
 
 def _run_without_file(name: str) -> tuple[str, str] | None:
-    """Why and fix of the error for the name of a run that has no run file here; None if there is no such run."""
+    """Return `why` and `fix` of the error for a run that has no run file here; None if there is no such run."""
     begun = _newest_begun(name)
     if begun is None:
         return None
@@ -242,7 +242,7 @@ def _run_without_file(name: str) -> tuple[str, str] | None:
 
 
 def _file_of(record: Path) -> Path:
-    """Return this folder's run file with the text that the run was begun from; the run's own copy if it has changed."""
+    """Return the run file here whose text is still the one that the run was started from, else the run's own copy."""
     sha256 = codec.loads(Run, record.read_bytes()).run_file_sha256
     same = [file for file in run_files().values() if _sha256(file) == sha256]
     return same[0] if same else _copy_of(record)

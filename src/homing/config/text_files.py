@@ -1,4 +1,4 @@
-"""Files named in the run file: do they exist, and how large are they?
+"""Checks the files named in the run file: whether they exist, and how large they are.
 
   paths, globs, folders -> what is wrong with each        -> bytes, estimated without opening the files
 
@@ -17,13 +17,13 @@ from homing.config.resolve.origins import Trace
 
 __all__ = ["fault_of", "is_in_store", "is_utf8", "num_text_bytes", "warn_of_missing"]
 
-# Typical compression ratios of text. Parquet is compressed internally: on books 1.6 with snappy and 2.3 with zstd, the
-# two usual codecs.
+# Typical compression ratios of text. Parquet is compressed internally: for books by 1.6 with snappy and 2.3 with zstd,
+# the two usual codecs.
 _PACKED = {".gz": 3, ".xz": 3, ".zst": 3, ".parquet": 2}
 
 
 def warn_of_missing(trace: Trace, path: KeyPath, named: Sequence[str]) -> None:
-    """Warn about missing files early: otherwise the launch is refused after the user has chosen an instance."""
+    """Warn about missing files early: otherwise the launch would fail after the user has chosen an instance."""
     for each in named:
         fault = "" if is_in_store(each) else fault_of(each)
         if fault:

@@ -3,7 +3,7 @@
   full           6 N + 12 L d T: forward 2 N, gradient of the activations 2 N, gradient of the weights 2 N
   lora, qlora    frozen weights have no weight gradient: 4 N, plus 6 for each adapter parameter
   recompute      one more forward of the recomputed blocks
-  rl             rows of prompt and answer are trained on, and each sampled token took a forward pass before
+  rl             trains on rows of prompt and answer; sampling each token costs one more forward pass
 
 N: matrix parameters, L: layers, d: total width of the query heads, T: tokens per row.
 """
@@ -30,7 +30,7 @@ def training_flops(model: Model, sizes: Sizes, lora: Lora | None = None, recompu
 
 
 def flops_of_token(run: Run, phase: Phase) -> float:
-    """Return the FLOPs of one token that the phase trains on."""
+    """Return the FLOPs of training on one token in this phase."""
     rows = run.model.context if phase.rl is None else row_tokens(run.model, phase.rl)
     return training_flops(*with_rows_of(rows, run.model, run.sizes), phase.lora, phase.recompute)
 
@@ -43,6 +43,6 @@ def flops_of_step(run: Run, phase: Phase) -> float:
 
 
 def with_rows_of(num_tokens: int, model: Model, sizes: Sizes) -> tuple[Model, Sizes]:
-    """Return the same model and sizes for rows of `num_tokens`: attention covers fewer tokens."""
+    """Return the model and sizes adjusted to rows of `num_tokens`, in which attention covers fewer tokens."""
     spared = 12 * model.num_layers * model.num_heads * model.head_size * (model.context - num_tokens)
     return replace(model, context=num_tokens), replace(sizes, flops_per_token=sizes.flops_per_token - spared)

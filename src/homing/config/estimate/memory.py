@@ -1,18 +1,18 @@
-"""Estimate GPU memory of training by part, and suggest what to lower if it does not fit.
+"""Estimate the GPU memory of training, part by part, and suggest what to lower if it does not fit.
 
-  always         weights, gradients and optimizer state of what is trained, and CUDA itself
+  always         weights, gradients and optimizer state of the trained parameters, and CUDA itself
   forward        compute copies of the matrices, activations per row, one chunk of logits with its gradients
-  step           Muon's scratch memory for its largest group of matrices; never at the same time as a forward
+  step           Muon's scratch memory for its largest group of matrices; never at the same time as a forward pass
 
   full           everything is trained: weights, gradients and moments in fp32 (int8 moments take a quarter)
   lora           one copy of the weights in the compute type; gradients and moments for the adapters only
   qlora          blocks in NF4, dequantized one matrix at a time; embedding and head in bf16
-  recompute      a recomputed block keeps only its input; during recomputation one whole block is in memory
-  offload        the optimizer state is in host memory; during a step a few loads of it are on the GPU
+  recompute      a recomputed block keeps only its input; one whole block at a time is recomputed in memory
+  offload        the optimizer state is in host memory; during a step a few chunks of it are on the GPU
   rl             a copy of the weights to sample from and the KV cache of all rows, which captured graphs keep; frozen
                  weights are sampled from directly, and the KL reference is the frozen weights plus the adapters' start
 
-The peak is `always + max(forward, step, sampling)`. Activations are those that backward needs, counted from the
+The peak is `always + max(forward, step, sampling)`. Activations are those kept for the backward pass, counted from the
 decoder's tensors; attention is a fused kernel, so its memory does not grow with the square of the context. The estimate
 was compared with peaks measured on an H200 (tests/config/estimate/test_memory.py has them).
 """
@@ -41,7 +41,7 @@ __all__ = ["AT_A_TIME", "LORA_TARGETS", "RECOMPUTED_OF", "Fit", "Memory", "adapt
 FP32, BF16, FP8 = 4, 2, 1
 # CUDA context, cuBLAS and cuDNN workspaces of one process: 0.75 GiB on the H200, more with other drivers.
 CUDA_BYTES = 2**30
-# The allocator rounds up and fragments, so not all memory can be used.
+# The allocator rounds sizes up and memory fragments, so not all of it can be used.
 USABLE = 0.94
 # The trainer's loss holds the logits of this many (token, vocabulary entry) pairs at a time, in the compute type.
 PIECE_LOGITS = 2**28
@@ -51,7 +51,7 @@ LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # what `all` means
 RECOMPUTED_OF = {"none": 0.0, "half": 0.5, "all": 1.0}  # fraction of the blocks
 # Stacked gradient, momentum mix and update in fp32, and the polynomial's operands in bf16.
 MUON_SCRATCH_BYTES = 16
-# Offloaded state on the GPU: AdamW elements per load, and loads in memory at a time.
+# Offloaded state on the GPU: AdamW elements per chunk, and chunks in memory at a time.
 AT_A_TIME, LOADS = 2**24, 3
 # A host that holds optimizer state: Python, torch and CUDA of one process, and the fraction of its memory we may use.
 PROCESS_BYTES, HOST_SHARE = 3 * 2**30, 0.9
@@ -66,7 +66,7 @@ SPARE = 1.04
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by part. The parts from `copies` on exist only during a forward, or grow with the micro-batch."""
+    """Bytes by part. The parts from `copies` on exist only during a forward pass, or grow with the micro-batch."""
 
     weights: int
     gradients: int
@@ -82,9 +82,9 @@ class Memory:
     lean: int = 0  # rl: copies of the weights, to sample from and as KL reference; with adapters, only the latter
     rollout: int = 0  # rl: KV cache and logits of the rows that are sampled at a time
     is_rollout_kept: bool = False  # captured graphs need the same buffers at every step
-    passing: int = 0  # rl: temporary memory while prompts are read and log-probabilities of samples are computed
+    passing: int = 0  # rl: temporary memory while prompts are prefilled and log-probabilities of samples are computed
     host: int = 0  # offload: the optimizer state in host memory
-    is_pass_kept: bool = False  # train.graphs: on; a captured graph keeps its memory outside the forward too
+    is_pass_kept: bool = False  # train.graphs: on; a captured graph keeps its memory outside the forward pass too
 
     @property
     def always(self) -> int:
@@ -99,7 +99,7 @@ class Memory:
     def host_needed(self, num_cards: int = 1) -> int:
         """Return the host memory that a machine needs; 0 without offload.
 
-        That is each GPU's state, plus one copy of the weights on the way to a checkpoint.
+        It holds each GPU's optimizer state, plus one copy of the weights while a checkpoint is written.
         """
         if not self.host:
             return 0
@@ -113,14 +113,14 @@ class Memory:
 
     def forward(self, micro_batch: int) -> int:
         logits = min(self.logits_most, micro_batch * self.logits_per_row) + self.head_gradient
-        # The memory of the loss is already free when the first block is recomputed.
+        # The loss has already freed its memory when the first block is recomputed.
         passing = max(logits, int(SPARE * micro_batch * self.block_per_row) + self.head_gradient)
         return int(self.copies + SPARE * micro_batch * self.activations_per_row + passing)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a phase as written fits on one GPU, the most rows that would, and what to lower if it does not."""
+    """Whether a phase as written fits on one GPU, the largest micro-batch that fits, and what to lower otherwise."""
 
     gpu: Gpu
     peak_bytes: int  # at the micro-batch that would be used on this GPU
@@ -142,7 +142,7 @@ def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = Tr
         lora=phase.lora, recompute=phase.recompute, rl=phase.rl, offload=phase.offload,
         prompt=prompt_tokens(run.model, phase.rl, is_open=run.base is not None) if phase.rl else 0,
     )  # fmt: skip
-    # graphs: auto is not counted, because it does not capture where memory is short.
+    # graphs: auto is not counted, because it does not capture graphs if memory is short.
     return replace(memory, is_pass_kept=run.train.graphs == "on")
 
 
@@ -161,7 +161,7 @@ def memory_of(
 ) -> Memory:
     """Estimate the memory of one phase.
 
-    `prompt`: tokens of the longest rl question, if known better than from the task kind.
+    `prompt`: tokens of the longest rl question, if known more precisely than from the task kind.
     """
     size = FP32 if precision == "fp32" else BF16
     padded_vocab = round_up(model.vocab_size, 64)
@@ -191,7 +191,7 @@ def memory_of(
         head_gradient=FP32 * head if method == "full" else 0,
         scratch=scratch + (_loads_bytes(table, muon, moment, state) if is_away else 0),
         host=state if is_away else 0,
-        # The whole block, with the gradients that pass through its widest part.
+        # The whole block, with the gradients at its widest point.
         block_per_row=per_layer + row * size * (3 * model.ffn_width + 4 * model.width) if again else 0,
     )
     if rl is None:
@@ -202,9 +202,9 @@ def memory_of(
 
 
 def _with_sampling(training: Memory, model: Model, rl: Rl, size: int, lean: int, prompt: int, *, copies: int) -> Memory:
-    """Add the memory of rl that is not needed to train its rows.
+    """Add the memory that rl needs beyond training on its rows.
 
-    `copies`: the copies that a forward without gradients also makes (adapters in the compute type, dequantized
+    `copies`: the copies that a forward pass without gradients also makes (adapters in the compute type, dequantized
     matrices).
     """
     prompt = prompt or prompt_tokens(model, rl)
@@ -254,7 +254,7 @@ def _copy_bytes(
 ) -> int:
     """Return the bytes of the copies used in matrix multiplications.
 
-    Of recomputed blocks, only one at a time is counted.
+    Only one recomputed block is counted, because they are recomputed one at a time.
     """
     alive = min(1.0, 1.0 - again + 1 / model.num_layers)
     if method == "full":
@@ -269,20 +269,22 @@ def _copy_bytes(
 
 
 def layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) -> int:
-    """Return the bytes per token that backward needs of one layer; see the blocks of both model families."""
+    """Return the bytes per token that one layer keeps for the backward pass, in either model family."""
     d, queries, keys = model.width, model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     is_swift = model.family == "swift"
     stream = (3 if is_swift else 2) * d  # residual streams; swift also mixes in the first one
     inputs = 2 * d  # outputs of the two norms, which are inputs of matrix multiplications
     heads = 2 * queries + 3 * keys + queries  # q, k, v as projected, q and k after RoPE, and the output of attention
-    heads += keys if is_swift else 0  # two more in every second layer: the value embeddings, and the sum
+    heads += (
+        keys if is_swift else 0
+    )  # in every second layer, the value embeddings and the sum: one per layer on average
     up = (1 if is_swift else 2) * model.ffn_width  # before the activation
     down = model.ffn_width  # after the activation: the input of a matrix multiplication
     if lora:  # a frozen matmul keeps its input only for its adapter, plus the adapter's low-rank activation
         chosen = set(LORA_TARGETS if "all" in lora.targets else lora.targets)
         inputs = d * bool(chosen & {"q", "k", "v"}) + d * bool(chosen & {"gate", "up"}) + lora.rank * len(chosen)
         down = model.ffn_width if "down" in chosen else 0
-        if lora.is_dora:  # the product before it is scaled to its magnitude
+        if lora.is_dora:  # the output before DoRA scales it to its magnitude
             outs = {"q": queries, "k": keys, "v": keys, "o": d, "down": d}
             outs |= {"gate": model.ffn_width, "up": model.ffn_width}
             inputs += sum(outs[name] for name in chosen)
@@ -294,7 +296,7 @@ def layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) -> 
 def _largest_group(table: dict[str, int]) -> int:
     """Return the size of the largest group.
 
-    Muon steps matrices of one shape together: gate and up (swift: up), or q and out.
+    Muon updates matrices of the same shape together: gate and up (swift: up), or q and out.
     """
     return max(table["feed-forward"] * 2 // 3, table["attention q"] + table["attention out"])
 
@@ -302,7 +304,7 @@ def _largest_group(table: dict[str, int]) -> int:
 def _loads_bytes(table: dict[str, int], muon: int, moment: float, state: int) -> int:
     """Return the bytes of offloaded state on the GPU at a time.
 
-    Muon's groups are loaded whole, largest first; the next group is loaded while one is stepped.
+    Muon's groups are loaded whole, largest first; the next group is loaded while the current one is updated.
     """
     stretch = int(2 * moment * AT_A_TIME)
     if not muon:
@@ -312,7 +314,7 @@ def _loads_bytes(table: dict[str, int], muon: int, moment: float, state: int) ->
 
 
 def fits(run: Run, phase: Phase | None = None, gpus: dict[str, Gpu] | None = None) -> list[Fit]:
-    """Return the fit for every known GPU, smallest memory first."""
+    """Return a Fit for every known GPU, smallest memory first."""
     phase = phase or run.phases[0]
     known = sorted((gpus or GPUS).values(), key=lambda gpu: (gpu.memory_gib, gpu.name))
     return [_fit(run, phase, gpu) for gpu in known]
@@ -345,7 +347,7 @@ def _fit(run: Run, phase: Phase, gpu: Gpu) -> Fit:
 
 
 def _most_rows(memory: Memory, usable: int, rows: int) -> int:
-    """Return the largest divisor of the batch's rows that fits: accumulation needs whole micro-batches."""
+    """Return the largest divisor of the batch's rows that fits: gradient accumulation needs whole micro-batches."""
     divisors = [n for n in range(1, int(rows**0.5) + 1) if rows % n == 0]
     for n in sorted({*divisors, *(rows // n for n in divisors)}, reverse=True):
         if memory.peak(n) <= usable:
@@ -391,7 +393,7 @@ def _is_change(phase: Phase, changes: dict[str, Any]) -> bool:
 
 
 def _fewer_rollout_rows(run: Run, phase: Phase, gpu: Gpu, usable: int) -> int:
-    """Return the most rollout rows that fit, in whole groups, halved as the trainer does; 0 if none, or outside rl."""
+    """Halve the rollout rows, in whole groups, until they fit; 0 if they never fit, or the phase is not rl."""
     rl = phase.rl
     prompts = rows_at_a_time(rl) // rl.samples_per_prompt if rl else 0
     while rl and prompts > 1:

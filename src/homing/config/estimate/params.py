@@ -40,9 +40,9 @@ DATA_CONSTRAINED_EPOCHS = 4.0
 # A phase of a few minutes does not need an evaluation at each step or a checkpoint at every second one; every
 # checkpoint also generates a sample.
 LEAST_EVAL_STEPS = 10
-# Bytes per token at 256 vocabulary entries and at each doubling: between English novels, Shakespeare, Goethe in German
-# and Python code, each with a tokenizer trained on that text (counts: tests/config/estimate/test_params.py). Beyond
-# 32k entries little is gained.
+# Bytes per token at 256 vocabulary entries and at each doubling: about the average over English novels, Shakespeare,
+# Goethe in German and Python code, each with a tokenizer trained on that text (counts:
+# tests/config/estimate/test_params.py). Beyond 32k entries little is gained.
 _BYTES_PER_TOKEN = (1.0, 2.1, 2.7, 3.25, 3.75, 4.15, 4.45, 4.6)
 # factors for text that compresses well, ordinary text, and text that compresses badly
 BYTES_PER_TOKEN_RANGE = (1.2, 1.0, 0.8)
@@ -82,7 +82,7 @@ def parameter_table(model: Model) -> list[Part]:
     return parts
 
 
-# As in the trainer's model, which compares its own count with this one.
+# The same values as in the trainer's model, which compares its own parameter count with this one.
 _VALUE_GATE, _SMEAR_GATE = 12, 24
 
 
@@ -117,7 +117,7 @@ def sizes(model: Model) -> Sizes:
 
 
 def scaling_params(model: Model) -> int:
-    """Return the parameters of the block matrices and the head, which take part in every token and in scaling rules."""
+    """Count the parameters of the block matrices and the head: used for every token, and by the scaling rules."""
     blocks = sum(part.num_params for part in parameter_table(model) if part.is_matmul and part.name != "head")
     return blocks + model.vocab_size * model.width
 
@@ -144,7 +144,7 @@ def save_steps(num_steps: int) -> int:
 
 
 def num_epochs(num_steps: int, batch_tokens: int, num_train_tokens: int) -> float | None:
-    """Return how many times the text is read; None if the amount of text is unknown."""
+    """Return how many times the run goes through the text; None if the amount of text is unknown."""
     return num_steps * batch_tokens / num_train_tokens if num_train_tokens else None
 
 
@@ -164,7 +164,7 @@ REACH = 128  # on a GPU, positions and rows are padded to multiples of this
 # Longest GSM8K question, and longest generated questions, in bytes.
 _LONGEST_BYTES = {"gsm8k": 991, "arithmetic": 24, "spelling": 64}
 _TURNS = 16  # tokens around a question: role, start and end of turn
-_OPEN_WEIGHTS_TURNS = 48  # of open weights, which add a few words of their own before the question
+_OPEN_WEIGHTS_TURNS = 48  # the same for open weights, whose chat templates add a few words before the question
 
 
 def num_rows(rl: Rl) -> int:
@@ -190,7 +190,7 @@ def prompt_tokens(model: Model, rl: Rl, *, is_open: bool = False) -> int:
 
 
 def _least_bytes_per_token(vocab_size: int) -> float:
-    """Return the least bytes per token for questions that differ from the text the tokenizer was trained on.
+    """Return a lower bound on the bytes per token for questions unlike the text that the tokenizer was trained on.
 
     For GSM8K with 2,048-entry tokenizers trained on books: the worst question has 1.8 bytes per token with English
     books, and the average is 1.7 with German ones.

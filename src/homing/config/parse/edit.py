@@ -40,8 +40,8 @@ def write_keys(path: Path, changes: Mapping[str, str]) -> str:
     try:
         text = path.read_text(encoding="utf-8-sig")
         temporary.write_text(_json(wanted) if path.suffix == ".json" else _yaml_with(text, changes), encoding="utf-8")
-        # A file may use anchors or an unexpected layout. If the result does not read back as intended, the original is
-        # kept.
+        # A file may use anchors or an unexpected layout. Keep the original if the result does not parse back to the
+        # intended values.
         if read_source(temporary).data != wanted:
             return "the file cannot be edited safely"
         os.chmod(temporary, path.stat().st_mode & 0o777)

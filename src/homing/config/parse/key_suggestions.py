@@ -3,7 +3,7 @@
 unknown key -> a secret? -> another trainer's name? -> a key of another section? -> the nearest spelling
 
 FOREIGN maps the names used by nanoGPT, nanochat, litgpt, axolotl, TRL, LLaMA-Factory and the Hugging Face Trainer to
-ours, and says what to do where there is no one-to-one key.
+ours, and says what to do if no key of ours corresponds.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def suggest_key(path: tuple[str | int, ...]) -> str:
     plain = name.lower().replace("-", "_").replace(" ", "_")
     if plain in here:
         return _mean(_full(section, plain), path)
-    # A key of the same section that is one edit away wins over every other reading.
+    # A key of the same section that is one edit away takes precedence over every other suggestion.
     if near := _within(plain, here, 1):
         return _mean(_full(section, near), path)
     if plain in FOREIGN:

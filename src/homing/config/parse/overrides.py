@@ -104,7 +104,7 @@ def _make_room(source: Source, given: set[KeyPath]) -> list[str]:
 
 
 def _count(value: Any) -> int:
-    """Parse a count; 0 if it is not one, because the following check reports that."""
+    """Parse a count; 0 if it is invalid, which the later check reports."""
     try:
         return parse_count(value)
     except ValueError:

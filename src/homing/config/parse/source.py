@@ -27,7 +27,7 @@ __all__ = ["KeyPath", "Source", "dotted", "json_lines", "read_source", "toml_lin
 
 KeyPath = tuple[str | int, ...]
 
-# People write run files manually; anything larger is another file given by mistake.
+# People write run files by hand; anything larger was passed by mistake.
 _MAX_BYTES = 1_000_000
 _MAX_NODES = 20_000
 _MAX_DEPTH = 20
@@ -204,7 +204,7 @@ class _YamlBuilder:
         line = node.start_mark.line + 1
         self.lines.setdefault(path, line)
         self.num_nodes += 1
-        # An alias may refer to its own parent, or expand to lists of lists of lists; both would never end.
+        # An alias may refer to its own parent, or expand to deeply nested lists; neither would ever finish.
         if self.num_nodes > _MAX_NODES or len(path) > _MAX_DEPTH:
             raise _broken(self.shown, line, "nested too deep, or an alias refers to itself.", "Write it out.")
         if isinstance(node, MappingNode):
@@ -301,7 +301,7 @@ def json_lines(text: str) -> tuple[dict[KeyPath, int], list[tuple[KeyPath, int, 
     """Map each path to its line, and list every duplicate key as (path, first line, second line)."""
     lines: dict[KeyPath, int] = {(): 1}
     twice: list[tuple[KeyPath, int, int]] = []
-    stack: list[list[str | int | None]] = []  # one slot per open { (its key, None before one is read) or [ (its index)
+    stack: list[list[str | int | None]] = []  # one slot per open { (its current key, at first None) or [ (its index)
     line, seen = 1, 0
     for token in _JSON_TOKEN.finditer(text):
         line += text.count("\n", seen, token.start())

@@ -93,7 +93,7 @@ def shape_of_depth(depth: int) -> Shape:
 
 
 def ffn_width_of(width: int, family: str = "stock") -> int:
-    """Return the feed-forward width: three SwiGLU matrices of 8/3 width cost as much as swift's two of 4 x width."""
+    """Return the feed-forward width: three SwiGLU matrices of 8/3 x width cost as much as swift's two of 4 x width."""
     return 4 * width if family == "swift" else round_up(8 * width / 3, 64)
 
 
@@ -108,7 +108,7 @@ def batch_for_tokens(num_tokens: float, context: int, vocab_size: int) -> int:
 
 
 def batch_for_steps(num_steps: int, context: int, vocab_size: int) -> int:
-    """Apply the same rule when only the steps are known: tokens = batch x steps, solved for the batch."""
+    """Apply the batch rule when only the steps are known: tokens = batch x steps, solved for the batch."""
     per_token = num_steps / _reference_tokens(vocab_size)
     exponent = SHORT_BATCH_EXPONENT if per_token * REFERENCE_BATCH < 1 else BATCH_EXPONENT
     return _whole_rows((REFERENCE_BATCH * per_token**exponent) ** (1 / (1 - exponent)), context)
@@ -147,9 +147,9 @@ def muon_rates(model: Model, kind: str, batch_tokens: int, num_steps: int) -> di
     by_batch = (batch_tokens / REFERENCE_BATCH) ** MUON_BATCH_EXPONENT
     by_steps = (REFERENCE_STEPS / (num_steps or REFERENCE_STEPS)) ** MUON_STEPS_EXPONENT
     if model.family == "stock":
-        # With the rate that suits six layers in this few steps, the loss of a 20-layer model rose again after its first
-        # fall, and the smaller models that stood in for it ended worse (docs/development/log.md). Long runs were not
-        # measured, so they are not changed.
+        # With the rate that is best for six layers and this few steps, the loss of a 20-layer model rose again after
+        # its initial drop, and smaller proxy models ended with a worse loss (docs/development/log.md). Long runs were
+        # not measured, so their rate is unchanged.
         by_steps = min(by_steps, max(1.0, by_steps * REFERENCE_DEPTH / model.num_layers))
     least, most = MUON_LR_BOUNDS
     rates = {"lr": min(most, max(least, MUON_LR * by_batch * by_steps))} | PRETRAIN_RATES[model.family]
@@ -182,6 +182,6 @@ def _reference_tokens(vocab_size: int) -> int:
 
 
 def _whole_rows(batch_tokens: float, context: int) -> int:
-    """Round to the nearest power of two of rows, at least one row."""
+    """Round to the nearest batch with a power-of-two number of rows, at least one."""
     rows = max(1.0, batch_tokens / context)
     return context * int(2 ** round(math.log2(rows)))

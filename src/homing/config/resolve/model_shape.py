@@ -1,7 +1,7 @@
 """Resolve the `model` section to its final shape: from its own keys, or from open weights (`model.from`).
 
 Every invalid number is reported with the nearest valid ones. Open weights set the shape and are the base of the run;
-keys that they set are refused in the run file.
+the run file may not set keys that they determine.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _nearest_divisors(number: int, near: int) -> str:
     return " or ".join(str(n) for n in below + above)
 
 
-# used if the run file sets none: within the limit of almost all current open weights, and fits most GPUs
+# used if the run file sets none: almost all current open weights support it, and it fits on most GPUs
 _CONTEXT = 2048
 _SET_BY_WEIGHTS = (
     "depth",

@@ -27,7 +27,7 @@ _CHAT_VAL_FRACTION = 0.02
 @dataclass(frozen=True)
 class ChatFile:
     path: str  # a file, glob or directory
-    weight: float  # 0: as many conversations as it has
+    weight: float  # 0: every conversation in it
     repeat: int
 
 
@@ -44,7 +44,7 @@ class PhasePrep:
     dir: Path  # absolute
 
     def named(self) -> dict[str, Any]:
-        """Return the run file's settings of the conversations, stored in the manifest so that a change is detected."""
+        """Return the run file's settings for the conversations, stored in the manifest so that a change is detected."""
         chat = [[source.path, float(source.weight), source.repeat] for source in self.chat]
         return {"chat": chat, "validation": self.validation, "val_fraction": float(self.val_fraction)}
 
@@ -55,7 +55,7 @@ def uses_run_text(trace: Trace, number: int) -> bool:
 
 
 def phase_prep(trace: Trace, number: int, data_dir: Path) -> PhasePrep | None:
-    """Return what prep should make for this phase; None if the phase has no data of its own."""
+    """Return what prep should make for this phase; None if the phase uses the run's text."""
     phase, at = trace.file.phases[number], ("phases", number)
     _refuse(trace, number)
     if not phase.data.text and not phase.data.chat:
@@ -77,10 +77,10 @@ def phase_prep(trace: Trace, number: int, data_dir: Path) -> PhasePrep | None:
 def phase_data(
     trace: Trace, number: int, prep: PhasePrep | None, context: int = 0, tokenizer_sha256: str = ""
 ) -> PhaseData | None:
-    """Return what is already prepared for the phase; None if it has no data of its own.
+    """Return what is already prepared for the phase; None if the phase uses the run's text.
 
-    Counts are 0 if nothing is prepared, or if it no longer matches the run file. `tokenizer_sha256`: hash of the
-    tokenizer of the open weights that the run starts from, if any.
+    Counts are 0 if nothing is prepared, or if the prepared data no longer matches the run file. `tokenizer_sha256`:
+    hash of the tokenizer of the open weights that the run starts from, if any.
     """
     if prep is None:
         return None
@@ -113,7 +113,7 @@ def phase_data(
 def _what_changed(prep: PhasePrep, prepared: Prepared, context: int, tokenizer_sha256: str) -> str:
     """Return what changed since prep, or "".
 
-    Checked here, not on a paid instance; for text, only the tokenizer is compared.
+    This is checked before an instance is rented. For text, only the tokenizer is compared.
     """
     tokenizer = prep.dir.parent / file_names.TOKENIZER
     wanted = tokenizer_sha256 or (sha256_of(tokenizer) if tokenizer.is_file() else "")

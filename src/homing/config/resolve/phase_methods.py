@@ -1,4 +1,4 @@
-"""Resolve a phase's method: LoRA adapters on frozen weights, and RL. A key that has no effect is refused."""
+"""Resolve a phase's method: LoRA adapters on frozen weights, and RL. Rejects keys that would have no effect."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _continues_adapters(trace: Trace, number: int) -> bool:
 
 
 def _written(trace: Trace, number: int) -> dict[str, Any]:
-    """Return the adapter settings of a phase without tracing them, because it may not be trained in this run."""
+    """Return the adapter settings of a phase without recording origins: this run may not train that phase."""
     before = _written(trace, number - 1) if _continues_adapters(trace, number) else {}
     found: dict[str, Any] = {}
     for name in PhaseLora.model_fields:
@@ -118,7 +118,7 @@ def resolve_rl(trace: Trace, number: int, context: int, tokenizer: Path | None, 
             trace.wrong(
                 (*at, name), "has no effect with one update per rollout.", "Raise updates_per_rollout, or delete it."
             )
-    # The other half is for the question.
+    # Leave the other half for the question.
     by_default = min(_ANSWER_TOKENS, max(1, context // 2))
     num_new = trace.take(
         f"{wire}.max_new_tokens", (*at, "answer_tokens"), by_default, f"derived from model.context {context}"
@@ -167,7 +167,7 @@ def _task(trace: Trace, at: KeyPath, task: RlTask) -> wire_run.RlTask:
 def _check_questions(
     trace: Trace, at: KeyPath, tasks: list[wire_run.RlTask], tokenizer: Path | None, turns: Path | None
 ) -> None:
-    """Check every line by the trainer's rules: a bad one would end the run at its first step, on a rented instance."""
+    """Apply the trainer's checks to every line: a bad one would end the run at its first step, on a rented instance."""
     specials, num_ids = list[str](), None
     if tokenizer is not None:
         try:
@@ -207,7 +207,7 @@ def _check_questions(
 def _looked_through(
     path: Path, sha256: str, kind: str, needs_answers: bool, num_ids: int | None
 ) -> tuple[bool, list[str]]:
-    """Return whether any question is asked as a chat turn, and the bad lines.
+    """Return whether any question is a chat turn, and the invalid lines.
 
     Cached by content, because one command may read the run file several times.
     """

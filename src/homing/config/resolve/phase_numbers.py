@@ -39,7 +39,7 @@ _WARMUP_SHARE = 0.02
 _MOST_WARMUP_STEPS = 1000
 _DECAY_FRACTION = 0.5
 _EPOCHS = {"mid": 1.0, "sft": 3.0}  # default length of such a phase
-_LEAST_EPOCHS = 0.5  # of conversations; with fewer epochs most of them are never seen
+_LEAST_EPOCHS = 0.5  # for conversations; with fewer epochs many of them are never seen
 _HABITS = ("beta1", "eps", "momentum", "momentum_start", "variance_beta", "cautious", "clip", "weight_decay")
 _FLOORS = {"wsd": 0.05, "cosine": 0.1, "constant": 1.0}
 
@@ -130,8 +130,8 @@ def resolve_phase(
 def _prompts(trace: Trace, at: KeyPath, wire: str, data: PhaseData | None) -> list[str]:
     """Return the sample prompts of the phase.
 
-    A model that learns to answer is asked the first question in its data; the opening of a book is not a question.
-    `data`: the phase's data; in rl, that of the phase before.
+    A model that is trained to answer gets the first question in its data, because the opening of a book is not a
+    question. `data`: the phase's data; in rl, that of the previous phase.
     """
     asked, why = (
         ([data.question], "derived: the first question in its data")
@@ -167,7 +167,8 @@ def _refuse_what_has_no_effect(trace: Trace, at: KeyPath) -> None:
 def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus, rl: Rl | None) -> tuple[int, int]:
     """Return steps and batch.
 
-    Exactly one of tokens, epochs and steps sets the length; model.depth replaces a missing one.
+    At most one of tokens, epochs and steps sets the length. Without one, pretraining derives it from model.depth, and
+    mid and sft use a default number of epochs.
     """
     phase = trace.value(at)
     if rl is not None:
@@ -264,7 +265,7 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
         return
     epochs = num_epochs(num_steps, batch_tokens, corpus.num_train_tokens)
     amount = f"{corpus.amount} ({corpus.source})"
-    # 10% above the limit is accepted: people round 7,751 steps up to 8,000.
+    # Accept up to 10% above the limit: people round 7,751 steps up to 8,000.
     if epochs is not None and epochs > DATA_CONSTRAINED_EPOCHS * 1.1:
         trace.warn(
             f"phases.{number} reads {amount} {epochs:.1f} times; past about {DATA_CONSTRAINED_EPOCHS:.0f} passes"
@@ -283,7 +284,7 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
 
 
 def _is_by_profile(trace: Trace, at: KeyPath) -> bool:
-    """Return whether --smoke set the length, which is meant to be short."""
+    """Return whether --smoke set the length, which is then short on purpose."""
     setting = trace.source.setting((*at, "steps"))
     return setting is not None and not setting.startswith("--set")
 
@@ -444,8 +445,8 @@ def _init_from(
 def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path, *, is_open: bool) -> None:
     """Check that the weights to start from use the same token ids as the data.
 
-    With another tokenizer the same text is noise to the model, and no later check would notice. `tokenizer`: that of
-    the data, or of the open weights, which the data must use.
+    Text tokenized differently would be noise to the model, and no later check would notice. `tokenizer`: the tokenizer
+    of the data, or that of the open weights, which the data must use.
     """
     loaded_tokenizer = folder / file_names.TOKENIZER
     where, mine, start = shown(loaded_tokenizer), shown(tokenizer), shown(folder)

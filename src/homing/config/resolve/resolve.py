@@ -76,8 +76,8 @@ class _Inputs:
     numbers: list[int]  # indices of the chosen phases in the run file
     source: Source | None
     needs_text: bool
-    # Hash of the open weights' tokenizer, "" without open weights. Text tokenized with another tokenizer would be noise
-    # to them, and no later check would notice.
+    # Hash of the open weights' tokenizer, "" without open weights. Text tokenized with a different tokenizer would be
+    # noise to the model, and no later check would notice.
     base_tokenizer_sha256: str
     prepared: Prepared | None
     is_for_prep: bool
@@ -126,7 +126,7 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
     return Resolved(run, prep, is_prepared, [each for each in data.preps.values() if each is not None], inputs.source)
 
 
-# --- the chapters of resolve ------------------------------------------------------------------------------------------
+# --- the steps of resolve ---------------------------------------------------------------------------------------------
 
 
 def _read_inputs(trace: Trace, name: str, *, is_for_prep: bool) -> _Inputs:
@@ -140,7 +140,7 @@ def _read_inputs(trace: Trace, name: str, *, is_for_prep: bool) -> _Inputs:
 
 
 def _resolve_shape(trace: Trace, inputs: _Inputs) -> tuple[int, Model]:
-    """Return the vocabulary size and the model's shape: those of the open weights, or those of the run file."""
+    """Return the vocabulary size and the model's shape, from the open weights or from the run file."""
     if inputs.source is not None:
         return inputs.source.shape.vocab_size, shape_of_base(trace, inputs.source)
     vocab_size = _vocab_size(trace, inputs.prepared, is_for_prep=inputs.is_for_prep, first=inputs.numbers[0])
@@ -209,7 +209,8 @@ def _prepared(trace: Trace, data_dir: Path, tokenizer_sha256: str) -> Prepared |
 def _has_tokenizer(trace: Trace, data_dir: Path, tokenizer_sha256: str) -> bool:
     """Return whether the data folder has a tokenizer.
 
-    `tokenizer_sha256`: hash of the open weights' tokenizer if no text was tokenized with it; another one may be there.
+    `tokenizer_sha256`: hash of the open weights' tokenizer, if the tokenizer in the folder must still be compared with
+    it because no text was tokenized; "" to skip the comparison.
     """
     path = data_dir / wire_names.TOKENIZER
     if not path.is_file():
@@ -250,7 +251,7 @@ def _vocab_size(trace: Trace, prepared: Prepared | None, *, is_for_prep: bool, f
 
 
 def _brought_tokenizer(trace: Trace, first: int) -> Path | None:
-    """Return the tokenizer of the init_from checkpoint, if any: the weights know only its ids, so none is trained."""
+    """Return the tokenizer of the init_from checkpoint, if any: the weights require its ids, so none is trained."""
     brought = trace.file.phases[first].init_from
     try:
         path = init_folder(brought) / wire_names.TOKENIZER
@@ -288,7 +289,7 @@ def _prepared_vocab_size(trace: Trace, prepared: Prepared, wanted: int | None) -
 def _warn_of_missing(
     trace: Trace, preps: dict[int, PhasePrep | None], datas: dict[int, PhaseData | None], *, needs_text: bool
 ) -> None:
-    """Warn about missing files that prep has yet to read. Text that is already in shards may be gone."""
+    """Warn about missing files that prep has yet to read. Text that is already in shards may be missing."""
     if needs_text:
         warn_of_missing(trace, ("data", "text"), trace.file.data.text)
         warn_of_missing(trace, ("data", "validation"), trace.file.data.validation)
@@ -411,7 +412,7 @@ def _prep(trace: Trace, vocab_size: int, data_dir: Path, source: Source | None, 
 
 
 def _renumber(trace: Trace, numbers: list[int]) -> None:
-    """Rename origins to the phase's index in run.json, if some phases of the file are left out."""
+    """Rename origins to use each phase's index in run.json, which differs if phases of the file are left out."""
     for place, number in enumerate(numbers):
         if place != number:
             old, new = f"phases.{number}.", f"phases.{place}."
@@ -420,7 +421,7 @@ def _renumber(trace: Trace, numbers: list[int]) -> None:
 
 
 def _refuse_twice(trace: Trace, name: str) -> None:
-    """Refuse two phases of one kind, even if only some phases are chosen: the whole file could never be trained."""
+    """Reject two phases of the same kind, even if only some phases are chosen: the full file could never be trained."""
     first: dict[str, int] = {}
     for number, phase in enumerate(trace.file.phases):
         if not trace.is_sound(("phases", number, "kind")) or first.setdefault(phase.kind, number) == number:
@@ -431,7 +432,7 @@ def _refuse_twice(trace: Trace, name: str) -> None:
             "Move this phase and those after it to another run file that starts from the result of this one: "
             f"init_from: models/{name} after `homing fetch`, or a checkpoint's folder. Or merge the two phases.",
         )
-        return  # later phases move to the other file with this one
+        return  # the user moves later phases to the other file too
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """`train.only`: train some phases of a run file, such as mid+sft, and find the weights to start from.
 
-The other phases are already trained, here or elsewhere, so the final checkpoint of the phase before is searched for at
-home. Checkpoints of a run with the same name in another project folder are skipped; to use one, set `init_from`.
+The other phases are already trained, here or elsewhere, so the final checkpoint of the previous phase is searched for
+at home. Checkpoints of a run with the same name in another project folder are skipped; to use one, set `init_from`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _finals(name: str, kind: str) -> list[tuple[Path, Path | None]]:
 
 
 def _checkpoints(name: str, kind: str, *, is_final: bool) -> list[tuple[Path, Path | None]]:
-    """List checkpoint folders, preferred one first, each with the folder it was begun in if not this one.
+    """List checkpoint folders, preferred one first, each with the folder its run was started in if not this one.
 
     Fetched models come first, newest first. `homing fetch` stores a model under the run's name, or under NAME-PHASE or
     NAME-*-* if another run already uses that name.

@@ -1,11 +1,11 @@
-"""The smoke profile: the same run file shrunk to minutes, and a note of how it ended.
+"""The smoke profile: the same run file, reduced to take minutes, and a record of how that run ended.
 
   run file + --smoke -> part of the text, a few narrow layers, short context, small vocabulary, 200 steps, small batch
                      -> NAME-smoke
 
-Everything else in the file is unchanged, so text, optimizer, schedule, store and providers are really tested. A large
-first run asks for a passed smoke run and is refused after a failed one. The note is stored under the home, by the hash
-of the run file.
+Everything else in the file is unchanged, so text, optimizer, schedule, store and providers are really tested. Before a
+large run, `homing launch` asks for a smoke run, and does not start the run if that failed. The record is stored in the
+home folder, under the hash of the run file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["PROFILE", "has_smoke_failed", "has_smoke_passed", "mark_smoke", "nee
 PROFILE = "smoke profile"
 _LAYERS, _HEADS, _HEAD_SIZE, _CONTEXT, _VOCAB = 4, 4, 32, 128, 2048
 _STEPS, _ROWS = 200, 16
-# Several times what the steps read, and the tokenizer's sample.
+# Several times as much text as the steps read; and the sample on which the tokenizer is trained.
 _TAKE_BYTES, _SAMPLE_BYTES = 20_000_000, 10_000_000
 
 _BIG_PARAMS = 300_000_000
@@ -55,7 +55,7 @@ def has_smoke_passed(file: Path) -> bool:
 
 
 def has_smoke_failed(file: Path) -> bool:
-    """Return whether the last smoke run of this file failed. A file changed since then counts as not tried."""
+    """Return whether the last smoke run of this file failed. A file that has changed since then counts as untested."""
     return _is_passed(file) is False
 
 
@@ -65,17 +65,17 @@ def _is_passed(file: Path) -> bool | None:
         found = json.loads(_note(file).read_bytes())
     except (OSError, ValueError):
         return None
-    # Old notes have no result: they were written only on success.
+    # Old records have no result: they were written only on success.
     return bool(found.get("is_passed", True)) if isinstance(found, dict) else None
 
 
 def _note(file: Path) -> Path:
-    # By the hash of the text, not the name: a file changed since then counts as not tried.
+    # Named by the hash of the text, not by name: a file that has changed since then counts as untested.
     return home() / "smoke" / f"{hashlib.sha256(Path(file).read_bytes()).hexdigest()}.json"
 
 
 def shrink(source: Source, run: Run, *, keeps_vocabulary: bool, take_bytes: int) -> None:
-    """Change `source` as a series of --set would.
+    """Reduce the run in `source`, as a series of --set options would.
 
     `run`: the run at full size. `take_bytes`: how much of the text the file asks for (0: all).
     """
@@ -119,7 +119,7 @@ def shrink(source: Source, run: Run, *, keeps_vocabulary: bool, take_bytes: int)
     if not isinstance(source.data.get("phases"), list):
         source.data["phases"] = [{}]
     for number in numbers:
-        # A phase written as a dash without keys is a phase of defaults.
+        # A phase written as a dash without keys uses only defaults.
         source.data["phases"][number] = source.data["phases"][number] or {}
         for name in ("tokens", "epochs", "init_from"):  # weights of the full model do not fit the small one
             source.data["phases"][number].pop(name, None)

@@ -1,6 +1,6 @@
 """All keys of the run file, read from the schema: path, type, default, range, example and description.
 
-`explain` prints them and `names` suggests among them, so no key is listed twice.
+`homing explain` prints them and `parse.key_suggestions` suggests among them, so keys are listed nowhere else.
 """
 
 from __future__ import annotations

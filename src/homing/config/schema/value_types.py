@@ -1,7 +1,8 @@
 """Building blocks of the schema: value types with human units, the base class `Section`, and `key`.
 
 Each type is an annotated type for pydantic: human units in, base units out. `Filled` also refuses placeholders that the
-user forgot to replace, such as YOUR_BUCKET or <volume id>. `key` declares a key with all that `homing explain` prints.
+user forgot to replace, such as YOUR_BUCKET or <volume id>. `key` declares a key and everything that `homing explain`
+prints about it.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _shown(value: Any) -> str:
 
 
 def _refuse_past_measure(value: Any) -> None:
-    # 9e999999999 is a short text but a number with a billion digits, which would take too long to parse.
+    # 9e999999999 is short text but a number with a billion digits, which would take too long to parse.
     if re.search(r"\d{40}|[eE]\s*\+?\d{3}", str(value)[:2000]) or len(str(value)) > 100:
         raise ValueError(f"{str(value)[:40]!r} is too large")
 

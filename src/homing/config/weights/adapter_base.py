@@ -2,7 +2,7 @@
 
 lineage of the adapter's checkpoint -> the base stage -> the run's open weights | a checkpoint of ours | sent files
 
-Only the location is found here. The trainer compares the sha256 of the tensors before it combines the two.
+This only finds the location. The trainer compares the sha256 of the tensors before it combines the two.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _stage_before(adapter: Path) -> Stage:
             why=f"Adapters trained by homing have a {file_names.MANIFEST} that names them.",
             fix=f"homing export {adapter} --to merged --base WEIGHTS --out FOLDER   then init_from: FOLDER",
         )
-    # Set to an earlier stage if the adapter continued another adapter.
+    # Set to an earlier stage if the adapter was trained further from another adapter.
     stage = _adapter_config(adapter).get("homing_base_stage")
     return manifest.lineage[stage if isinstance(stage, int) and 0 <= stage < len(manifest.lineage) else -2]
 

@@ -1,12 +1,12 @@
 """Access to repositories on the Hub, for `model.from` and `init_from`: list the files and fetch them.
 
-  list_repository   commit, files, sizes, sha256 of large files, license; from the cache if the Hub does not answer
+  list_repository   commit, files, sizes, sha256 of large files, license; from the cache if the Hub does not respond
   bring_files       the files in the Hub's own cache, downloaded if missing
   init_folder       a checkpoint folder of a repository as a local folder in $HOMING_HOME/cache/checkpoints
 
-One command asks the Hub once, however often it reads the run file. The contents of a commit never change, so they are
-cached in $HOMING_HOME/cache/hub, and a model given with its commit needs no request. Every refusal says which token was
-used, masked. huggingface_hub does the network access and the caching.
+Each command queries the Hub once, however often it reads the run file. The contents of a commit never change, so they
+are cached in $HOMING_HOME/cache/hub, and a model given with its commit needs no request. Every error says which token
+was used, masked. huggingface_hub does the network access and the caching.
 
 The files of a checkpoint are compared with the hashes in its manifest, if it has one. After that it is an ordinary
 folder: it is checked, sent with the run and hashed in the same way.
@@ -38,7 +38,7 @@ __all__ = ["Listing", "bring_files", "init_folder", "list_repository"]
 _ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _T = TypeVar("_T")
-_answers: dict[tuple[str, ...], Listing] = {}  # per process: request -> answer of the Hub or of its cache
+_answers: dict[tuple[str, ...], Listing] = {}  # per process: request -> listing from the Hub or its cache
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,9 @@ def _recall(repo_id: str, revision: str) -> Listing | None:
         listing = Listing(**saved["listing"])
         is_it = (saved["endpoint"], listing.repo_id, listing.commit) == (_endpoint(), repo_id, revision)
         is_it = is_it and all(isinstance(size, int) for size in listing.sizes.values()) and "" not in listing.hashes
-        is_it = is_it and "is_public" in saved["listing"]  # an older homing did not store it, so ask the Hub again
+        is_it = (
+            is_it and "is_public" in saved["listing"]
+        )  # older versions of homing did not store it, so query the Hub again
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return listing if is_it else None
@@ -107,7 +109,7 @@ def _remember(listing: Listing) -> None:
     path = _memory(listing.repo_id, listing.commit)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     text = json.dumps({"endpoint": _endpoint(), "listing": dataclasses.asdict(listing)}, indent=1)
-    with contextlib.suppress(OSError):  # only a cache: without it the Hub is asked again
+    with contextlib.suppress(OSError):  # this is only a cache: without it the Hub is queried again
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
@@ -147,7 +149,7 @@ def _fetching(hub: Any, repo_id: str, name: str, at: dict[str, Any]) -> Callable
 
 
 class _NoAnswer(Exception):
-    """The Hub neither answered nor refused: a network failure or a server error."""
+    """The Hub neither fulfilled nor refused the request: a network failure or a server error."""
 
 
 def _asked(repo_id: str, revision: str, question: Callable[[], _T]) -> _T:
@@ -167,7 +169,7 @@ def _asked(repo_id: str, revision: str, question: Callable[[], _T]) -> _T:
         raise DataError(f"{repo_id!r} is not a model on the Hub.", why, "Fix model.from: hf:OWNER/NAME") from exc
     except errors.RevisionNotFoundError as exc:
         raise _refused(repo_id, f"has no revision {revision}", "asked with {token}.") from exc
-    except errors.LocalEntryNotFoundError as exc:  # the SDK's error for: not cached, and no connection
+    except errors.LocalEntryNotFoundError as exc:  # the SDK's error if a file is not cached and there is no connection
         raise _NoAnswer(str(exc.__cause__ or exc)[:200]) from exc
     except errors.EntryNotFoundError as exc:
         raise _refused(repo_id, "lacks a file", f"{exc}; asked with {{token}}.") from exc
@@ -295,9 +297,9 @@ def init_folder(typed: str) -> Path:
 
 
 def _take(source: Path, wanted: list[str], target: Path) -> None:
-    """Copy the files into `target` as real files: the Hub cache holds symlinks, which a checkpoint folder must not.
+    """Copy the files into `target` as real files: the Hub cache has symlinks, which a checkpoint folder must not have.
 
-    Hard links are used where possible, so that the files do not take space twice.
+    Hard links are used if possible, so that the files do not take up space twice.
     """
     target.mkdir(parents=True, exist_ok=True)
     for name in wanted:

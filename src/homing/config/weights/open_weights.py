@@ -4,8 +4,8 @@
   Source                             ->  bring        ->  a local folder that holds all files
 
 Small files are read immediately; the weights are downloaded only by `bring`. The Hub is accessed through
-huggingface_hub. If it does not answer, or HF_HUB_OFFLINE is set, its local cache is used and `Source.note` says so. No
-torch: the shape is arithmetic.
+huggingface_hub. If the Hub does not respond, or HF_HUB_OFFLINE is set, its local cache is used and `Source.note` says
+so. No torch: the shape is computed from config.json.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _shards(path: Path, sizes: dict[str, int], address: str) -> list[str]:
 
 
 def _check_tokenizer(data: dict[str, Any], shape: Model, address: str) -> int:
-    """Return the number of token ids. Refuse anything but byte-level BPE, and more ids than the model has rows."""
+    """Return the number of token ids. Reject anything but byte-level BPE, and more ids than the model has rows."""
     given = data.get("model")
     model: dict[str, Any] = given if isinstance(given, dict) else {}
     vocab, added = model.get("vocab"), data.get("added_tokens") or []
