@@ -2,9 +2,9 @@
 
 A provider adds its own checks with an optional method, `checks() -> list[Check]`, which only reads. A prepaid provider
 also has `balance()`: what is left, and the current spend per hour, or None if the provider does not report it. `doctor`
-checks it, and so does `launch` before it rents. An empty balance ends machines as a limit does, but without a last
-checkpoint and without bringing the results home. So it is compared with what the run may cost while topping up still
-helps. Nothing is refused: the balance may grow during the run.
+checks it, and so does `launch` before it rents. When the balance runs out, the provider
+stops the machines without a last checkpoint, and the results are lost. So the balance is compared with what the run may
+cost while there is still time to add funds. This only warns: funds may be added during the run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def ok(name: str, text: str) -> Check:
 
 
 def skipped(name: str, text: str, fix: str = "", page: str = "") -> Check:
-    """Return a check for something that is not needed as far as we know, with how to get it."""
+    """Return a skipped check: as far as we know, its subject is not needed. `fix` and `page` say how to get it."""
     return Check(name, "skipped", text, fix, page)
 
 
@@ -61,7 +61,7 @@ def fault(name: str, text: str, fix: str, page: str = "") -> Check:
 @dataclass(frozen=True)
 class Balance:
     left_usd: Decimal
-    rate_usd_per_hour: Decimal  # of everything the account rents now, by anyone
+    rate_usd_per_hour: Decimal  # of everything that the account rents now, whoever rented it
 
 
 @runtime_checkable
@@ -69,11 +69,13 @@ class Prepaid(Protocol):
     name: str
     page: str
 
-    def balance(self) -> Balance | None: ...  # asked, never guessed; None: this key may not see it, or no answer
+    def balance(
+        self,
+    ) -> Balance | None: ...  # from the provider, never estimated; None: this key may not see it, or no response
 
 
 def check_balance(provider: Prepaid, needed_usd: Decimal | None) -> Check:
-    """Check the balance. `needed_usd` is what a run may still cost; None if no run or no limit is known."""
+    """Check the balance. `needed_usd`: how much the run may still cost; None if no run or no limit is known."""
     name, account = f"{provider.name}.balance", ACCOUNTS.get(provider.name)
     title, page = (account.title, account.usage_page) if account else (provider.name, provider.page)
     balance = provider.balance()

@@ -1,6 +1,7 @@
 """Checks of this computer: Python, packages, torch and GPU, SSH, tools, Docker, disk, home folder, .env, clock.
 
-Renting a machine does not need Docker; `homing image build` does, and keeps a dead container for its log.
+Renting a machine does not need Docker. `homing image build` does, and keeps a failed container so that its log can be
+read.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ __all__ = [
 
 _KEYS = "keys"  # where ssh_access stores them
 _LEAST_PYTHON = (3, 11)
-_LEAST_SSH = (7, 6)  # supports all options that we use; from 2017
+_LEAST_SSH = (7, 6)  # released in 2017; supports all options that we use
 _LEAST_DISK_BYTES = 2 * 10**9  # if no run is named
-_MOST_SKEW_S = 120.0  # AWS refuses signatures from five minutes on; we warn earlier
+_MOST_SKEW_S = 120.0  # AWS rejects signatures that are off by five minutes; we warn earlier
 _CLOCK_S = 10.0
 _TORCH_S = 120.0
 _TOOL_S = 20.0
@@ -149,7 +150,7 @@ def check_ssh(examined: Examined) -> list[Check]:
         found.append(fault("ssh.client", text, install, page))
     else:
         found.append(ok("ssh.client", f"OpenSSH {version[1]}.{version[2]}."))
-    # Without arguments it would prompt for a file to write; with the path of a missing key it only refuses.
+    # Without arguments it would prompt for an output file; with the path of a missing key it just fails.
     keygen = world.run(["ssh-keygen", "-l", "-f", str(examined.home.path / "no-such-key")], timeout_s=_TOOL_S)
     if keygen.code == 127:
         return [
@@ -160,7 +161,7 @@ def check_ssh(examined: Examined) -> list[Check]:
 
 
 def check_ssh_keys(examined: Examined) -> list[Check]:
-    """Check that only their owner can read the private keys: ssh rightly refuses others."""
+    """Check that only their owner can read the private keys: ssh refuses keys that others can read."""
     world, folder = examined.home.world, examined.home.path / _KEYS
     if not world.exists(folder):
         return [skipped("ssh.keys", "None yet; the first launch on a rented instance creates one.")]
@@ -223,7 +224,7 @@ def check_env_file(examined: Examined) -> list[Check]:
 
 
 def check_env_values(examined: Examined) -> list[Check]:
-    """Check for values that are not keys: placeholders, or keys with copied quotes or blanks around them."""
+    """Check for values that cannot be keys: placeholders, or keys copied with quotes or blanks around them."""
     env, found = examined.home.world.environment(), []
     for account in ACCOUNTS.values():
         for name in account.keys:
@@ -241,7 +242,7 @@ def check_env_values(examined: Examined) -> list[Check]:
 
 
 def check_clock(examined: Examined) -> list[Check]:
-    """Compare the clock with the Date header of the providers, asked in parallel.
+    """Compare the clock with the Date header of the providers' responses, requested in parallel.
 
     A wrong clock makes signatures invalid.
     """
@@ -252,7 +253,7 @@ def check_clock(examined: Examined) -> list[Check]:
 
 
 def clock_warning(home: Home, provider: str) -> str:
-    """Return by how much this computer's clock differs from the provider's, if it matters; "" otherwise."""
+    """Return a warning if this computer's clock differs too much from the provider's; "" otherwise."""
     url = _api_url(provider, home.world.environment())
     found = compare_clocks(home.world, [url] if url else [])
     return " ".join(f"{each.text} {each.fix}" for each in found if each.is_finding)
@@ -264,7 +265,7 @@ def _api_url(provider: str, env: Mapping[str, str]) -> str:
 
 
 def compare_clocks(world: World, urls: list[str]) -> list[Check]:
-    """Compare this computer's clock with the Date header of each answer."""
+    """Compare this computer's clock with the Date header of each response."""
     calls = [lambda url=url: world.http(HttpRequest("GET", url, timeout_s=_CLOCK_S)) for url in urls]
     for url, reply in zip(urls, world.together(calls, _CLOCK_S), strict=True):
         if isinstance(reply, (NetworkError, TimeoutError)):
@@ -308,7 +309,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _nearest(path: Path, examined: Examined) -> Path:
-    """Return the folder, or its nearest existing parent: a home is created on the first write."""
+    """Return the folder, or its nearest existing parent: the home folder is created on the first write."""
     while not examined.home.world.exists(path) and path != path.parent:
         path = path.parent
     return path

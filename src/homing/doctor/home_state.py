@@ -1,4 +1,4 @@
-"""Checks of homing's own files at home: can the ledger be trusted, and is anything left over."""
+"""Checks of homing's own files at home: whether the ledger can be trusted, and whether anything is left over."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["check_guard", "check_ledger", "check_owner", "check_privacy", "check
 
 
 def check_owner(examined: Examined) -> list[Check]:
-    """Check the owner: six characters in every mark of ours.
+    """Check the owner id: the six characters that are part of every mark of ours.
 
-    If they changed, we would not recognize our own instances.
+    If it changed, we would not recognize our own instances.
     """
     home, path = examined.home, examined.home.owner_path
     text = home.world.read(path).decode("utf-8", "replace").strip() if home.has_owner else ""
@@ -44,7 +44,7 @@ def check_owner(examined: Examined) -> list[Check]:
 
 
 def check_privacy(examined: Examined) -> list[Check]:
-    """Check that only its owner can read the home. Looser permissions are corrected and reported."""
+    """Check that only its owner can read the home folder. Looser permissions are corrected and reported."""
     home, world = examined.home, examined.home.world
     if not world.is_dir(home.path):
         return [skipped("home.private", f"{home.path} does not exist yet.")]
@@ -77,7 +77,7 @@ def check_privacy(examined: Examined) -> list[Check]:
 
 
 def check_ledger(examined: Examined) -> list[Check]:
-    """Check that the ledger opens, its schema is known and its pages are intact."""
+    """Check that the ledger opens, that its schema is known, and that its pages are intact."""
     world, path = examined.home.world, examined.home.path / LEDGER
     if not examined.home.has_ledger:
         return [skipped("ledger.sound", "None yet; nothing was launched from this home.")]
@@ -115,7 +115,7 @@ def check_unconfirmed(examined: Examined) -> list[Check]:
 
 
 def check_guard(examined: Examined) -> list[Check]:
-    """Warn if something bills and no guard is on duty at home. Not a fault: the machine has its own guards."""
+    """Warn if something is billing and no guard runs at home. Not a fault: the machine has its own guards."""
     try:
         open_ = examined.home.ledger.open_lines() if examined.home.has_ledger else []
     except HomingError:

@@ -1,4 +1,4 @@
-"""Checks of the providers and the Hub: is there a key, does it work, is it sufficient, is anything on offer.
+"""Checks of the providers and the Hub: is there a key, does it work, are its permissions sufficient, are there offers?
 
 all providers in parallel, each with a deadline:  key -> list_owned -> its own checks() -> balance -> offers
 """
@@ -24,7 +24,7 @@ from homing.world import HttpRequest, NetworkError
 __all__ = ["check_hub", "check_providers"]
 
 ANSWER_S = 45.0
-_DUMMY_OWNER = "000000"  # a dummy owner: checking a home must not create its owner
+_DUMMY_OWNER = "000000"  # a placeholder: checking a home must not create its owner id
 
 
 def check_providers(examined: Examined) -> list[Check]:
@@ -46,7 +46,7 @@ def check_providers(examined: Examined) -> list[Check]:
 
 
 def _ask_all(names: list[str], examined: Examined) -> list[Any]:
-    """Check all providers in parallel, and report which ones are still pending."""
+    """Check all providers in parallel, and notify the user which ones are still pending."""
     waiting = list(names)
 
     def notify() -> None:
@@ -57,7 +57,7 @@ def _ask_all(names: list[str], examined: Examined) -> list[Any]:
         try:
             return _check_provider(name, examined)
         finally:
-            if name in waiting:  # otherwise it answered after the deadline
+            if name in waiting:  # otherwise it responded after the deadline
                 waiting.remove(name)
                 notify()
 
@@ -112,7 +112,7 @@ def _check_provider(name: str, examined: Examined) -> list[Check]:
     except MissingExtra as exc:
         return [fault(f"{name}.client", f"{exc.what} {exc.why}", exc.fix)]
     except UsageError as exc:
-        # It needs more than an account (a host, a running server); a fault only if it was named.
+        # The provider needs more than an account (a host, a running server): a fault only if the user named it.
         make = fault if examined.is_needed else skipped
         return [make(f"{name}.key", " ".join(f"{exc.what} {exc.why}".split()), exc.fix)]
     except (HomingError, OSError) as exc:
@@ -127,7 +127,7 @@ def _check_provider(name: str, examined: Examined) -> list[Check]:
 
 
 def _ask_itself(provider: Checked, name: str) -> list[Check]:
-    """Return the provider's own checks. It answered a moment ago but may not now."""
+    """Return the provider's own checks. It responded a moment ago, but may fail to now."""
     try:
         return provider.checks()
     except (HomingError, OSError) as exc:

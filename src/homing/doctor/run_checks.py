@@ -3,9 +3,9 @@
 here        this computer: Python, packages, torch and GPU, SSH, disk, home, .env, clock
 home        homing's own files: ledger, owner, guard, unconfirmed destroys
 run         the run file, its placeholders, data and store (writes a probe there and deletes it again)
-providers   each one configured or named: key, permissions, quota, offers
+providers   every provider that is configured or named: key, permissions, quota, offers
 
-The checks of a run come first here, then CHECKS, the table of all of them, and `examine`, which runs it.
+This module has the checks of a run, then CHECKS, the table of all checks, and `examine`, which runs them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_run_file(examined: Examined) -> list[Check]:
 
 
 def check_placeholders(examined: Examined) -> list[Check]:
-    """Find placeholders such as YOUR_BUCKET in the run file, outside comments: found later, they cost money."""
+    """Find placeholders such as YOUR_BUCKET in the run file, except in comments: finding them later costs money."""
     if not examined.run_text:
         return [skipped("run.placeholders", _NO_RUN)]
     lines = [line.partition(" #")[0] for line in examined.run_text.splitlines()]
@@ -129,7 +129,7 @@ def _check_folder_to_be(url: str, examined: Examined) -> list[Check]:
     return [ok("store.reached", f"{url} does not exist yet; a launch would make it."), probe]
 
 
-# What a person reads while the check runs, and the check.
+# The text shown while a check runs, and the check.
 CHECKS: list[tuple[str, Callable[[Examined], list[Check]]]] = [
     ("Python", check_python),
     ("packages", check_packages),

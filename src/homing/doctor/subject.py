@@ -17,7 +17,7 @@ from homing.wire.run_json import Run
 __all__ = ["Examined"]
 
 _FACTS_S = 60.0
-# Runs in a separate process: reports what another interpreter would find, with nothing of ours loaded.
+# Runs in a separate process, to report what an interpreter finds that has none of our modules loaded.
 _FACTS = """
 import json, re, sys
 from importlib import metadata
@@ -41,15 +41,15 @@ class Examined:
     folder: Path  # where .env and ./runs are
     run: Run | None = None
     run_text: str = ""  # of the run file, as written
-    typed: str = ""  # how a command must name this run: its file may have another name than the run
+    typed: str = ""  # how to name this run in a command: its file may have a different name
     run_error: HomingError | None = None  # why the run file could not be read
     is_prepared: bool = True
     named: tuple[str, ...] = ()  # providers named on the command line
-    notify: Callable[[str], None] = lambda text: None  # reports the current check to the person waiting
+    notify: Callable[[str], None] = lambda text: None  # shows the current check to the user
 
     @cached_property
     def providers(self) -> list[str]:
-        """The named providers, else those of the run, else all that are configured here."""
+        """The providers named on the command line, else those of the run, else all that are configured here."""
         if self.named:
             return list(self.named)
         if self.run is not None:
@@ -72,7 +72,7 @@ class Examined:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Python and package versions; {} if the interpreter did not answer."""
+        """Python and package versions; {} if the interpreter printed nothing usable."""
         world = self.home.world
         done = world.run([world.python(), "-c", _FACTS], timeout_s=_FACTS_S)
         try:

@@ -1,4 +1,4 @@
-"""Bootstrap of an instance: checks that it is the machine that was rented, and installs what the trainer needs.
+"""Bootstrap of an instance: checks that the machine matches what was rented, and installs what the trainer needs.
 
     directories -> disk -> gpu -> code -> environment -> compiler -> probe        then the agent fetches the inputs
 
@@ -85,7 +85,7 @@ def run(boot: Boot, world: World) -> int:
             folder.write(file_names.OUTCOME, Outcome("failed", problem, 1, "", 0, world.now()))
             if boot.mailbox:  # the store may be unreachable without the programs that were to be installed
                 with contextlib.suppress(NetworkError):
-                    # With a content type: without one urllib declares a form, and a store may parse it as form fields.
+                    # Set a content type: otherwise urllib declares a form, and a store may parse it as form fields.
                     world.http(HttpRequest("PUT", boot.mailbox, {"content-type": "text/plain"}, problem.encode()))
             return 1
         seconds, note["tries"][name] = round(world.monotonic() - began, 2), 0
@@ -169,11 +169,11 @@ def _environment(boot: Boot, spec: Bootstrap, world: World) -> str:
     if not world.exists(whole):
         world.mkdir(os.path.dirname(env))
         _take_turn(env + ".lock", world)
-    if not world.exists(whole):  # no other process created it while this one waited
+    if not world.exists(whole):  # another process may have created it while this one waited
         is_new = True
         uv = _make_env(spec, env, world, is_old=is_old)
         if uses_image_torch:
-            # Appended after our own packages, by folder: the image may keep it in a virtual environment.
+            # Append the image's folder after our own packages: its torch may be in a virtual environment.
             site = os.path.join(env, "lib", f"python{'.'.join(version)}", "site-packages", "image.pth")
             world.write(site, f"import site; site.addsitedir({folder!r})\n".encode())
         world.write(os.path.join(env, "lock.txt"), wanted.encode())
@@ -191,7 +191,7 @@ def _environment(boot: Boot, spec: Bootstrap, world: World) -> str:
 
 
 def _older_cuda(spec: Bootstrap, world: World) -> str:
-    """Return the driver's CUDA version if it is too old for the index's torch, which would then see no GPU; else ""."""
+    """Return the driver's CUDA version if it is too old for the index's torch, which would not see the GPU; else ""."""
     if not (spec.num_gpus and spec.cuda):
         return ""
     found = re.search(r"CUDA Version:\s*(\d+\.\d+)", world.run(["nvidia-smi"], 30.0).out)
@@ -227,7 +227,7 @@ def _bring_older_torch(spec: Bootstrap, older: str, pip: List[str], ours: str, w
 def _make_env(spec: Bootstrap, env: str, world: World, *, is_old: bool) -> str:
     """Create the environment; return the uv to install with, or "" for pip.
 
-    Ubuntu's Python often cannot create environments; uv does it then.
+    Ubuntu's Python often cannot create environments; then uv does it.
     """
     world.rmtree(env)
     if not is_old:
@@ -249,8 +249,8 @@ def _uv(spec: Bootstrap, world: World) -> str:
         return "uv"
     folder = os.path.join(os.path.dirname(spec.env_dir), "uv")
     path, pip = os.path.join(folder, "bin", "uv"), [spec.python, "-m", "pip"]
-    # Run it rather than only test for the file: on a volume it outlives its instance, and this one may have another
-    # architecture.
+    # Run it instead of only checking that the file exists: on a volume it outlives its instance, and the current one
+    # may have a different architecture.
     if world.exists(path) and _parts(world.run([path, "--version"], 20.0).out) >= MIN_UV:
         return path
     if world.run([*pip, "--version"], 60.0).code != 0:

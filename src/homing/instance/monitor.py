@@ -67,7 +67,7 @@ class Lookout(Limits):
         while True:
             try:
                 self.look()
-            except Exception:  # it only reports; a check that fails now may succeed later
+            except Exception:  # the lookout only reports, and a check that fails now may succeed later
                 log.exception("a lookout check failed; continuing")
             self._world.sleep(self._look_s)
 
@@ -100,7 +100,7 @@ class Lookout(Limits):
         for metric in self._folder.new_lines(file_names.METRICS, Metric):
             last, self._last = self._last, metric
             if last is None or metric.phase != last.phase or metric.step <= last.step:
-                self._forget(metric)  # another phase, or a restarted trainer, which resumes from a good checkpoint
+                self._forget(metric)  # a new phase, or a restarted trainer, which resumes from a good checkpoint
             self._judge(metric)
 
     def alarms(self) -> Iterator[tuple[str, str, str]]:
@@ -109,7 +109,7 @@ class Lookout(Limits):
         share = max(by_money, self.elapsed_s() / (self.time_limit_s or math.inf))
         for passed in [at for at in WARN_AT if share >= at][:1]:
             limit = self.nearest()[1]
-            spent = self.spend().quantize(_CENT, rounding=ROUND_UP)  # rounded up: never show less than is paid
+            spent = self.spend().quantize(_CENT, rounding=ROUND_UP)  # rounded up: never show less than what is paid
             text = f"{share:.0%} of a limit is used: ${spent} in {self.elapsed_s():,.0f} s. Nearest: {limit}."
             yield "limit_warning", f"{passed} of {self.spend_limit}, {self.time_limit_s:g} s", text
         if self._num_bad >= DIVERGED_LINES:
@@ -159,12 +159,12 @@ class Lookout(Limits):
         return reply.status == 200
 
     def _must_leave(self) -> bool:
-        """Return True once the run must leave this instance, unless a limit is as near: then it lands here instead."""
+        """Return True once the run must leave this instance, unless a limit is due too: then the run ends here."""
         leave_s, is_reported = self._plan.leave_s, f"leave {self._plan.mark}" in self._reported
         return bool(leave_s) and not is_reported and self.elapsed_s() >= leave_s and self.left_s(LAND) > 0
 
     def _token(self) -> str:
-        """Return a new metadata token. It costs a millisecond; a cached one would need its expiry tracked."""
+        """Return a new metadata token. That takes a millisecond; caching one would require tracking its expiry."""
         asked = HttpRequest("PUT", self._plan.notice_token_url, {f"{_TOKEN}-ttl-seconds": "60"}, timeout_s=2.0)
         return self._world.http(asked).body.decode("ascii", "replace").strip()
 

@@ -6,8 +6,8 @@
 Everything is below $HOMING_HOME/rehearsals/<id>: the real ledger, store and providers are not touched. The code is the
 real one; only the cloud is simulated, and its machines are processes on this computer.
 
-The verdict compares the bill with the ledger. The bill is authoritative: the fake cloud knows what billed from when to
-when. The ledger must list every instance on it, with at least as many dollars, and at most the margin more.
+The verdict compares the bill with the ledger. The bill is authoritative: the fake cloud knows exactly when each machine
+billed. The ledger must list every instance on the bill, with at least its cost and at most the margin more.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from homing.world import World
 __all__ = ["DEFAULT_LIMIT_USD", "OnOutput", "Rehearsal", "RehearsalOrder", "Row", "Verdict", "compare", "rehearse"]
 
 DEFAULT_LIMIT_USD = Decimal("0.25")
-_WATCH_S = 3600.0  # for a shrunken run to end
-_LOOK_S = 1.0  # acts are played between reports, so those come often
-_LINE_S = 10.0  # and are shown less often
+_WATCH_S = 3600.0  # maximum time for the reduced run to end
+_LOOK_S = 1.0  # interval of reports: short, because acts are played between them
+_LINE_S = 10.0  # interval at which reports are shown
 _MAX_ATTEMPTS = 6
 
 OnOutput = Callable[[str, str], None]  # kind (step | line | fault), text
@@ -106,7 +106,7 @@ def rehearse(order: RehearsalOrder, home_path: Path, world: World, notify: OnOut
 
 
 class _Walk:
-    """The trip itself, step by step, as a person would type it."""
+    """The trip itself, step by step, as a user would go through it."""
 
     def __init__(self, order: RehearsalOrder, home: Home, acts: Acts, notify: OnOutput) -> None:
         self.order, self.home, self.acts, self.notify = order, home, acts, notify
@@ -119,7 +119,8 @@ class _Walk:
     def there(self) -> None:
         """Launch and watch until the run is done, on as many machines as it takes.
 
-        Watch also guards, so a preempted run resumes inside it. What a person destroyed, a person launches again.
+        `watch` includes the guard, which resumes a preempted run. A run that was destroyed by hand is launched again
+        here, as a user would do.
         """
         while self.num_attempts < _MAX_ATTEMPTS:
             self.num_attempts += 1
@@ -274,7 +275,7 @@ def _disagreement(row: Row, lines: list[LedgerLine]) -> list[str]:
 
 
 def _overlaps(machines: list[dict[str, Any]], now: float) -> list[str]:
-    """Report machines that billed at the same time: a run has only one at a time."""
+    """Report machines that billed at the same time: a run must have only one at a time."""
     in_order = sorted(machines, key=lambda each: each["since"])
     found = []
     for earlier, later in itertools.pairwise(in_order):

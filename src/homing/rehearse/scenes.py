@@ -4,8 +4,7 @@ SCENES        cloud faults, configured beforehand: the n-th create, list or dest
 Acts          played once during training, when the run has come far enough for it:
                 preempt vanish hang    take the machine; the next such act waits for the next machine
                 store-down cloud-down  temporary; the machine continues
-              One is played before the run is watched, the others during it, because the guard inside watch relaunches
-              by itself.
+              One is played before `watch` starts, the others while it runs, because its guard relaunches by itself.
 ServedCloud   the fake cloud: a server in a separate process, its controls, and a clean shutdown
 """
 
@@ -45,7 +44,7 @@ class Scene:
     strikes: tuple[Strike, ...] = ()
     rates: dict[str, float] = field(default_factory=dict)
     act: Act = ""
-    fails_launches: int = 0  # how many launches may fail because of it; the next must not
+    fails_launches: int = 0  # how many launches may fail because of it; the one after that must succeed
 
 
 SCENES: dict[str, Scene] = {
@@ -109,7 +108,7 @@ def faults_of(scenes: dict[str, Scene]) -> Faults:
 
 
 _WAIT_S = 300.0  # for the run to reach the point where an act is played
-_SILENCE_S = 10.0  # of a frozen machine, before the rehearsal does what a person would do
+_SILENCE_S = 10.0  # how long a frozen machine is silent before the rehearsal destroys it, as a user would
 _DOWN_S = 5.0
 _NOTICE_S = 30.0
 _POLL_S = 0.3
@@ -172,7 +171,7 @@ class Acts:
             self._notify("line", "the cloud is back")
 
     def _wait_for_silence(self, run: RunRow) -> None:
-        """Wait until a frozen machine has been silent for a while, then destroy it as a person would."""
+        """Wait until a frozen machine has been silent for a while, then destroy it as a user would."""
 
         def is_silent() -> bool:
             return (look(self._home, run).heartbeat_age_s or 0.0) > _SILENCE_S
@@ -213,7 +212,7 @@ class ServedCloud:
         def answers() -> bool:
             if self._world.poll(self._pid) is not None:
                 raise failed
-            # The file of an earlier server does not count.
+            # Ignore the file of an earlier server.
             return self._world.exists(self._folder / SERVER) and self._address()["pid"] == self._pid
 
         wait_until(answers, timeout_s=_START_S, every_s=0.05, world=self._world, on_timeout=failed)
@@ -233,7 +232,7 @@ class ServedCloud:
         return [each["id"] for each in bill if each["until"] is None and each["kind"] == "instance"]
 
     def close(self) -> tuple[list[dict[str, Any]], float, list[int]]:
-        """Return the bill, then end everything that is still alive, without faults, and stop the server."""
+        """Return the bill, then end everything that is still alive, with faults turned off, and stop the server."""
         if self._world.poll(self._pid) is not None:
             self.serve()
         said = self._ask("GET", "/double/bill")

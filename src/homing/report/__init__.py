@@ -1,9 +1,9 @@
-"""Report about a run, from stored data: what was trained, on what, how it went, where, for how much.
+"""Report about a run, from stored data: what was trained, on which data, how it went, where, and at what cost.
 
     run directory, ledger, data manifest --read--> Report --make_sections--> sections --page--> Markdown or HTML
                                                       \\--draw--> one picture of the losses
 
-Measures nothing and queries no provider; what was not stored is reported as missing.
+Measures nothing and queries no provider; data that was not stored is reported as missing.
 """
 
 from __future__ import annotations

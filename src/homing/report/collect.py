@@ -1,4 +1,4 @@
-"""Builds the Report of a run from what is stored: run directory, ledger, data manifest.
+"""Builds the Report of a run from stored data: run directory, ledger, data manifest.
 
 The run directory is read from the store, or from its copy at home. For a launched run the store is authoritative; if it
 cannot be read, or no longer has the run, the report uses what `fetch` brought home and says so. A missing or damaged
@@ -121,7 +121,7 @@ class _RunFiles:
         return self.here
 
     def run(self) -> Run | None:
-        """Return the resolved run; prefer home's copy, which names the local data folder, unlike the instance's."""
+        """Return the resolved run; prefer the copy at home, which names the local data folder."""
         at_home = self.home.run_dir(self.id) / file_names.RUN
         if self.home.world.exists(at_home):
             try:
@@ -175,13 +175,13 @@ class _RunFiles:
         return kept, choices
 
     def _place(self, key: str) -> str:
-        """Return where a user finds it: an address in the store, or a path at home."""
+        """Return where the user can find it: an address in the store, or a path at home."""
         return f"{self.store.url}/{key}" if self.is_stored else str(self.home.path / key)
 
     def data_manifest(self, folder: str, sha256: str) -> tuple[DataManifest | None, str]:
         """Return the data manifest by its hash, from the store or the data folder, and a problem if there is none.
 
-        A manifest with another hash was prepared again since, so the run was not trained on that data.
+        A different hash means that the data was prepared again later, so the run was not trained on it.
         """
         why = "it is neither in the store nor at home"
         for read in self._manifest_places(folder, sha256):
@@ -201,7 +201,7 @@ class _RunFiles:
     def _manifest_places(self, folder: str, sha256: str) -> Iterator[Callable[[], bytes]]:
         if self.is_stored:
             yield lambda: self.store.read(f"{file_names.STORE_OBJECTS}/{sha256}")
-        # A relative path starts at the run directory.
+        # A relative path is relative to the run directory.
         yield lambda: self.home.world.read(self.home.run_dir(self.id) / folder / file_names.MANIFEST)
 
     def _say(self, exc: Exception) -> None:
@@ -224,7 +224,7 @@ def _made(run: Run) -> Made:
 
 
 def _all_data(files: _RunFiles, run: Run) -> Iterator[Data]:
-    if run.data.manifest_sha256:  # a run with only later phases may have no text of its own
+    if run.data.manifest_sha256:  # a run of only later phases may not use the run's text
         planned = {"train": run.data.num_train_tokens, "val": run.data.num_val_tokens}
         yield _data(files, "the run", run.data.dir, run.data.manifest_sha256, planned)
     for phase in run.phases:
@@ -379,7 +379,7 @@ def _figures(model: dict[str, Any], sets: list[dict[str, Any]]) -> list[Eval]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a float, or None: the model gave no number, or there is no interval. Raises ValueError if not finite."""
+    """Return a float, or None if there is no number or no interval. Raises ValueError if it is not finite."""
     number = None if value is None else float(value)
     if number is not None and not math.isfinite(number):
         raise ValueError(f"{value!r} is not a finite number")

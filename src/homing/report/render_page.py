@@ -1,12 +1,12 @@
 """Renders sections as one page: Markdown, self-contained HTML that loads nothing, or a bug report for the maintainers.
 
 Samples, logs, names and addresses are untrusted text. They are sanitized here, and only here: control characters and
-those that change the text direction are shown by number, and what is special in the format is escaped.
+those that change the text direction are shown by number, and characters that are special in the format are escaped.
 
 The report for the maintainers says what happened to a run, without its owner's private data. Left out: samples, names
-of data files, prompts, where weights are stored. Hidden: secret values of this process, what looks like a key, e-mail
-addresses, IP addresses, the host name, the user name and the home folder. Marks, instance ids and run names are kept:
-without them nothing can be compared with the provider's page.
+of data files, prompts, where weights are stored. Masked: secret values of this process, anything that looks like a key,
+e-mail addresses, IP addresses, the host name, the user name and the home folder. Marks, instance ids and run names are
+kept: without them, nothing could be compared with the provider's console.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from homing.report.sections import Block, Picture, Table, Verbatim, Words, headl
 
 __all__ = ["MARK", "anonymous", "picture_of", "render_for_maintainers", "render_html", "render_markdown"]
 
-MARK = "homing report/1"  # in the first lines of a page: a file that has it may be overwritten by the next report
+MARK = "homing report/1"  # in the first lines of a page: the next report may overwrite a file that contains it
 
 # C0 and C1 except tab and newline, bidirectional controls, lone surrogates, line separators other than newline.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARKDOWN = re.compile(r"([\\`*\[\]<>|~&]|(?<![a-zA-Z0-9])_|_(?![a-zA-Z0-9]))")
-_START = re.compile(r"^([-+=#]|\d+(?=[.)](\s|$)))")  # at the beginning of a line it would start a list or a heading
+_START = re.compile(r"^([-+=#]|\d+(?=[.)](\s|$)))")  # at the beginning of a line, this would start a list or a heading
 # Whatever a page contains, it loads and runs nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """

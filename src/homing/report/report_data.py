@@ -82,7 +82,7 @@ class Happening:
     text: str
     phase: str = ""
     step: int | None = None
-    num_alike: int = 0  # events of the same kind that are left out between this one and the next
+    num_alike: int = 0  # events of the same kind that are left out after this one
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Report:
     samples: list[Sample] = field(default_factory=list)
     evals: list[Eval] = field(default_factory=list)
     machines: list[str] = field(default_factory=list)  # as the trainer describes them, one for each that it started on
-    offer: dict[str, Any] = field(default_factory=dict)  # the last one taken
+    offer: dict[str, Any] = field(default_factory=dict)  # the offer of the last launch
     attempts: list[Attempt] = field(default_factory=list)
     spend_usd: str | None = None
     spend_limit_usd: str | None = None

@@ -16,10 +16,10 @@ from homing.wire.event_lines import Event, Metric
 __all__ = ["happenings", "machines", "phases", "samples", "unique"]
 
 _MOST_POINTS = 400  # maximum points of a curve
-_MOST_ALIKE = 3  # up to this many events of one kind are all shown; of more, the first and the last
+_MOST_ALIKE = 3  # up to this many events of one kind are all shown; if there are more, only the first and the last
 _MOST_TEXT = 300  # characters of an event
 _MOST_SAMPLE = 2000
-# Events of every run. Unknown kinds are shown: better one line too many than a problem that goes unnoticed.
+# Events that occur in every run. Unknown kinds are shown: better one line too many than an unnoticed problem.
 _ROUTINE = frozenset((
     "run_started", "run_done", "phase_started", "phase_done", "phase_skipped", "first_step", "loading",
     "evaluating", "evaluated", "sampling", "sampled", "samples_plain", "checkpoint_saved", "cleaned_up",
@@ -40,7 +40,7 @@ def unique(events: Iterable[Event]) -> list[Event]:
 
 
 def happenings(events: Sequence[Event]) -> list[Happening]:
-    """Return the notable events: preemptions, restarts, back-offs, landings, alerts, failures; of many alike two."""
+    """Return the notable events, such as preemptions and failures; of many of one kind, only the first and the last."""
     notable = [event for event in events if event.kind not in _ROUTINE]
     alike: dict[str, list[Event]] = {}
     for event in notable:
@@ -142,7 +142,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _seconds(lines: list[Metric]) -> float | None:
-    """Return the time spent in steps, as steps times step time per line: it excludes the time between attempts."""
+    """Return the time spent in steps, summed as steps times step time per line; excludes time between attempts."""
     begun = [Metric(0.0, "", 0, 0, 0), *lines]
     took = [
         (b.step - a.step) * b.step_s for a, b in itertools.pairwise(begun) if b.step_s is not None and b.step > a.step

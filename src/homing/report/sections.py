@@ -1,6 +1,6 @@
 """Turns a Report into sections of sentences, tables, verbatim text and one picture, independent of the output format.
 
-Everything here is plain text, much of it untrusted (samples, logs, names): `page` sanitizes it.
+Everything here is plain text, much of it untrusted (samples, logs, names); `render_page` sanitizes it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Section:
 
 
 def headline(report: Report) -> str:
-    """Return the run's state in a sentence or two; for an unfinished run that comes first."""
+    """Return the run's state in a sentence or two; for an unfinished run, the state comes first."""
     reason = f": {report.reason}" if report.reason else "."
     if report.is_finished:
         return f"The run is done{reason}"

@@ -31,7 +31,7 @@ LAST_PUSH_S = 600.0
 
 
 def start(folder: Folder) -> None:
-    """Start the dead-man as a separate process; one that is not needed finds its lock taken and exits."""
+    """Start the dead-man as a separate process; if one already runs, the new one finds its lock taken and exits."""
     *command, boot_path = folder.boot.agent_argv
     folder.world.mkdir(folder.run_path(names.LOGS))
     folder.start([*command, "--dead-man", boot_path], SOURCE)
@@ -48,7 +48,7 @@ class DeadMan:
         self._restarts = [*self._read_numbers(names.RESTARTS), 0.0, 0.0][:2]
 
     def run(self) -> None:
-        failed = 0  # consecutive failures; a request that was accepted without effect must not slow down the retries
+        failed = 0  # consecutive failures; a request that was accepted but had no effect must not slow down the retries
         while True:
             try:
                 why = self.why_end()
@@ -64,7 +64,7 @@ class DeadMan:
     def why_end(self) -> str:
         """Return the reason to end billing now, or "". Restarts a dead agent along the way."""
         self.limits.follow()
-        # Check the limit first: an end request that was accepted without effect must not return early below.
+        # Check the limit first: the early return for an accepted request to end billing must not hide it.
         if self.limits.left_s(DEAD_MAN) <= 0:
             return f"The {self.limits.nearest()[1]} is near and this instance is still running."
         ended_at = self._read_numbers(names.BILLING_ENDED)[:1]

@@ -21,7 +21,7 @@ def pause_s(tries: int, tick_s: float) -> float:
 
 
 def wait(world: Machine, pid: int, is_over: Callable[[], bool], tick: Callable[[], None]) -> int:
-    """Wait for a child process and return its exit code, calling `tick` meanwhile.
+    """Wait for a child process and return its exit code, calling `tick` while it waits.
 
     The child's process group is killed once `is_over` returns True. A child that survives even that for UNKILLABLE_S is
     abandoned."""
@@ -38,9 +38,9 @@ def wait(world: Machine, pid: int, is_over: Callable[[], bool], tick: Callable[[
 
 
 def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
-    """Try once to end billing; return "" on success, else why it failed. Both are recorded as events.
+    """Try once to end billing; return "" on success, else why it failed. Either result is recorded as an event.
 
-    On success a marker file tells the other guard not to start anything on this instance any more."""
+    On success, a marker file tells the other guard not to start anything else on this instance."""
     problem = _ask(folder, tick)
     if problem:
         problem = f"STILL BILLING: try {tries} to end it failed: {problem}"

@@ -87,7 +87,7 @@ class Folder:
         """Return `text` with the secrets of this process masked: events and logs are pushed to the store."""
         names_of_keys = (*self.boot.secret_names, *self.boot.end_billing.header_env.values())
         for value in (os.environ.get(name, "") for name in names_of_keys):
-            # Settings travel with the keys; a value such as "1" is not a secret and occurs in every number.
+            # These variables include settings: a value such as "1" is not a secret and occurs in many numbers.
             text = text.replace(value, "***") if len(value) >= LEAST_KEY else text
         return text
 
@@ -105,5 +105,7 @@ class Folder:
         full_env = {**inherited, **env, names.MARK_ENV: self.boot.mark}
         try:
             return self.world.spawn(argv, full_env, self.boot.work_dir, self.log_path(log_name))
-        except OSError:  # maybe only the log failed, on a bad disk: the command that ends billing must still start
+        except (
+            OSError
+        ):  # perhaps only the log could not be opened, on a bad disk: the command that ends billing must still start
             return self.world.spawn(argv, full_env, self.boot.work_dir, os.devnull)

@@ -3,7 +3,7 @@
     end leftover processes -> bootstrap -> fetch inputs -> train (restart after a crash, obey limits and requests)
     -> outcome -> push -> end billing
 
-Whatever fails, the last three still happen: a failure is an outcome too, and costs no more than its limit.
+Whatever fails, the last three steps still happen: a failure is an outcome too, and costs no more than the limit.
 The trainer and sync are separate processes. An agent that was killed and restarted finds them again by their mark."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_RESTARTS = 2
 PUSH_LIMIT_S = 86400.0  # if neither money nor time is limited
 BROKEN_PUSH_S = 30.0  # after a failed bootstrap: the sync program may not be installed
 GUARD_S, CONTROL_S = 10.0, 15.0  # how often to check the dead-man, and how often to update control.json
-CONTROL_CHANGE_S = 2.0  # a landing time that moved by less is not rewritten
+CONTROL_CHANGE_S = 2.0  # control.json is not rewritten if the landing time moved by less
 DEAD_MAN_START_S = 5.0
 
 
@@ -52,7 +52,7 @@ class Agent:
 
     def preempt(self, reason: str) -> None:
         """Record a preemption; called from a signal handler, so the main loop acts on it within a tick."""
-        if self.is_leaving:  # the command that ends billing is running, and this process is one of those it kills
+        if self.is_leaving:  # the command that ends billing is running and terminates this process too
             raise SystemExit(0)
         self.is_preempted, self.stop_reason = True, self.stop_reason or reason
 
@@ -161,13 +161,13 @@ class Agent:
 
     def _must_stop(self) -> bool:
         """Return True if training must stop; the first reason found is kept."""
-        if self.dog.is_taken and not self.is_superseded:  # before its text is taken for a limit's
+        if self.dog.is_taken and not self.is_superseded:  # first, so that the preemption is not treated as a limit
             self.preempt(self.dog.alarm)
         if not self.stop_reason and not self.stall:
             self.stop_reason = self.dog.why_stop()
             unsaved = "" if self.stop_reason else self.dog.why_unsaved()
             self.stall = "" if self.stop_reason else unsaved or self.dog.why_stalled()
-            if unsaved:  # also to stderr, which the provider collects: the store cannot be reached
+            if unsaved:  # also log to stderr, which the provider collects, because the store cannot be reached
                 log.error("%s", unsaved)
             if self.stop_reason or self.stall:
                 kind = "unsaved" if unsaved else "stalled" if self.stall else "limit_reached"
@@ -228,7 +228,7 @@ class Agent:
 
     def _push(self) -> None:
         is_late, problem = self._after(self._push_limit_s, END), "The last push is not verified"
-        is_tried = self._after(BROKEN_PUSH_S)  # one last try for a store that permanently refuses
+        is_tried = self._after(BROKEN_PUSH_S)  # time for one last try if the store permanently refuses
 
         def is_over() -> bool:
             return self.is_superseded or is_late() or (is_tried() and bool(self.dog.why_unsaved()))
@@ -265,8 +265,7 @@ class Agent:
 
     def _say_goodbye(self) -> None:
         """Push the last heartbeat before billing ends: afterwards there is no instance to send it."""
-        # Stay inside the limit, unless ending billing has failed: then money is spent anyway, and home must learn of
-        # it.
+        # Stay inside the limit, unless ending billing has failed: then money is spent anyway, and home must be told.
         spare_s = end.END_TRY_S if self.state == "ending" else min(end.END_TRY_S, self.dog.left_s(END / 2))
         self.state = "ending" if self.state == "ending" else "ended"
         self._beat()
@@ -274,7 +273,7 @@ class Agent:
             self._sync("--once", self._after(spare_s))
 
     def _end_billing(self) -> None:
-        """Retry until billing has ended, forever: giving up would leave an instance that bills with no agent on it."""
+        """Retry forever until billing has ended: giving up would leave a billing instance without an agent."""
         for tries in itertools.count(1):
             try:
                 self.is_leaving = self.boot.end_billing.kind == "command"
@@ -381,7 +380,7 @@ class Agent:
     # --- children ---
 
     def _start(self, role: str, argv: List[str]) -> int:
-        hidden = [*self.boot.end_billing.header_env.values()]  # only the agent holds the key that ends billing
+        hidden = [*self.boot.end_billing.header_env.values()]  # only the agent gets the key that ends billing
         hidden += [] if role in ("watch", "sync") else self.boot.secret_names  # only sync accesses the store
         env = {**self.boot.env, CHILD_ENV: f"{self.boot.mark}/{role}"}
         self.children[role] = self.folder.start(argv, LOG_OF.get(role, role), hidden, **env)
@@ -393,7 +392,7 @@ class Agent:
 
     def _run_child(self, role: str, argv: List[str], is_over: Callable[[], bool]) -> int:
         code = end.wait(self.world, self._start(role, argv), is_over, self._tick)
-        # Processes that it started and left behind would still occupy the GPU.
+        # Also kill processes that the child started and left behind: they would still occupy the GPU.
         self.world.signal(self.children.pop(role), signal.SIGKILL, is_group=True)
         return code
 
@@ -425,5 +424,5 @@ class Agent:
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Return True for a stop not yet known to be requested: the trainer's own outcome, before the agent amends it."""
+    """Return True for a stop that may not have been requested: the trainer's outcome before the agent amends it."""
     return outcome.state == "stopped" and not outcome.is_final and not outcome.is_preempted

@@ -1,4 +1,4 @@
-"""Limits: spend so far and time left until each limit. Watchdog: reads progress and says why training should stop.
+"""Limits: spend so far and time left until each limit. Watchdog: reads progress and decides if training should stop.
 
 The limits come from boot.json, then from the latest control request that the agent accepted; the agent, the dead-man
 and the monitor use them. The watchdog takes no action; supervise does."""
@@ -19,7 +19,7 @@ from homing.wire.guard_order import END, LAND, allowed_s, reserve_s
 def last_beat_at(folder: Folder) -> float:
     """Return a time at which an earlier agent of this instance was certainly running, or 0.
 
-    It bounds the elapsed time from below, whatever the clock says now."""
+    It is a lower bound on the current time, even if the clock was set back."""
     beat, boot = folder.read(names.HEARTBEAT, Heartbeat), folder.boot
     if beat is None or beat.mark != boot.mark:
         return 0.0
@@ -38,7 +38,7 @@ class Limits:
         self._rate = Decimal(self._boot.rate_usd_per_hour)
         known = self._read_clock()
         if known is None:
-            # `started_at` is home's clock, and this clock may be behind it: the elapsed time is never negative.
+            # `started_at` is from home's clock, and this clock may be behind it; the elapsed time is never negative.
             known_until = max(self._world.now(), last_beat_at(folder))
             known = max(0.0, known_until - self._boot.started_at), self._world.boottime()
         self._before_s, self._began = known
@@ -100,7 +100,7 @@ class Limits:
         return allowed, f"time limit of {self.time_limit_s:g} s" if is_time else f"spend limit of ${self.spend_limit}"
 
     def left_s(self, share: float) -> float:
-        """Return the seconds until that point before the limit: negative if past, infinite without limits.
+        """Return the seconds until the guard with this share acts: negative if past, infinite without limits.
 
         `share` is one of the constants in wire/guard_order.py."""
         allowed, _ = self.nearest()
@@ -108,7 +108,7 @@ class Limits:
 
 
 STALL_FLOOR_S, MAX_GAPS = 120.0, 50
-STALL_AFTER_STEPS = 10  # compilation and warm-up come first
+STALL_AFTER_STEPS = 10  # the first steps are slow because of compilation and warm-up
 SYNC_PROGRESS = ("input_fetching", "input_fetched", "checkpoint_pushed")
 
 
@@ -136,7 +136,7 @@ class Watchdog(Limits):
         return self.alarm
 
     def why_unsaved(self) -> str:
-        """Return why further training is useless because it cannot be saved, or ""."""
+        """Return why further training could not be saved and is useless, or ""."""
         limit_s = self._boot.unsaved_limit_s
         refused_s = 0.0 if self._refused_at is None else self._world.boottime() - self._refused_at
         if self._refused_at is None or not 0 < limit_s <= refused_s:
@@ -179,7 +179,7 @@ class Watchdog(Limits):
                 self._refused_at = None
             if event.data.get("stops") == self._boot.mark:
                 self.alarm, self.is_taken = event.text, event.kind == "preemption_notice"
-            # A skipped step is not progress: a series of them must not keep the watchdog quiet.
+            # A skipped step is not progress: the watchdog must notice a series of them.
             if (event.source == "trainer" and event.kind != "step_skipped") or event.kind in SYNC_PROGRESS:
                 self._touch()
         for metric in self._folder.new_lines(names.METRICS, Metric):
