@@ -1,4 +1,4 @@
-"""The accounts a person may need: which keys, where to create them, and which page shows the provider's usage."""
+"""Accounts that a user may need: their key variables, where to create a key, and where the provider shows usage."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Account:
     title: str
     keys: tuple[str, ...]  # environment variables that hold the key; all are required
     key_page: str  # where to create a key
-    usage_page: str  # what the provider itself says it has cost
-    url_env: str = ""  # overrides the address, for tests and proxies
-    url: str = ""  # asked for its Date header, to compare clocks
+    usage_page: str  # the provider's own usage and billing page
+    url_env: str = ""  # environment variable that overrides the address, for tests and proxies
+    url: str = ""  # queried for its Date header, to compare clocks
     extra: str = ""  # extra to install
-    login: str = ""  # a command that stores a key in a file instead
+    login: str = ""  # a command that stores the key in a file instead
     files: tuple[str, ...] = ()  # those files, relative to the user's home folder
 
     def is_set(self, environment: Mapping[str, str], world: World) -> bool:
-        """Return whether something that may be a key is set; only the provider can say whether it accepts it."""
+        """Return whether a key appears to be set; only the provider can say whether it is valid."""
         folder = Path(environment.get("HOME", "~")).expanduser()
         is_there = any(world.exists(folder / name) for name in self.files)
         return is_there or all(environment.get(name) for name in self.keys)
@@ -101,8 +101,8 @@ ACCOUNTS: dict[str, Account] = {
     )
 }
 
-# Every variable that holds an API key or token, and nothing else: all that a .env file may set. It excludes addresses,
-# paths and options, and tokens that protect a server of ours: someone else's file could otherwise choose them.
+# The only variables that a .env file may set: API keys and tokens. Addresses, paths, options and the tokens that
+# protect our own servers are excluded, so that someone else's .env file cannot set them.
 CREDENTIALS: tuple[str, ...] = (
     *(name for account in ACCOUNTS.values() for name in account.keys),
     "AWS_SESSION_TOKEN",

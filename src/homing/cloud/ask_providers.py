@@ -1,8 +1,8 @@
-"""Ask several providers or stores in parallel with a deadline, so that a silent one delays no other.
+"""Query several providers or stores in parallel with a deadline, so that an unresponsive one does not delay the others.
 
     {name: question} -> in parallel, each with the deadline -> {name: its answer, or the error}
 
-The deadline is shorter when a limit is near: the caller has to enforce it then.
+The deadline is shorter when a limit is near, because the caller must then be free to enforce it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from homing.world import World
 __all__ = ["ASK_S", "NEAR_LIMIT_TIMEOUT_S", "ask_all", "ask_store", "cause", "patience_s"]
 
 ASK_S = 30.0  # how long a provider may take to answer
-NEAR_LIMIT_TIMEOUT_S = 5.0  # the same when a limit is near: a handful of such calls precede the limit check
+NEAR_LIMIT_TIMEOUT_S = 5.0  # the same when a limit is near: several such calls precede the limit check
 T = TypeVar("T")
 
 
@@ -28,9 +28,8 @@ def patience_s(world: World, by: float) -> float:
 def ask_store(address: str, question: Callable[[], T], name: str, world: World) -> T:
     """Ask a store one question, given its address.
 
-    A remote one gets the deadline; raises ProviderSilent when it passes.
-
-    A hanging S3 request is retried for minutes, and the caller may be all that guards a machine.
+    A remote store must answer before the deadline; otherwise raises ProviderSilent. A hanging S3 request is retried for
+    minutes, and the caller may be the only guard of a machine.
     """
     if address.startswith("file:"):
         return question()
@@ -43,9 +42,9 @@ def ask_store(address: str, question: Callable[[], T], name: str, world: World) 
 def ask_all(
     questions: Mapping[str, Callable[[], T]], world: World, timeout_s: float | None = None
 ) -> dict[str, T | HomingError | OSError]:
-    """Return each answer or its error, in the order of the questions.
+    """Return the answer or error for each question, in the order of the questions.
 
-    Any other exception is our own bug and is raised.
+    Any other exception is a bug in our code and is raised.
     """
     found: dict[str, T | HomingError | OSError] = {}
     timeout_s = ASK_S if timeout_s is None else timeout_s
@@ -62,6 +61,6 @@ def ask_all(
 
 
 def cause(exc: Exception) -> str:
-    """Why a store or a provider gave no answer, in one line."""
+    """Return in one line why a store or provider did not answer."""
     texts = [exc.what, exc.why] if isinstance(exc, HomingError) else [str(exc) or type(exc).__name__]
     return " ".join(text.splitlines()[0] for text in texts if text)

@@ -1,11 +1,11 @@
 """Destroy instances until the provider confirms that they are gone, with the volumes and keys created for them.
 
     record the request -> provider.destroy, repeated -> not listed any more -> its volumes and keys -> receipt
-                                                     -> deadline: StillBilling, the loudest error we have
-                                                     -> hidden from this key, in another account: likewise
+                                                     -> deadline: StillBilling, our most severe error
+                                                     -> in a different account, invisible to this key: same error
 
-Every instance is tried before anything is raised: one stubborn machine must not leave the others billing. The lease of
-the run does not matter here: destroying what bills is never refused.
+Every instance is tried before anything is raised: one stubborn machine must not leave the others billing. The run's
+lease does not matter here: a billing instance may always be destroyed.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 DEADLINE_S = 60.0
-_RESOURCE_S = 60.0  # for a volume, key or group that no instance uses
+_RESOURCE_S = 60.0  # timeout for a volume, key or group that no instance uses
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
-_LAST_TRY_S = 150.0  # for a try that began before the deadline: each request has its own timeout and retries
+_LAST_TRY_S = 150.0  # for an attempt that began before the deadline: each request has its own timeout and retries
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def open_lines(home: Home, run: RunRow | None) -> list[LedgerLine]:
 
 
 def would_be_lost(home: Home, run: RunRow) -> str:
-    """Return what only the instance has, as a sentence; "" if everything worth keeping is in the store."""
+    """Return a sentence that says what exists only on the instance; "" if everything worth keeping is in the store."""
     lines = [line for line in open_lines(home, run) if line.created_at is not None]
     if not lines:
         return ""
@@ -100,14 +100,14 @@ def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> D
     _end_left_resources(home, closed)
     before = home.ledger.run(run.id) or run
     if not done.lines and not before.is_live and not home.may_go_on(before):
-        return done  # it had already ended, and nothing of it is left
+        return done  # it had already ended, and nothing is left of it
     refresh(home)
     after = home.ledger.run(run.id)
     if after is not None and (after.is_live or home.may_go_on(after)):
         home.ledger.set_run(
             run.id, state="stopped", reason="destroyed manually", exit_code=None, ended_at=home.world.now()
         )
-    # From here on no guard resumes the run; one that was relaunching it until now has left a line.
+    # From here on no guard resumes the run; a guard that was relaunching it has left a ledger line.
     late = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
     return Destroyed(done.lines + late.lines, done.spend_usd + late.spend_usd)
 
@@ -127,7 +127,7 @@ def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: floa
     `by` (Unix seconds) is when the caller needs to move on: a call that has not answered by then continues in the
     background and counts as unconfirmed.
     """
-    with _bookkeeping():  # before any timestamp: after a clock was set back, a receipt would be too small
+    with _bookkeeping():  # before taking any timestamp: if the clock was set back, the receipt would be too small
         follow_clock(home)
     for line in lines:
         # Record the request first: if we die now, every later command reports this destroy as unconfirmed. A ledger
@@ -141,22 +141,22 @@ def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: floa
 class Problem:
     """Why an instance is not confirmed gone; an empty `text` means no problem.
 
-    `fix` is set where a retry cannot help.
+    `fix` is set if a retry cannot help.
     """
 
     text: str
     fix: str = ""
-    may_pass: bool = False  # worth another try
+    may_pass: bool = False  # worth retrying
 
 
 def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float, by: float) -> dict[str, Problem]:
-    """Return the problems by mark. Providers run in parallel: one that does not answer delays no other."""
+    """Return the problems by mark. Providers are called in parallel: a silent one does not delay the others."""
     by_provider: dict[str, list[LedgerLine]] = {}
     for line in lines:
         by_provider.setdefault(line.provider, []).append(line)
 
     calls = [lambda own=own: _destroy_in_turn(home, own, deadline_s) for own in by_provider.values()]
-    # A single provider delays no other, so its own deadlines apply in full.
+    # A single provider cannot delay others, so its own deadlines apply in full.
     longest_s = min(_longest_s(by_provider, deadline_s), max(NEAR_LIMIT_TIMEOUT_S, by - home.world.now()))
     is_alone = len(calls) == 1 and math.isinf(by)
     found = [calls[0]()] if is_alone else home.world.together(calls, longest_s)
@@ -177,8 +177,8 @@ def _longest_s(by_provider: dict[str, list[LedgerLine]], deadline_s: float) -> f
 def end_duplicates(home: Home, line: LedgerLine, list_owned: Callable[[], list[Instance]] | None = None) -> list[str]:
     """Destroy duplicate instances under one mark, keeping the one in the ledger. Return the actions as sentences.
 
-    A create call that seemed lost may take effect late. What fails now is retried in the next pass. `list_owned` lets a
-    caller that checks many lines list each provider once.
+    A create call that seemed lost may take effect late. A destroy that fails now is retried in the next pass.
+    `list_owned` lets a caller that checks many lines list each provider once.
     """
     ended = []
     with contextlib.suppress(HomingError, OSError):
@@ -199,7 +199,7 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: Mapping[str, Pr
     said, problems = [], problems or {}
     for line in lines:
         page, costs = _page(home, line), ""
-        with _bookkeeping():  # the alarm must go out even if the spend cannot be computed
+        with _bookkeeping():  # the alert must be sent even if the spend cannot be computed
             spend = meter.show_usd(meter.line_spend(line, home.world.now()))
             if meter.is_charged(line):
                 costs = f" at {meter.show_usd(Decimal(line.rate_usd_per_hour))}/h, {spend} so far"
@@ -227,11 +227,11 @@ def _page(home: Home, line: LedgerLine) -> str:
     try:
         return home.provider_of(line).page
     except Exception:
-        return ""  # a provider that cannot be opened here must not silence the alarm
+        return ""  # a provider that cannot be opened here must not suppress the alert
 
 
 def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
-    """Return the lines as the ledger holds them now, or as given where the ledger cannot be read."""
+    """Return the lines as they are in the ledger now, or as given if the ledger cannot be read."""
     marks = {line.mark for line in lines}
     try:
         found = list(home.ledger.lines_marked(list(marks)).values())
@@ -242,7 +242,7 @@ def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
 
 
 def _destroy_in_turn(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, Problem]:
-    """Try each line once, then retry the rest until the deadline: a stubborn one delays no other's first try."""
+    """Try each line once, then retry the rest until the deadline: a stubborn one must not delay the others."""
     problems = {line.mark: _try(home, line) for line in lines}
     until, pause_s = home.world.monotonic() + deadline_s, _FIRST_PAUSE_S
     while True:
@@ -262,16 +262,16 @@ def _try(home: Home, line: LedgerLine) -> Problem:
         # The provider was never asked, and begin_create refuses a line with a destroy request.
         try:
             receipt(home, line, None, "never created")
-        except Exception as exc:  # not recorded, so its launch may continue; still destroy the others
+        except Exception as exc:  # could not be recorded, so its launch may continue; still destroy the others
             return Problem(_words(exc))
         return Problem("")
     try:
         problem = _try_once(home, line)
-    except OtherAccount as exc:  # waiting cannot change that
+    except OtherAccount as exc:  # waiting cannot help
         with _bookkeeping():
             home.ledger.update(line.mark, state="unknown", billing="maybe", note=exc.what)
         return Problem(exc.why, exc.fix)
-    except Exception as exc:  # whatever it is: still destroy the others, and retry this one
+    except Exception as exc:  # whatever happened, destroy the others and retry this one
         problem = _words(exc)
     if problem and line.state != REFUSED:
         with _bookkeeping():
@@ -323,19 +323,19 @@ def _try_once(home: Home, line: LedgerLine) -> str:
         return problem
     instance = provider.describe(instance_id) if instance_id is not None else None
     now = next(iter(_as_written(home, [line])), line)
-    if now.instance_id not in (None, instance_id):  # its launch, which retried the create call, got an answer meanwhile
+    if now.instance_id not in (None, instance_id):  # its launch retried the create call and has got an answer since
         return f"{now.instance_id} appeared under its mark."
     receipt(home, line, instance, _note(line, instance))
     return ""
 
 
 def _shown(provider: Provider, line: LedgerLine) -> list[Instance]:
-    """Return the instances under this mark; a create call without an answer left no id."""
+    """Return the instances with this mark: if a create call got no answer, there is no id."""
     try:
         return [instance for instance in provider.list_owned() if instance.mark == line.mark]
     except Exception:
         if line.instance_id is not None:
-            provider.destroy(line.instance_id)  # a failing list call is no reason to keep paying
+            provider.destroy(line.instance_id)  # destroy it even if the list call fails
         raise
 
 
@@ -349,12 +349,12 @@ def _note_ids(home: Home, line: LedgerLine, shown: list[Instance], instance_id: 
             if each.id == instance_id:
                 home.ledger.update(line.mark, instance_id=each.id)
             else:
-                add_duplicate(home, line, each)  # destroyed together with this line, and costs as much again
+                add_duplicate(home, line, each)  # destroyed together with this line, at the same cost
 
 
 def _count(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> LedgerLine:
     """Record the spend so far: the instance was alive a moment ago, whatever its agent has reported."""
-    with _bookkeeping():  # from here on, a clock set back cannot shrink the receipt
+    with _bookkeeping():  # from here on, setting the clock back cannot reduce the receipt
         seen_spend(home, line)
     for each in shown:
         with _bookkeeping():
@@ -380,8 +380,8 @@ def _ask_each(provider: Provider, ids: list[str]) -> Exception | None:
 def _account_problem(home: Home, provider: Provider, line: LedgerLine) -> Exception | None:
     """Return why the account behind this key is unknown, or None.
 
-    Then the destroy is requested all the same, but absence does not count as gone. Raises OtherAccount if it is
-    another.
+    If it is unknown, the destroy is still requested, but absence does not count as gone. Raises OtherAccount if it is
+    known to be a different account.
     """
     try:
         check_account(home, provider, line)
@@ -395,7 +395,7 @@ def _account_problem(home: Home, provider: Provider, line: LedgerLine) -> Except
 def _may_still_appear(home: Home, provider: Provider, line: LedgerLine) -> bool:
     """Return whether a create call with a lost answer may still take effect.
 
-    True until the grace period is over, unless the provider refused the create or its list is never late.
+    True until the grace period is over, unless the provider refused the create call or its list is never stale.
     """
     assert line.created_at is not None, line
     if provider.settle_s <= 0 or line.state == REFUSED:
@@ -413,14 +413,14 @@ def _note(line: LedgerLine, instance: Instance | None) -> str:
 
 
 def _end_left_resources(home: Home, closed: list[LedgerLine]) -> None:
-    """Destroy the resources of attempts that already ended. Tried once: `homing reconcile` shows what is left."""
+    """Destroy the resources of attempts that have ended. Does not retry: `homing reconcile` shows what is left."""
     for line in closed:
         with contextlib.suppress(HomingError, OSError):
             end_resources(home.provider_of(line), line.mark)
 
 
 def end_finding(home: Home, finding: Finding) -> str:
-    """Ends what `survey` found; returns "" once the provider shows it absent, otherwise what prevents it."""
+    """Destroy a finding of `survey`. Return "" once the provider no longer lists it, otherwise the reason."""
     try:
         if finding.line is not None:
             destroy_lines(home, [finding.line])
@@ -434,7 +434,7 @@ def end_finding(home: Home, finding: Finding) -> str:
 
 
 def _end_resource(home: Home, resource: Resource) -> str:
-    # A resource of another home is reached through an instance that was adopted from it.
+    # A resource of a different home is reached through an instance that was adopted from that home.
     others = home.ledger.lines_of_others(owner_prefix(home.owner))
     lines = [line for line in others if owner_in(line.mark) == owner_in(resource.mark) != home.owner]
     line = next((each for each in lines if each.provider == resource.provider), None)

@@ -1,10 +1,11 @@
-"""Validate numbers from outside (a provider's answer, a ledger row): finite, not negative, within bounds.
+"""Validate external numbers (from a provider's response or a ledger row): finite, not negative, within bounds.
 
     value  -> read_figure -> a Decimal that is safe to compute with, or None if it is implausible
     answer -> Figures     -> usd, rate, whole, seconds, moment; `problems` names each rejected figure
 
 Python's JSON parser accepts NaN, Infinity and 1e308, and a tag may hold any text. Such a figure never becomes a bill
-and never aborts a status check: the caller keeps the last plausible figure or our own estimate, and reports it.
+and never aborts a status check: the caller keeps the last plausible figure or our own estimate, and reports the
+problem.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def read_figure(value: object, most: Decimal | int, *, least: Decimal | int = 0)
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         return None
     if isinstance(value, int) and abs(value) > 10**40:
-        return None  # converting it to text is slow, and Python refuses beyond some length
+        return None  # converting a huge integer to text is slow, and Python refuses beyond a certain length
     text = str(value).strip()
     if len(text) > _LONGEST_TEXT:
         return None
@@ -57,7 +58,7 @@ def read_moment(value: object) -> float | None:
     if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value.strip()):
         if value.startswith("0001-"):
             return None
-        # Some answers have nine fractional digits; Python parses six.
+        # Some providers send nine fractional digits; Python parses six.
         plain = re.sub(r"(\.\d{6})\d+", r"\1", value.strip().replace("Z", "+00:00").replace("z", "+00:00"))
         try:
             value = datetime.datetime.fromisoformat(plain)
@@ -73,7 +74,7 @@ def read_moment(value: object) -> float | None:
 
 
 class Figures:
-    """Reads the numbers of one answer. `source` names the sender for the person."""
+    """Reads the numbers in one response. `source` names the sender in messages."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -95,7 +96,7 @@ class Figures:
         return None if number is None else float(number)
 
     def moment(self, name: str, value: object, now: float) -> float | None:
-        """Return Unix seconds by the clock that `now` is from. Rejects times years ago or days ahead."""
+        """Return Unix seconds by the same clock as `now`. Rejects times that are years ago or days ahead."""
         at = read_moment(value)
         if at is not None and now - _OLDEST_S <= at <= now + _AHEAD_S:
             return at

@@ -1,4 +1,4 @@
-"""Home: what the control plane keeps on the person's machine, and the providers and stores it opens from there.
+"""Home: the control plane's data on the user's computer, and the providers and stores it opens from there.
 
     $HOMING_HOME/owner  ledger.sqlite  speed.json  runs/<run id>/  launching/<mark>  local/<instance id>/  store/
 
@@ -38,7 +38,7 @@ class Home:
         world.keep_private(path)
         self.ledger = Ledger(path / LEDGER, world)
         self._providers: dict[str, Provider] = {}
-        # Mark -> dollars when this process last looked, and when that was, by the monotonic clock.
+        # Mark -> dollars when this process last checked, and the time of that check by the monotonic clock.
         self.seen_spend: dict[str, tuple[Decimal, float]] = {}
         # Provider -> when it last failed to name the account of our key, by the monotonic clock.
         self.unanswered_at: dict[str, float] = {}
@@ -62,13 +62,13 @@ class Home:
         return self.ledger.file.is_there
 
     def is_ours(self, mark: str) -> bool:
-        """Return whether this home made what carries the mark, and not another home or a person without homing."""
+        """Return whether this home created what carries the mark, rather than a different home or a person by hand."""
         return mark.startswith(owner_prefix(self.owner))
 
     def owner_in_ledger(self) -> str:
         """Return the owner of the newest mark in the ledger; "" if it has none.
 
-        Adopted marks belong to another home.
+        Adopted marks belong to a different home.
         """
         if not self.has_ledger:
             return ""
@@ -112,15 +112,15 @@ class Home:
     def _named_volumes(self, provider: str, owner: str, marks: frozenset[str]) -> frozenset[str]:
         """Return the marks of the volumes that adopted runs name in their run files.
 
-        They were created for all runs of the other home, so no attempt's mark finds them, and they bill on if that home
-        is lost.
+        They were created for all runs of the other home, so they carry no attempt's mark, and they keep billing if that
+        home is lost.
         """
         prefix, found = owner_prefix(owner), set[str]()
         for run_id in {line.run_id for line in self.ledger.lines() if shown_mark(line.mark) in marks}:
             with contextlib.suppress(OSError, codec.WireError):  # its documents could not be fetched
                 settings = codec.loads(Run, self.world.read(self.run_dir(run_id) / file_names.RUN)).cloud.settings
                 name = settings.get(provider, {}).get("volume")
-                if isinstance(name, str) and name:  # at other providers it is a size, of a disk that has its run's mark
+                if isinstance(name, str) and name:  # elsewhere it is the size of a disk that carries the run's mark
                     found.add(prefix + name.removeprefix(prefix))
         return frozenset(found)
 
@@ -133,12 +133,12 @@ class Home:
         return self.path / "launching" / mark
 
     def may_go_on(self, run: RunRow) -> bool:
-        """Return whether a run has ended but perhaps not for good: a guard or a launch in progress may continue it."""
+        """Return whether a run has ended but may continue: a guard or a launch in progress may resume it."""
         is_between = run.reason.startswith(UNDONE) and self.world.is_locked(self.launch_lock(run.id))
         return not run.is_live and (run.may_go_on or is_between)
 
     def configure(self, run: Run) -> None:
-        """Pass the run file's provider settings to the providers, before they are asked for anything."""
+        """Pass the run file's provider settings to the providers before making any request."""
         if run.cloud.ssh is not None:
             cast(Ssh, self.provider("ssh")).configure(run.cloud.ssh)
         for name, settings in run.cloud.settings.items():
@@ -150,12 +150,12 @@ class Home:
             cast(Ssh, self.provider("ssh")).meet()
 
     def store_of(self, run: RunRow) -> Store:
-        # Launch has created it: one that is gone now (a disk not mounted) must not be recreated empty.
+        # The launch created it: if it is missing now (for example, a disk is not mounted), do not recreate it empty.
         return open_store(run.store, self.world, create=False)
 
     def run_dir(self, run_id: str) -> Path:
         return self.path / "runs" / run_id
 
     def kept_log(self, run_id: str, mark: str) -> Path:
-        """Return where the log of a failed launch is kept: the provider's own copy goes away with the machine."""
+        """Return where the log of a failed launch is kept: the provider's own copy disappears with the machine."""
         return self.run_dir(run_id) / f"{mark}.log"

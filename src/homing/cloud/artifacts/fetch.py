@@ -1,12 +1,12 @@
-"""Fetch a model from the store to home, verified by hash.
+"""Fetch a model from the store to this computer, verified by hash.
 
     choose a checkpoint -> its files into a temporary folder, each verified -> renamed to ./models/NAME
                         -> logs, metrics, samples to $HOMING_HOME/runs/<id>/
 
-Atomic: a failed fetch leaves the previous content. An earlier, unmodified fetch of the same run is replaced; anything
-else stays unless `force`, and so does the only copy of a later state. The instance need not be alive: everything comes
-from the store. A damaged checkpoint raises IntegrityError; with `or_older` the previous one is fetched instead and
-reported.
+Atomic: a failed fetch leaves the previous content in place. An earlier, unmodified fetch of the same run is replaced.
+Anything else, including the only copy of a newer checkpoint, is replaced only with `force`. The instance need not be
+alive: everything comes from the store. A damaged checkpoint raises IntegrityError; with `or_older`, the next older
+intact one is fetched instead and the damaged ones are reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from homing.world import World
 
 __all__ = ["Fetched", "Shown", "choose", "fetch", "place_of", "show"]
 
-_FINDER = ".DS_Store"  # macOS leaves one in every folder it has shown
+_FINDER = ".DS_Store"  # macOS Finder creates one in every folder it opens
 _RUN_DOCUMENTS = (names.EVENTS, names.METRICS, names.METRICS_CSV, names.OUTCOME, names.HEARTBEAT, names.RECORD)
 
 
@@ -159,7 +159,7 @@ def _fetch_model(
     force: bool,
     notify: Callable[[str], None],
 ) -> bool:
-    """Fetch the files. Return True if the model is new here. Nothing is replaced before every byte was verified."""
+    """Fetch the files. Return True if the model is new here. Nothing is replaced until every byte is verified."""
     world = home.world
     if _is_same(home, checkpoint, model_dir):
         return False
@@ -223,7 +223,7 @@ def _put_in_place(temporary: Path, model_dir: Path, world: World) -> None:
 
 
 def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
-    """Return what in the folder is not an unmodified earlier fetch of the same run; "" if nothing."""
+    """Return why the folder is not an unmodified earlier fetch of the same run; "" if it is one or is empty."""
     world, there = home.world, _is_inside(home, folder)
     if there is None:
         return "It contains another, unidentified model." if not _is_empty(home, folder) else ""
@@ -270,7 +270,7 @@ def _is_empty(home: Home, folder: Path) -> bool:
 
 
 def _may_replace(home: Home, folder: Path) -> bool:
-    """Return whether the folder is a model or empty: `--to .` must not cost a person their folder."""
+    """Return whether the folder is a model or empty: `--to .` must not wipe the user's own folder."""
     if not home.world.is_dir(folder):
         return False
     there = home.world.listdir(folder)
@@ -282,7 +282,7 @@ def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
     if not home.world.exists(path) or home.world.read(path) != checkpoint.text:
         return False
     files = checkpoint.manifest.files
-    # A local copy that was damaged meanwhile is fetched again.
+    # Fetch again if the local copy has been damaged since.
     return all(
         home.world.exists(model_dir / file.name) and home.world.sha256(model_dir / file.name) == file.sha256
         for file in files
@@ -290,7 +290,7 @@ def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
 
 
 def _fetch_documents(home: Home, store: Store, run: RunRow) -> Path:
-    """Fetch logs, metrics and samples, which are only for reading: a file that vanishes meanwhile is skipped."""
+    """Fetch logs, metrics and samples. They are only informational: a file that disappears meanwhile is skipped."""
     folder = home.run_dir(run.id)
     prefix = run_key(run.id) + "/"
     for entry in store.list(prefix):

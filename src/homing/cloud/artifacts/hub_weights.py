@@ -3,7 +3,7 @@
     hub_files(run)    which files: public ones with a hash from the Hub; if the store is a folder here, only those that
                       are not here already
     hub_inputs(run)   the same as inputs of the run: hf:OWNER/NAME@COMMIT/FILE and the sha256
-    url_of(item)      where the instance fetches it; respects this computer's HF_ENDPOINT
+    url_of(item)      the URL that the instance fetches; respects this computer's HF_ENDPOINT
     check_hub(run)    requests a file without a token, as the instance will, before anything is rented
 
 Gated and private files go through the store: the token that can read them stays at home.
@@ -33,7 +33,7 @@ def hub_files(run: Run, world: World) -> list[HubFile]:
     base = run.base
     if base is None:
         return []
-    is_near = run.store.startswith("file:")  # nothing is sent anywhere, so local files need not come again
+    is_near = run.store.startswith("file:")  # nothing is uploaded, so local files need not be downloaded again
     return [file for file in base.hub_files if not is_near or not world.exists(os.path.join(base.dir, file.name))]
 
 
@@ -69,7 +69,7 @@ def check_hub(run: Run, world: World) -> None:
             fix="Unset it, or download the weights locally: " + fix,
         )
     try:
-        # A redirect means yes and is not followed.
+        # A redirect means that the file is accessible; do not follow it.
         answer = world.http(HttpRequest("HEAD", url, {"User-Agent": "homing"}))
     except NetworkError as exc:
         raise _silent(item, str(exc)) from exc
@@ -91,7 +91,7 @@ def check_hub(run: Run, world: World) -> None:
 
 
 def describe_hub_download(run: Run, world: World) -> str:
-    """Return how the open weights of a launched run travel, for the person; "" if nothing travels far."""
+    """Describe how the instance of a launched run gets the open weights; "" if there is nothing to say."""
     if run.base is None or not run.base.address.startswith("hf:"):
         return ""
     taken = [item.num_bytes for item in run.inputs if is_from_hub(item)]
@@ -104,7 +104,7 @@ def describe_hub_download(run: Run, world: World) -> str:
     folder = os.path.normpath(run.base.dir)
     own = [item.source for item in run.inputs if os.path.normpath(os.path.dirname(item.source)) == folder]
     here = [world.size(path) for path in own if world.exists(path)]
-    if not here:  # another home's run: everything is already in the store
+    if not here:  # a run of a different home: everything is already in the store
         return ""
     return (
         f"{format_bytes(sum(here))} of {run.base.address} go through the store from this computer: it is not public,"

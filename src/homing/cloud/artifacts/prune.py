@@ -1,6 +1,6 @@
-"""Remove files from a store safely: never a run's best or last checkpoint, a live run, or another home's data.
+"""Remove files from a store safely: never a run's best or last checkpoint, a live run, or data of other homes.
 
-    plan_removal   keys or a folder -> what would be deleted, in order; refuses what must stay
+    plan_removal   keys or a folder -> what would be deleted, in order; raises if something must stay
     remove         deletes, then lists again: anything still there is an error
     kept_by        what a run keeps in its store, and what that costs after its instances are gone
     remove_stored  all of it, for good
@@ -42,7 +42,7 @@ _AT_ONCE = 100  # keys in one delete: on the Hub that is one commit
 class Removal:
     keys: list[str]  # in the order of deletion
     num_bytes: int
-    warning: str = ""  # a sentence for the person to consider before confirming
+    warning: str = ""  # a sentence to show before asking for confirmation
     folders: tuple[str, ...] = ()  # everything below them is deleted, including incomplete uploads
 
 
@@ -62,8 +62,8 @@ def plan_removal(store: Store, key: str, home: Home) -> Removal:
         warning = _check_no_run_lives(store, home)
     keys = in_order(entry.key for entry in entries)
     num_bytes = sum(entry.num_bytes for entry in entries)
-    # Inputs are shared, and a home that is pushing its first ones has no record yet. Incomplete uploads there expire in
-    # a day.
+    # Inputs are shared, and a home that is pushing the inputs of its first run has no record yet. Incomplete uploads
+    # there expire within a day.
     folders = () if parts[0] == file_names.STORE_OBJECTS else (prefix,)
     return Removal(keys, num_bytes, warning or _warning(store, parts, home), folders)
 
@@ -193,7 +193,7 @@ def _check_model(store: Store, parts: list[str], home: Home) -> None:
 def _check_no_run_lives(store: Store, home: Home) -> str:
     """Raise if any run in the store is live. Return a warning about ended runs of other homes.
 
-    Those may be resumed, and their home may no longer have the text.
+    Those runs may be resumed, and their home may no longer have the training text.
     """
     records = stored_runs(store)
     known = {run.id: run.state for run in home.ledger.runs() if run.state != ADOPTED}  # adopted: record is newer
@@ -225,7 +225,7 @@ def kept_by(home: Home, run: RunRow) -> Kept | None:
 
 
 def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
-    """Return all keys that only this run pushed, its model included, and one sentence per thing that is another's."""
+    """Return all keys that only this run pushed, its model included, and a sentence per item that belongs to others."""
     store = home.store_of(run)
     lease = newest(store, run.id)  # raises if the owner cannot be determined: removal is permanent
     if lease is not None and lease.owner != home.owner:
@@ -236,9 +236,9 @@ def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
 
 
 def remove_stored(home: Home, run: RunRow, keys: list[str]) -> None:
-    """Remove the keys for good, and verify it. The caller has asked a person."""
+    """Remove the keys permanently and verify that they are gone. The caller must have asked for confirmation."""
     store = home.store_of(run)
-    keep_no_record(home, run.id)  # first: a guard that runs meanwhile would write it back
+    keep_no_record(home, run.id)  # do this first: a guard running concurrently would write it back
     remove(store, Removal(in_order(keys), 0, folders=tuple(_folders(store, run))))
 
 

@@ -45,7 +45,7 @@ class StoredCheckpoint:
 def list_checkpoints(store: Store, run_id: str, phases: list[str]) -> list[StoredCheckpoint]:
     """Return the checkpoints, newest first: by phase order in the run, then by step.
 
-    A damaged manifest hides no others.
+    A damaged manifest does not hide the others.
     """
     prefix = run_key(run_id, file_names.CHECKPOINTS) + "/"
     found = []
@@ -103,7 +103,7 @@ def _load(store: Store, run_id: str, key: str) -> StoredCheckpoint:
     if seal and hashlib.sha256(text.replace(seal, b"", 1)).hexdigest() != manifest.sha256:
         return StoredCheckpoint(run_id, unknown, text, "its manifest does not match the sha256 recorded in it")
     if not seal and (strange_keys := _unknown_keys(text)):
-        # Otherwise one flipped letter in the name of the hash field would disable the check.
+        # Without this, a single corrupted character in the name of the hash field would disable the check.
         return StoredCheckpoint(run_id, unknown, text, f"its manifest has no sha256, but {strange_keys[0]!r}")
     if (manifest.phase, manifest.step) != (phase, step):
         return StoredCheckpoint(run_id, unknown, text, f"its manifest belongs to {manifest.phase} {manifest.step}")

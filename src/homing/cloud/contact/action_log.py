@@ -1,9 +1,9 @@
-"""Action log: what home did about a run on its own, one small file per action, created once.
+"""Action log: actions that homing took on a run automatically, one small file per action, created once.
 
     $HOMING_HOME/runs/<run id>/diary/<key>.json
 
-Guard, watch and cron may all check at the same moment; an existing file tells the second one that the action was
-already reported. It also outlives its writer: if a guard dies half-way, the next one continues from here.
+Guard, watch and cron may all check at the same moment; an existing file tells the later ones that the action was
+already reported. The log also outlives its writer: if a guard dies halfway through, the next guard continues from here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _load(home: Home, path: Path) -> Event | None:
     try:
         return codec.loads(Event, home.world.read(path))
     except (OSError, WireError):
-        return None  # damaged: its name still shows that it happened
+        return None  # damaged: the file name still shows that the action happened
 
 
 def _path(home: Home, run_id: str, key: str) -> Path:

@@ -1,4 +1,4 @@
-"""Control requests from home to an instance: one request in the store, written by commands that may run at once.
+"""Control requests from home to an instance: one file in the store, written by commands that may run concurrently.
 
     stop | limit | the age that launch reports  ->  the next numbered file at home  ->  request.json in the store
 
@@ -28,7 +28,7 @@ from homing.world import NetworkError
 __all__ = ["ask", "deliver", "last_asked", "send_age"]
 
 _FOLDER = "wishes"  # in the run's folder at home
-_ON_ITS_WAY_S = 2.0  # how old a heartbeat may be when it is first seen, besides the interval between two
+_ON_ITS_WAY_S = 2.0  # how old a heartbeat may be when first seen, in addition to the heartbeat interval
 
 
 def ask(home: Home, run_id: str, store: Store, **wanted: Any) -> Request:
@@ -50,7 +50,7 @@ def _ask_in_turn(home: Home, run_id: str, store: Store, wanted: dict[str, Any]) 
     folder = home.run_dir(run_id) / _FOLDER
     home.world.mkdir(folder)
     while True:  # a caller that loses the race for a number takes the next; one of them always makes progress
-        numbers = _numbers(home, folder)  # before reading: a number created later may hold what this read does not see
+        numbers = _numbers(home, folder)  # list first: a number created later may hold changes that this read misses
         last = last_asked(home, run_id, store) or Request(serial=0)
         number = max([last.serial, *numbers]) + 1
         request = dataclasses.replace(last, serial=number, t=home.world.now(), **wanted)
@@ -65,9 +65,9 @@ def _ask_in_turn(home: Home, run_id: str, store: Store, wanted: dict[str, Any]) 
 
 
 def deliver(home: Home, run_id: str) -> None:
-    """Deliver the request to instances that do not see later changes of their store by themselves."""
+    """Notify instances that do not see later changes to their store by themselves."""
     for line in home.ledger.lines(run_id):
-        # Instances of local providers read the store themselves, and cannot be reached from another computer.
+        # Instances of local providers read the store directly and cannot be reached from other computers.
         if line.destroyed_at is None and line.instance_id is not None and line.provider not in HERE_ONLY:
             provider = home.provider_of(line)
             if isinstance(provider, Delivering):
@@ -84,11 +84,11 @@ def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
 
 
 def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float) -> bool:
-    """Report to the agent how long its instance has billed, if it counts too little. Return True if it did.
+    """Tell the agent how long its instance has been billed, if its own count is too low. Return True if it was too low.
 
-    The agent counts by its own clock, from the start that boot.json names. If that clock is behind home's, the time to
-    boot is missing from its count, and the limit would come too late by as much. Home has counted it on a clock that
-    cannot be set. `began`: the boot clock at the create call.
+    The agent counts by its own clock, from the start that boot.json names. If that clock is behind home's, the boot
+    time is missing from its count, and the limit would be enforced that much too late. Home measures the time on a
+    clock that cannot be set. `began`: the boot clock at the create call.
     """
     world, rate = home.world, Decimal(boot.rate_usd_per_hour)
     if rate <= 0:
@@ -111,7 +111,7 @@ def _newest(home: Home, folder: Path) -> Request | None:
         try:
             return codec.loads(Request, home.world.read(_path(folder, number)))
         except WireError:
-            continue  # files are written atomically, so the disk damaged it: use the previous one
+            continue  # writes are atomic, so this is disk corruption: use the previous one
     return None
 
 

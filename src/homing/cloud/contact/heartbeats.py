@@ -4,9 +4,9 @@ A document that is not there yet is None. A store that cannot be read raises: si
 instance itself is never contacted.
 
 Silence is measured by this computer's own clock. A heartbeat carries the time of the machine that wrote it, and that
-clock may be minutes off: one that is behind would look dead while it reports, one that is ahead would look alive after
-it died. So the guard stores, in the run's folder at home, the last new heartbeat and when it first saw it:
-$HOMING_HOME/runs/<run id>/heard.json.
+clock may be minutes off: a machine with a slow clock would look dead while it reports, and one with a fast clock would
+look alive after it died. So the guard stores, in the run's folder at home, the last new heartbeat and when it first saw
+it: $HOMING_HOME/runs/<run id>/heard.json.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class RunReports:
     outcome: Outcome | None
     is_limit: bool = False  # it ended because of a limit
     is_saved: bool = True  # for a run that is done: its final model is in the store, verified
-    is_unasked: bool = False  # it stopped although neither a person nor a limit asked for it: an interruption
+    is_unasked: bool = False  # it stopped although neither a person nor a limit requested it: an interruption
 
 
 def read_reports(store: Store, run_id: str, line: LedgerLine | None) -> RunReports:
-    """Return the reports of this attempt only: those of an earlier one say nothing about it."""
+    """Return the reports of this attempt only: reports of earlier attempts say nothing about it."""
     # The heartbeat first: it is pushed last, so an outcome read after it is at least as new.
     heartbeat = read_document(store, run_key(run_id, file_names.HEARTBEAT), Heartbeat)
     if heartbeat is not None and line is not None and heartbeat.mark != line.mark:
@@ -76,9 +76,9 @@ def _is_limit(store: Store, run_id: str, outcome: Outcome, since: float) -> bool
 
 
 def _has_model(store: Store, run_id: str, run_name: str, outcome: Outcome) -> bool:
-    """Return whether models/ has the weights of this outcome; their manifest is written last, after all were read back.
+    """Return whether models/ has the weights of this outcome; the manifest is written last, once all were read back.
 
-    A machine may disappear between that and its last heartbeat.
+    A machine may disappear after writing the manifest but before its last heartbeat.
     """
     for name in filter(None, (run_name, run_id)):
         key = f"{file_names.STORE_MODELS}/{name}/{file_names.MANIFEST}"
@@ -124,9 +124,9 @@ def phases_of(store: Store, run: RunRow) -> list[str]:
 class Tail:
     """Lines of a growing file in the store, each returned once.
 
-    The whole file is pushed again and again. A trainer that goes back to a checkpoint truncates it, and a resumed
-    attempt may start it anew. If the last line read is no longer at its offset, reading starts over rather than miss
-    lines. A last line without a newline is still being written and waits for the next call, unless `is_last`.
+    The whole file is pushed repeatedly. A trainer that goes back to a checkpoint truncates it, and a resumed attempt
+    may start a new one. If the last line read is no longer at its offset, reading starts over rather than miss lines. A
+    last line without a newline is still being written and waits for the next call, unless `is_last`.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -152,9 +152,9 @@ class Tail:
         return fresh.decode("utf-8", "replace")
 
     def documents(self, cls: type[T]) -> list[T]:
-        """Return the new lines as `cls`. An unreadable line was cut by a crash of its writer and is skipped."""
+        """Return the new lines as `cls`. An unreadable line was truncated when its writer crashed and is skipped."""
         found = []
-        for text in self._fresh().split("\n")[:-1]:  # texts may contain what splitlines takes for line ends
+        for text in self._fresh().split("\n")[:-1]:  # not splitlines: texts may contain other line separators
             try:
                 found.append(codec.loads(cls, text))
             except codec.WireError:
@@ -171,7 +171,7 @@ def quiet_s(home: Home, run_id: str, beat: Heartbeat) -> float | None:
     note = _read(home, run_id)
     if note is not None and note["word"] == word:
         seen_s = elapsed_s(home, note["seen"])
-        if seen_s >= 0:  # otherwise this clock was set back while the computer was off
+        if seen_s >= 0:  # negative: this clock was set back while the computer was off
             return seen_s
     note = {"schema": "homing.heard/2", "word": word, "state": beat.state, "seen": stamp(home)}
     try:
@@ -189,7 +189,7 @@ def age_s(home: Home, run_id: str, beat: Heartbeat) -> float:
     heartbeat_age_s = elapsed_s(home, note["seen"]) if note is not None else 0.0
     if note is None or note["word"][0] != beat.mark or heartbeat_age_s < 0:
         return said_s
-    return heartbeat_age_s if note["word"][1] == beat.t else min(said_s, heartbeat_age_s)  # a newer one came after that
+    return heartbeat_age_s if note["word"][1] == beat.t else min(said_s, heartbeat_age_s)  # this one is newer
 
 
 def last_word(home: Home, run_id: str, mark: str) -> tuple[str, float]:

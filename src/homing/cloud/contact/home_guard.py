@@ -1,11 +1,11 @@
 """The guard at home: whether one is on duty, and how a launch starts one in the background.
 
-    sign_in     after each round, with the providers that answered -> guard.json in the home
-    is_on_duty  whether a guard signed in recently and will come again
-    start       `homing guard` as a process that outlives the launch -> its first round
-    is_needed   whether anything of this home bills or may bill
+    sign_in     after each pass, with the providers that answered -> guard.json in the home
+    is_on_duty  whether a guard signed in recently and will make further passes
+    start       `homing guard` as a process that outlives the launch -> its first pass
+    is_needed   whether any resource of this home bills or may bill
 
-A guard in the background works like one in a terminal: it counts as armed only while it makes its rounds and reaches
+A guard in the background works like one in a terminal: it counts as armed only while it makes its passes and reaches
 the provider. When there has been nothing to guard for a while it signs out and exits.
 """
 
@@ -38,15 +38,15 @@ __all__ = [
 ]
 
 LOG = "guard.log"  # in the home
-_FILE = "guard.json"  # in the home: when a guard last made its round, and which providers answered it
-IDLE_S = 900.0  # without anything to guard, after which it ends: longer than a launch takes to write its intent
+_FILE = "guard.json"  # in the home: when a guard last made a pass, and which providers answered
+IDLE_S = 900.0  # exit after this long with nothing to guard; longer than a launch takes to write its intent
 _FIRST_ROUND_S = 90.0
 
 
 def start(home: Home, provider: str) -> int:
     """Start the guard. Return its process id once it has made a pass that reached the provider.
 
-    Nothing is rented before that. Raises UsageError if it does not get there in time.
+    Nothing is rented before that. Raises UsageError if the guard does not complete such a pass in time.
     """
     home.world.mkdir(home.path)
     env = {**home.world.environment(), "HOMING_HOME": str(home.path)}
@@ -67,7 +67,7 @@ def is_needed(home: Home) -> bool:
 
 
 def words(home: Home) -> str:
-    """Describe the guard at home that is on duty, for `homing runs`; "" for none."""
+    """Describe the guard on duty at home, for `homing runs`; "" if there is none."""
     found = guard_on_duty(home)
     if found is None:
         return ""
@@ -79,15 +79,17 @@ def words(home: Home) -> str:
 
 
 def is_on_duty(home: Home, provider: str | None = None) -> bool:
-    """Whether a guard of this home made a recent round, at the interval it announced, and will come again. With
-    `provider`: only if that guard could list the instances there. Without the API key it could end none of them."""
+    """Return whether a guard of this home made a pass recently, given its interval, and will make more.
+
+    With `provider`: only if it could also list the instances there. Without the API key it could not end them.
+    """
     note = _read_note(home)
     found = note if provider is None else note.get("reached", {}).get(provider, {})
     return bool(found.get("comes_again")) and _is_fresh(home, found)
 
 
 def out_of_reach(home: Home, provider: str) -> str:
-    """Why no guard at home protects instances of this provider, in a sentence; "" if one does."""
+    """Return a sentence that says why no guard at home protects instances of this provider; "" if one does."""
     if is_on_duty(home, provider):
         return ""
     if is_on_duty(home):
@@ -101,7 +103,7 @@ class OnDuty:
 
     host: str
     pid: int  # 0: unknown
-    age_s: float  # of its last round
+    age_s: float  # of its last pass
     reaches: tuple[str, ...]  # providers
     is_background: bool  # a launch started it
 
@@ -118,7 +120,10 @@ def guard_on_duty(home: Home) -> OnDuty | None:
 
 
 def sign_out(home: Home) -> None:
-    """A guard that exits no longer counts. Another guard of this home signs in again with its next round."""
+    """Record that this guard exits and no longer counts.
+
+    Any other guard of this home signs in again on its next pass.
+    """
     note = _read_note(home)
     there = {name: {**each, "comes_again": False} for name, each in note.get("reached", {}).items()}
     if note:
@@ -129,10 +134,10 @@ def sign_out(home: Home) -> None:
 def sign_in(
     home: Home, every_s: float, *, is_once: bool = False, reached: Collection[str] = (), background_pid: int = 0
 ) -> None:
-    """Records a round. A single round, run manually or by cron, counts only if another one came before it in time.
+    """Record a pass. A single pass, run manually or by cron, counts only if it follows another one closely enough.
 
-    `reached`: the providers that answered this round's list call. What another guard of this home reached, which may
-    run where other keys are set, is kept until it is too old.
+    `reached`: the providers that answered the list call of this pass. Providers reached by other guards of this home,
+    which may have different keys, are kept until that is too long ago.
     """
     before = _read_note(home)
     now = {"t": home.world.now(), "every_s": every_s}
@@ -146,7 +151,7 @@ def sign_in(
 
 
 def _read_note(home: Home) -> dict[str, Any]:
-    """The last sign-in of a guard; empty if there is none or the file is damaged."""
+    """Return the last sign-in of a guard; empty if there is none or the file is damaged."""
     try:
         note = json.loads(home.world.read(home.path / _FILE))
     except (OSError, ValueError):
@@ -156,7 +161,7 @@ def _read_note(home: Home) -> dict[str, Any]:
 
 
 def _is_fresh(home: Home, note: dict[str, Any]) -> bool:
-    """False if there was no round, or the last one is too old for its interval."""
+    """Return False if there was no pass, or the last one is too old for its interval."""
     try:
         age_s, every_s = home.world.now() - float(note["t"]), float(note["every_s"])
     except (ValueError, KeyError, TypeError):

@@ -1,12 +1,13 @@
-"""Read a run's metrics.jsonl, however long: every line of a short file, and the lines that a curve needs of a long one.
+"""Read a run's metrics.jsonl, however long: all lines of a short file, or the lines needed for a curve of a long one.
 
     metrics.jsonl --in blocks--> from each of a thousand blocks: first line, smallest and largest loss (rl: reward);
                                  every validation (of many, the best and the last) and each change of phase;
                                  the first and last lines of the file                              --> [Metric]
 
 Each Metric is a line as written; nothing is averaged. A file of a million lines is read once, in one pass, and never
-held whole if the store supports partial reads. In a file larger than _EXAMINED bytes only an even share is searched for
-the smallest and largest loss: parsing every number would take longer than anyone waits for a page.
+held in memory as a whole if the store supports partial reads. In a file larger than _EXAMINED bytes, only an evenly
+spread sample is searched for the smallest and largest loss: parsing every number would take longer than anyone waits
+for a page.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ __all__ = ["MetricLog"]
 _ALL_BYTES = 1 << 20  # a few thousand lines: all are returned
 _BLOCKS = 1000  # lines for the curve are taken from each
 _EXAMINED = 24 << 20
-_PIECE = 1 << 17  # bytes read at once: more than the CPU cache holds takes twice as long
+_PIECE = 1 << 17  # bytes per read; reads that exceed the CPU cache take twice as long
 _TAIL_BYTES = 8 << 20
-_ENDS = 20  # lines at the beginning and the end of what is read
+_ENDS = 20  # lines to keep at the beginning and at the end
 _MOST_VALIDATIONS = 4  # per block
 
 _Read = Callable[[int, int], bytes]  # offset, number of bytes
@@ -39,16 +40,16 @@ _PHASE = re.compile(rb'"phase": "([^"]*)"')
 
 
 class MetricLog:
-    """Metrics that were not returned yet.
+    """Metrics that have not been returned yet.
 
-    A trainer that goes back to a checkpoint truncates the file, and a resumed attempt may start it anew. If the last
+    A trainer that goes back to a checkpoint truncates the file, and a resumed attempt may start a new one. If the last
     line read is no longer at its offset, reading starts over. A last line without a newline is still being written.
     """
 
     def __init__(self, store: Store, key: str, *, is_curve: bool = True) -> None:
         """`is_curve=False` is for callers that only need a run's current state.
 
-        Of a long file, only the beginning, the first lines of the last phase and the last _TAIL_BYTES are read then.
+        Then only the beginning of a long file, the first lines of the last phase and the last _TAIL_BYTES are read.
         """
         self._store, self._key, self._is_curve = store, key, is_curve
         self._offset = 0
@@ -57,7 +58,7 @@ class MetricLog:
     def fresh(self) -> list[Metric]:
         """Return new metrics since the last call, in file order.
 
-        Unreadable lines were cut by a crash and are skipped.
+        Unreadable lines were truncated by a crash and are skipped.
         """
         try:
             size, read = _open(self._store, self._key)
@@ -131,7 +132,7 @@ def _phase_of(text: bytes) -> bytes:
 
 
 def _blocks(read: _Read, start: int, end: int, step: int) -> Iterator[bytes]:
-    """Yield whole lines, about `step` bytes at a time, without what follows the last newline."""
+    """Yield whole lines, about `step` bytes at a time; anything after the last newline is left out."""
     at, longer = start, step
     while at < end:
         data = read(at, min(longer, end - at))
@@ -139,7 +140,7 @@ def _blocks(read: _Read, start: int, end: int, step: int) -> Iterator[bytes]:
         if cut:
             yield data[:cut]
             at, longer = at + cut, step
-        elif at + len(data) >= end or len(data) < longer:  # a line being written, or a truncated file
+        elif at + len(data) >= end or len(data) < longer:  # an incomplete line, or a truncated file
             return
         else:
             longer *= 2

@@ -1,12 +1,12 @@
 """SSH access to rented machines: keys generated at home, and the command that logs in with them.
 
     $HOMING_HOME/keys/login/         key  key.pub     ours, one for all machines; only the public half is sent
-    $HOMING_HOME/keys/hosts/MARK/    key  key.pub     one instance's host key; sent whole, and pinned from the start
+    $HOMING_HOME/keys/hosts/MARK/    key  key.pub     one instance's host key; both are sent; pinned from the start
 
     run -> its instance that is still there -> provider.connection -> argv
 
-Both sides can verify each other before the machine exists. No one ever has to accept an unknown host key: a new machine
-presents the one it was given, or we do not talk to it. The command line runs the ssh command; this module only builds
+Both sides can verify each other before the machine exists. No one ever has to accept an unknown host key: if a new
+machine does not present the key it was given, we do not connect. This module only builds the ssh command; the CLI runs
 it.
 """
 
@@ -89,7 +89,7 @@ def _make(folder: Path, comment: str, world: World) -> Path:
                 why=f"ssh-keygen ended with {done.code}: {(done.err or done.out).strip()}",
                 fix="Install the OpenSSH client (openssh-client), or free some disk space, then run the command again.",
             )
-        for name, mode in ((_PRIVATE, 0o600), (_PUBLIC, 0o644)):  # again with fsync: a machine may outlive a crash
+        for name, mode in ((_PRIVATE, 0o600), (_PUBLIC, 0o644)):  # rewrite with fsync: a machine may outlive a crash
             world.write(temporary / name, world.read(temporary / name), mode=mode)
         _put(temporary, folder, world)
     finally:
@@ -128,7 +128,7 @@ class Login:
         return f"{self.connection.user}@{self.connection.host}"
 
     def shell(self, command: Sequence[str] = ()) -> list[str]:
-        """Return argv for an interactive shell there, or for one command, which the remote shell parses."""
+        """Return argv for an interactive shell on the machine, or for one command that the remote shell parses."""
         argv = ssh_argv(self.connection, self.known_hosts)
         return [*argv, self._to, *command] if command else [*argv, "-t", self._to]
 

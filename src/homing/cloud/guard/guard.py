@@ -1,16 +1,17 @@
 """The guard at home: repeated passes over all runs of this home, from any machine that has its ledger.
 
     refresh -> per run:  limit near             destroy, later than agent and dead-man would act (wire/guard_order.py);
-                                                for a run that another home adopted, its new owner's limit applies
+                                                for a run adopted by a different home, its new owner's limit applies
                          ended but still bills  destroy
                          dead or preempted      destroy what is left, then relaunch elsewhere (relaunch.py)
                          silent                 alert; destroy only an instance that never sent a heartbeat
-                         in another account     reported as possibly billing; counted at the most it can cost
+                         in another account     reported as possibly billing; counted at its maximum cost
             -> instances of no known run, and destroys that were never confirmed
 
-A store that cannot be read does not mean that the machine is silent: then only the money counts. A problem with one run
-never keeps the pass from checking the others. Several guards may run at once: destroying twice is harmless, only one
-relaunch wins, and the action log (action_log.py) reports each thing once.
+A store that cannot be read does not mean that the machine is silent; in that case only the limits are enforced. A
+problem with one run never keeps the pass from checking the others. Several guards may run at once: destroying twice is
+harmless, only one relaunch wins, and the action log (contact/action_log.py) makes sure that each event is reported
+once.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ __all__ = ["DEFAULT_EVERY_S", "Pass", "guard_pass", "wait_for_next"]
 
 DEFAULT_EVERY_S = 60.0
 STALE_S = 300.0  # alert when no heartbeat arrived for this long
-DEAD_S = 60.0  # destroy a machine only after our processes were missing this long
+DEAD_S = 60.0  # destroy a machine only after our processes have been missing for this long
 LAUNCH_S = 1800.0  # upper bound for a launch; no relaunch starts if another run's limit falls within it
 _LATE_S = 60.0  # ignore limits that passed longer ago than this; they were already handled
 _FRESH_S = 1.0  # how long ledger data is reused within a pass
@@ -84,7 +85,7 @@ def guard_pass(
         made.alerts += follow_clock(home)
         made.by = _soonest(home, only)
         made.problems += refresh(home, by=made.by, silent=made.silent, reached=made.reached)
-    except TROUBLE as exc:  # for example, a full disk: still guard what the ledger holds
+    except TROUBLE as exc:  # for example, a full disk: still guard the instances in the ledger
         made.problems.append(first_line(exc))
     if every_s is not None:
         try:
@@ -102,7 +103,8 @@ def guard_pass(
         end_all(home, made)
     read_at = -math.inf
     for number, run in enumerate(within):
-        # Read all lines at once, as there may be many; again after a slow provider or a launch that took minutes.
+        # Read all lines in one query, as there may be many; read again after a slow provider or a launch that took
+        # minutes.
         if home.world.monotonic() - read_at > _FRESH_S:
             lines = home.ledger.lines_of(each.id for each in within[number:])
             read_at = home.world.monotonic()
@@ -113,7 +115,7 @@ def guard_pass(
 
 
 def _soonest(home: Home, only: str | None) -> float:
-    """Return when the first limit needs this guard, judged by the ledger alone; providers have until then to answer.
+    """Return when the first limit is due, judging by the ledger alone; providers have until then to answer.
 
     Storage costs, and the limits set by a new owner, are unknown until a provider or store is asked.
     """
@@ -157,7 +159,7 @@ def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
 
 
 def _unfailing(notify: Say) -> Say:
-    """Wrap `notify` so that a closed terminal or a full disk cannot keep the guard from ending what bills."""
+    """Wrap `notify` so that a closed terminal or a full disk cannot keep the guard from destroying instances."""
 
     def say(text: str) -> None:
         with contextlib.suppress(OSError):
@@ -169,7 +171,7 @@ def _unfailing(notify: Say) -> Say:
 def _look_at_the_rest(home: Home, made: Pass) -> None:
     """Report marked instances that belong to no run, and retry destroys that were requested but not confirmed."""
     lines = [line for line in home.ledger.open_lines() if not line.run_id]
-    unknown = [line for line in lines if line.run_name == "?"]  # a person decided to keep the others
+    unknown = [line for line in lines if line.run_name == "?"]  # the user decided to keep the others
     for line in unknown:
         where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
         made.may_bill.append(f"{where} has our mark but belongs to no run: homing reconcile")
@@ -181,7 +183,7 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
     ]
     waiting = [line for line in home.ledger.unconfirmed() if line not in unknown and line.created_at is not None]
     for line in waiting:
-        if home.world.now() >= made.next_at:  # a run's limit is due meanwhile: the next pass handles that first
+        if home.world.now() >= made.next_at:  # a run's limit has come due: the next pass handles that first
             made.may_bill.append(f"{line.mark}: not confirmed destroyed.")
             continue
         try:
@@ -228,7 +230,7 @@ class _Round:
             self.made.due[self.run.id] = due
             return True
         said = ""
-        with contextlib.suppress(*TROUBLE):  # failing to compute the spend must not prevent the end
+        with contextlib.suppress(*TROUBLE):  # failing to compute the spend must not prevent the destroy
             spend = meter.total_spend(lines, self.now) + storage_usd
             said = f": spent {_usd(spend)} of {_usd(limit)}" if limit is not None else f": spent {_usd(spend)}"
             said += f", {format_duration(time_limit_s)} allowed" if time_limit_s else ""
@@ -236,7 +238,7 @@ class _Round:
         return False
 
     def _counted(self) -> list[LedgerLine]:
-        """Return the lines, with attempts left in another account at their maximum, as launch and agent count."""
+        """Return the lines, with attempts left in a different account at their maximum cost, as launch counts them."""
         counted = left_at_most(self.home, self.lines)
         for line in self.billing:
             usd = next((each.spend_usd for each in counted if each.mark == line.mark and each.is_at_most), None)
@@ -261,7 +263,7 @@ class _Round:
         rate, spent, marks = Decimal(0), Decimal(0), {line.mark for line in self.lines}
         for line in {line.provider: line for line in self.billing}.values():
             if line.mark in self.made.silent:
-                continue  # already reported; asking again would only block as long again
+                continue  # already reported; asking again would only block for as long again
             try:
                 owned = [each for each in things_of(self.home, line, self.made) if each.mark in marks]
             except TROUBLE as exc:
@@ -283,9 +285,9 @@ class _Round:
         if not self.billing:
             return
         waited_s = self.now - (self.run.ended_at or self.now)
-        wants_time = self._wants_time()  # evaluated on every pass: it records when the last new heartbeat was seen
+        wants_time = self._wants_time()  # call it on every pass: it records when the last new heartbeat was seen
         if (waited_s > meter.MARGIN_S and not wants_time) or self._waits_for_us():
-            for line in self.billing if self.run.is_interrupted else []:  # not a decision to give the run up
+            for line in self.billing if self.run.is_interrupted else []:  # ending it does not mean giving up the run
                 self._note(f"lost-{line.mark}", "lost", "Its remaining resources are destroyed.")
             said = f"{self.run.state} {format_duration(waited_s)} ago and is still billing"
             self._end(f"The local guard ends its instance: it was {said}.", "late")
@@ -298,7 +300,7 @@ class _Round:
     def _is_kept(self, line: LedgerLine) -> bool:
         """Return whether a person chose to keep it in `homing reconcile`.
 
-        Alerts hourly; its limit or that person ends it.
+        Sends an hourly alert; only its limit or the user ends it.
         """
         if not action_log.has(self.home, self.run.id, kept_key(line.mark)):
             return False
@@ -308,9 +310,10 @@ class _Round:
         return True
 
     def _wants_time(self) -> bool:
-        """Return whether it recently (by our own clock) reported that it is kept or still pushing."""
+        """Return whether it reported recently (by our own clock) that it is being kept or is still pushing."""
         status = self._status()
-        # No heartbeat is pushed while one large file of the last checkpoint is uploading: that is not idleness yet.
+        # No heartbeat is pushed while a large file of the last checkpoint is uploading, so silence does not mean idle
+        # yet.
         longer_s = max(STALE_S, limits_of(self.home, self.run).idle_s)
         if status.reports is None:  # an unreadable store does not mean a silent machine
             state, quiet_s = heartbeats.last_word(self.home, self.run.id, self.billing[-1].mark)
@@ -323,16 +326,17 @@ class _Round:
 
     def _check_alive(self) -> None:
         if any(self.home.world.is_locked(self.home.launch_lock(line.mark)) for line in self.lines):
-            return  # its launch is alive and undoes itself; a second undo would hit the next attempt
+            return  # its launch is alive and cleans up after itself; a second cleanup would hit the next attempt
         for line in self.billing:
             if line is not self.lines[-1]:
                 if self._is_kept(line):
                     continue
                 if is_elsewhere(self.home, line):
-                    # Reported on every pass; not ended from here, and no reason to skip the instance that has the run.
+                    # Report it on every pass. It cannot be ended from here, and the run's current instance is still
+                    # checked.
                     self.made.may_bill.append(f"{self.run.id}: {_where(line)}")
                     continue
-                # Closed before a later attempt began, which has the run now; this one says nothing about the run.
+                # This line was closed before the run's current attempt began, so it says nothing about the run.
                 end_line(self.home, line, self.made)
                 said = (
                     f"{line.instance_id} is destroyed: another instance has the same mark." if line.is_duplicate else ""
@@ -362,7 +366,7 @@ class _Round:
     def _note_dead(self, line: LedgerLine, instance: Instance) -> None:
         """Alert that no process of ours runs there; destroy it if that lasts for DEAD_S without a heartbeat in between.
 
-        There may be a moment without any process when one program of ours hands over to the next.
+        When one of our programs hands over to the next, there may be no process for a moment.
         """
         status = self._status()
         beat = status.reports.heartbeat if status.reports else None
@@ -375,15 +379,15 @@ class _Round:
     def _check_heartbeat(self, status: Status) -> None:
         """Alert on a missing heartbeat; destroy only an instance that never sent one.
 
-        A machine that sent one may be cut off but working: its own guards know more than home does.
+        A machine that has sent one may be disconnected but still working: its own guards know more than home does.
         """
         line, beat = self.billing[-1], status.reports.heartbeat if status.reports else None
         quiet_s = heartbeats.quiet_s(self.home, self.run.id, beat) if beat is not None else None
-        if quiet_s is None:  # first seen heartbeat: only its own clock dates it, which is good enough for an alert
+        if quiet_s is None:  # new heartbeat: only its own timestamp is known, which is good enough for an alert
             quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
         stale_s = STALE_S + 2 * pace_of(self.run.store)
         idle_s = max(limits_of(self.home, self.run).idle_s, stale_s)
-        # Only a launch that never saw a heartbeat proves that there was none: a store may have lost one.
+        # Only a launch that never saw a heartbeat proves that none was sent: a store may have lost one.
         if beat is None and self.run.state == "launching" and quiet_s >= idle_s:
             self._lose(line, f"its instance sent no heartbeat for {format_duration(quiet_s)}")
         elif quiet_s >= idle_s:
@@ -415,7 +419,7 @@ class _Round:
             self._alert(f"not-ours-{lines[-1].mark}", exc.what)
         except HomingError as exc:
             after = self.home.ledger.run(run.id)
-            if after is None or not after.is_live:  # otherwise another guard won
+            if after is None or not after.is_live:  # live: another guard relaunched it first
                 self._alert(f"waits-{lines[-1].mark}-{exc.what}", f"Could not relaunch it yet: {exc.what}")
         else:
             if action_log.note(self.home, run.id, f"went-on-{lines[-1].mark}", "guard", said):
@@ -435,18 +439,18 @@ class _Round:
     def _end(self, text: str, key: str, code: int | None = None) -> None:
         here = self._here(self.billing)
         if not here and not self.run.is_live:
-            return  # already reported, and there is nothing to end from here
+            return  # already reported, and there is nothing to destroy from here
         if not here:
             text += " Its instance is in another account: only that account's key can end it."
         ended = {"exit_code": code, "ended_at": self.now} if code is not None else {"ended_at": self.now}
-        self.made.ends.append(End(self.run, here, text, ended))  # first: reporting must not prevent the end
+        self.made.ends.append(End(self.run, here, text, ended))  # first: a failing report must not prevent it
         marks = "-".join(line.mark for line in self.billing)
         self._note(f"{key}-{marks}", "guard_ends", text)
         self.notify(f"{self.run.id}: {text}")
 
     def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
-        """Return the lines that this key can destroy, and report the others: waiting or retrying cannot help those."""
-        # A provider that cannot be asked does not count as another account.
+        """Return the lines that this key can destroy, and report the others: retrying cannot help those."""
+        # An unreachable provider does not count as a different account.
         silent = self.made.silent
         here = [
             line for line in lines if line.billing == "yes" or line.mark in silent or not is_elsewhere(self.home, line)
@@ -461,7 +465,7 @@ class _Round:
     def _note(self, key: str, kind: str, text: str) -> bool:
         """Add an entry to the action log. Return whether it is new.
 
-        A full disk must not keep the guard from ending what bills; then everything is new.
+        A full disk must not keep the guard from destroying billing instances; in that case every entry counts as new.
         """
         try:
             return action_log.note(self.home, self.run.id, key, kind, text)

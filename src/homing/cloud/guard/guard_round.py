@@ -1,14 +1,15 @@
 """The parts of one guard pass: the limits it enforces, its result, and the destroys it decided on.
 
-    decided -> in parallel over all providers, one try each -> gone: the run is stopped
+    destroys -> in parallel over all providers, one try each -> gone: the run is stopped
                                                             -> unconfirmed, or the next limit is due: may bill
 
 No call blocks past the next limit: a provider may take minutes to time out.
 
-The limits of our own run are those in the ledger, and the time limit in its run documents. For a run adopted elsewhere
-they are what its new owner wrote to the run's record in the store, with the attempts made there. A home that gave a run
-away may have the only live guard, so it keeps enforcing the limit for the machines in its own ledger. An unreadable
-record does not remove the limit: the last one that was read still applies, and the guard says so.
+The limits of our own run are those in the ledger, and the time limit in its run documents. For a run that a different
+home has adopted, they are the limits that its new owner wrote to the run's record in the store, and the attempts made
+there count too. The previous home may have the only live guard, so it keeps enforcing the limit for the machines in its
+own ledger. An unreadable record does not remove the limit: the last limit that was read still applies, and the guard
+reports it.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ __all__ = ["TROUBLE", "End", "Pass", "Terms", "end_all", "end_line", "first_line
 
 DESTROY_S = 60.0
 
-# Exceptions that a pass survives: expected errors, malformed provider answers (lists, offers, logs), and bugs of our
-# own. The other runs are still guarded.
+# Exceptions that a pass survives: expected errors, malformed provider responses (lists, offers, logs), and our own
+# bugs. The other runs are still guarded.
 TROUBLE = (HomingError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _LAST_READ = "record-of-its-owner.json"  # in the run's folder at home
 
@@ -55,7 +56,7 @@ class Pass:
     may_bill: list[str] = field(default_factory=list)
     next_at: float = math.inf
     due: dict[str, float] = field(default_factory=dict)  # run id -> when its limit needs a guard
-    by: float = math.inf  # when a limit needs this very pass, as far as the ledger alone shows
+    by: float = math.inf  # when this pass must be over because a limit is due, judging by the ledger alone
     ends: list[End] = field(default_factory=list)  # runs at their limit, to be destroyed at once
     silent: set[str] = field(default_factory=set)  # marks of instances at providers that did not answer in this pass
     reached: set[str] = field(default_factory=set)  # names of the providers that listed our instances
@@ -74,7 +75,7 @@ class End:
 
 
 def end_all(home: Home, made: Pass) -> None:
-    """Destroy the instances of all runs at their limit, in parallel: one that hangs delays no other."""
+    """Destroy the instances of all runs at their limit, in parallel: a hanging call must not delay the others."""
     ends, made.ends = made.ends, []
     if not ends:
         return
@@ -122,12 +123,12 @@ def _end_each(home: Home, lines: list[LedgerLine], made: Pass) -> dict[str, Prob
 
 
 def _conclude(home: Home, end: End, made: Pass, problems: Mapping[str, Problem]) -> None:
-    """Mark the run as stopped and report the instances that are left; every pass tries those again.
+    """Mark the run as stopped and report the instances that are left; every pass retries those.
 
-    The run is over either way: a later confirmation must not look as if it had ended by itself.
+    The run is over either way: a later confirmation must not make it look as if the run had ended by itself.
     """
     marks, left = [line.mark for line in end.lines], end.lines
-    with contextlib.suppress(HomingError):  # without the ledger, none is known to be gone
+    with contextlib.suppress(HomingError):  # if the ledger cannot be read, none counts as gone
         left = [line for line in home.ledger.lines(end.run.id) if line.mark in marks and line.destroyed_at is None]
     if left:
         made.may_bill.append(f"{end.run.id}: {still_billing(home, left, problems).why}")
@@ -155,7 +156,7 @@ class Terms:
 def terms_of(home: Home, run: RunRow, known: list[LedgerLine]) -> Terms:
     """Return the limits. `known` are the attempts in this home's ledger, which is more accurate about those."""
     limit = _dollars(run.spend_limit_usd)
-    if limit is None:  # every launch has one: a damaged row has lost it, but its attempts still have it
+    if limit is None:  # every launch sets one: the row is damaged, but its attempts still hold the limit
         limit = max((Decimal(line.limit_usd) for line in known if line.limit_usd is not None), default=None)
     own = Terms(limit, limits_of(home, run).time_s)
     if run.state != ADOPTED:
@@ -169,7 +170,7 @@ def terms_of(home: Home, run: RunRow, known: list[LedgerLine]) -> Terms:
 
 
 def limits_of(home: Home, run: RunRow) -> Limits:
-    """Return the current limits from the run's documents; defaults without them (the ledger has the spend limit)."""
+    """Return the current limits from the run's documents, or defaults (the spend limit is also in the ledger)."""
     try:
         return relaunch.load_documents(home, run).run.limits
     except (OSError, ValueError):

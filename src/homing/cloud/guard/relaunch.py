@@ -1,6 +1,6 @@
 """Resume a run after its machine was preempted or lost: next offer, newest complete checkpoint, same limit.
 
-    is_wanted    the ledger says interrupted, nothing of it bills here, and no one at home asked for that end
+    is_wanted    the ledger says interrupted, no instance of it bills here, and no one at home requested the end
     relaunch     plan -> offers, cheapest to finish first -> draft -> launch; a failed offer gives way to the next
 
 Two guards may try at once: the launch lock, the ledger's intent and the lease let exactly one through.
@@ -62,7 +62,7 @@ def is_wanted(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
     """Return whether the guard may resume the run. A run that a person destroyed stays destroyed."""
     if not lines or run.is_live or not _is_interrupted(home, run, lines[-1].mark):
         return False
-    # An instance left open in another account is counted at its maximum by the next launch, or refused there.
+    # An instance left open in a different account: the next launch counts it at its maximum cost, or refuses to start.
     return all(line.destroyed_at is not None or is_elsewhere(home, line) for line in lines)
 
 
@@ -106,7 +106,7 @@ def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
             # Inside the try: the rest of the limit may be too little for this offer and enough for the next.
             return _launch(draft(order, home), home, run, notify)
         except NotOwner:
-            raise  # no other offer changes that
+            raise  # a different offer would not help
         except (CreateFailed, NoOffer, ProviderRefused, StartTimeout, UsageError) as exc:
             problem = exc
             notify(f"{row.offer.provider} {row.offer.name}: {exc.what}")
@@ -115,7 +115,7 @@ def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
 
 
 def _refuse_dear(offer: Offer, run: Run, lines: list[LedgerLine]) -> None:
-    """Refuse a much higher hourly rate unless limits.rate allows it: no person is there to confirm."""
+    """Refuse a much higher hourly rate unless limits.rate allows it, because no one is there to confirm it."""
     most = None if run.limits.rate_usd_per_hour is None else Decimal(run.limits.rate_usd_per_hour)
     before = max((Decimal(line.rate_usd_per_hour) for line in lines), default=Decimal(0))
     if is_dear(offer, most) and offer.rate_usd_per_hour > before:
@@ -146,21 +146,21 @@ def load_documents(home: Home, run: RunRow) -> _Documents:
 
 
 def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
-    """Return whether the machine ended at its time limit: then a guard ended it, and it was not preempted."""
+    """Return whether the machine ended at its time limit: if so, a guard ended it and it was not preempted."""
     if not run.limits.time_s or line.created_at is None or line.destroyed_at is None:
         return False
     return line.destroyed_at - line.created_at >= run.limits.time_s * (1 - RESERVE_FRACTION)
 
 
 def _check_unchanged(home: Home, run: RunRow, ready: Draft) -> None:
-    """Abort if a person has destroyed the run or changed its limits while offers were searched.
+    """Abort if the run was destroyed or its limits were changed while searching for offers.
 
-    The intent checks again; checked here, it costs none of the run's relaunches.
+    Writing the intent checks this again, but checking here does not use up one of the run's relaunches.
     """
     now = home.ledger.run(run.id) or run
     if (now.state, now.reason) != (run.state, run.reason):
         raise EndedElsewhere(f"{run.id} was not relaunched: it is {now.state} now.", now.reason)
-    # Without the time limit that an earlier, failed offer needed.
+    # Ignore the time limit that was derived for an earlier offer, which failed.
     time_s = without_time(load_documents(home, run).run).limits.time_s
     if (now.spend_limit_usd, time_s) != (run.spend_limit_usd, ready.order.run.limits.time_s):
         raise EndedElsewhere(f"{run.id} was not relaunched: its limits have changed in the meantime.")
@@ -171,16 +171,16 @@ def _launch(ready: Draft, home: Home, run: RunRow, notify: Callable[[str], None]
     offer = ready.order.offer
     where = f"{offer.provider} {offer.name} at {meter.show_usd(offer.rate_usd_per_hour)}/h"
     text = f"Attempt {ready.attempt} launches on {where}, from the last checkpoint."
-    # Before the launch: if the guard dies during it, the log shows that this attempt is a guard's.
+    # Before the launch: if the guard dies during it, the log shows that a guard made this attempt.
     action_log.note(home, run.id, f"relaunch-{ready.mark}", RELAUNCHED, text)
     try:
         launch(ready, home, notify=notify, last=run)
     except (EndedElsewhere, StillBilling):
         raise
     except HomingError as exc:
-        # Retry later under the original reason, unless another launch was first.
+        # Restore the original reason so that it is retried later, unless another launch came first.
         after = home.ledger.run(run.id)
-        # Only replace what its own undo has written: a person may have ended the run meanwhile.
+        # Only replace what our own undo wrote: a person may have ended the run in the meantime.
         if after is not None and not after.is_live and after.reason.startswith(UNDONE):
             action_log.note(home, run.id, f"unlaunched-{ready.mark}", "not_relaunched", exc.what)
             home.ledger.set_run(run.id, state=run.state, reason=run.reason, exit_code=run.exit_code)

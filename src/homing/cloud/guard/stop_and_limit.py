@@ -4,12 +4,12 @@
     lower    ledger and run documents -> request to the agent -> (confirmed, or a deadline) -> provider's guard
     stop     request to the agent -> wait until training and billing have ended
 
-If a change of limits is killed in between, the guards differ for a while, and each still enforces one of the two limits
-that the person set. The provider's guard is the hard one and saves nothing: it is raised before anyone relies on the
+If the process is killed while changing limits, the guards disagree for a while, but each still enforces either the old
+or the new limit. The provider's guard is the hard one and saves nothing: it is raised before anyone relies on the
 higher limit, and lowered after the agent has had time to land. The agent passes the new limit on to the dead-man.
 
-For a run between two machines, only ledger and run documents change. The next launch reads them: a guard's, or one that
-lost its offer and checks again after asking about the next.
+For a run between two machines, only ledger and run documents change. The next launch reads them: either a guard's
+relaunch, or a launch that lost its offer and rechecks after asking about the next one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from homing.wire.guard_order import PROVIDER
 
 __all__ = ["CONFIRM_S", "Change", "ask_to_stop", "change_limit", "propose", "wait_for_stop"]
 
-CONFIRM_S = 60.0  # a request reaches the agent within a few heartbeats
+CONFIRM_S = 60.0  # timeout; a request reaches the agent within a few heartbeats
 _EVERY_S = 0.5
 STOP_TIMEOUT_S = 600.0
 _STOP_EVERY_S = 1.0
@@ -157,12 +157,12 @@ def _set_guards(home: Home, change: Change) -> _Guards:
             continue
         provider = home.provider_of(line)
         try:
-            check_account(home, provider, line)  # another account's key would see it as gone and set no guard
+            check_account(home, provider, line)  # to a different account's key it looks gone: no guard would be set
         except OtherAccount as exc:
             made.unset.append((line, exc))
             continue
         if line.limit_usd is not None and change.new_usd > Decimal(line.limit_usd):
-            # Before it can cost more: its maximum cost is computed from this.
+            # Record this before it can cost more: its maximum cost is computed from it.
             home.ledger.update(line.mark, limit_usd=str(change.new_usd))
         left = change.new_usd - meter.total_spend([each for each in counted if each.mark != line.mark], now)
         provider.set_guard(line.instance_id, left, end_by if math.isfinite(end_by) else None)
@@ -180,9 +180,9 @@ def _not_all(change: Change, line: LedgerLine, exc: OtherAccount) -> OtherAccoun
 
 
 def _write_down(home: Home, change: Change) -> Store:
-    """Update ledger, run documents and record, which the guard at home, a relaunch and another home rely on."""
+    """Update ledger, run documents and record, on which the guard at home, relaunches and other homes rely."""
     run = change.run
-    # Also if it has ended since: a launch may be moving on to the next offer, and would use the old limit there.
+    # Even if it has ended since: a launch may be moving on to the next offer, and would use the old limit there.
     home.ledger.set_run(run.id, spend_limit_usd=str(change.new_usd))
     resolved = relaunch.load_documents(home, run).run
     limits = dataclasses.replace(resolved.limits, spend_usd=str(change.new_usd), time_s=change.new_time_s)
@@ -195,7 +195,7 @@ def _write_down(home: Home, change: Change) -> Store:
 
 
 def _ask_agent(home: Home, change: Change, store: Store) -> int:
-    # Keep an age that was sent: the agent may not have read it yet, and an old one is too small but not wrong.
+    # Keep an age that was already sent: the agent may not have read it yet, and an old value is too small but harmless.
     return ask(home, change.run.id, store, spend_limit_usd=str(change.new_usd), time_limit_s=change.new_time_s).serial
 
 
@@ -230,18 +230,18 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was requested.") 
             what=f"{run.id} is not running: it is {run.state}.", why=run.reason, fix=f"homing fetch {run.name}"
         )
     now = home.ledger.run(run.id) or run  # reading the store may have taken a while, and a guard may have acted
-    if home.may_go_on(now):  # no machine will read it, and a guard or its launch would rent the next one
+    if home.may_go_on(now):  # no machine is there to read it, and a guard or its launch would rent a new one
         home.ledger.set_run(run.id, state="stopped", reason=reason, exit_code=0)
     store = home.store_of(run)
     last = read_document(store, run_key(run.id, file_names.REQUEST), Request)
     if last is not None and last.stop:
-        deliver(home, run.id)  # it may have failed the first time
+        deliver(home, run.id)  # the first delivery may have failed
         return last.serial
     return ask(home, run.id, store, stop=True, reason=reason).serial
 
 
 def _is_kept(home: Home, run: RunRow) -> bool:
-    """Return whether the run failed and its instance is kept for inspection: a stop ends that too."""
+    """Return whether the run failed and its instance is kept for inspection; a stop ends the instance as well."""
     lines = billing_lines(home.ledger.lines(run.id))
     beat = read_reports(home.store_of(run), run.id, lines[-1]).heartbeat if lines else None
     return beat is not None and beat.state == "kept"

@@ -1,12 +1,12 @@
-"""Guards of a run: which are armed before a launch, which are alive after it, and what happens if all machines die.
+"""The guards of a run: which are armed before a launch, which are alive after it, and what happens if all of them die.
 
     on the instance   the agent's watchdog, and a dead-man process that is independent of the agent
-    at the provider   its own timer or limit, where it has one
+    at the provider   its own timer or limit, if it has one
     at home           `homing guard`, which registers on every pass with the providers that it could reach
 
 They act in the order of wire/guard_order.py. At least two must be alive; with fewer, a launch undoes itself unless
---one-guard is set. Where a machine cannot end its own billing, the two guards on it save the work inside the limit but
-do not count here.
+--one-guard is set. If a machine cannot end its own billing, the two guards on it save the work within the limit but do
+not count here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST = 2
 
 
 def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
-    """Describe each guard in one sentence before anything is rented, and what happens without this computer.
+    """Describe each guard in one sentence before anything is rented, and what happens if this computer is off.
 
     `starts_one`: the launch itself starts a guard at home.
     """
@@ -69,7 +69,7 @@ def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
 
 
 def _on_this_computer(limit: str, rate: str, name: str, has_guard: bool) -> list[str]:
-    """Describe the guards of a local run. Nothing is rented, so an unarmed guard is no danger and is not listed."""
+    """Describe the guards of a local run. Nothing is rented, so a missing guard is harmless and is not listed."""
     said = [
         f"Nothing is rented: it trains on this computer. {rate}/h is a made-up rate to try out limits and receipts.",
         f"armed: the agent's watchdog ends it within {limit}, even with this terminal closed.",
@@ -84,7 +84,7 @@ def _on_this_computer(limit: str, rate: str, name: str, has_guard: bool) -> list
 
 
 def _unattended(draft: Draft) -> str:
-    """Describe what the run costs if this computer is off when it finishes, on a machine that cannot end itself."""
+    """Describe what a run costs on a machine that cannot end itself, if this computer is off when the run finishes."""
     time_s, name = draft.run.limits.time_s, draft.run.name
     until = f"{format_duration(time_s)} after its launch" if time_s else "its spend limit"
     worst = meter.show_usd(draft.worst_case_usd)
@@ -96,7 +96,7 @@ def _unattended(draft: Draft) -> str:
 
 
 def check_armed(draft: Draft, home: Home) -> None:
-    """Refuse, before anything is rented, a launch with fewer than two guards (unless one is declared enough)."""
+    """Refuse a launch with fewer than two guards before anything is rented, unless --one-guard is set."""
     names = armed(draft, home)
     if len(names) >= LEAST or draft.order.is_one_guard_enough:
         return
@@ -123,7 +123,7 @@ def armed(draft: Draft, home: Home) -> list[str]:
 
 
 def would_start(draft: Draft, home: Home) -> bool:
-    """Whether this launch starts a guard in the background: only one guard is armed, and it is not one at home."""
+    """Return whether this launch starts a guard in the background: only one guard is armed, and it is not at home."""
     names = armed(draft, home)
     return not draft.order.is_one_guard_enough and len(names) == LEAST - 1 and "home" not in names
 

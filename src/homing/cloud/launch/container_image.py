@@ -1,11 +1,11 @@
 """Build a container image with everything that training needs, so that a rented machine installs nothing.
 
     write_context   Dockerfile, versions, wheel -> a folder that any Docker can build from
-    build           docker build -> test it in a container named `training` -> docker push to the person's registry
+    build           docker build -> test it in a container named `training` -> docker push to the user's registry
 
 The versions are those installed here, as a launch would send them. The same bootstrap that sets up a bare machine
-creates the environment, under the same fingerprint, so a launch with the same versions finds it ready. Docker is the
-person's own, logged in by them; no password passes through here.
+creates the environment, under the same fingerprint, so a launch with the same versions finds it ready. It uses the
+user's own Docker, with the user's own login; homing never sees the password.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def check_name(image: str) -> str:
 
 
 def write_context(run: Run, folder: Path, world: World, *, base: str) -> Context:
-    """Write the Dockerfile and everything it copies. It contains no secrets and no data of the run."""
+    """Write the Dockerfile and everything it copies. The context contains no secrets and no data of the run."""
     boot, files = _bootstrap_files(run, world)
     digest = hashlib.sha256(files[LOCK]).hexdigest()
     text = _DOCKERFILE.format(
@@ -151,10 +151,10 @@ def build(
 
 
 def _bootstrap_files(run: Run, world: World) -> tuple[Boot, dict[str, bytes]]:
-    """Return boot and files as for a bare machine, without what only a run needs: disk, volume, GPU."""
+    """Return boot and files as for a bare machine, without the parts that only a run needs: disk, volume, GPU."""
     end = EndBilling(kind="command", argv=["true"])
     place = dataclasses.replace(startup_script.place(end), work_dir=_DIR)
-    # Others may pull the image, so it must not reveal the person's names and paths.
+    # Others may pull the image, so it must not reveal the user's names and paths.
     plain = dataclasses.replace(run, id="image", name="image", cloud=dataclasses.replace(run.cloud, volume=""))
     boot = booting.make_boot(
         plain,
@@ -175,7 +175,7 @@ def _bootstrap_files(run: Run, world: World) -> tuple[Boot, dict[str, bytes]]:
 
 
 class _Docker:
-    """Runs the person's own docker; shows its output as it comes and logs it in the folder."""
+    """Runs the user's own docker, streams its output and logs it in the folder."""
 
     def __init__(self, folder: Path, world: World, notify: Callable[[str], None]) -> None:
         self._folder, self._world, self._notify = folder, world, notify
@@ -216,14 +216,14 @@ class _Docker:
         return start + len(whole)
 
     def forget(self) -> None:
-        """Remove a container left behind by an earlier test of ours, and no one else's of that name."""
+        """Remove a container left behind by an earlier test, but never someone else's container of that name."""
         argv = ["docker", "ps", "-aq", "--filter", f"name=^{CONTAINER}$", "--filter", f"label={_LABEL}"]
         for name in self._world.run(argv, _ASK_S).out.split():
             self._world.run(["docker", "rm", "-f", name], _ASK_S)
 
 
 def _try_out(docker: _Docker, image: str, notify: Callable[[str], None]) -> str:
-    """Test the image in a container. Return its last line of output; a failed container stays for its log."""
+    """Test the image in a container. Return its last line of output; a failed container is kept for its log."""
     docker.forget()
     notify(f"Testing {image} in a container named {CONTAINER}")
     words = ["run", "--name", CONTAINER, "--label", _LABEL, "--network", "none", image, "sh", "-c", _TRY]

@@ -3,10 +3,10 @@
     LaunchOrder -> draft -> Draft        with run id, mark, limit, earlier spend and timing
 
 A machine that cannot end its own billing gets a time limit here. If it finishes while no guard runs at home, it bills
-until a limit ends it, and a spend limit is the most a person would pay rather than what the run needs. The time limit
-is as long as the plan may take in the pessimistic case, unless a person set one. It is a limit like any other: the
-agent lands inside it, the provider's guard gets it as a date, the worst case uses it, and `homing limit RUN --time`
-changes it. Its origin in run.json says that it was derived, so that the next attempt, on another machine, gets its own.
+until a limit ends it, and the spend limit is the most that the user would pay, not what the run needs. Unless the user
+set a time limit, it is the duration of the plan in the pessimistic case. It is a limit like any other: the agent lands
+inside it, the provider's guard gets it as a date, the worst case uses it, and `homing limit RUN --time` changes it. Its
+origin in run.json says that it was derived, so that the next attempt, on a different machine, gets a new one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TIME_ORIGIN = "derived: the instance cannot end its own billing"
 
 @dataclass(frozen=True)
 class LaunchOrder:
-    """The complete launch request of a person; no later step asks for more input."""
+    """The user's complete launch request; no later step asks for more input."""
 
     run: Run  # without an id, or with the id of the run to resume
     run_file_text: str
@@ -55,7 +55,7 @@ class LaunchOrder:
     is_smoke: bool = False
     trainer_argv: tuple[str, ...] | None = None  # runs in place of the trainer, to test the control plane
     heartbeat_s: float | None = None  # None: chosen to suit the store
-    timing: Timing | None = None  # as planned for this offer; None: estimated without a probe
+    timing: Timing | None = None  # the plan's timing for this offer; None: estimated without a probe
     keep_on_failure_s: float = 0.0  # how long to keep a failed instance for inspection
     is_one_guard_enough: bool = False
     project: str = ""  # the folder it is launched from; "": unknown, or kept from the previous attempt
@@ -118,7 +118,7 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
     lines = at_their_most(home, home.ledger.lines(earlier.id)) if earlier else []
     _check_bounded(home, lines)
     spent = meter.total_spend(lines, home.world.now())
-    # Do not probe without a plan: this computer may be busy, and the default figures err on the long side anyway.
+    # Do not probe if there is no plan: this computer may be busy, and the default figures err on the long side anyway.
     speed = estimate(run, order.offer, home, may_probe=False)
     timing = order.timing or timing_of(run, order.offer, speed, home)
     if limit is None:
@@ -200,8 +200,8 @@ def _check_reach(order: LaunchOrder, home: Home) -> None:
 def _check_bounded(home: Home, lines: list[LedgerLine]) -> None:
     """Refuse if an earlier attempt may still bill.
 
-    Either it is in another account, where no spend limit could cover both machines, or another process has just opened
-    it.
+    Either it is in a different account, where no spend limit could cover both machines, or a concurrent process has
+    just started it.
     """
     for line in lines:
         if line.destroyed_at is None and line.created_at is not None:
@@ -268,11 +268,11 @@ def _still_there(line: LedgerLine) -> UsageError:
     )
 
 
-# --- the time limit of a machine that cannot end its own billing ---
+# --- the time limit for a machine that cannot end its own billing ---
 
 
 def without_time(run: Run) -> Run:
-    """Return the run without a derived time limit, as the person asked for it."""
+    """Return the run without a derived time limit, as the user requested it."""
     if run.origin.get(_TIME_KEY) != _TIME_ORIGIN:
         return run
     origin = {name: text for name, text in run.origin.items() if name != _TIME_KEY}
@@ -280,7 +280,7 @@ def without_time(run: Run) -> Run:
 
 
 def with_time(run: Run, offer: Offer, timing: Timing, spend_limit_usd: Decimal, spent_usd: Decimal) -> Run:
-    """Return the run with the time limit that this offer needs; unchanged if a nearer limit is set."""
+    """Return the run with the time limit that this offer needs; unchanged if a tighter limit is set."""
     time_s = timing.enough_s(run)
     if run.limits.time_s or time_s >= allowed_s(offer.rate_usd_per_hour, spend_limit_usd, spent_usd, 0.0):
         return run

@@ -1,7 +1,7 @@
 """Inputs of a run besides its own text: data of single phases, initial weights, and task files.
 
-    travelling(run)   every such file with its hash, recorded in run.json so that another home can send them again
-    relocated(run)    the run as the instance reads it: there, these files are below ../data
+    travelling(run)   every such file with its hash, recorded in run.json so that a different home can send them again
+    relocated(run)    the run as the instance reads it: on the instance, these files are below ../data
     Hashes            a cache of hashes of large local files, so that open weights are not hashed at each draft
     push_object       into the store, as objects/<sha256>
     DryStore          the store for --dry-run: it reads, and records what would be pushed
@@ -43,15 +43,15 @@ __all__ = [
 ]
 
 DATA_DIR = "data"
-TOKENIZER_EXTRAS = (file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.TURNS)  # no manifest covers them
+TOKENIZER_EXTRAS = (file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.TURNS)  # in no manifest
 BASE = "base"
 _RL_FILES = ("file", "val_file", "reward")
 # From a folder of weights, only what loading reads. A checkpoint's optimizer state, samples and logs are not sent.
 _WEIGHT_ENDINGS = (".safetensors", ".json", ".jinja")
 _NOT_WEIGHTS = (file_names.OPTIMIZER, file_names.STATE)
 _HASH_FILE = ("cache", "hashes.json")
-_LEAST_HASHED_BYTES = 1 << 20  # smaller files are hashed as quickly as looked up
-_SETTLED_S = 2.0  # a file just written may change again within one tick of the disk's clock
+_LEAST_HASHED_BYTES = 1 << 20  # hashing smaller files is as fast as looking them up
+_SETTLED_S = 2.0  # a file just written may change again without a new timestamp
 _MOST_HASHES = 2000  # files; the oldest are dropped first
 
 
@@ -193,7 +193,7 @@ def _base_name(phase: Phase) -> str:
 
 
 def _uses_run_base(phase: Phase, run: Run) -> bool:
-    """Return whether the adapter's base is the run's own open weights, which are then not sent twice."""
+    """Return whether the adapter's base model is the run's own open weights, so that they are not sent twice."""
     return run.base is not None and phase.init_base == run.base.dir
 
 
@@ -205,11 +205,11 @@ def _task_name(number: int, path: str) -> str:
 #
 #     path, size, mtime and ctime (ns), inode  ->  $HOMING_HOME/cache/hashes.json  ->  sha256
 #
-# Only a cache: a file pushed to a store is hashed again on its way, and a lost cache is rebuilt.
+# Only a cache: a file is hashed again while it is pushed to a store, and a lost cache is rebuilt.
 
 
 class Hashes:
-    """For one command. New hashes are saved at once, so that a kill loses no computed hash."""
+    """Hash cache for one command. New hashes are saved at once, so that none is lost if the process is killed."""
 
     def __init__(self, home: Home) -> None:
         self._world, self._path = home.world, home.path.joinpath(*_HASH_FILE)
@@ -242,7 +242,7 @@ class Hashes:
     def _keep(self, full: str, known: dict[str, Any]) -> None:
         files = self._read()
         files.pop(full, None)
-        files[full] = known  # newest last
+        files[full] = known  # keep the newest last
         for name in list(files)[: max(0, len(files) - _MOST_HASHES)]:
             del files[name]
         try:
@@ -252,11 +252,10 @@ class Hashes:
             return  # the disk is full or read-only: the next command hashes again
 
 
-# --- content-addressed objects in the store: objects/<sha256> ---
-#
-# The key is known before the object exists, so another writer of the store may have planted a wrong one. An existing
-# object is therefore hashed, and written again if it differs. An instance verifies each object before use anyway; this
-# keeps a planted one from failing a launch.
+# --- content-addressed objects in the store: objects/<sha256> ---  The key is known before the object exists, so
+# another writer to the store may have planted a wrong object. An existing object is therefore hashed, and rewritten if
+# it differs. An instance verifies each object before use anyway; this check keeps a planted object from making a launch
+# fail.
 
 
 def object_key(sha256: str) -> str:
@@ -267,7 +266,7 @@ def push_object(store: Store, data: bytes) -> str:
     """Make sure that the store holds these bytes under their hash. Return the hash."""
     digest = hashlib.sha256(data).hexdigest()
     key = object_key(digest)
-    # Create rather than ask first: asking a store that was never written to would be an error.
+    # Create without checking first: a store that was never written to would raise an error.
     if not store.create_if_absent(key, data) and store.sha256(key) != digest:
         store.put_bytes(key, data)
     return digest

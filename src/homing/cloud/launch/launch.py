@@ -72,7 +72,7 @@ from homing.wire.stored_record import Lease
 
 __all__ = ["Draft", "LaunchOrder", "Launched", "draft", "dry_run", "guards", "hold_lock", "launch"]
 
-GUARDS_S = 60.0  # timeout for the second guard to appear after the first heartbeat
+GUARDS_S = 60.0  # how long to wait for the second guard after the first heartbeat
 _POLL_S = 0.3
 _CLOCK_S = 120.0  # a larger gap between the heartbeat's time and our clock means that the clocks differ
 
@@ -86,7 +86,7 @@ class Launched:
 
 
 def dry_run(draft: Draft, home: Home) -> Request:
-    """Return the create request of this launch (--dry-run), following the real path up to the first side effect."""
+    """Return the create request of this launch (--dry-run), running the same code up to the first side effect."""
     preflight(draft.run.store, home.world, needs_write=False)
     check_hub(draft.run, home.world)
     store = DryStore(open_store(draft.run.store, home.world))
@@ -108,7 +108,7 @@ def launch(
     was started is destroyed before the exception propagates.
     """
     check_armed(draft, home)
-    # Find an unusable store while nothing is rented and nothing is in the ledger.
+    # Detect an unusable store before anything is rented or written to the ledger.
     found = preflight(draft.run.store, home.world, create=not draft.order.resume)
     check_hub(draft.run, home.world)
     account = home.provider(draft.order.offer.provider).account()  # fail before renting if the account is unknown
@@ -117,8 +117,7 @@ def launch(
     try:
         home.ledger.intend(row, line, last)
     except BaseException:
-        # A guard process outlives this failure. If it kept the lock, it would block an attempt launched by another
-        # process.
+        # A guard process outlives this failure. If it kept the lock, other processes could not launch an attempt.
         home.world.remove(home.launch_lock(draft.mark))
         raise
     try:
@@ -140,7 +139,7 @@ def launch(
         notify(describe_inputs(draft.run, [item.num_bytes for item in inputs if item.key]))
         request = request_of(draft, home, inputs, home.world.now(), lease.number)
         keep_record(home, draft.run.id)
-        # Pushed with the intent in it before anything exists: a home that adopts this run searches for this mark.
+        # Push it with the intent before anything is created: a home that adopts this run searches for this mark.
         push_documents(home, store, request)
         push_code(home, store, request, notify)
         write_record(home, draft.run.id, store, ownership.check(store, lease))
@@ -176,7 +175,7 @@ def launch(
     except (HomingError, OSError) as exc:
         # The run continues without us, and the next command that reads its status updates the ledger.
         notify(f"The run is live, but its state could not be saved: {str(exc).splitlines()[0]}")
-    if _is_taken_down(draft, home):  # requested at the last moment: the process that asked confirms the destroy
+    if _is_taken_down(draft, home):  # requested at the last moment: the requesting process confirms the destroy
         raise _destroyed_elsewhere(draft, "Another homing process requested the destroy and is confirming it.")
     return Launched(row, instance, heartbeat, draft.worst_case_usd)
 
@@ -185,7 +184,7 @@ def launch(
 
 
 def hold_lock(what: str, run_id: str, run_name: str, home: Home) -> None:
-    """Take the lock that shows other processes that this launch is alive; the OS releases it when this process exits.
+    """Take the lock that tells other processes that this launch is alive; the OS releases it when this process exits.
 
     Raises UsageError if another process of this home holds it.
     """
@@ -200,7 +199,7 @@ def hold_lock(what: str, run_id: str, run_name: str, home: Home) -> None:
 
 
 def _left_open(draft: Draft, home: Home) -> list[str]:
-    """Return one warning per earlier attempt in another account that may still bill; this key cannot see it end."""
+    """Return one warning per earlier attempt in a different account that may still bill: this key cannot see it end."""
     lines = [line for line in home.ledger.lines(draft.run.id) if line.mark != draft.mark]
     return [
         f"Could not confirm that {line.provider} {line.instance_id or line.mark} has ended; it may bill alongside"
@@ -225,7 +224,7 @@ def _take_lease(draft: Draft, home: Home, store: Store) -> Lease:
 def _prepare(draft: Draft, home: Home, notify: Callable[[str], None]) -> None:
     """Let the provider do slow work before anything bills, such as building an image.
 
-    Done after the create request, this time would count against the run's limits.
+    After the create request, this time would count against the run's limits.
     """
     provider = home.provider(draft.order.offer.provider)
     if isinstance(provider, Preparing):
@@ -242,7 +241,7 @@ def _create(
     booting.build_agent_zip(request.order.files[0].source, home.world)
     provider = home.provider(request.provider)
     notify(f"Starting {request.offer.name} on {request.provider}")
-    follow_clock(home)  # before the line's start time is recorded, so that an earlier clock step does not shift it
+    follow_clock(home)  # before recording the line's start time, so that an earlier clock step does not shift it
     home.ledger.begin_create(draft.mark, request.order.boot.started_at)
     try:
         instance = provider.create(request)
@@ -251,7 +250,7 @@ def _create(
         home.ledger.update(draft.mark, state=REFUSED, note=exc.what)
         raise
     except CreateFailed as exc:
-        if exc.instance_id is not None:  # the undo finds it by id even if the provider's list lags
+        if exc.instance_id is not None:  # so that the undo finds it by id even if the provider's list is stale
             home.ledger.update(draft.mark, instance_id=exc.instance_id)
         raise
     # Before any wait: from here on the ledger alone is enough to find the instance.
@@ -261,7 +260,7 @@ def _create(
     for duplicate in instance.twins:
         note_duplicate(home, line, dataclasses.replace(instance, id=duplicate, state="destroying", billing="maybe"))
     if line.instance_id != instance.id:
-        # Another process destroyed this launch while its create call was in flight and no instance was visible yet.
+        # Another process destroyed this run while the create call was in flight and no instance was visible yet.
         home.ledger.reopen(
             draft.mark, instance_id=instance.id, note="created after it was destroyed", now=home.world.now()
         )
@@ -278,17 +277,17 @@ def _create(
     try:
         write_record(home, draft.run.id, store, ownership.check(store, lease))
     except (StoreError, IntegrityError) as exc:
-        # A store that cannot be read does not mean that the lease was lost. The record already holds the mark, which
-        # finds the instance without its id.
+        # An unreadable store does not mean that the lease was lost. The record already holds the mark, which is enough
+        # to find the instance without its id.
         notify(f"The instance is started, but its lease could not be checked in the store: {exc.what}")
     return instance
 
 
 def _start_within_s(request: Request, home: Home, began: float) -> float:
-    """Return how many seconds the launch may still wait for the start: until the run would have to land.
+    """Return how many seconds the launch may still wait for the start, before there would be no time left to train.
 
-    Until the agent runs on the instance, this process may be the only one that can end it. `began` is the boot clock at
-    the create call: that clock keeps running while this computer sleeps, and no one can set it.
+    Until the agent runs on the instance, this process may be the only one that can destroy it. `began` is the boot
+    clock at the create call: that clock keeps running while this computer sleeps, and no one can set it.
     """
     boot = request.order.boot
     limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
@@ -325,7 +324,7 @@ def _first_heartbeat(
 
     def is_there() -> bool:
         nonlocal num_quiet
-        # Describe before reading the store: a fast agent leaves its heartbeat before it exits.
+        # Query the provider before reading the store: an agent that exits quickly leaves a heartbeat first.
         now = provider.describe(instance.id)
         try:
             heartbeat = read_reports(store, draft.run.id, line).heartbeat
@@ -369,7 +368,7 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
         nonlocal problem
         try:
             beat, problem = read_reports(store, draft.run.id, line).heartbeat or heartbeat, ""
-        except (HomingError, WireError, OSError) as exc:  # it may answer soon, and the machine is fine
+        except (HomingError, WireError, OSError) as exc:  # it may become readable soon, and the machine is fine
             beat, problem = heartbeat, (str(exc) or type(exc).__name__).splitlines()[0]
         is_over = beat.state in ("pushing", "ending", "ended")  # the agent is already ending the instance
         return is_over or count_alive(draft, home, beat) >= LEAST
@@ -394,9 +393,9 @@ def _report_clock(home: Home, heartbeat: Heartbeat, notify: Callable[[str], None
 
 
 def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began: float) -> bool:
-    """Report to the instance how long it has billed, retrying for a while. Return whether it needed the message.
+    """Tell the instance how long it has been billed, retrying for a while. Return whether it needed to know.
 
-    One failed write is no reason to destroy a machine, but a machine that never learns its age would end too late.
+    A single failed write is no reason to destroy a machine, but one that never learns its age would end too late.
     """
     problems: list[HomingError] = []
     was_needed = False
@@ -416,8 +415,8 @@ def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began:
 
 
 def _is_destroy_asked(draft: Draft, home: Home) -> bool:
-    """Return whether another process asked to destroy this attempt (called before this process starts its undo)."""
-    with contextlib.suppress(Exception):  # whatever went wrong, the undo follows
+    """Return whether another process requested to destroy this attempt (call it before the undo starts)."""
+    with contextlib.suppress(Exception):  # ignore errors: the undo follows anyway
         return home.ledger.is_destroy_asked(draft.mark)
     return False
 
@@ -456,7 +455,7 @@ def _undo(draft: Draft, home: Home, exc: BaseException, notify: Callable[[str], 
         notify(f"{'Interrupted' if is_interrupted else 'The launch failed'}; destroying what it started")
     try:
         lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
-        if not lines:  # the ledger lost it meanwhile: write it again, so that its end and receipt are recorded
+        if not lines:  # the ledger has lost it: write it again, so that its end and receipt are recorded
             lines = [dataclasses.replace(intent, created_at=intent.intent_at)]
             home.ledger.adopt_run(row_of(draft, home), lines, [], must_last=False)
     except HomingError:
@@ -474,14 +473,14 @@ def _undo(draft: Draft, home: Home, exc: BaseException, notify: Callable[[str], 
             # If a person stopped the run during the undo, keep that state.
             home.ledger.set_run(draft.run.id, unless_stopped=True, state=state, reason=why, exit_code=1, ended_at=now)
         with contextlib.suppress(HomingError, OSError):
-            # Remove the lock even if that write failed: a guard process lives on, and while it holds the lock no status
-            # check closes the line.
+            # Remove the lock even if that write failed: a guard process may hold it, and then no status check would
+            # close the line.
             home.world.remove(home.launch_lock(draft.mark))
             write_record(home, draft.run.id, open_store(draft.run.store, home.world, create=False))
 
 
 def _boot_log(draft: Draft, home: Home, store: Store, instance: Instance) -> str:
-    """Return the boot log from the store's mailbox, or else from the provider.
+    """Return the boot log from the store's mailbox, otherwise from the provider.
 
     The mailbox copy survives when the provider drops the log together with the machine.
     """

@@ -1,13 +1,13 @@
 """Where a launch starts: the checkpoint of a resumed run, or the weights that its first phase begins with.
 
     resume_inputs     the newest complete checkpoints of the previous attempt, and its history, as inputs
-    clear_requests    the previous attempt's stop request and outcome do not apply to the new one
+    clear_requests    clears the previous attempt's stop request and outcome, so that they do not apply to the new one
     describe_starts   a model at home, open weights, or a checkpoint in the store, as sentences for a person
 
 The new instance starts with an empty disk, so it gets the run directory as inputs. Metrics, events and the trainer's
-log are included, because what the new attempt pushes replaces the files in the store. They are copied to
-content-addressed objects, because that may happen before they were fetched. Agent and sync start new logs; the old ones
-are kept under their attempt's number.
+log are included, because the new attempt's pushes replace the files in the store. They are copied to content-addressed
+objects, because they may be replaced before they are fetched. Agent and sync start new logs; the old ones are kept
+under their attempt's number.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[In
 def clear_requests(home: Home, store: Store, run_id: str, attempt: int, *, is_stop_over: bool) -> bool:
     """Clear the stop request and the outcome of the last attempt, so that they do not apply to this one.
 
-    With `is_stop_over=False` a stop request stays. Return False if one remains: a guard never resumes a stopped run, so
-    the request came after its check.
+    With `is_stop_over=False`, a stop request stays. Return False if there is one: a guard never resumes a stopped run,
+    so the request must have come after the guard's check.
     """
     for program in _BEGUN_ANEW:
         old = run_key(run_id, file_names.LOGS, f"{program}.log")
@@ -112,7 +112,7 @@ def _copy(store: Store, run_id: str, path: str) -> Input:
     return Input(object_key(digest), f"run/{path}", len(data), digest)
 
 
-# --- which weights it starts from, in words ---
+# --- description of the starting weights ---
 
 
 def describe_starts(draft: Draft, home: Home) -> list[str]:
@@ -128,7 +128,7 @@ def describe_starts(draft: Draft, home: Home) -> list[str]:
 
 
 def _resume_point(run: Run, home: Home) -> str:
-    """Return where a resumed run continues, by the manifests alone: the launch verifies the files themselves."""
+    """Return where a resumed run continues, based on the manifests alone: the launch verifies the files themselves."""
     stored = list_checkpoints(open_store(run.store, home.world), run.id, [phase.kind for phase in run.phases])
     newest = next((checkpoint.manifest for checkpoint in stored if not checkpoint.problem), None)
     if newest is None:
@@ -143,5 +143,5 @@ def _describe_folder(phase: Phase, home: Home) -> str:
         return folder
     try:
         return f"{folder}, {reported_checkpoint(codec.loads(CheckpointManifest, home.world.read(manifest)))}"
-    except ValueError:  # weights from another tool
+    except ValueError:  # weights written by a different tool
         return folder

@@ -1,14 +1,14 @@
-"""Everything a launch writes before its create call: ledger rows, run documents at home and in the store, the request.
+"""Everything that a launch writes before its create call: ledger rows, run documents at home and in the store, request.
 
     Draft -> row_of, line_of            rows for the ledger
           -> write_home                 the run's folder at home
           -> inputs_of                  inputs, pushed to the store by hash
           -> request_of                 all that the provider's create call needs, including boot.json
           -> make_bootstrap_spec        what a bare machine installs: code, package versions, folders, a speed probe
-          -> push_documents, push_code  so that another home can adopt or reproduce the run
+          -> push_documents, push_code  so that a different home can adopt or reproduce the run
 
-The bootstrap on the instance carries out the spec, stage by stage. A machine that has everything (this computer) gets
-none. Nothing here rents anything.
+The bootstrap on the instance executes the spec, stage by stage. A machine that already has everything (this computer)
+gets no spec. Nothing here rents anything.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ __all__ = [
 ]
 
 LOCK = "lock.txt"
-# Python imports from a wheel, which is a zip: the bootstrap runs from it before anything is unpacked. So this program,
-# which travels in boot.json and not in the wheel, hashes the wheel first. One line, because a Dockerfile holds it too.
+# Python can import from a wheel, which is a zip, so the bootstrap runs from it before anything is unpacked. This
+# program, which is sent in boot.json rather than in the wheel, therefore hashes the wheel first. It is one line because
+# a Dockerfile contains it too.
 VERIFIED_START = "; ".join(
     (
         "import hashlib, runpy, sys",
@@ -67,8 +68,8 @@ VERIFIED_START = "; ".join(
         'runpy.run_module("homing.instance.bootstrap", run_name="__main__", alter_sys=True)',
     )
 )
-_FAR_TOO_SLOW = 0.3  # fraction of the GPU's data sheet; a healthy one reaches about twice this in the probe
-_SOMEBODYS = ("local", "ssh")  # machines that are kept for more than one run
+_FAR_TOO_SLOW = 0.3  # fraction of the data sheet value; a healthy GPU reaches about twice this in the probe
+_SOMEBODYS = ("local", "ssh")  # providers whose machines are used for more than one run
 
 
 def row_of(draft: Draft, home: Home) -> RunRow:
@@ -111,7 +112,7 @@ def write_home(draft: Draft, home: Home) -> None:
         "is_smoke": draft.order.is_smoke,
         "keep_on_failure_s": draft.order.keep_on_failure_s,
         "is_one_guard_enough": draft.order.is_one_guard_enough,
-        # These identify the run again if the ledger is lost.
+        # These identify the run if the ledger is lost.
         "attempt": draft.attempt,
         "spent_before_usd": draft.spent_before_usd,
     }
@@ -229,7 +230,7 @@ def _mailbox(draft: Draft, home: Home) -> str:
 def _heartbeat_s(store: str) -> float:
     """Return the agent's local heartbeat interval in seconds.
 
-    A store with a slower write pace gets every nth heartbeat.
+    For stores that accept fewer writes, only every nth heartbeat is pushed.
     """
     return min(max(pace_of(store), 1.0), 5.0)
 
@@ -242,7 +243,7 @@ def make_bootstrap_spec(
 ) -> tuple[Boot, dict[str, bytes]]:
     """Return the boot with the bootstrap this machine needs, and the files to send, by name in the work folder.
 
-    `is_stand_in`: another program runs in place of the trainer and may need no torch; then no speed probe runs.
+    `is_stand_in`: a different program runs in place of the trainer and may not need torch, so no speed probe runs.
     """
     if not place.cache_dir:
         return boot, {}
@@ -277,7 +278,7 @@ def make_bootstrap_spec(
         )
     if offer.num_gpus:
         spec = _with_card(spec, offer, place, is_stand_in)
-    # Keep what the trainer compiles for the next run: on the volume, or next to code and environments.
+    # Keep the trainer's compile cache for the next run: on the volume, or next to code and environments.
     cache = f"{run.cloud.volume}/cache" if run.cloud.volume else place.cache_dir
     env = {**boot.env, "PYTHONPATH": code_dir, "HOMING_CACHE": cache}
     if run.cloud.volume:

@@ -1,9 +1,9 @@
 """The ledger: every instance ever requested, from the intent to the receipt. SQLite; rows are never deleted.
 
     intend        run + line, durable before any provider is asked; one live run per name
-    begin_create  from here on something may exist and bill; refused if the line was closed meanwhile
+    begin_create  from here on something may exist and bill; refused if the line has been closed
     update        the instance id, before any wait
-    close         the provider showed it absent: end time and dollars, the receipt
+    close         the provider no longer shows it: end time and dollars, the receipt
 
 Two clients may write at once: each step is one transaction that checks its preconditions.
 """
@@ -51,15 +51,15 @@ LIVE_STATES = ("launching", "running", "landing")
 # Prefixes of a run's reason when its machine went away before the work was done.
 SILENT, PREEMPTED, LOST = "its instance ended without reporting why", "preempted: ", "lost: "
 CUT_SHORT = "its launch was interrupted"
-UNDONE = "launch: "  # prefix of a run's reason: the launch failed (why follows) and was undone
+UNDONE = "launch: "  # prefix of a run's reason: the launch failed (the cause follows) and was undone
 REFUSED = "refused"  # state of a line: the provider refused the create call, so nothing exists
-# Prefix of a receipt's note when the amount is an upper bound: no one knows when the machine ended, or whether it
+# Prefix of a receipt's note when the amount is an upper bound: it is unknown when the machine ended, or whether it
 # existed.
 AT_MOST = "at most: "
 # Prefix of an open line's note when the line was restored from the store's record: until the provider shows the
 # instance, this home does not know how long it lived.
 RESTORED = "restored: "
-ADOPTED = "adopted"  # another home owns the run now; it is neither live nor ended here
+ADOPTED = "adopted"  # a different home owns the run now; here it is neither live nor ended
 SCHEMA_VERSION = 1
 
 
@@ -79,7 +79,7 @@ class LedgerLine:
     intent_at: float
     instance_id: str | None = None
     created_at: float | None = None
-    destroyed_at: float | None = None  # when the provider showed it absent
+    destroyed_at: float | None = None  # when the provider no longer showed it
     state: str = "requested"
     billing: str = "maybe"
     spend_usd: str = "0"
@@ -98,15 +98,15 @@ class LedgerLine:
         return shown_mark(self.mark) != self.mark
 
 
-# Columns that every status check derives anew; a change of any other column updates the backup.
+# Columns that every status check recomputes; a change to any other column updates the backup.
 _NOT_KEPT = {"billing", "spend_usd", "note", "reason", "exit_code", "ended_at", "fetched_step"}
 _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine) if field.name != "damaged"]
 # An end time that is not a number counts as open: it may bill. SQLite sorts text and blobs after every number.
 _IS_OPEN = "(destroyed_at IS NULL OR destroyed_at >= 1e12)"
 _LINES = f"SELECT {', '.join(_LINE_COLUMNS)} FROM lines"
 _OLDEST_FIRST = "ORDER BY intent_at, rowid"
-# By attempt number, not by time: after a clock was set back, the running attempt would sort before ended ones. A
-# duplicate sorts before the instance it duplicates: the last line is the one that the run is on.
+# By attempt number, not by time: if the clock was set back, the running attempt would sort before ended ones. A
+# duplicate sorts before the instance it duplicates, so that the last line is the run's current instance.
 _BY_ATTEMPT = "ORDER BY attempt, instr(mark, '+') = 0, rowid"
 _UNCHANGED = " AND EXISTS (SELECT 1 FROM runs WHERE id = ? AND state = ? AND reason = ? AND spend_limit_usd IS ?)"
 _TABLES = (
@@ -121,7 +121,7 @@ _TABLES = (
         limit_usd TEXT, intent_at REAL NOT NULL, instance_id TEXT, created_at REAL, destroyed_at REAL,
         state TEXT NOT NULL, billing TEXT NOT NULL, spend_usd TEXT NOT NULL, note TEXT NOT NULL,
         destroy_asked_at REAL, account TEXT)""",
-    # Instances that another home started: the only ones of another owner that this home may touch.
+    # Instances that were started by a different home: the only ones of other owners that this home may touch.
     """CREATE TABLE IF NOT EXISTS adopted (
         mark TEXT PRIMARY KEY, owner TEXT NOT NULL, host TEXT NOT NULL, home TEXT NOT NULL)""",
     # The provider's own figure for an instance's cost, if it has one; shown next to ours, never used instead.
@@ -143,7 +143,7 @@ _SCHEMA = (
 
 @dataclass(frozen=True)
 class Adopted:
-    """An instance that another home started and this one adopted: its owner, and where that home is."""
+    """An instance that this home adopted from a different one: its owner, and where that home is."""
 
     mark: str
     owner: str
@@ -179,7 +179,7 @@ class RunRow:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the run ended but perhaps not for good: a guard may rent another machine for it."""
+        """Whether the run ended but may continue: a guard may rent another machine for it."""
         return self.is_interrupted or (not self.is_live and self.reason == CUT_SHORT)
 
 
@@ -193,7 +193,7 @@ _GIVEN = "SELECT value FROM json_each(?)"
 
 @dataclass(frozen=True)
 class Receipts:
-    """Dollars of closed lines: how many lines have each amount. Amounts are the stored strings."""
+    """Costs of closed lines: how many lines have each amount. Amounts are the stored strings."""
 
     amounts: Mapping[str, int]
     is_at_most: bool  # at least one amount is an upper bound
@@ -220,9 +220,9 @@ class Ledger:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Collect the writes made inside and commit them in one transaction on exit, also after an exception.
+        """Collect the writes made inside the block and commit them in one transaction on exit, even after an exception.
 
-        Fifty instances that a provider lists then cost one disk sync instead of a hundred. Reads inside do not see the
+        Fifty listed instances then need one disk sync instead of a hundred. Reads inside the block do not see the
         writes.
         """
         assert self._gathered is None, "one at a time"
@@ -245,7 +245,7 @@ class Ledger:
     def intend(self, run: RunRow, line: LedgerLine, last: RunRow | None = None) -> None:
         """Insert the run and its line in one transaction.
 
-        A resumed run must have ended; a new one must not share a live name.
+        A resumed run must have ended; a new one must not have the name of a live run.
 
         `last` is the run row that a guard based its decision on: raises EndedElsewhere if a person has destroyed or
         launched the run since, or has changed its limit.
@@ -263,7 +263,7 @@ class Ledger:
                 fix=f"homing status {run.name}   then launch again",
             )
         rows = self._execute(
-            # A name is free if no run of that name is live; a run under its own id may resume once it has ended.
+            # A name is free if no run of that name is live; an existing run may resume once it has ended.
             (
                 f"{insert} WHERE NOT EXISTS (SELECT 1 FROM runs WHERE name = ? AND state IN ({live})){same}",
                 [*values, run.name, *judged],
@@ -324,9 +324,9 @@ class Ledger:
         self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark, must_last=True)
 
     def reopen(self, mark: str, *, instance_id: str, note: str, now: float) -> None:
-        """Reopen a closed line that the provider still shows: the provider is right, and it bills.
+        """Reopen a closed line whose instance the provider still shows: the provider is right, and the instance bills.
 
-        It must have been created, even if this ledger (say, an older copy put back) has no record of that.
+        It must have been created, even if this ledger (for example, restored from an older copy) has no record of that.
         """
         sql = (
             "UPDATE lines SET destroyed_at = NULL, state = 'unknown', billing = 'maybe', instance_id = ?, note = ?,"
@@ -343,7 +343,7 @@ class Ledger:
     def adopt_run(
         self, run: RunRow, lines: Sequence[LedgerLine], adopted: Sequence[Adopted], *, must_last: bool = True
     ) -> None:
-        """Insert a run with all its attempts in one transaction: another home's, or one that this ledger had lost.
+        """Insert a run with all its attempts in one transaction: from a different home, or lost from this ledger.
 
         Existing lines stay unchanged.
         """
@@ -366,7 +366,7 @@ class Ledger:
         )
 
     def note_bill(self, mark: str, usd: Decimal, at: float) -> None:
-        """Record the provider's own cost figure. A later one replaces it, also after the receipt."""
+        """Record the provider's own cost figure. A later figure replaces it, even after the receipt."""
         self._write("INSERT OR REPLACE INTO bills (mark, usd, at) VALUES (?, ?, ?)", [mark, str(usd), at])
 
     def close_unborn(self, mark: str, at: float) -> None:
@@ -382,7 +382,7 @@ class Ledger:
     def set_run(self, run_id: str, *, only_live: bool = False, unless_stopped: bool = False, **columns: Any) -> None:
         """Set columns of a run.
 
-        With `only_live`, a run that has ended meanwhile stays unchanged: another client may have destroyed it. With
+        With `only_live`, a run that has since ended stays unchanged: another client may have destroyed it. With
         `unless_stopped`, only a stopped run stays unchanged; one that a status check marked as failed does not.
         """
         live = ", ".join(f"'{state}'" for state in LIVE_STATES)
@@ -391,10 +391,10 @@ class Ledger:
         self._set("runs", columns, where, run_id)
 
     def set_clock(self, before: str, now: str, step_s: float, *, until: float) -> None:
-        """Store a new clock anchor (clock.py) and shift the open lines created before `until` by `step_s`.
+        """Store a new clock anchor (see meter.py) and shift the open lines created before `until` by `step_s`.
 
-        One transaction, and only if `before` is still the anchor: of two processes that notice a step, one shifts the
-        lines.
+        Done in one transaction, and only if `before` is still the anchor: if two processes notice a step, only one
+        shifts the lines.
         """
         is_last = "COALESCE((SELECT value FROM meta WHERE key = 'clock'), '') = ?"
         self._execute(
@@ -416,7 +416,7 @@ class Ledger:
     def runs(self) -> list[RunRow]:
         """Return all runs, newest first.
 
-        In order of insertion: after a clock was set back, sorting by time would put new runs behind older ones.
+        In insertion order: if the clock was set back, sorting by time would put new runs behind older ones.
         """
         return self._runs("")
 
@@ -437,7 +437,7 @@ class Ledger:
     def unfinished_runs(self, last: int = 0) -> list[RunRow]:
         """Return every run that is live, has an open line or may resume, plus the `last` newest of all; newest first.
 
-        It includes whatever may be billing, however small `last` is.
+        It includes every run that may be billing, however small `last` is.
         """
         newest = f"SELECT rowid FROM runs {_NEWEST_FIRST} LIMIT ?"
         reasons = " OR ".join(["substr(reason, 1, ?) = ?"] * len(_MAY_GO_ON))
@@ -503,7 +503,7 @@ class Ledger:
         return found
 
     def open_lines(self) -> list[LedgerLine]:
-        """Return the lines not yet shown gone, oldest first: what may bill, and launches before their create call."""
+        """Return the lines not confirmed gone, oldest first: instances that may bill, and launches not yet created."""
         return self._lines(f"WHERE {_IS_OPEN} {_OLDEST_FIRST}")
 
     def num_lines(self) -> int:
@@ -511,7 +511,7 @@ class Ledger:
         return int(self._execute(("SELECT COALESCE(MAX(rowid), 0) AS number FROM lines", []))[0]["number"])
 
     def lines_marked(self, marks: Iterable[str], *, of_first: int | None = None) -> dict[str, LedgerLine]:
-        """Return lines by mark, open or closed, without the unknown marks.
+        """Return lines by mark, open or closed; unknown marks are left out.
 
         `of_first` restricts the search to the lines that existed when `num_lines` returned that number.
         """
@@ -522,7 +522,7 @@ class Ledger:
         return {line.mark: line for line in self._lines(f"{how} {_OLDEST_FIRST}", params)}
 
     def lines_of_others(self, prefix: str) -> list[LedgerLine]:
-        """Return the adopted lines: those without this home's mark `prefix`."""
+        """Return the adopted lines: those whose mark does not start with this home's `prefix`."""
         return self._lines(f"WHERE substr(mark, 1, ?) != ? {_OLDEST_FIRST}", [len(prefix), prefix])
 
     def last_lines(self, last: int, run_name: str | None = None) -> list[LedgerLine]:
@@ -533,7 +533,7 @@ class Ledger:
         return self._lines(shown, [*params, *params, max(0, last)])
 
     def providers(self, prefix: str) -> set[str]:
-        """Return the providers of the lines with this prefix in their mark."""
+        """Return the providers of the lines whose mark starts with this prefix."""
         sql = "SELECT DISTINCT provider FROM lines WHERE substr(mark, 1, ?) = ?"
         return {row["provider"] for row in self._execute((sql, [len(prefix), prefix]))}
 
@@ -579,7 +579,7 @@ class Ledger:
         return {str(row["mark"]): Decimal(usd) for row in rows if (usd := usd_in(row["usd"])) is not None}
 
     def ask_destroy(self, mark: str, now: float) -> None:
-        """Record a destroy request. The earliest time wins, which also covers a clock that was set back."""
+        """Record a destroy request. The earliest time wins, which is also right if the clock was set back."""
         since = "MIN(COALESCE(destroy_asked_at, ?), ?)"
         sql = f"UPDATE lines SET destroy_asked_at = {since} WHERE mark = ? AND {_IS_OPEN}"
         self._execute((sql, [now, now, mark]))
@@ -593,12 +593,12 @@ class Ledger:
         return self.destroy_asked_at(mark) is not None
 
     def account(self, mark: str) -> str | None:
-        """Return the current account of a line: a person may have vouched for another key since the line was read."""
+        """Return the current account of a line: the user may have vouched for a new key since the line was read."""
         rows = self._execute(("SELECT account FROM lines WHERE mark = ?", [mark]))
         return rows[0]["account"] if rows else None
 
     def unconfirmed(self) -> list[LedgerLine]:
-        """Return the lines with a destroy request that no provider has shown gone yet."""
+        """Return the lines with a destroy request that no provider has confirmed yet."""
         return self._lines(f"WHERE destroy_asked_at IS NOT NULL AND {_IS_OPEN} ORDER BY intent_at")
 
     # --- helpers ---
@@ -674,8 +674,8 @@ class Ledger:
                 return rows
         except FileNotFoundError:
             if not is_new:
-                raise  # removed a moment ago: an empty file in its place would hide the backup
+                raise  # removed just now: creating an empty file in its place would hide the backup
         except OSError:
-            pass  # no such table; anything worse fails in the write below
+            pass  # no such table; any other problem makes the write below fail
         made = ("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
         return database.execute(*((sql, ()) for sql in _TABLES), made, (_SCHEMA, ()))

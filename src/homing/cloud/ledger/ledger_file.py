@@ -1,20 +1,20 @@
 """The ledger on disk: its database file with a backup, and rows that may be damaged.
 
     $HOMING_HOME/ledger.sqlite          the ledger
-    $HOMING_HOME/backup/ledger.sqlite   a copy, written after each change of what exists and what it may cost
+    $HOMING_HOME/backup/ledger.sqlite   a copy, written after each change to what exists and what it may cost
 
     missing, or empty        restored from the backup
     damaged                  renamed, then restored from the backup
-    read-only, disk full     reads continue; findings of a command stay in the memory of its process, and the next
+    read-only, disk full     reads continue; a command keeps its findings in memory, and the next
                              command collects them again. Writes that must be durable (an intent, a receipt) fail.
 
 Every such action is reported once, through `notify`. With neither ledger nor backup the ledger is empty, and
 lost_ledger.py searches for the runs that it no longer knows.
 
-Rows are read defensively, so that one bad row does not hide all the others. SQLite keeps text, NULL or a blob in any
+Rows are read defensively, so that one bad row does not hide all the others. SQLite stores text, NULL or a blob in any
 column, and a disk error or a manual edit may have put them there. Each column is read separately: an invalid value is
-replaced by one that is safe to act on, and the column's name is reported. Safe means: what may bill is open, an unknown
-cost is not counted, and the mark and instance id, which a destroy needs, are kept.
+replaced by one that is safe to act on, and the column's name is reported. Safe means: an instance that may bill counts
+as open, an unknown cost is not counted, and the mark and instance id, which a destroy needs, are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TABLE = ("SELECT name FROM sqlite_master LIMIT 1", ())
 
 Statements = Sequence[tuple[str, Sequence[Any]]]
 _NO_TEXT = "\ufffd"  # replaces bytes that are not text
-_FREE = ("note", "reason", "store")  # may quote text from elsewhere
+_FREE = ("note", "reason", "store")  # may contain text from outside
 
 
 class LedgerFile:
@@ -55,7 +55,7 @@ class LedgerFile:
         self._world, self._run = world, run
         self._is_checked = False
         self._copy: Database | None = None  # used while the file cannot be read or written
-        self.said: list[str] = []  # actions that were needed to read it, one sentence each
+        self.said: list[str] = []  # repairs that were needed to read it, one sentence each
 
     @property
     def is_there(self) -> bool:
@@ -95,7 +95,7 @@ class LedgerFile:
     # --- the file ---
 
     def _check(self, is_read: bool) -> bool:
-        """Restore a missing file and check its integrity: once, and again if it was removed since.
+        """Restore the file if it is missing and check its integrity: once, and again if it has been removed since.
 
         Return True if a new file may be created: there is none, and no usable backup.
         """
@@ -107,8 +107,8 @@ class LedgerFile:
                 said = [str(value) for row in self._database().execute(_SOUND) for value in row.values()]
                 if said != ["ok"]:
                     raise DatabaseDamaged(f"{self.path}: {said[0] if said else 'no answer'}")
-                # Its creator died at once, or someone truncated it: used like this, the empty ledger would replace the
-                # backup.
+                # Its creator died immediately, or someone truncated it: if it were used, the empty ledger would replace
+                # the backup.
                 if not self._database().execute(_TABLE):
                     is_new = not self._world.exists(self.backup) or self._restore(
                         f"The ledger {self.path} was empty.", is_replacing=True
@@ -140,7 +140,7 @@ class LedgerFile:
 
     def _run_on_copy(self, statements: Statements, exc: OSError) -> list[dict[str, Any]]:
         copy = self._copy or self._read_copy(exc)
-        rows = self._run(copy, statements, True)  # a statement that the file refused for another reason fails here too
+        rows = self._run(copy, statements, True)  # a statement that is invalid in itself fails here too
         self._copy = copy
         self._say(
             f"The ledger {self.path} cannot be {'read directly' if reads_only(statements) else 'written'}: {exc}."
@@ -152,7 +152,7 @@ class LedgerFile:
     def _read_copy(self, exc: OSError) -> Database:
         try:
             return self._world.memory_database(self._database().image())
-        except FileNotFoundError:  # the home cannot be written, and nothing was ever written there
+        except FileNotFoundError:  # the home is not writable, and nothing was ever written there
             if self._world.exists(self.path.parent) and not self._world.is_dir(self.path.parent):
                 raise exc from None  # no home at all
             return self._world.memory_database()
@@ -166,12 +166,12 @@ class LedgerFile:
     # --- the backup ---
 
     def back_up(self) -> None:
-        if self._copy is not None:  # what is not in the file is not backed up
+        if self._copy is not None:  # do not back up what is not in the file
             return
         try:
             self._world.mkdir(self.backup.parent)
             self._world.write(self.backup, self._database().image(), mode=0o600)
-        except OSError as exc:  # the ledger itself holds the data
+        except OSError as exc:  # not fatal: the ledger itself holds the data
             self._say(f"Could not write the ledger's backup, {self.backup}: {exc}")
 
     def _backup_image(self) -> bytes | None:
@@ -186,7 +186,7 @@ class LedgerFile:
     def _repair(self, exc: DatabaseDamaged) -> bool:
         """Rename the damaged file and restore the backup.
 
-        Return True if there is none, so that a new ledger is created.
+        Return True if there is no backup, so that a new ledger is created.
         """
         damaged_copy = self.path.with_name(
             f"{self.path.stem}-damaged-{self._moment(self._world.now())}{self.path.suffix}"
@@ -198,7 +198,7 @@ class LedgerFile:
                 self._forget_log()
             else:
                 self._world.copy(self.path, damaged_copy)
-                self._database().restore(image, is_replacing=True)  # atomic: no process finds it missing
+                self._database().restore(image, is_replacing=True)  # atomic: other processes never find it missing
         except OSError as why:
             self._copy = self._world.memory_database(image or b"")
             with_what = f"Its backup {self.backup} is read instead" if image else "There is no backup of it"
@@ -217,7 +217,7 @@ class LedgerFile:
         try:
             self._database().restore(image, is_replacing=is_replacing)
         except FileExistsError:
-            return False  # another process was first
+            return False  # another process did it first
         except OSError as exc:
             self._copy = self._copy or self._world.memory_database(image)
             self._say(f"{said} Its backup {self.backup} is read instead; it could not be restored: {exc}")
@@ -253,7 +253,7 @@ def read_line(row: Mapping[str, Any], now: float) -> dict[str, Any]:
     """Return the fields of LedgerLine; `damaged` names the columns that could not be read."""
     bad: list[str] = []
     intent_at = _moment(row, "intent_at", bad)
-    # Unreadable text does not mean "never created": it was requested at some time, so it may bill.
+    # Unreadable text does not mean "never created": an instance was requested at some point, so it may bill.
     created_at = _moment(row, "created_at", bad, otherwise=intent_at if intent_at is not None else now)
     return {
         "mark": _text(row, "mark", bad),

@@ -1,9 +1,9 @@
-"""The mark: our tag on every instance, by which we recognize it at any provider, even if the ledger forgot it.
+"""The mark: our tag on every instance, by which we recognize it at any provider, even if the ledger has lost it.
 
     homing-<owner6>-<run>-<attempt>        [a-z0-9-], at most 50 characters
 
 The owner is six characters that identify one $HOMING_HOME; we touch only what carries them. A run id that is too long
-is cut and gets a hash, so that two long ids never share a mark.
+is truncated and gets a hash, so that two long ids never share a mark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DUPLICATE = "+"  # occurs in no mark that a provider sees
 def owner_of(home: Path, world: World, known: Callable[[], str] = lambda: "") -> str:
     """Return the home's owner: six characters, created once.
 
-    Two processes that both find none agree on the first written.
+    If two processes both find none, they agree on the one that was written first.
 
     `known` returns a lost owner if it can be recovered: with a new one, we would not recognize our own instances.
     """
@@ -81,7 +81,7 @@ def make_mark(owner: str, run_id: str, attempt: int) -> str:
     room = MAX_MARK_CHARS - len(head) - len(tail)
     run = plain_name(run_id)
     if len(run) > room or run != run_id:
-        # Cleaned or cut: a hash of the full id keeps apart two ids that now look the same.
+        # Sanitized or truncated: a hash of the full id distinguishes two ids that now look the same.
         digest = hashlib.sha256(run_id.encode()).hexdigest()[:_HASH_CHARS]
         run = f"{run[: room - _HASH_CHARS - 1].rstrip('-')}-{digest}"
     return head + run + tail

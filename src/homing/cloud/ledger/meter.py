@@ -1,10 +1,10 @@
-"""Spend so far, and the worst case; ages stay correct when this computer's clock is set.
+"""Spend so far, and the worst case; ages stay correct when this computer's clock is changed.
 
-    ours       rate x time, from the create call until the provider shows it gone
+    ours       rate x time, from the create call until the provider no longer shows it
     provider's its own figure, if it has one
     the meter shows the larger, over all attempts of a run
 
-Exact Decimal inside; rounded up only for display, so that no one reads less than they pay.
+Exact Decimal inside; rounded up only for display, so that the displayed figure is never less than the cost.
 
     anchor (time of day, boot clock, boot id) in the ledger -> compare both clocks now -> step of the time of day
                                                                                        -> shift the open lines by it
@@ -51,7 +51,7 @@ __all__ = [
     "worst_case",
 ]
 
-# Their rate is made up, so that a run can be tried end to end; no one sends a bill.
+# Their rate is made up, so that a run can be tried end to end; no one is billed.
 FREE_PROVIDERS = frozenset({"local"})
 
 # From the agent's decision to end until billing has ended: the last push, the call, its retries. Also how far our
@@ -67,11 +67,11 @@ AT_MOST_WORDS = (
     " most it can have cost, and it counts against its limit; the provider's page shows what was billed."
 )
 _CENT = Decimal("0.01")
-MOST_DRIFT_S = 30.0  # between the two clocks: small corrections by a time server are no reason to rewrite lines
+MOST_DRIFT_S = 30.0  # between the two clocks: small corrections by a time server do not justify rewriting lines
 
 
 def is_charged(line: LedgerLine) -> bool:
-    """Return whether anyone charges for it; false for a process on this computer."""
+    """Return whether it costs real money; False for a process on this computer."""
     return line.provider not in FREE_PROVIDERS
 
 
@@ -80,7 +80,7 @@ def cost(rate_usd_per_hour: Decimal, seconds: float) -> Decimal:
 
 
 def line_spend(line: LedgerLine, now: float) -> Decimal:
-    """Return the spend of one instance. A closed line is a receipt; an open one keeps running."""
+    """Return the spend of one instance. A closed line is a receipt; an open one keeps accruing."""
     written = Decimal(line.spend_usd)
     if line.destroyed_at is not None or line.created_at is None:
         return written
@@ -126,7 +126,7 @@ def moment(
     now: float,
     storage_usd_per_hour: Decimal = Decimal(0),
 ) -> float:
-    """Return when (Unix seconds) the guard with this share of wire/guard_order.py must act; infinite for never.
+    """Return when (Unix seconds) the guard with this share (see wire/guard_order.py) must act; infinity means never.
 
     Closed lines count at their receipts; each open one accrues at its rate, from the larger of both figures.
     """
@@ -170,7 +170,7 @@ def show_spend(amount: Decimal, limit: Decimal | None) -> str:
 
 
 def as_limit(amount: Decimal) -> str:
-    """Format an amount to be typed as a limit: whole cents, rounded up."""
+    """Format an amount as a limit to type: whole cents, rounded up."""
     return str(amount.quantize(_CENT, rounding=ROUND_CEILING))
 
 
@@ -179,11 +179,11 @@ def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
     return [line for line in lines if line.destroyed_at is None and line.created_at is not None]
 
 
-# --- when this computer's clock is set ---
+# --- changes of this computer's clock ---
 
 
 def follow_clock(home: Home) -> list[str]:
-    """Shift the start of open lines if the clock was set. Return a sentence that says so, or nothing."""
+    """Shift the start of open lines if the clock was changed. Return a sentence that says so, or nothing."""
     now = stamp(home)
     try:
         before = home.ledger.clock()
@@ -197,7 +197,7 @@ def follow_clock(home: Home) -> list[str]:
         # Lines created after the step already have the new time; lines created before it all start before this moment.
         home.ledger.set_clock(before, json.dumps(now), step_s, until=now["now"] - step_s)
     except (HomingError, OSError, ValueError, KeyError, TypeError):
-        return []  # the code that needs the ledger reports if it cannot be written; a damaged anchor is replaced
+        return []  # code that must write to the ledger reports write errors itself; a damaged anchor is replaced
     way = "forward" if step_s > 0 else "back"
     return [
         f"This computer's clock was set {way} by {format_duration(abs(step_s))}; spend and limits ignore that change."

@@ -1,16 +1,16 @@
-"""Who owns a run, as its store says: a lease with a fencing number, and the run's own record.
+"""Who owns a run, according to its store: a lease with a fencing number, and the run's own record.
 
     launch    intent in the ledger -> record -> take (mark of the attempt) -> create -> check: superseded? undo
     adopt     newest -> take the next number, naming the instance that lives on
-    commands  require_owner: another home's run is not touched from here
+    commands  require_owner: a run of a different home is not touched from here
 
 The store decides races: `create_if_absent` returns True to exactly one caller. A lease is never rewritten or returned;
 the next owner takes the next number. An unreadable lease supersedes no one.
 
 The record holds the run's owner, its limits, and what its attempts have spent. The owner writes it at every change (the
-intent, the id, the end of an attempt, a new limit), so that another machine can find the run and adopt it. The spend of
-an open attempt grows after it was written: readers recompute it. A digest of the last write is kept at home, so that
-the next status check repairs a missing or failed write.
+intent, the id, the end of an attempt, a new limit), so that a different home can find the run and adopt it. The spend
+of an open attempt keeps growing after the write, so readers recompute it. A digest of the last write is kept at home,
+so that the next status check repairs a missing or failed write.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ def take(store: Store, run_id: str, *, owner: str, host: str, mark: str, after: 
         if store.create_if_absent(lease_key(run_id, wanted.number), codec.dumps(wanted).encode()):
             return wanted
     except StoreError:
-        # The answer was lost; the store knows whether it took effect, if it can be read at all.
+        # The response was lost; if the store can be read, it shows whether the write took effect.
         if read_lease(store, run_id, wanted.number) != wanted:
             raise
         return wanted
     holder = read_lease(store, run_id, wanted.number)
-    if holder == wanted:  # a store that retries internally may be refused by its own first try
+    if holder == wanted:  # a client that retries internally may find that its own first try has succeeded
         return wanted
     raise taken_elsewhere(store, holder or wanted, owner)
 
 
 def check(store: Store, lease: Lease) -> Lease:
-    """Return the current lease. Raises NotOwner if it names another instance; an adoption may keep this one."""
+    """Return the current lease. Raises NotOwner if it names a different instance; an adoption may keep this one."""
     now = newer(store, lease.run_id, lease.number) or lease
     if now.mark != lease.mark:
         raise taken_elsewhere(store, now, lease.owner)
@@ -89,7 +89,7 @@ def other_owner(home: Home, run: RunRow) -> Lease | None:
 def require_owner(home: Home, run: RunRow) -> None:
     """Raise NotOwner if another home owns the run. Called by every command that changes a run.
 
-    Ending what bills is never refused: destroy does not call this.
+    Destroying a billing instance is always allowed: destroy does not call this.
     """
     lease = other_owner(home, run)
     if lease is not None:
@@ -119,7 +119,7 @@ def describe(lease: Lease) -> str:
 
 
 def write_record(home: Home, run_id: str, store: Store, lease: Lease | None = None) -> None:
-    """Write the record, unless another home owns the run or a person removed its files from the store.
+    """Write the record, unless a different home owns the run or the user removed its files from the store.
 
     A removed run gets a record again when it is launched again. `lease` is the newest, if the caller has just read it.
     """
@@ -139,7 +139,7 @@ def write_record(home: Home, run_id: str, store: Store, lease: Lease | None = No
 
 
 def keep_no_record(home: Home, run_id: str) -> None:
-    """Record that the run's files were removed for good, so that nothing writes its record back."""
+    """Note that the run's files were removed permanently, so that nothing writes its record back."""
     home.world.mkdir(home.run_dir(run_id))
     home.world.write(home.run_dir(run_id) / _REMOVED, b"")
 
@@ -217,7 +217,7 @@ def _guard(home: Home, line: LedgerLine) -> str:
     try:
         return home.provider_of(line).guard
     except (HomingError, OSError):
-        return ""  # it cannot be opened here (a missing key); still write the record
+        return ""  # it cannot be opened here (for example, the key is missing); still write the record
 
 
 def _time_limit_s(home: Home, run_id: str) -> float:

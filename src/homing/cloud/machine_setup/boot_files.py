@@ -1,6 +1,6 @@
 """Everything an instance needs to start, as data: the agent's zip, the inputs in the store by hash, and boot.json.
 
-    build_agent_zip    agent + wire + world -> one file that bare Python 3.8 can start; reproducible bytes
+    build_agent_zip    agent + wire + world -> one file that a bare Python 3.8 can run; reproducible bytes
     prepare_inputs     tokenizer, shards, run.json, run.yaml -> objects/<sha256>; skips what is already there, and
                        files that the instance fetches from the Hub itself
     make_boot          all instructions for the agent, without any secret
@@ -34,7 +34,7 @@ __all__ = ["AGENT_ZIP", "agent_argv", "build_agent_zip", "make_boot", "prepare_i
 AGENT_ZIP = "agent.zip"
 RUN_DIR = "run"
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold: the same source gives the same bytes
-# Exactly what the agent imports: it must stay readable in one sitting, and a test counts the lines.
+# Exactly what the agent imports. It must stay small enough to read in one sitting; a test counts the lines.
 _ZIP_WIRE = ("agent_orders", "codec", "control_files", "event_lines", "guard_order", "instance_names")
 _ZIP_PARTS = ("instance/agent", *(f"wire/{name}.py" for name in _ZIP_WIRE), "world/machine.py")
 _ZIP_MAIN = "from homing.instance.agent.__main__ import main\n\nraise SystemExit(main())\n"
@@ -228,7 +228,7 @@ def _push_files(files: list[RunInput], store: Store, world: World) -> list[Input
 
 
 def _check_hash(source: str, sha256: str, world: World) -> None:
-    """Check a file before pushing it: the key promises its content, and later pushes skip it by name."""
+    """Check a file before pushing it: its key is the hash of its content, and later pushes skip existing keys."""
     digest = world.sha256(source)
     if digest != sha256:
         raise IntegrityError(
@@ -251,4 +251,4 @@ def _is_stored(sha256: str, store: Store) -> bool:
     try:
         return store.exists(f"{file_names.STORE_OBJECTS}/{sha256}")
     except StoreError:
-        return False  # the store cannot be asked, so a file missing here counts as missing
+        return False  # the store cannot be queried, so a file that is missing here counts as missing

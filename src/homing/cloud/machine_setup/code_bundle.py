@@ -1,4 +1,4 @@
-"""The exact code that runs on the instance: a wheel of these very files, and the locked versions of its dependencies.
+"""The exact code that runs on the instance: a wheel of the files on disk, and the locked versions of its dependencies.
 
     wheel_bytes   the package as it is on disk, uncommitted changes included -> one wheel, reproducible bytes
     lock          requirements-instance.txt -> what homing[lm] and its store need, with hashes; torch separately
@@ -75,9 +75,9 @@ DATA_FILES = frozenset(
 
 @dataclass(frozen=True)
 class Lock:
-    """Lines of a requirements file: name==version --hash=sha256:... for every file that the index has of it."""
+    """Lines of a requirements file: name==version, with a --hash=sha256:... for each of its files in the index."""
 
-    lines: tuple[str, ...]  # without torch and its exclusive dependencies
+    lines: tuple[str, ...]  # without torch and the packages that only torch needs
     torch: tuple[str, ...]  # PyPI's build for TORCH_CUDA, with all its dependencies
     uv: str
 

@@ -1,9 +1,9 @@
-"""Instance side of `hand_over`: one order as JSON on stdin, one answer as JSON on stdout. It is sent with the call.
+"""Instance side of `hand_over`: reads a JSON request from stdin, writes a JSON response to stdout. Sent with the call.
 
     files -> boot.json -> secrets into memory (tmpfs, 0600) -> go        each atomic, so it may be repeated
 
 The machine's startup script waits for `go`, loads the secrets into the agent's environment and removes their file.
-Python 3.8, standard library, without a World: it runs where nothing of ours is installed yet.
+Python 3.8, standard library only, no World: it runs before anything of ours is installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shlex
 import sys
 from typing import Any
 
-SIGN = "homing-answer: "  # marks our answer among other output of a login shell
+SIGN = "homing-answer: "  # marks our response among other output of a login shell
 
 
 def main(order: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ def receive(order: dict[str, Any]) -> dict[str, str]:
         return {"state": "early", "why": f"its startup script is not ready: {said}"}
     os.umask(0o077)
     with open(os.path.join(root, "hand-over.lock"), "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # held while another hand-over like this one writes a few files
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a concurrent hand-over holds it while it writes its files
         if not os.path.exists(os.path.join(work, "go")):
             _take(order, work)
     return {"state": "done"}
@@ -65,7 +65,7 @@ def _take(order: dict[str, Any], work: str) -> None:
 def _keep(secrets: dict[str, str], folder: str) -> None:
     """Write the secrets as export lines for the shell that starts the agent.
 
-    Only in memory: a disk would keep them after they are removed.
+    Only in memory: on a disk, the data could remain after deletion.
     """
     with open("/proc/mounts", encoding="utf-8") as file:
         kinds = {words[1]: words[2] for words in (line.split() for line in file)}

@@ -2,18 +2,18 @@
 
     timer (ends billing if nothing takes over) -> our SSH keys -> wait for the hand-over, or fetch -> agent
 
-The script is the first that the machine runs, before anything of ours has contacted it. The timer starts before
-anything that can fail and runs as long as the machine. Once its deadline has passed, it ends billing if no dead-man of
-the agent holds its lock for a grace period. The script never exits by itself. If a finished container is started again,
-it notices that it ran before, and ends billing instead of training twice. It contains no secret but the machine's own
-host key, so it may be in user data.
+The script is the first thing that the machine runs, before we have contacted it. The timer starts before anything that
+can fail and runs as long as the machine. Once its deadline has passed, it ends billing if no dead-man of the agent
+holds its lock for a grace period. The script never exits by itself. If a finished container is started again, the
+script notices that it ran before, and ends billing instead of training twice. The only secret in it is the machine's
+own host key, so it may be in user data.
 
-The hand-over delivers what the create call could not carry: files and secrets, over SSH, on stdin.
+The hand-over delivers what the create call could not: files and secrets, over SSH, on stdin.
 
-    wait for SSH -> python3 there, with `receive` and the order on stdin -> done, or "not yet": retry -> deadline
+    wait for SSH -> remote python3, with `receive` and the request on stdin -> done, or "not yet": retry -> deadline
 
-Nothing is sent before the machine has presented the host key that home gave it. While it boots it may present another
-one or refuse our key: that counts as "not yet", and at the deadline the error reports it.
+Nothing is sent before the machine has presented the host key that home gave it. While it boots it may present a
+different key or refuse ours: that counts as "not yet", and the error at the deadline reports it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CACHE_DIR = f"{ROOT}/cache"
 
 _LOOK_S = 5.0  # how often the timer checks the dead-man's lock
 _GRACE_S = 180.0  # how long the dead-man may be missing; the agent restarts a dead one sooner
-_TRY_S = 180.0  # for one call: a wheel of some megabytes over a slow line
+_TRY_S = 180.0  # timeout for one call: a wheel of a few megabytes over a slow connection
 _PAUSE_S = 2.0
 _KNOWN_HOSTS = "known_hosts"
 _START = (
@@ -60,14 +60,14 @@ _START = (
 
 @dataclass(frozen=True)
 class Fetch:
-    """A file that the machine downloads itself, where home cannot log in to deliver it.
+    """A file that the machine downloads itself, because home cannot log in to deliver it.
 
     The address may be a store that others can write to, so the hash is in the create call.
     """
 
     url: str
     path: str  # relative to the work folder
-    sha256: str  # checked before use: the agent, which runs as root, is among the files
+    sha256: str  # checked before use, because the agent, which runs as root, is one of the files
 
 
 def startup_script(
@@ -138,7 +138,7 @@ def hand_over(connection: Connection, request: Request, *, world: World, timeout
         problem = _why_not(done, request)
         if not problem:
             return
-        why = why if why and done.code == 124 else problem  # the last try is cut short and says only that
+        why = why if why and done.code == 124 else problem  # the last try timed out: keep the earlier reason
         world.sleep(min(_PAUSE_S, max(0.0, deadline - world.monotonic())))
     to = f"{connection.user}@{connection.host}:{connection.port}"
     raise StartTimeout(
@@ -149,7 +149,7 @@ def hand_over(connection: Connection, request: Request, *, world: World, timeout
 
 
 def _command(root: str) -> str:
-    """Return the remote command: run as root, with sudo for another login, because root owns the machine's folder."""
+    """Return the remote command. It runs as root (with sudo if necessary), because root owns the machine's folder."""
     python = f"python3 -I -c {shlex.quote(_START)}"
     return f"if [ -w {shlex.quote(root)} ]; then exec {python}; else exec sudo -n {python}; fi"
 
