@@ -1,10 +1,11 @@
-"""Stores: where a run is kept outside any one machine, with push and fetch verified by hashes.
+"""Stores: where runs are kept, independently of any one machine; push and fetch are verified by hashes.
 
-base   the interface of a store       address      parses store addresses
-file   a folder                       s3, hf, modal  a bucket, a repository on the Hub, a Modal Volume
-push   run directory -> store         sync         the program that the agent runs
-preflight   checks before renting that the store can be used, and how an instance gets access to it
-storage_price        what storage costs
+base           the interface of a store           address        parses store addresses
+file           a folder                           s3, hf, modal  a bucket, a repository on the Hub, a Modal Volume
+push           run directory -> store             sync           the program that the agent runs
+lease_file     which instance may write           hub_download   open weights from the Hub to the instance
+preflight      before renting: checks that the store can be used, and finds the credentials for the instance
+storage_price  what storage costs                 publish_to_hub publishes a model on the Hub
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def pace_of(url: str) -> float:
 def open_store(url: str, world: World, *, create: bool = True) -> Store:
     """Return the store at `url`. Opening it makes no request; with `create` the first write may create the store."""
     scheme = scheme_of(url)
-    # SDKs are imported only where they are used, so that `--help` and a `file:` store do not pay for them.
+    # SDKs are imported only when they are needed, so that `--help` and a `file:` store start fast.
     if scheme == "s3":
         from homing.store.s3.store import S3Store
 

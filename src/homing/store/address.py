@@ -43,7 +43,7 @@ class S3Address:
 
     @property
     def url(self) -> str:
-        """Return the canonical address. It includes the endpoint, because the instance has no other way to find it."""
+        """Return the canonical address, including the endpoint, which the instance could not find out otherwise."""
         parts = [f"{name}={value}" for name, value in (("endpoint", self.endpoint), ("region", self.region)) if value]
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/") + ("?" + "&".join(parts) if parts else "")
 
@@ -131,7 +131,7 @@ def parse_modal(url: str) -> ModalAddress:
     volume, _, prefix = place.strip("/").partition("/")
     options = dict(parse_qsl(query, keep_blank_values=True))
     problem = ""
-    # Modal allows 64 characters; the rest is needed for the name of the Dict that accompanies the Volume.
+    # Modal allows 64 characters; the remaining ones are needed for the name of the Dict that accompanies the Volume.
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,49}", volume, re.ASCII):
         problem = f"{volume!r} cannot be the name of a Volume: use 1 to 50 of a-z, A-Z, 0-9, dot, dash, underscore."
     elif prefix and any(part in ("", ".", "..") for part in prefix.split("/")):

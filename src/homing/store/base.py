@@ -49,7 +49,7 @@ __all__ = [
 
 
 class NotInStore(StoreError):
-    """The store answered that the key does not exist. Any other StoreError leaves that open."""
+    """The store reported that the key does not exist. With any other StoreError, it may or may not exist."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Entry:
     sha256: str | None = None  # None if it would require reading the whole object
 
 
-Entries = list[Entry]  # named outside the classes below, in which `list` is a method
+Entries = list[Entry]  # defined outside the classes below, in which `list` is a method
 Files = list[tuple[str, str]]  # key and local path
 Keys = list[str]
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
@@ -75,7 +75,7 @@ class Store(Protocol):
     batch_files: int  # maximum files per write: more than 1 if a write is a commit
     progress: Progress  # called during transfers; set by the caller
 
-    def put(self, key: str, path: str) -> Entry: ...  # the entry's sha256 is of the bytes that were read
+    def put(self, key: str, path: str) -> Entry: ...  # the entry's sha256 is that of the bytes that were read
     def put_many(self, files: Files) -> Entries: ...  # at most batch_files at a time
     def put_bytes(self, key: str, data: bytes) -> Entry: ...
     def get(self, key: str, path: str, sha256: str | None = None) -> None: ...  # the target's folder must exist
@@ -84,7 +84,7 @@ class Store(Protocol):
     def is_same(self, key: str, path: str) -> bool: ...
     def exists(self, key: str) -> bool: ...
     def list(self, prefix: str) -> Entries: ...  # every key that starts with prefix, sorted; "" lists all
-    def delete(self, key: str) -> None: ...  # absent already is success
+    def delete(self, key: str) -> None: ...  # succeeds if the key is already absent
     def delete_many(self, keys: Keys) -> None: ...  # in the given order, or all at once
     def create_if_absent(self, key: str, data: bytes) -> bool: ...
 
@@ -93,24 +93,26 @@ class Store(Protocol):
 class Resuming(Protocol):
     """A store that keeps the parts of an interrupted push for resuming; they are billed and appear in no list."""
 
-    def drop_cut(self, folder: str) -> int: ...  # delete those below this folder; returns how many there were
+    def drop_cut(self, folder: str) -> int: ...  # delete the parts below this folder; returns how many there were
 
 
 @runtime_checkable
 class Ranged(Protocol):
-    """A store that can read part of a value, so that one larger than memory need not be read at once."""
+    """A store that can read part of a value, so that a value larger than memory can be read in parts."""
 
     def num_bytes(self, key: str) -> int: ...
-    def read_part(self, key: str, start: int, num_bytes: int) -> bytes: ...  # fewer at the end of the value
+    def read_part(self, key: str, start: int, num_bytes: int) -> bytes: ...  # fewer bytes at the end of the value
 
 
 @runtime_checkable
 class Versioned(Protocol):
-    """A store that keeps earlier versions, so that a list and the reads after it can be from the same version."""
+    """A store that keeps earlier versions, so that a list and the reads after it can use the same version."""
 
     revision: str  # version to read from: a branch, or one commit
 
-    def pinned(self, revision: str = "") -> Store: ...  # this store at one commit: of a branch or tag, or the newest
+    def pinned(
+        self, revision: str = ""
+    ) -> Store: ...  # this store at one commit: that of a branch or tag, or the newest
 
 
 def not_in_store(key: str, url: str) -> NotInStore:

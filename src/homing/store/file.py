@@ -1,13 +1,13 @@
 """A store in a folder: `file:/abs/path`, and a Modal Volume mounted as a folder in a sandbox.
 
-It keeps all promises of base and needs no account. A key is a path below the root. The first write creates the root if
-the store was opened with `create`. If the root disappears later (unmounted disk, moved folder), every call raises,
+It gives all guarantees of base and needs no account. A key is a path below the root. The first write creates the root
+if the store was opened with `create`. If the root disappears later (unmounted disk, moved folder), every call raises,
 because a missing disk is not an empty store.
 
 A mounted Volume needs no SDK and no token, but a commit after each write. Modal writes a sandbox's changes to the
 Volume when the sandbox ends, or when `sync` runs on the mount point; only committed changes survive the loss of the
-sandbox. So a write is complete once `sync` has returned. In the other direction nothing is automatic: the sandbox sees
-what home wrote only after home has asked Modal to reload the mount.
+sandbox. So a write is complete once `sync` has returned. The other direction is not automatic: the sandbox sees what
+home wrote only after home has asked Modal to reload the mount.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FileStore:
         self.root = os.path.abspath(os.path.expanduser(root))
         self.url = f"file:{self.root}"
         self._world = world
-        # Only a store that was never seen may be created; once seen, its absence is an error.
+        # The root may be created only until it has been seen once; after that, its absence is an error.
         self._may_create = create
         self.progress: Progress = unwatched
         self._swept: set[str] = set()
@@ -172,7 +172,7 @@ class FileStore:
         return path
 
     def _sweep(self, folder: str) -> None:
-        """Delete the files that killed writers left in a folder, once per opened store: nothing else cleans them up."""
+        """Delete the files that killed writers left in a folder, once per opened store; nothing else removes them."""
         if folder in self._swept:
             return
         self._swept.add(folder)

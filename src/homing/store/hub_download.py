@@ -3,7 +3,7 @@
     url -> FILE.part (resumed after an interruption) -> size and sha256 from the Hub, checked -> FILE
 
 A file is complete and verified, or absent. HTTP 429, server errors and broken connections are retried with growing
-pauses, which respect Retry-After; it gives up after PATIENCE_S without a new byte. Wrong bytes are discarded and
+pauses that respect Retry-After, until PATIENCE_S have passed without a new byte. Wrong bytes are discarded and
 downloaded once more. Permanent errors (no such file, access denied) fail at once. The failure is a HubFailed, and the
 run does not train.
 """
@@ -21,7 +21,7 @@ from homing.world import NetworkError, World
 __all__ = ["PATIENCE_S", "HubFailed", "take_from_hub"]
 
 PATIENCE_S = 600.0
-_REPORT_EVERY_S = 60.0  # far below any idle limit: a slow transfer that progresses is not idle
+_REPORT_EVERY_S = 60.0  # far below any idle limit, so that a slow transfer does not count as idle
 _LONGEST_WAIT_S = 60.0
 _TRIES_AT_WRONG_BYTES = 2
 _CHUNK = 1 << 20
@@ -39,7 +39,7 @@ def take_from_hub(item: Input, path: str, world: World, notify: Callable[[str, s
     """
     taking = _Taking(item, f"{path}.part", world, notify)
     failures, wrong, moved_at = 0, 0, world.monotonic()
-    furthest = taking.num_bytes  # bytes received again, from a server that always restarts, are not progress
+    furthest = taking.num_bytes  # bytes received again, from a server that always starts over, are not progress
     while True:
         problem, wait_s = taking.resume()
         if taking.num_bytes > furthest:

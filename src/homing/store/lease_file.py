@@ -36,7 +36,7 @@ def read_lease(store: Store, run_id: str, number: int) -> Lease | None:
 
 
 def newest(store: Store, run_id: str) -> Lease | None:
-    """Return the lease that counts, or None. A list may be stale, so the numbers after it are tried too."""
+    """Return the current lease, or None. A listing may be stale, so the numbers after its last one are tried too."""
     prefix = run_key(run_id, file_names.LEASES) + "/"
     listed = [entry.key.removeprefix(prefix).removesuffix(".json") for entry in store.list(prefix)]
     number = max((int(name) for name in listed if name.isdigit()), default=0)

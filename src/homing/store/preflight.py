@@ -1,8 +1,8 @@
-"""Before anything is rented: check that a store can be used, by using it, and find the credentials for the instance.
+"""Before anything is rented: check that a store works by using it, and find the credentials for the instance.
 
     reachable -> it exists -> right region, right token -> write a probe, read it back, create it only once, delete it
 
-Each failure is a StoreError that says what to change. Returns sentences for the user: what was found, and what to know
+Each failure is a StoreError that says what to change. Returns notes for the user: what was found, and what to know
 before relying on it. Without `needs_write` nothing is written, as --dry-run requires.
 
 `secrets` returns what an instance needs to reach the store, as environment variables: never in a file, argv or log.
@@ -48,12 +48,12 @@ def preflight(url: str, world: World, *, needs_write: bool = True, create: bool 
 
 
 def try_out(url: str, world: World) -> None:
-    """Write the probe only, in a store that must already exist; a missing one raises and is not created."""
+    """Only write the probe. The store must already exist; a missing one raises and is not created."""
     _try_out(open_store(url, world, create=False), world)
 
 
 def _look(store: Store, needs_write: bool) -> list[str]:
-    """Check by kind of store: each can be missing in its own way."""
+    """Run the checks for this kind of store."""
     if isinstance(store, S3Store):
         return _look_s3(store, needs_write)
     if isinstance(store, HubStore):
@@ -152,7 +152,7 @@ _HUB_AS_THEY_ARE = ("HF_ENDPOINT",)
 def secrets(url: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables for the instance; empty if the user has no keys.
 
-    A role on the machine may suffice instead.
+    A role on the machine may be sufficient instead.
     """
     scheme = scheme_of(url)
     if scheme == "s3":
@@ -196,4 +196,4 @@ def _hub_token(environment: Mapping[str, str]) -> dict[str, str]:
         except ImportError:
             return {}  # opening the store reports the missing extra
         token = get_token() or ""
-    return dict.fromkeys(NAMES, token) if token else {}  # on the instance, too, the first one takes precedence
+    return dict.fromkeys(NAMES, token) if token else {}  # the first name takes precedence on the instance too

@@ -1,7 +1,7 @@
 """Publishes a folder to a repository on the Hub: one commit, private unless requested otherwise.
 
-    look     which user we are, whether the token may write, what the repository already holds
-    publish  create the repository if missing -> one commit on top of the state seen by `look` -> compare what is there
+    look     which user we are, whether the token may write, what the repository already contains
+    publish  create the repository if missing -> one commit on top of the state seen by `look` -> compare the result
 
 Weights of an earlier model that are not in the folder are deleted in the same commit: a mixture of an old and a new
 model would load as neither.
@@ -32,7 +32,7 @@ class Looked:
     exists: bool
     is_private: bool
     commit: str  # "" if there is no repository
-    files: list[str] = field(default_factory=list)  # except for files that the Hub adds itself
+    files: list[str] = field(default_factory=list)  # without those that the Hub adds itself
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Pushes the run directory to the store, in an order in which nothing there ever looks complete and is not.
+"""Pushes the run directory to the store, in an order such that incomplete data never looks complete there.
 
-    live files       run.json, metrics, events, heartbeat, logs, samples, outcome: each one again when it has changed
+    live files       run.json, metrics, events, heartbeat, logs, samples, outcome: pushed again whenever they change
     checkpoints      newest first; content, read back and compared, then its manifest.json, then latest and best
     retention        checkpoints that the trainer deleted are deleted here too, but only after a newer verified one
-    models/<name>/   the weights of a run that ended, with all that using them needs; never replaces another run's
+    models/<name>/   the weights of a run that ended, with everything needed to use them; never replaces another run's
 
 Files that came from the store or belong to home (request.json, record.json) are never pushed back.
 """
@@ -57,7 +57,9 @@ class Pusher:
     _pushed_as: dict[str, Stamp] = field(default_factory=dict)  # live files as they were when last pushed
     # By the stamp of their manifest: after resuming from an older checkpoint, the same step may be saved again.
     _verified: dict[Step, Stamp] = field(default_factory=dict)
-    _damaged: dict[Step, Stamp] = field(default_factory=dict)  # a local file does not match the local manifest
+    _damaged: dict[Step, Stamp] = field(
+        default_factory=dict
+    )  # those with a local file that does not match the local manifest
     _mirrored: list[Step] = field(default_factory=list)  # the local checkpoints when retention was last mirrored
     _phases: list[str] = field(default_factory=list)
     _reported: Pushed | None = None
@@ -77,7 +79,7 @@ class Pusher:
             self.mirror_retention()
 
     def push_everything(self, *, is_settled: bool = True) -> None:
-        """Push everything and read it back; raises unless everything worth keeping is in the store. Used by --once."""
+        """Push everything and read it back; raises if anything worth keeping is not in the store. Used by --once."""
         self._verified.clear()
         self._damaged.clear()
         self.push_checkpoints()
@@ -85,7 +87,7 @@ class Pusher:
         self.push_model()
         if is_settled:
             self.mirror_retention()
-        self._pushed_as.clear()  # also files already pushed along with the checkpoints: they were not read back
+        self._pushed_as.clear()  # push all live files again, because earlier pushes were not read back
         self.push_live(is_verified=True)
         # A damaged checkpoint does not count; it is a loss only if no intact one is left.
         missing = [step for step in self.local_steps() if step not in self._verified and step not in self._damaged]
@@ -102,7 +104,7 @@ class Pusher:
     def push_live(self, is_verified: bool = False) -> None:
         """Push changed live files, the heartbeat last.
 
-        When the heartbeat is new, everything that it reports is in the store too.
+        So when a new heartbeat arrives, everything that it reports is in the store already.
         """
         self._live_at = self.world.monotonic()
         found = [name for name in self._walk() if not name.startswith(f"{file_names.CHECKPOINTS}/")]
@@ -142,7 +144,7 @@ class Pusher:
                 self._pushed_as[name] = stamp
 
     def _put_those_there(self, batch: list[str]) -> list[tuple[str, Entry]]:
-        """Push a batch, leaving out files that vanished meanwhile (deleted or renamed)."""
+        """Push a batch, leaving out files that have vanished in the meantime (deleted or renamed)."""
         try:
             entries = self.store.put_many([(run_key(self.run_id, name), self._path(name)) for name in batch])
         except StoreError:
@@ -192,8 +194,8 @@ class Pusher:
             raise IntegrityError(f"The manifest of {folder} cannot be read.", str(exc)) from exc
         was_there = self._read_or_none(manifest_key)
         if was_there not in (None, text):
-            # The same step was saved again after resuming from an older one: without its manifest it is no checkpoint
-            # until the new content is complete.
+            # The same step was saved again after resuming from an older one. Without its manifest, the old one does
+            # not count as a checkpoint while its content is replaced.
             self.store.delete(manifest_key)
         for batch in _batches(manifest.files, self.store.batch_files):
             if not self._push_parts(folder, batch):
@@ -205,7 +207,7 @@ class Pusher:
         if self.store.read(manifest_key) != text:
             raise _read_back_differs(manifest_key, self.store)
         num_bytes = sum(file.num_bytes for file in manifest.files)
-        reported = {"num_bytes": num_bytes, "seconds": self.world.monotonic() - begun}  # the agent reserves time by it
+        reported = {"num_bytes": num_bytes, "seconds": self.world.monotonic() - begun}  # for the agent's time reserve
         self.event(
             "checkpoint_pushed", f"{folder} is in the store: {num_bytes:,} bytes verified.", phase, step, **reported
         )
@@ -271,7 +273,7 @@ class Pusher:
                 and (phase, step) not in kept
                 and (phase, file_names.step_dir(step)) not in here
             ):
-                # The manifest first: from then on it is no checkpoint, even if the deletion is interrupted.
+                # Delete the manifest first: without it this is not a checkpoint, even if the deletion is interrupted.
                 keys = sorted(in_store[(phase, step)], key=lambda key: not key.endswith(f"/{file_names.MANIFEST}"))
                 self.store.delete_many(keys)
                 self._verified.pop((phase, step), None)
@@ -312,7 +314,7 @@ class Pusher:
             self.event("model_pushed", f"The model is at {prefix}/ in {self.store.url}.", *steps[-1])
 
     def _model_prefix(self) -> str:
-        """Return models/<name>, or models/<run id> if another run's model has that name: it is never replaced."""
+        """Return models/<name>, or models/<run id> if another run's model has that name; that one is never replaced."""
         named = f"{file_names.STORE_MODELS}/{self.run_name}"
         text = self._read_or_none(f"{named}/{file_names.MANIFEST}")
         if text is None:
@@ -343,7 +345,7 @@ class Pusher:
     # --- helpers ---
 
     def _walk(self) -> list[str]:
-        """Return the files to push; hidden ones are locks and unfinished checkpoints."""
+        """Return the files to push, without hidden ones: those are locks and unfinished checkpoints."""
         found = [name for name in self.world.walk(self.run_dir) if "/." not in f"/{name}" and ".tmp" not in name]
         return [name for name in found if name not in _NOT_OURS and not is_temporary_file(name)]
 
@@ -351,7 +353,7 @@ class Pusher:
         return os.path.join(self.run_dir, name)
 
     def _stamp(self, name: str) -> Stamp | None:
-        """Return size and modification time; None if the file was removed or renamed meanwhile."""
+        """Return size and modification time; None if the file has been removed or renamed."""
         try:
             return self.world.size(self._path(name)), self.world.modified_at(self._path(name))
         except OSError:

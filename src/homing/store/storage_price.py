@@ -1,4 +1,4 @@
-"""Monthly cost of keeping data in a store, by published prices of standard storage.
+"""Monthly cost of keeping data in a store, at published prices for standard storage.
 
 Dollars per GB (10^9 bytes) and month, without tax, requests, transfer and free tiers, as published in 2025: AWS for S3
 Standard, first 50 TB, by region; Cloudflare for R2. Modal Volumes have a price per GiB, as `modal billing rates` showed
@@ -59,7 +59,7 @@ class Kept:
 
 
 def kept(url: str, num_bytes: int, region: str = "", endpoint: str = "") -> Kept:
-    """Return size and monthly cost; `region` and `endpoint` come from the environment, if the address names none."""
+    """Return size and monthly cost. `region` and `endpoint`: from the environment, used if the address has none."""
     scheme = scheme_of(url)
     if scheme == "file":
         return Kept(num_bytes, None, "in your own folder, free of charge")

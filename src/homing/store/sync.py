@@ -39,7 +39,7 @@ __all__ = ["Superseded", "bring_request", "fetch_inputs", "main", "push_once", "
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 60.0
-_MISSING_TRIES = 3  # tries before an input that is missing from the store fails the run
+_MISSING_TRIES = 3  # number of tries before an input that is missing from the store fails the run
 _FETCHED = "fetched"  # in the work folder: hash of the boot.json for which the inputs were fetched
 
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     world = world or World()
     try:
         boot = codec.loads(Boot, world.read(args.boot))
-        # A store that is gone must stay gone: creating a new empty one here would look like success.
+        # Never recreate a store that is gone: a new empty one would look like success.
         store = open_store(boot.store, world, create=False)
         if not args.watch:  # --watch checks before each pass
             _check_lease_if_readable(boot, store, world)
@@ -113,7 +113,7 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
             _keep(boot, item, path, world)
         if begun:
             world.append(path, begun)
-        # An event, not only a log line: the agent's watchdog must not take a long fetch that progresses for idle.
+        # An event, not only a log line: the agent's watchdog must not mistake a long fetch for an idle run.
         pusher.event("input_fetched", f"{text}.")
     world.write(os.path.join(boot.work_dir, _FETCHED), _this(boot))
 
@@ -121,8 +121,8 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
 def _take_from_store(boot: Boot, item: Input, path: str, pusher: Pusher) -> None:
     """Fetch one input from the store.
 
-    If the store does not answer, the agent retries. If it reports the key as missing or damaged, ask again a few times,
-    because a replica may lag behind, then give up with an event that ends the run.
+    If the store does not respond, the agent retries. If it reports the key as missing or damaged, try again a few
+    times, because a replica may lag behind, then give up with an event that ends the run.
     """
     for tries in range(1, _MISSING_TRIES + 1):
         try:
@@ -151,7 +151,7 @@ def _take_from_hub(boot: Boot, item: Input, path: str, pusher: Pusher) -> float:
         take_from_hub(item, path, pusher.world, pusher.event)
         return pusher.world.monotonic() - since
     except HubFailed as exc:
-        # Retrying would cost money for nothing: the agent stops on an event that names its mark, with this reason.
+        # Retrying would only cost money: the agent stops on an event that names its mark, with this reason.
         pusher.event("weights_refused", f"{exc.what} {exc.why}", stops=boot.mark)
         raise
 
@@ -178,7 +178,7 @@ def _keep(boot: Boot, item: Input, path: str, world: World) -> None:
     kept = _kept_at(boot, item)
     if kept:
         world.mkdir(os.path.dirname(kept))
-        world.remove(kept)  # one that was damaged
+        world.remove(kept)  # a damaged copy
         world.link(path, kept)
 
 
@@ -198,7 +198,7 @@ def push_once(boot: Boot, store: Store, world: World) -> None:
 
 
 def watch(boot: Boot, store: Store, world: World) -> None:
-    """Push changes until terminated. While the store fails, retry with growing pauses; training continues meanwhile."""
+    """Push changes until terminated. While the store fails, retry with growing pauses; training continues."""
     pusher = _pusher(boot, store, world)
     fence = _fence(boot, store)
     failures, due_at = 0, world.monotonic()
@@ -245,7 +245,7 @@ def _check_lease(boot: Boot, fence: Fence, pusher: Pusher) -> None:
     if lease is None:
         return
     text = f"The home {lease.owner} on {lease.host} holds lease {lease.number}, for {lease.mark or 'no instance'}."
-    with contextlib.suppress(OSError):  # a full disk must not let it continue
+    with contextlib.suppress(OSError):  # even with a full disk, this instance must stop
         pusher.event("superseded", f"{text} {boot.mark} stops pushing.")
     raise Superseded(f"{boot.mark} was superseded.", text, "The new owner resumes the run.")
 
@@ -253,7 +253,7 @@ def _check_lease(boot: Boot, fence: Fence, pusher: Pusher) -> None:
 def _check_lease_if_readable(boot: Boot, store: Store, world: World) -> None:
     """Check the lease, ignoring errors of the store: an outage must not make an instance look superseded.
 
-    The operation that follows reports whether the store answers.
+    The operation that follows reports whether the store responds.
     """
     try:
         _check_lease(boot, _fence(boot, store), _pusher(boot, store, world))
@@ -284,7 +284,7 @@ def _report_failure(boot: Boot, pusher: Pusher, exc: HomingError | OSError, fail
         if failures == 1:
             pusher.event("push_failing", f"Push failed; retrying: {problem}")
         if isinstance(exc, StoreRefused) and failures & (failures - 1) == 0:
-            # Reported at the first failure and then occasionally: the agent stops the run after limits.unsaved of this.
+            # Reported at the first failure, then occasionally; the agent stops the run after limits.unsaved.
             _report_refusal(boot, pusher, exc)
         pusher.report_problem(problem)
 

@@ -1,7 +1,7 @@
 """Client for the Hub: credentials, single requests, and the mapping of its errors to ours.
 
     connect        endpoint and token: HF_ENDPOINT and `hub_token.NAMES`, else the token saved by `hf auth login`
-    connection.api         huggingface_hub's HfApi, for commits; large files by LFS
+    connection.api         huggingface_hub's HfApi, for commits; large files use LFS
     connection.fetch       a GET or HEAD through World: follows redirects, sends the token only to the Hub itself
     connection.error       maps an SDK exception or a status to what, why, fix, with the masked token that was used
 
@@ -53,13 +53,15 @@ class Connection:
             reply = self._try(HttpRequest(method, url, {**self._own(url), **(headers or {})}, timeout_s=TIMEOUT_S))
             named = {**_named(reply.headers), **named}
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
-                if not self._is_hub(url):  # another host's ETag, which says nothing about the content of the file
+                if not self._is_hub(
+                    url
+                ):  # the ETag of a different host, which says nothing about the content of the file
                     reply.headers.pop("etag", None)
                 return HttpResponse(reply.status, {**reply.headers, **named}, reply.body)
             further = urljoin(url, reply.headers["location"])
             if method == "HEAD" and urlsplit(further).netloc != urlsplit(url).netloc:
-                # Another host serves the bytes, under a URL signed only for GET; the redirect itself proves that the
-                # file exists.
+                # A different host serves the bytes, at a URL signed only for GET; the redirect itself proves that
+                # the file exists.
                 return HttpResponse(200, {**reply.headers, **named}, b"")
             url = further
         raise StoreError(f"{self.address.url} redirects too many times.", url.split("?")[0], "Try again.")
@@ -123,7 +125,7 @@ class Connection:
             )
         if status in (401, 404) or code == "RepoNotFound":
             why = f"{token} cannot see a repository {repo}: it does not exist, is private, or the token is invalid."
-            if is_dataset:  # more often a source of training text than a store
+            if is_dataset:  # more often the source of training text than a store
                 return why, "Fix the name, or use another token: export HF_TOKEN=..."
             return why, f"hf repo create {repo} --private   or fix `store:`, or use another token"
         if status == 403:

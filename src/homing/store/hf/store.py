@@ -1,11 +1,11 @@
 """A store in a repository on the Hugging Face Hub: `hf:OWNER/NAME`, created private.
 
-    put, put_many     one commit for all given files; large files by LFS
+    put, put_many     one commit for all given files; large files use LFS
     get, sha256       download in ranges, all from one commit; `get` checks the given hash, else the one that the Hub
                       reports
     is_same           compares with the Hub's hash, without downloading
     pinned            the same store at one commit, so that a list and the reads after it are consistent
-    create_if_absent  a commit that names its parent: the Hub refuses it if there was another commit meanwhile
+    create_if_absent  a commit that names its parent: the Hub rejects it if another commit was made in between
     list              of the newest commit
 
 A commit is expensive and rate-limited, so live files are pushed together once a minute (pace_s, batch_files). Reads go
@@ -47,13 +47,13 @@ _PIECE = 16 << 20
 _IN_MEMORY = 8 << 20
 _GROWING = (".jsonl", ".log", ".csv", ".txt")
 _TRIES = 6
-_RACES = 40  # consecutive lost races before an exclusive write gives up
+_RACES = 40  # lost races in a row before an exclusive write gives up
 _CONFLICTS = (409, 412)
-_ABSENT = "EntryNotFound"  # the Hub's error code for a missing key or folder; a missing repository has another one
+_ABSENT = "EntryNotFound"  # the Hub's error code for a missing key or folder; a missing repository has a different one
 _PASSING = (408, 429, 500, 502, 503, 504)
 
 
-Operations = list[Any]  # named outside the class, in which `list` is a method
+Operations = list[Any]  # defined outside the class, in which `list` is a method
 
 
 class HubStore:
@@ -202,8 +202,8 @@ class HubStore:
 
     def create_if_absent(self, key: str, data: bytes) -> bool:
         name = self._name(key)
-        # The title distinguishes our commit from another's with the same bytes: the SDK skips a commit that would
-        # change nothing and returns the newest one as if it were ours.
+        # The title distinguishes our commit from one by someone else with the same bytes: the SDK skips a commit that
+        # would change nothing and returns the newest one as if it were ours.
         title = f"homing {self._world.random_hex(16)}: create {key}"
         for number in range(_RACES):
             parent = self.head()
@@ -218,7 +218,7 @@ class HubStore:
                         continue
                     if status_of(exc):
                         raise
-                    # No answer: the commit may have been made all the same.
+                    # No response: the commit may have been made anyway.
                     if self._title_of(self.head()) == title:
                         return True
                     raise
@@ -241,7 +241,9 @@ class HubStore:
 
     def head(self) -> str:
         """Return the newest commit; creates the repository, private, if it is missing and may be created."""
-        may_create = self._may_create  # read before the request: another thread may create it meanwhile
+        may_create = (
+            self._may_create
+        )  # read before the request: another thread may create the repository in the meantime
         with self._as_store_error("checked", ""):
             try:
                 return str(self.connection.api.repo_info(**self._repo).sha)
@@ -281,7 +283,7 @@ class HubStore:
                 return
             except hub_failures() as exc:
                 status = status_of(exc)
-                # If there was no answer at all, the SDK has already retried for a while.
+                # If there was no response at all, the SDK has already retried for a while.
                 tries = _TRIES if status in (*_CONFLICTS, *_PASSING) else 1 if status else 2
                 if status == 404 and may_create:
                     self._make_repository()
@@ -311,7 +313,7 @@ class HubStore:
     def _chunks(self, key: str) -> Iterator[tuple[bytes, int, str]]:
         """Yield the file in ranges, each with the total size and the hash that the Hub reports.
 
-        The first answer names the commit that all further ranges are read from.
+        The first response names the commit from which all further ranges are read.
         """
         name, offset, total, revision = self._name(key), 0, 1, self.revision
         while offset < total:
@@ -373,5 +375,5 @@ class _Expected:
 
 
 def _tag(headers: dict[str, str]) -> str:
-    """Return the ETag of the file itself, which is the "linked" one if another host serves its bytes."""
+    """Return the ETag of the file itself, which is the "linked" one if a different host serves its bytes."""
     return headers.get("x-linked-etag", headers.get("etag", "")).removeprefix("W/").strip('"')

@@ -37,14 +37,14 @@ Kind = Literal["absent", "exists", "busy", "refused", "silent"]
 TOKEN_ENV = ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET")
 PROFILE_PATH = "~/.modal.toml"
 TIMEOUT_S = 60.0
-_OPEN_S = 15.0  # the SDK itself keeps trying for a minute
+_OPEN_S = 15.0  # shorter than in the SDK, which keeps trying for a minute
 _NO_MORE_TEXT = 300
 # One client per account and server: each has its own connection and background work.
 _CLIENTS: dict[tuple[str, str], Any] = {}
 
 
 class Shut(Exception):
-    """Modal does not answer at all; the message is the SDK's."""
+    """Modal does not respond at all; the message is the SDK's."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Connection:
 
 
 def has_account(environment: Mapping[str, str], world: World) -> bool:
-    """Return True if there is any token; needs neither the SDK nor the network."""
+    """Return True if a token is configured; needs neither the SDK nor the network."""
     if all(environment.get(name) for name in TOKEN_ENV):
         return True
     return world.exists(os.path.expanduser(environment.get("MODAL_CONFIG_PATH", "") or PROFILE_PATH))
@@ -89,7 +89,7 @@ def connect(world: World, verb: str = "launch") -> Connection:
     server = check_address(str(modal.config.config.get("server_url")), "MODAL_SERVER_URL")
     key = (server, token_id)
     if key not in _CLIENTS:
-        # Use this token rather than the SDK's one client per process: the environment may name another account later.
+        # Use this token, not the SDK's single client per process: the environment may name a different account later.
         _CLIENTS[key] = _knock(modal, token_id, token_secret)
     who = f"MODAL_TOKEN_ID {token_id[:3]}...{token_id[-2:]}" if token_id else "the token of the Modal profile"
     return Connection(modal, _CLIENTS[key], who, str(modal.config.config.get("environment") or ""))
@@ -106,7 +106,7 @@ def failures() -> tuple[type[BaseException], ...]:
 
 
 def kind_of(exc: BaseException) -> Kind:
-    """Classify an exception. Anything that is not a clear answer is "silent": the call may have taken effect."""
+    """Classify an exception. Anything but a clear response is "silent": the call may have taken effect."""
     from modal import exception as said
 
     if isinstance(exc, (said.NotFoundError, FileNotFoundError)):

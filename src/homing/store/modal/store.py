@@ -3,10 +3,10 @@
     at home       through the SDK: put, list and read are calls to Modal, which see what was committed
     in a sandbox  through the mount (`?mount=/path`): files, and after each write a commit by `sync` on the mount point
 
-Modal documents no exclusive write for Volumes, so a Modal Dict of the same name decides create_if_absent: of many
-callers, `put` with skip_if_exists returns True to one. Each caller first stages its data under a temporary name, which
-it puts into the Dict; if the winner dies before it has finished, another caller finishes for it. A sandbox has no
-token, so it cannot take part, and raises.
+Modal documents no exclusive write for Volumes, so a Modal Dict of the same name decides create_if_absent: `put` with
+skip_if_exists returns True to exactly one of many callers. Each caller first stages its data under a temporary name,
+which it puts into the Dict; if the winner dies before it has finished, another caller finishes its write. A sandbox has
+no token, so create_if_absent raises there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from homing.world import World
 __all__ = ["VolumeStore", "open_volume"]
 
 T = TypeVar("T")
-# Named outside the class, in which `list` is a method.
+# Defined outside the class, in which `list` is a method.
 Things = list[Any]
 Pairs = list[tuple[str, Any]]  # a name in the Volume, and bytes or a local path
 _TRIES = 3  # in addition to the SDK's own retries within a second
@@ -182,7 +182,7 @@ class VolumeStore:
                 fix="Try again.",
             )
         finally:
-            with contextlib.suppress(StoreError):  # a temporary name, never mistaken for a key
+            with contextlib.suppress(StoreError):  # a temporary file, which is never mistaken for a key
                 self._remove(temporary, key)
 
     # --- used by preflight ---
@@ -197,7 +197,7 @@ class VolumeStore:
     # --- exclusive write ---
 
     def _claim(self, name: str, temporary: str, key: str) -> bool:
-        """Return True if the key is ours; the value in the Dict distinguishes a lost answer from a lost race."""
+        """Return True if the key is ours; the value in the Dict distinguishes a lost response from a lost race."""
         claims = self._claims
         is_ours = self._do("claimed", key, lambda: claims.put.aio(name, temporary, skip_if_exists=True))
         return bool(is_ours) or self._holder(name, key) == temporary
@@ -216,12 +216,12 @@ class VolumeStore:
             return True
         holder = self._holder(name, key)
         if holder is None:
-            return False  # withdrawn in between
+            return False  # the claim was withdrawn in the meantime
         try:
             self._finish(str(holder), name, key)
         except _Gone:
             if not self.exists(key):
-                # Created once and since deleted from a sandbox, which cannot access the Dict: the claim is void.
+                # Created earlier and since deleted from a sandbox, which cannot access the Dict: the claim is void.
                 self._withdraw(name, key)
                 return False
         return True
@@ -288,7 +288,7 @@ class VolumeStore:
         except _Gone:
             self._hydrate(may_create=False)
 
-    # Local disk errors are reported as such: a full disk is not an unresponsive Modal, and retrying would not help.
+    # Local disk errors are reported as such: a full disk does not mean that Modal is down, and retrying would not help.
 
     def _begin(self, temporary: str, key: str) -> None:
         with self._reading(key):
@@ -356,7 +356,7 @@ class VolumeStore:
             ) from exc
 
     def _do(self, done: str, key: str, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
-        """Run a call, retrying if Modal gave no clear answer; all of these calls are idempotent."""
+        """Run a call, retrying if Modal gave no clear response; all of these calls are idempotent."""
         connection = self.connection  # outside the try, so that a missing extra or account is reported as such
         for number in range(1, _TRIES + 1):
             try:

@@ -23,7 +23,7 @@ __all__ = ["Connection", "code_of", "connect", "is_absent", "region_of", "s3_fai
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 ATTEMPTS = 5
-_DEFAULT_REGION = "us-east-1"  # signing needs one; self-hosted services rarely care which
+_DEFAULT_REGION = "us-east-1"  # signing requires a region; self-hosted services rarely care which
 _SOURCES = {
     "env": "the environment (AWS_ACCESS_KEY_ID)",
     "shared-credentials-file": "the credentials file (~/.aws/credentials)",
@@ -66,7 +66,7 @@ _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLo
 
 @dataclass(frozen=True)
 class Connection:
-    """A client, the address it accesses, and the source of its credentials."""
+    """A client, the address that it accesses, and the source of its credentials."""
 
     address: S3Address
     client: Any
@@ -146,10 +146,10 @@ def region_of(address: S3Address) -> str:
 
 
 def s3_failures() -> tuple[type[Exception], ...]:
-    """Return the base classes of all SDK errors; only errors from an answer carry a code."""
+    """Return the base classes of all SDK errors; only errors from a response carry a code."""
     try:
         from botocore.exceptions import BotoCoreError, ClientError
-    except ImportError:  # then the SDK raised nothing: the error in flight reports that it is missing
+    except ImportError:  # then the SDK raised nothing: the current exception reports that it is missing
         return ()
     return (BotoCoreError, ClientError)
 

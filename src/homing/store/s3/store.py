@@ -3,9 +3,9 @@
     put               one PUT, or a multipart upload that can be resumed (s3_transfer); the service checks the hashes
     get               to a temporary file, resumed by range after an interruption, even by a later process; verified,
                       then renamed
-    sha256, is_same   of the bytes as read back: the service's own checksum is no proof, because some services repeat
-                      any checksum they were given
-    create_if_absent  If-None-Match: *. A service that accepts two such writes to one key is refused with an error
+    sha256, is_same   of the bytes as read back: the service's own checksum proves nothing, because some services
+                      return whatever checksum they were given
+    create_if_absent  If-None-Match: *. Raises for a service that accepts two such writes to one key
 
 Disk access goes through World. boto3 does its own network I/O, so the simulator uses the folder store instead.
 """
@@ -41,7 +41,7 @@ from homing.world import World
 
 __all__ = ["S3Store"]
 
-_MAKER = "homing-maker"  # metadata of objects made by create_if_absent: distinguishes a lost answer from a lost race
+_MAKER = "homing-maker"  # metadata of objects made by create_if_absent: distinguishes a lost response from a lost race
 
 
 class S3Store:
@@ -84,7 +84,7 @@ class S3Store:
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
         head = self._head(key)
         temporary = self._temporary_path(path, key, head)
-        if sha256 is None:  # without a hash, damage in the part left by a killed process would go unnoticed
+        if sha256 is None:  # without a hash, damage in the partial file of a killed process would go unnoticed
             self.world.remove(temporary)
         is_begun = self._size(temporary) > 0
         digest = self._fetch(key, temporary, head)
@@ -167,7 +167,7 @@ class S3Store:
 
     def drop_cut(self, folder: str) -> int:
         with self._as_store_error("deleted", folder):
-            # -inf because clocks differ
+            # -inf: abort them all, however recent they seem, because clocks differ
             return transfer.sweep(self.connection, self.world, f"{folder}/", untouched_s=-math.inf)
 
     def create_if_absent(self, key: str, data: bytes) -> bool:
@@ -212,8 +212,8 @@ class S3Store:
                 transfer.send_small(self.connection, name, data, IfNoneMatch="*", Metadata={_MAKER: maker})
             except s3_failures() as exc:
                 if code_of(exc) in ("PreconditionFailed", "412"):
-                    # It is ours after all if a retry found the object that the first try had created before its answer
-                    # was lost.
+                    # The object is ours if a retry failed only because the first try had already created it and its
+                    # response was lost.
                     return self._maker_of(name) == maker
                 if code_of(exc) not in ("ConditionalRequestConflict", "409"):
                     raise

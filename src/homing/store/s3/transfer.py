@@ -3,7 +3,7 @@
     send     small: one PUT.  large: multipart; an interrupted upload is found by listing, its finished parts are
              compared with the file by size and hash, and only the missing ones are sent
     stream   yields one object in chunks; resumes by range after an interruption, of the same object version only
-    sweep    aborts uploads below our prefix that were untouched for a day: they are billed and appear in no list
+    sweep    aborts uploads below our prefix that were untouched for a day: they are billed but appear in no listing
 
 Parts are sent one after another, so at most one is lost when the connection breaks. No local record of an upload is
 kept: the bucket's own list is more reliable and also works from another machine.
@@ -29,7 +29,7 @@ PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _STALE_S = 86_400.0
 _PIECE = 1 << 20
-_TRIES = 5  # without a single new byte
+_TRIES = 5  # in a row without a single new byte
 _LONGEST_PAUSE_S = 8.0
 _NO_CHECKSUM = ("NotImplemented", "InvalidArgument", "InvalidRequest", "XNotImplemented")
 
@@ -41,7 +41,7 @@ class Sent:
 
 
 class _OtherContent(Exception):
-    """The upload that was found belongs to other content, or was aborted: start a new one."""
+    """The upload that was found belongs to different content, or was aborted: start a new one."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def send_small(connection: Connection, key: str, data: bytes, **extra: Any) -> S
 
 
 def send(connection: Connection, key: str, path: str, world: World, part_bytes: int, progress: Progress) -> Sent:
-    """Upload the file at its current length; data appended meanwhile is ignored."""
+    """Upload the file at its current length; data appended during the upload is ignored."""
     size = world.size(path)
     if size <= part_bytes:
         sent = send_small(connection, key, world.read(path))
@@ -150,7 +150,7 @@ def _complete(
     except s3_failures() as exc:
         if code_of(exc) not in ("NoSuchUpload", "InvalidPart", "InvalidPartOrder"):
             raise
-        # Perhaps the answer to an earlier try was lost and the object is complete; only its bytes show that.
+        # Perhaps the response to an earlier try was lost and the object is complete; only its bytes can tell.
         if not _holds(connection, key, sha256, world):
             raise _OtherContent from exc
 
@@ -215,7 +215,7 @@ def _uploads(connection: Connection, prefix: str) -> list[dict[str, Any]]:
         Bucket=connection.address.bucket, Prefix=prefix
     )
     found: list[dict[str, Any]] = []
-    # rclone answers NoSuchUpload for a bucket that never had an upload.
+    # rclone returns NoSuchUpload for a bucket that never had an upload.
     _unless_gone(lambda: found.extend(upload for page in pages for upload in page.get("Uploads", [])))
     return found
 
@@ -230,7 +230,7 @@ def _parts(connection: Connection, key: str, upload_id: str) -> list[dict[str, A
 
 
 def _unless_gone(call: Callable[[], Any]) -> bool:
-    """Run the call; return False if the upload was completed or aborted meanwhile."""
+    """Run the call; return False if the upload has been completed or aborted in the meantime."""
     try:
         call()
     except s3_failures() as exc:
@@ -244,7 +244,7 @@ def _unless_gone(call: Callable[[], Any]) -> bool:
 
 
 def stream(connection: Connection, key: str, world: World, offset: int = 0, etag: str = "") -> Iterator[bytes]:
-    """Yield the object from `offset` on. With `etag` it must be that version, else the one of the first answer."""
+    """Yield the object from `offset` on. With `etag` it must be that version, else that of the first response."""
     total, failures = -1, 0
     while offset != total:
         reply = _open_range(connection, key, offset)
