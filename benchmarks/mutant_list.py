@@ -233,7 +233,7 @@ MUTANTS = [
         "src/homing/cloud/guard/guard.py",
         "        if self.now < due:\n",
         "        if True:\n",
-        ("tests/cloud/guard/test_guard.py::test_at_the_spend_limit_it_destroys_inside_the_limit_and_says_so",),
+        ("tests/cloud/guard/test_guard.py::test_the_guard_destroys_a_run_just_before_its_spend_limit",),
     ),
     Mutant(
         "given-away-unguarded",
@@ -241,7 +241,7 @@ MUTANTS = [
         "        if not self.billing:\n            return True\n",
         "        if not self.billing or self.run.state == ADOPTED:\n            return True\n",
         (
-            "tests/cloud/guard/test_guard.py::test_a_run_that_was_given_away_is_still_ended_at_its_limit_and_stays_the_others",
+            "tests/cloud/guard/test_guard.py::test_the_guard_ends_a_run_adopted_elsewhere_at_its_limit_without_taking_it_back",
         ),
     ),
     Mutant(
@@ -257,8 +257,8 @@ MUTANTS = [
         '        if beat is None and self.run.state == "launching" and quiet_s >= idle_s:\n',
         "        if quiet_s >= stale_s:\n",
         (
-            "tests/cloud/guard/test_guard.py::test_a_silent_machine_is_told_of_once_and_louder_later_and_not_destroyed",
-            "tests/cloud/guard/test_guard.py::test_a_store_that_lost_the_heartbeat_is_no_machine_that_never_spoke",
+            "tests/cloud/guard/test_guard.py::test_a_silent_instance_is_alerted_once_then_more_urgently_and_not_destroyed",
+            "tests/cloud/guard/test_guard.py::test_a_running_instance_with_a_lost_heartbeat_is_alerted_and_not_destroyed",
         ),
     ),
     Mutant(
@@ -295,21 +295,21 @@ MUTANTS = [
         "src/homing/cloud/artifacts/fetch.py",
         "            store.get(checkpoint.key(file.name), str(target), file.sha256)\n",
         "            store.get(checkpoint.key(file.name), str(target))\n",
-        ("tests/cloud/artifacts/test_fetch.py::test_a_damaged_checkpoint_is_refused_and_leaves_nothing_behind",),
+        ("tests/cloud/artifacts/test_fetch.py::test_fetch_refuses_a_damaged_checkpoint_and_leaves_no_files",),
     ),
     Mutant(
         "seal-not-checked",
         "src/homing/cloud/artifacts/stored_checkpoints.py",
         "    if seal and hashlib.sha256(text.replace(seal, b\"\", 1)).hexdigest() != manifest.sha256:\n",
         "    if False:\n",
-        ("tests/cloud/artifacts/test_fetch.py::test_a_manifest_with_a_wrong_hash_of_itself_is_damaged",),
+        ("tests/cloud/artifacts/test_fetch.py::test_a_manifest_that_does_not_match_its_own_hash_is_damaged",),
     ),
     Mutant(
         "name-leads-outside",
         "src/homing/cloud/artifacts/stored_checkpoints.py",
         "    if strange:\n",
         "    if False:\n",
-        ("tests/cloud/artifacts/test_fetch.py::test_a_manifest_with_a_name_that_leads_elsewhere_is_refused",),
+        ("tests/cloud/artifacts/test_fetch.py::test_a_manifest_with_a_path_outside_the_checkpoint_is_refused",),
     ),
     Mutant(
         "last-good-pruned",

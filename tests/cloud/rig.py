@@ -1,4 +1,4 @@
-"""A run, its data and a trainer of a few lines: enough to live the whole life of a run in a second or two.
+"""A run, its data and a trainer of a few lines: enough for the whole life of a run in a second or two.
 
 The trainer keeps the run directory's promises (metrics, events, checkpoints with manifest, control.json, exit codes)
 and learns nothing.
@@ -101,7 +101,7 @@ MOSS = b"moss grows on stones\n"  # moss.txt, which the shards claim to hold
 
 
 def make_data(folder: Path) -> str:
-    """Shards that nobody reads; returns the manifest's hash."""
+    """Writes placeholder shards and returns the hash of their manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = {
         "tokenizer.json": b'{"version": "1.0"}',
@@ -189,19 +189,19 @@ def make_draft(
 
 
 def marked_now(home: Home) -> list[tuple[int, str]]:
-    """Every live process of this home, whatever the ledger says."""
+    """Every live process that carries a mark of this home, from the process table."""
     return [(process.pid, mark) for process, mark in World().marked("HOMING_MARK", f"homing-{home.owner}-")]
 
 
 def clear(home_path: Path, provider: str = "local") -> None:
-    """Ends what a test left running. Opened anew: it may have taught the home that it used to refuse."""
+    """Destroys what a test left running. Opens the home again, since the test may have patched its own to refuse."""
     opened = Home(home_path, World()).provider(provider)
     for instance in opened.list_owned():
         opened.destroy(instance.id)
 
 
 def forget(home_path: Path) -> None:
-    """The ledger, its backup and the papers of every launch are lost: what lives is known by its mark alone."""
+    """Deletes the ledger, its backup and the launch documents; live instances are then known by their mark alone."""
     for path in [*home_path.glob("ledger.sqlite*"), *home_path.glob("backup/*"), *home_path.glob("runs/*/launch.json")]:
         path.unlink()
 
@@ -212,9 +212,9 @@ def look_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homing.cloud.watch.run_output._EVERY_S", 0.1)
     monkeypatch.setattr("homing.cloud.machine_setup.startup_script._PAUSE_S", 0.3)
     monkeypatch.setattr("homing.cloud.launch.run_documents._heartbeat_s", lambda store: 0.2)
-    # Agents hold out against SIGTERM: a machine of processes is gone when its grace is over, and not before.
+    # Agents ignore SIGTERM at first, so an instance made of processes is gone only after this grace period.
     monkeypatch.setattr("homing.cloud.providers.process_tree._TERM_GRACE_S", 0.1)
-    # The real probe loads torch; this one says what it would.
+    # The real probe loads torch; this one prints a fixed result.
     monkeypatch.setattr("homing.cloud.plan.speed._PROBE", "print(2e10)")
 
 

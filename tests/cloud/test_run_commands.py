@@ -25,25 +25,25 @@ def as_typed(ready: Draft) -> Draft:
 
 
 @pytest.mark.parametrize("verb", ["prep", "verify", "plan", "launch"])
-def test_a_command_names_the_run_as_it_was_typed_or_by_its_name(verb: str) -> None:
+def test_a_command_names_the_run_as_typed_or_by_its_name(verb: str) -> None:
     assert Words("moss", TYPED).to(verb) == f"homing {verb} {TYPED}"
     assert Words("moss").to(verb) == f"homing {verb} moss"
 
 
-def test_a_run_that_goes_on_is_launched_by_its_name_and_without_changes() -> None:
+def test_a_resume_command_uses_the_run_name_without_overrides() -> None:
     assert Words("moss", TYPED, is_resume=True).to("launch") == "homing launch moss --resume"
     assert Words("moss", TYPED, is_resume=True).to("plan") == f"homing plan {TYPED}"
 
 
-def test_the_providers_are_told_how_the_run_was_typed(home: Home, tmp_path: Path) -> None:
+def test_the_order_for_the_provider_holds_the_command_as_typed(home: Home, tmp_path: Path) -> None:
     ready = as_typed(make_draft(home, tmp_path))
     assert dry_run(ready, home).order.words == Words("moss", TYPED)
-    (tmp_path / "store").mkdir()  # a run that goes on has one
+    (tmp_path / "store").mkdir()  # a resumed run has a store
     ready = dataclasses.replace(ready, order=dataclasses.replace(ready.order, resume=True))
     assert dry_run(ready, home).order.words.to("launch") == "homing launch moss --resume"
 
 
-def test_what_is_not_prepared_is_to_be_prepared_in_the_words_that_were_typed(home: Home, tmp_path: Path) -> None:
+def test_the_fix_for_unprepared_data_repeats_the_command_as_typed(home: Home, tmp_path: Path) -> None:
     ready = as_typed(make_draft(home, tmp_path))
     with pytest.raises(DataError) as caught:
         draft(dataclasses.replace(ready.order, is_prepared=False), home)
@@ -51,7 +51,7 @@ def test_what_is_not_prepared_is_to_be_prepared_in_the_words_that_were_typed(hom
     assert caught.value.fix == f"homing prep {TYPED} && homing verify {TYPED} && {launch}"
 
 
-def test_files_that_are_gone_since_are_prepared_again_in_the_words_that_were_typed(home: Home, tmp_path: Path) -> None:
+def test_the_fix_for_missing_data_files_repeats_the_command_as_typed(home: Home, tmp_path: Path) -> None:
     ready = as_typed(make_draft(home, tmp_path))
     (Path(ready.run.data.dir) / "manifest.json").unlink()
     with pytest.raises(DataError) as caught:
@@ -59,7 +59,7 @@ def test_files_that_are_gone_since_are_prepared_again_in_the_words_that_were_typ
     assert caught.value.fix == f"homing prep {TYPED}"
 
 
-def test_weights_that_are_missing_name_the_run_likewise(tmp_path: Path) -> None:
+def test_the_fix_for_missing_weights_repeats_the_command_as_typed(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     run = dataclasses.replace(run, phases=[dataclasses.replace(run.phases[0], init_from=str(tmp_path / "none"))])
     with pytest.raises(DataError) as caught:
@@ -70,7 +70,7 @@ def test_weights_that_are_missing_name_the_run_likewise(tmp_path: Path) -> None:
     assert caught.value.fix == "homing prep moss"
 
 
-def test_inputs_of_nobody_in_particular_are_named_by_the_run(tmp_path: Path) -> None:
+def test_the_fix_for_missing_inputs_falls_back_to_the_run_name(tmp_path: Path) -> None:
     run = dataclasses.replace(make_run(tmp_path), id="moss-1")
     store = FileStore(f"file:{tmp_path}/store", World())
     with pytest.raises(DataError) as caught:

@@ -22,7 +22,7 @@ from homing.world import World
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run of twelve steps that has come to its end, made once: its folder, and a copy of that as it was then."""
+    """A finished run of twelve steps, made once per module: its folder and a pristine copy of that folder."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         look_more_often(patch)
@@ -36,7 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def tmp_path(finished: tuple[Path, Path]) -> Path:
-    """The finished run's own folder, put back as it was: ledger and store know it by its path."""
+    """The finished run's folder, restored before each test; ledger and store refer to it by its path."""
     folder, kept = finished
     shutil.rmtree(folder)
     shutil.copytree(kept, folder, symlinks=True)
@@ -67,7 +67,7 @@ def test_fetch_brings_the_newest_complete_checkpoint_and_the_run_documents(
     assert home.ledger.find("moss").fetched_step == 12
 
 
-def test_fetching_twice_is_fetching_once(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_a_second_fetch_does_nothing_and_keeps_files_changed_locally(home: Home, tmp_path: Path, done: RunRow) -> None:
     assert fetch(home, done, tmp_path / "models/moss").is_new
     assert not fetch(home, done, tmp_path / "models/moss").is_new
     (tmp_path / "models/moss/model.safetensors").write_bytes(b"damaged here")
@@ -77,19 +77,19 @@ def test_fetching_twice_is_fetching_once(home: Home, tmp_path: Path, done: RunRo
 
 
 @pytest.mark.acceptance(131)
-def test_an_earlier_state_of_the_same_run_makes_room(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_fetch_replaces_an_earlier_checkpoint_of_the_same_run(home: Home, tmp_path: Path, done: RunRow) -> None:
     """As after a run that was stopped, fetched and resumed."""
     target = tmp_path / "models/moss"
     fetch(home, done, target, which="10")
     (target / ".DS_Store").write_bytes(b"a look at the folder")
-    (target / "tokenizer.json").unlink()  # what is gone is brought again
+    (target / "tokenizer.json").unlink()  # a missing file is fetched again
     assert fetch(home, done, target).is_new
     assert weights(target) == b"weights at 12"
     assert (target / "tokenizer.json").exists()
     assert [path.name for path in target.parent.iterdir()] == ["moss"]
 
 
-def test_another_run_of_the_same_name_does_not(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_fetch_does_not_overwrite_another_run_of_the_same_name(home: Home, tmp_path: Path, done: RunRow) -> None:
     target = tmp_path / "models/moss"
     fetch(home, done, target, which="10")
     manifest = read_json(target / "manifest.json")
@@ -101,7 +101,9 @@ def test_another_run_of_the_same_name_does_not(home: Home, tmp_path: Path, done:
 
 
 @pytest.mark.acceptance(131)
-def test_what_a_person_put_there_stays(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_fetch_does_not_overwrite_a_folder_to_which_a_person_added_files(
+    home: Home, tmp_path: Path, done: RunRow
+) -> None:
     target = tmp_path / "models/moss"
     fetch(home, done, target, which="10")
     (target / "notes").mkdir()
@@ -112,8 +114,8 @@ def test_what_a_person_put_there_stays(home: Home, tmp_path: Path, done: RunRow)
     assert fetch(home, done, target, force=True).is_new
 
 
-def test_what_is_added_while_it_is_fetched_stays_too(home: Home, tmp_path: Path, done: RunRow) -> None:
-    """Large weights take an hour to come."""
+def test_fetch_keeps_files_that_are_added_while_it_downloads(home: Home, tmp_path: Path, done: RunRow) -> None:
+    """Large weights can take an hour to download."""
     target = tmp_path / "models/moss"
     fetch(home, done, target, which="10")
     with pytest.raises(UsageError, match="changed during"):
@@ -124,7 +126,7 @@ def test_what_is_added_while_it_is_fetched_stays_too(home: Home, tmp_path: Path,
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_the_only_copy_of_a_later_state_makes_no_room_for_an_earlier_one(
+def test_fetch_does_not_overwrite_the_only_copy_of_a_later_checkpoint(
     home: Home, tmp_path: Path, done: RunRow, is_damaged: bool
 ) -> None:
     target = tmp_path / "models/moss"
@@ -141,7 +143,7 @@ def test_the_only_copy_of_a_later_state_makes_no_room_for_an_earlier_one(
     assert weights(fetch(home, done, target, or_older=True, force=True).model_dir) == b"weights at 10"
 
 
-def test_a_later_state_whose_bytes_rotted_in_the_store_makes_no_room_either(
+def test_fetch_does_not_overwrite_a_later_checkpoint_that_is_corrupt_in_the_store(
     home: Home, tmp_path: Path, done: RunRow
 ) -> None:
     target = fetch(home, done, tmp_path / "models/moss").model_dir
@@ -153,10 +155,10 @@ def test_a_later_state_whose_bytes_rotted_in_the_store_makes_no_room_either(
     assert weights(target) == b"weights at 12"
 
 
-def test_the_only_copy_of_a_phase_of_which_the_store_no_longer_tells_the_order_is_not_written_over(
+def test_fetch_does_not_overwrite_another_phase_if_run_json_is_missing(
     home: Home, tmp_path: Path, done: RunRow
 ) -> None:
-    """Which of two phases is further stands in run.json alone: without it a later one may have fewer steps."""
+    """Only run.json gives the order of the phases; step numbers cannot be compared across phases."""
     target = fetch(home, done, tmp_path / "models/moss").model_dir
     messages = json.loads((target / "manifest.json").read_text())
     messages.update(phase="sft", step=3, sha256="")
@@ -166,27 +168,27 @@ def test_the_only_copy_of_a_phase_of_which_the_store_no_longer_tells_the_order_i
         fetch(home, done, target)
     assert "It contains sft step 3" in caught.value.why
     assert weights(target) == b"weights at 12"
-    # In one phase more steps are further, whatever the order of phases is.
+    # Within one phase step numbers can be compared without the order of the phases.
     messages.update(phase="pretrain")
     (target / "manifest.json").write_text(json.dumps(messages))
     assert fetch(home, done, target).is_new
 
 
 @pytest.mark.acceptance(131)
-def test_another_model_is_not_written_over_unless_forced(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_fetch_does_not_overwrite_another_model_unless_forced(home: Home, tmp_path: Path, done: RunRow) -> None:
     target = tmp_path / "models/moss"
     target.mkdir(parents=True)
-    (target / "model.safetensors").write_bytes(b"somebody's work")
+    (target / "model.safetensors").write_bytes(b"another model")
     with pytest.raises(UsageError, match="not overwritten") as caught:
         fetch(home, done, target)
     assert "another, unidentified model" in caught.value.why
-    assert weights(target) == b"somebody's work"
+    assert weights(target) == b"another model"
     fetch(home, done, target, force=True)
     assert weights(target) == b"weights at 12"
     assert sorted(path.name for path in target.parent.iterdir()) == ["moss"]
 
 
-def test_a_folder_that_is_no_model_is_not_deleted_even_when_forced(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_fetch_never_deletes_a_folder_that_is_not_a_model(home: Home, tmp_path: Path, done: RunRow) -> None:
     target = tmp_path / "thesis"
     target.mkdir()
     (target / "chapter1.txt").write_text("years of work")
@@ -198,7 +200,7 @@ def test_a_folder_that_is_no_model_is_not_deleted_even_when_forced(home: Home, t
     assert fetch(home, done, tmp_path / "empty", force=True).is_new
 
 
-def test_a_fetch_that_fails_at_the_last_moment_leaves_the_old_model(
+def test_fetch_keeps_the_old_model_if_the_final_rename_fails(
     home: Home, tmp_path: Path, done: RunRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "models/moss"
@@ -218,7 +220,9 @@ def test_a_fetch_that_fails_at_the_last_moment_leaves_the_old_model(
 
 
 @pytest.mark.acceptance(108)
-def test_a_step_can_be_named_and_a_wrong_one_lists_those_there(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_fetch_takes_a_step_and_lists_the_existing_ones_if_it_is_wrong(
+    home: Home, tmp_path: Path, done: RunRow
+) -> None:
     there = {path.name for path in (tmp_path / "store/runs" / done.id / "checkpoints/pretrain").glob("step-*")}
     step = sorted(int(name[5:]) for name in there)[0]
     got = fetch(home, done, tmp_path / "m", which=str(step))
@@ -240,7 +244,7 @@ def damage_newest(tmp_path: Path, run: RunRow) -> Path:
 
 
 @pytest.mark.acceptance(130)
-def test_a_damaged_checkpoint_is_refused_and_leaves_nothing_behind(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_fetch_refuses_a_damaged_checkpoint_and_leaves_no_files(home: Home, tmp_path: Path, done: RunRow) -> None:
     damage_newest(tmp_path, done)
     with pytest.raises(IntegrityError) as caught:
         fetch(home, done, tmp_path / "models/moss")
@@ -249,7 +253,9 @@ def test_a_damaged_checkpoint_is_refused_and_leaves_nothing_behind(home: Home, t
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_when_asked_the_one_before_is_taken_aloud(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_or_older_fetches_the_previous_checkpoint_and_reports_the_damage(
+    home: Home, tmp_path: Path, done: RunRow
+) -> None:
     damage_newest(tmp_path, done)
     said: list[str] = []
     got = fetch(home, done, tmp_path / "m", or_older=True, notify=said.append)
@@ -258,14 +264,16 @@ def test_when_asked_the_one_before_is_taken_aloud(home: Home, tmp_path: Path, do
     assert any("damaged" in text for text in said)
 
 
-def test_a_missing_file_of_a_checkpoint_is_damage_too(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_a_checkpoint_with_a_missing_file_is_damaged(home: Home, tmp_path: Path, done: RunRow) -> None:
     damage_newest(tmp_path, done).unlink()
     with pytest.raises(IntegrityError):
         fetch(home, done, tmp_path / "m")
 
 
 @pytest.mark.parametrize("text", [b"{", b'{"schema": "homing.checkpoint/1"}'])
-def test_a_damaged_manifest_hides_no_other_checkpoint(home: Home, tmp_path: Path, done: RunRow, text: bytes) -> None:
+def test_a_damaged_manifest_does_not_hide_the_other_checkpoints(
+    home: Home, tmp_path: Path, done: RunRow, text: bytes
+) -> None:
     path = tmp_path / "store/runs" / done.id / "checkpoints/pretrain/step-00000012/manifest.json"
     path.write_bytes(text)
     with pytest.raises(IntegrityError, match="damaged") as caught:
@@ -275,7 +283,7 @@ def test_a_damaged_manifest_hides_no_other_checkpoint(home: Home, tmp_path: Path
     assert fetch(home, done, tmp_path / "n", which="10").manifest.step == 10
 
 
-def test_a_manifest_with_a_wrong_hash_of_itself_is_damaged(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_a_manifest_that_does_not_match_its_own_hash_is_damaged(home: Home, tmp_path: Path, done: RunRow) -> None:
     path = tmp_path / "store/runs" / done.id / "checkpoints/pretrain/step-00000012/manifest.json"
     manifest = read_json(path)
     sealed = json.dumps({**manifest, "sha256": ""}).encode()
@@ -297,7 +305,7 @@ def test_a_damaged_document_in_the_store_is_an_integrity_error(
         fetch(home, done, tmp_path / "m") if name == "run.json" else ask_to_stop(home, home.ledger.find("moss"))
 
 
-def test_a_manifest_with_a_name_that_leads_elsewhere_is_refused(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_a_manifest_with_a_path_outside_the_checkpoint_is_refused(home: Home, tmp_path: Path, done: RunRow) -> None:
     path = tmp_path / "store/runs" / done.id / "checkpoints/pretrain/step-00000012/manifest.json"
     manifest = read_json(path)
     manifest["files"] = [{"name": "../../../evil", "num_bytes": 1, "sha256": "0" * 64}]
@@ -306,7 +314,7 @@ def test_a_manifest_with_a_name_that_leads_elsewhere_is_refused(home: Home, tmp_
         fetch(home, done, tmp_path / "m")
 
 
-def test_a_checkpoint_without_its_manifest_is_none(home: Home, tmp_path: Path, done: RunRow) -> None:
+def test_a_checkpoint_without_a_manifest_is_ignored(home: Home, tmp_path: Path, done: RunRow) -> None:
     (tmp_path / "store/runs" / done.id / "checkpoints/pretrain/step-00000012/manifest.json").unlink()
     assert fetch(home, done, tmp_path / "m").manifest.step == 10
 

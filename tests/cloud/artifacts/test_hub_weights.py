@@ -1,4 +1,4 @@
-"""Open weights that the machine takes from the Hub: what home sends, asks and says, and how it ends where they fail."""
+"""Open weights that the instance downloads from the Hub: what home sends, checks and reports, and how failures end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.fixture
 def run(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """One whose papers are here, and whose weights are not; every draft of the rig is of it."""
+    """A run whose base model has its config here and its weights on the Hub; every draft of the rig uses it."""
     documents = tmp_path / "metadata"
     documents.mkdir()
     (documents / "config.json").write_text("{}")
@@ -81,7 +81,7 @@ def events_of(home: Home, tmp_path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_weights_are_named_by_the_hub_and_the_papers_come_from_here(run: Run) -> None:
+def test_weights_come_from_the_hub_and_the_config_comes_from_here(run: Run) -> None:
     found = {item.path: item for item in travelling(run, World()) if item.path.startswith("base/")}
     assert set(found) == {"base/config.json", *(f"base/{name}" for name in SHARDS)}
     for name, data in SHARDS.items():
@@ -91,7 +91,7 @@ def test_weights_are_named_by_the_hub_and_the_papers_come_from_here(run: Run) ->
         )  # fmt: skip
 
 
-def test_what_is_here_goes_the_short_way_into_a_store_here_and_never_up_a_line(run: Run) -> None:
+def test_local_weights_are_copied_into_a_local_store_but_not_uploaded_to_a_remote_one(run: Run) -> None:
     bring_here(run)
     near = [item.source for item in travelling(run, World()) if item.path.startswith("base/model")]
     assert all(Path(source).is_file() for source in near)
@@ -100,7 +100,7 @@ def test_what_is_here_goes_the_short_way_into_a_store_here_and_never_up_a_line(r
     assert all(item.source.startswith("hf:") for item in travelling(far, World()) if item.path.startswith("base/model"))
 
 
-def test_plan_counts_them_where_they_come_from(run: Run, home: Home) -> None:
+def test_the_plan_counts_hub_weights_as_a_download_and_not_as_an_upload(run: Run, home: Home) -> None:
     assert run.base is not None
     large = [dataclasses.replace(file, num_bytes=5 * 10**9) for file in run.base.hub_files]
     open_run = dataclasses.replace(run, base=dataclasses.replace(run.base, hub_files=large), store="s3://bucket/x")
@@ -113,7 +113,7 @@ def test_plan_counts_them_where_they_come_from(run: Run, home: Home) -> None:
     assert pushing(without) == pushing(dataclasses.replace(run, base=None, store="s3://bucket/x"))
 
 
-def test_gated_ones_go_through_home_and_that_is_said(run: Run) -> None:
+def test_gated_weights_are_uploaded_from_home_and_the_message_says_why(run: Run) -> None:
     bring_here(run)
     assert run.base is not None
     gated = dataclasses.replace(run, base=dataclasses.replace(run.base, hub_files=[]), store="s3://bucket/x")
@@ -122,14 +122,14 @@ def test_gated_ones_go_through_home_and_that_is_said(run: Run) -> None:
     assert not any(item.source.startswith("hf:") for item in gated.inputs)
     messages = describe_hub_download(gated, World())
     assert "your token is never sent to a rented instance" in messages
-    # All that goes through the store, so that nobody wonders why it takes so long.
+    # The message gives the full size that goes through the store, which explains the long upload.
     sizes = [World().size(item.source) for item in gated.inputs if item.path.startswith("base/")]
     assert sum(sizes) > 600_000
     assert f"{format_bytes(sum(sizes))} of hf:" in messages
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_what_is_not_for_everybody_any_more_is_found_out_before_anything_is_rented(
+def test_weights_that_are_no_longer_public_are_refused_before_renting(
     run: Run, hub: Hub, home: Home, tmp_path: Path, status: int
 ) -> None:
     ready = make_draft(home, tmp_path)
@@ -139,10 +139,10 @@ def test_what_is_not_for_everybody_any_more_is_found_out_before_anything_is_rent
             step(ready, home)
         assert str(status) in caught.value.why
     assert home.ledger.lines() == []
-    assert {token for _, _, token, _ in hub.seen} == {""}, "asked as the machine will ask"
+    assert {token for _, _, token, _ in hub.seen} == {""}, "the check sends no token, like the instance"
 
 
-def test_a_hub_in_trouble_another_file_and_an_address_with_a_password_rent_nothing(
+def test_a_failing_hub_a_changed_file_or_a_password_in_the_url_stops_before_renting(
     run: Run, hub: Hub, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = make_draft(home, tmp_path)
@@ -163,7 +163,7 @@ def test_a_hub_in_trouble_another_file_and_an_address_with_a_password_rent_nothi
     assert home.ledger.lines() == []
 
 
-def test_the_machine_takes_them_itself_and_neither_home_nor_store_ever_has_them(
+def test_the_instance_downloads_the_weights_and_the_store_never_holds_them(
     run: Run, hub: Hub, home: Home, tmp_path: Path
 ) -> None:
     messages: list[str] = []
@@ -182,14 +182,12 @@ def test_the_machine_takes_them_itself_and_neither_home_nor_store_ever_has_them(
     assert all(" 300,000 bytes verified, in " in str(event["text"]) for event in taken), taken
     assert all(str(event["text"]).endswith(" s from the Hub.") for event in taken), taken
     stored = {path.name for path in (tmp_path / "store/objects").iterdir()}
-    assert stored, "the rest is there"
+    assert stored, "the other inputs are stored"
     assert not stored & {sha256(data) for data in SHARDS.values()}
     assert {token for _, _, token, _ in hub.seen} == {""}
 
 
-def test_that_an_ssh_host_sees_the_store_is_proved_by_a_file_that_is_in_it(
-    run: Run, home: Home, tmp_path: Path
-) -> None:
+def test_the_proof_that_an_ssh_host_sees_the_store_is_a_file_stored_in_it(run: Run, home: Home, tmp_path: Path) -> None:
     boot = dry_run(make_draft(home, tmp_path), home).order.boot
     inputs = [dataclasses.replace(item, num_bytes=0) if item.url else item for item in boot.inputs]
     path, digest = _proof(dataclasses.replace(boot, inputs=inputs))
@@ -199,7 +197,7 @@ def test_that_an_ssh_host_sees_the_store_is_proved_by_a_file_that_is_in_it(
 @pytest.mark.acceptance(31)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["wrong bytes", "404"])
-def test_weights_that_cannot_be_had_end_the_machine_and_nothing_is_trained(
+def test_a_failed_weight_download_destroys_the_instance_before_training(
     run: Run, hub: Hub, home: Home, tmp_path: Path, how: str
 ) -> None:
     if how == "wrong bytes":
@@ -223,7 +221,7 @@ def test_weights_that_cannot_be_had_end_the_machine_and_nothing_is_trained(
 
 
 @pytest.mark.slow
-def test_the_next_machine_takes_them_from_the_hub_again(run: Run, hub: Hub, home: Home, tmp_path: Path) -> None:
+def test_a_resumed_run_downloads_the_weights_from_the_hub_again(run: Run, hub: Hub, home: Home, tmp_path: Path) -> None:
     hub.cuts = [("/cdn/", 100_000)]
     first = launch(make_draft(home, tmp_path, steps=10_000), home)
     assert wait_until(lambda: _step(home) >= 5, timeout_s=60, every_s=0.1, world=home.world)

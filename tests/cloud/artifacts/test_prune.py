@@ -1,4 +1,4 @@
-"""What may leave a store that several runs and several homes share."""
+"""Which files may be removed from a store that several runs and several homes share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def push_model(store: Store, folder: str, run_id: str) -> str:
     return f"models/{folder}/{file_names.WEIGHTS}"
 
 
-def test_a_run_has_stored_its_own_folder_and_the_model_with_its_name_in_the_manifest(home: Home, store: Store) -> None:
+def test_removing_a_run_removes_its_folder_and_the_model_whose_manifest_names_it(home: Home, store: Store) -> None:
     first, tenth = begin(home, store, "moss-1"), begin(home, store, "moss-10")
     model, neighbor = push_model(store, "moss", "moss-1"), push_model(store, "moss-10", "moss-10")
     shared = "objects/" + "0" * 64
@@ -63,11 +63,11 @@ def test_a_run_has_stored_its_own_folder_and_the_model_with_its_name_in_the_mani
     remove_stored(home, tenth, keys)
     assert not store.exists(neighbor)
     assert store.exists(run_key("moss-1", file_names.METRICS)), "moss-10 is not moss-1"
-    assert store.exists(model), "the model of the name is another run's"
+    assert store.exists(model), "that model belongs to the other run"
     keys, spared = stored_keys(home, first)
     assert (model in keys, spared) == (True, [])
     remove_stored(home, first, keys)
-    assert [entry.key for entry in store.list("")] == [shared], "inputs are everybody's"
+    assert [entry.key for entry in store.list("")] == [shared], "inputs are shared and stay"
 
 
 def test_a_model_without_a_run_in_its_manifest_is_not_removed(home: Home, store: Store) -> None:
@@ -81,7 +81,7 @@ def test_a_model_without_a_run_in_its_manifest_is_not_removed(home: Home, store:
         stored_keys(home, run)
 
 
-def test_a_run_that_another_home_adopted_keeps_all_it_has(home: Home, reference: Home, store: Store) -> None:
+def test_nothing_is_removed_of_a_run_that_another_home_adopted(home: Home, reference: Home, store: Store) -> None:
     run = begin(home, store, "moss-1")
     push_model(store, "moss", "moss-1")
     take(store, "moss-1", owner=reference.owner, host="desk", mark="", after=1, world=home.world)
@@ -95,7 +95,7 @@ def test_a_run_that_another_home_adopted_keeps_all_it_has(home: Home, reference:
     assert plan_removal(store, "models/moss", reference).keys[0] == f"models/moss/{file_names.MANIFEST}"
 
 
-def test_another_homes_run_is_not_removed_whether_it_lives_or_not(home: Home, reference: Home, store: Store) -> None:
+def test_a_run_of_another_home_is_not_removed_live_or_finished(home: Home, reference: Home, store: Store) -> None:
     begin(reference, store, "moss-1", state="running")
     begin(reference, store, "fern-1", "fern")
     push_model(store, "fern", "fern-1")
@@ -109,7 +109,7 @@ def test_another_homes_run_is_not_removed_whether_it_lives_or_not(home: Home, re
     assert all(key.startswith("runs/moss-10/") for key in own.keys)
 
 
-def test_inputs_stay_while_any_run_in_the_store_lives(home: Home, reference: Home, store: Store) -> None:
+def test_inputs_are_not_removed_while_a_run_in_the_store_is_live(home: Home, reference: Home, store: Store) -> None:
     store.put_bytes("objects/" + "0" * 64, b"shard")
     begin(home, store, "fern-1", "fern")
     begin(reference, store, "moss-1", state="running")
@@ -122,7 +122,7 @@ def test_inputs_stay_while_any_run_in_the_store_lives(home: Home, reference: Hom
     assert found.warning == "Runs of other homes may need it to resume: moss-1."
 
 
-def test_a_live_run_that_the_ledger_forgot_is_known_by_its_record(home: Home, store: Store) -> None:
+def test_a_live_run_missing_from_the_ledger_is_recognised_by_its_record(home: Home, store: Store) -> None:
     begin(home, store, "moss-1", state="running")
     forget(home.path)
     with pytest.raises(UsageError, match="moss-1 is live") as caught:
@@ -132,7 +132,7 @@ def test_a_live_run_that_the_ledger_forgot_is_known_by_its_record(home: Home, st
 
 
 @pytest.mark.parametrize("key", ["runs", "runs/", "models", "models/"])
-def test_all_runs_or_all_models_at_once_are_nobodys_wish(home: Home, store: Store, key: str) -> None:
+def test_removing_all_runs_or_all_models_at_once_is_refused(home: Home, store: Store, key: str) -> None:
     begin(home, store, "moss-1")
     push_model(store, "moss", "moss-1")
     with pytest.raises(UsageError, match="That would remove every"):
@@ -147,9 +147,7 @@ def push_checkpoint(store: Store, run_id: str, phase: str, step: int) -> None:
     store.put_bytes(f"{folder}/{file_names.MANIFEST}", codec.dumps(manifest).encode())
 
 
-def test_a_run_of_which_only_an_earlier_state_was_fetched_is_told_as_such_before_it_goes(
-    home: Home, store: Store
-) -> None:
+def test_removal_warns_if_only_an_earlier_checkpoint_was_fetched(home: Home, store: Store) -> None:
     begin(home, store, "moss-1")
     push_checkpoint(store, "moss-1", "pretrain", 5)
     push_checkpoint(store, "moss-1", "pretrain", 12)
@@ -163,7 +161,7 @@ def test_a_run_of_which_only_an_earlier_state_was_fetched_is_told_as_such_before
 @pytest.mark.parametrize(
     "damaged", [file_names.RUN, f"checkpoints/pretrain/{file_names.step_dir(12)}/{file_names.MANIFEST}"]
 )
-def test_a_run_with_damaged_documents_is_removed_like_any_other(home: Home, store: Store, damaged: str) -> None:
+def test_a_run_with_damaged_documents_can_be_removed(home: Home, store: Store, damaged: str) -> None:
     begin(home, store, "moss-1")
     push_checkpoint(store, "moss-1", "pretrain", 12)
     home.ledger.set_run("moss-1", fetched_step=12)
@@ -175,13 +173,13 @@ def test_a_run_with_damaged_documents_is_removed_like_any_other(home: Home, stor
     assert store.list("runs/moss-1/") == []
 
 
-def test_a_run_that_the_ledger_forgot_may_be_the_only_copy(home: Home, store: Store) -> None:
+def test_removal_warns_that_a_run_missing_from_the_ledger_may_be_the_only_copy(home: Home, store: Store) -> None:
     begin(home, store, "moss-1")
     forget(home.path)
     assert "only copy" in plan_removal(store, "runs/moss-1", Home(home.path, World())).warning
 
 
-def test_the_last_complete_checkpoint_stays_although_a_later_damaged_one_exists(home: Home, store: Store) -> None:
+def test_the_last_whole_checkpoint_cannot_be_removed_if_a_later_one_is_damaged(home: Home, store: Store) -> None:
     begin(home, store, "moss-1")
     for step in (5, 12):
         push_checkpoint(store, "moss-1", "pretrain", step)
@@ -189,4 +187,4 @@ def test_the_last_complete_checkpoint_stays_although_a_later_damaged_one_exists(
     store.put_bytes(f"{folder}/{file_names.step_dir(12)}/{file_names.MANIFEST}", b"{")
     with pytest.raises(UsageError, match="Step 5 is the last whole checkpoint of moss-1 and cannot be removed"):
         plan_removal(store, f"{folder}/{file_names.step_dir(5)}", home)
-    assert plan_removal(store, f"{folder}/{file_names.step_dir(12)}", home).keys, "what is damaged may go"
+    assert plan_removal(store, f"{folder}/{file_names.step_dir(12)}", home).keys, "a damaged checkpoint may be removed"

@@ -1,4 +1,4 @@
-"""Checkpoints as they lie in the store: what looks whole and is not is told."""
+"""Checkpoints in the store: damage is detected and reported."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def problems(store: FileStore) -> list[str]:
     return [damage(store, found) for found in list_checkpoints(store, "amber-1", ["pretrain"])]
 
 
-def test_what_was_pushed_is_whole_newest_first(store: FileStore) -> None:
+def test_pushed_checkpoints_are_intact_and_listed_newest_first(store: FileStore) -> None:
     assert [found.manifest.step for found in list_checkpoints(store, "amber-1", ["pretrain"])] == [20, 10]
     assert problems(store) == ["", ""]
 
 
-def test_the_manifest_of_a_model_is_not_that_of_a_checkpoint(store: FileStore) -> None:
-    """It has the same step and its own true hash, and lists nothing that resuming needs."""
+def test_a_model_manifest_in_a_checkpoint_folder_counts_as_damage(store: FileStore) -> None:
+    """A model's manifest has the same step and a valid hash, but lists no file that resuming needs."""
     store.put_bytes(f"{FOLDER}/{file_names.MANIFEST}", store.read(f"models/amber/{file_names.MANIFEST}"))
     assert "it belongs to a model" in problems(store)[0]
     assert problems(store)[1] == ""
 
 
-def test_a_manifest_whose_seal_lost_its_name_is_not_trusted(store: FileStore) -> None:
+def test_a_manifest_without_its_sha256_field_is_not_trusted(store: FileStore) -> None:
     text = store.read(f"{FOLDER}/{file_names.MANIFEST}")
     head, seal, tail = text.rpartition(b'"sha256"')
     store.put_bytes(f"{FOLDER}/{file_names.MANIFEST}", head + b'"shb256"' + tail)
@@ -62,7 +62,7 @@ def test_a_manifest_whose_seal_lost_its_name_is_not_trusted(store: FileStore) ->
     assert "has no sha256" in problems(store)[0]
 
 
-def test_a_damaged_pointer_does_not_keep_whole_checkpoints_back(store: FileStore) -> None:
+def test_a_damaged_pointer_does_not_stop_a_resume_from_whole_checkpoints(store: FileStore) -> None:
     for name in (file_names.BEST, file_names.LATEST):
         store.put_bytes(f"runs/amber-1/checkpoints/pretrain/{name}", b"{")
     inputs, damaged = resume_inputs(store, "amber-1", ["pretrain"])
@@ -73,7 +73,7 @@ def test_a_damaged_pointer_does_not_keep_whole_checkpoints_back(store: FileStore
     assert [path for path in paths if path.endswith((file_names.BEST, file_names.LATEST))] == []
 
 
-def test_the_store_tells_the_hash_of_what_it_vouches_for(store: FileStore) -> None:
+def test_known_hash_covers_only_files_with_a_recorded_hash(store: FileStore) -> None:
     weights = store.read(f"{FOLDER}/{file_names.WEIGHTS}")
     assert known_hash(store, f"{FOLDER}/{file_names.WEIGHTS}") == hashlib.sha256(weights).hexdigest()
     assert known_hash(store, f"objects/{'a' * 64}") == "a" * 64

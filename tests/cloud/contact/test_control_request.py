@@ -1,4 +1,4 @@
-"""Several verbs of one home ask the same instance for something, some in the same moment: nothing is lost."""
+"""Several commands of one home send control requests to the same instance, some concurrently: none is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = run_key(RUN_ID, file_names.REQUEST)
 
 
 class Slow(FileStore):
-    """Somebody else does something between the look and the write of the first who asks."""
+    """A store that runs `meanwhile` between the read and the write of the first request."""
 
     def __init__(self, url: str, world: World) -> None:
         super().__init__(url, world)
@@ -51,7 +51,7 @@ def asked(store: FileStore) -> Request:
     return codec.loads(Request, store.read(KEY))
 
 
-def test_what_was_asked_before_stays_and_the_serial_grows(home: Home, store: Slow) -> None:
+def test_a_new_request_keeps_earlier_ones_and_increments_the_serial(home: Home, store: Slow) -> None:
     assert last_asked(home, RUN_ID, store) is None
     assert ask(home, RUN_ID, store, spend_limit_usd="2").serial == 1
     request = ask(home, RUN_ID, store, stop=True, reason="enough")
@@ -78,7 +78,7 @@ def test_no_request_is_lost_when_many_are_made_at_once(home: Home, store: Slow) 
     assert (request.serial, request.reason) == (5, "r")
 
 
-def test_what_another_home_asked_for_is_gone_on_from(home: Home, store: Slow) -> None:
+def test_a_request_builds_on_the_newer_request_of_another_home(home: Home, store: Slow) -> None:
     ask(home, RUN_ID, store, spend_limit_usd="2")
     reference = Request(serial=7, stop=True, reason="enough", spend_limit_usd="5")
     store.put_bytes(KEY, codec.dumps(reference).encode())
@@ -97,14 +97,14 @@ def test_a_request_that_could_not_be_delivered_is_delivered_with_the_next_one(
     assert asked(store).stop
 
 
-def test_a_damaged_file_at_home_hides_only_itself(home: Home, store: Slow) -> None:
+def test_a_damaged_request_file_at_home_does_not_hide_the_others(home: Home, store: Slow) -> None:
     ask(home, RUN_ID, store, spend_limit_usd="2")
     (home.run_dir(RUN_ID) / "wishes" / "00000002.json").write_bytes(b"{")
     request = ask(home, RUN_ID, store, stop=True)
     assert (request.serial, request.spend_limit_usd, request.stop) == (3, "2", True)
 
 
-def test_an_instance_that_does_not_see_its_store_change_is_shown_it(
+def test_a_request_is_delivered_to_a_live_instance_that_cannot_see_store_changes(
     home: Home, store: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[str] = []

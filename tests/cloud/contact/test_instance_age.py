@@ -1,4 +1,4 @@
-"""Home tells an agent whose clock is behind how long its instance has billed; one that counts right is left alone."""
+"""Home sends the billed time to an agent that counts too little of it, and nothing to one that counts right."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def asked(store: FileStore) -> Request | None:
     return codec.loads(Request, store.read(key)) if store.exists(key) else None
 
 
-def test_an_agent_that_counts_right_is_left_alone(store: FileStore, tmp_path: Path) -> None:
+def test_no_age_is_sent_to_an_agent_that_counts_right(store: FileStore, tmp_path: Path) -> None:
     clock = Clock()
     clock.t += 60.0
     assert not send_age(Home(tmp_path, clock), store, boot(), beat(57.0), 1000.0)
     assert asked(store) is None
 
 
-def test_an_agent_that_missed_its_boot_is_told_and_rather_too_much(store: FileStore, tmp_path: Path) -> None:
+def test_an_agent_that_missed_its_boot_time_is_sent_an_age_rounded_up(store: FileStore, tmp_path: Path) -> None:
     clock = Clock()
     clock.t += 60.0
     assert send_age(Home(tmp_path, clock), store, boot(), beat(2.0), 1000.0)
@@ -79,7 +79,7 @@ def test_an_agent_that_missed_its_boot_is_told_and_rather_too_much(store: FileSt
     assert 60.0 <= request.age_s <= 75.0
 
 
-def test_what_was_asked_before_still_holds(store: FileStore, tmp_path: Path) -> None:
+def test_sending_the_age_keeps_earlier_control_requests(store: FileStore, tmp_path: Path) -> None:
     clock = Clock()
     clock.t += 60.0
     before = Request(serial=4, stop=True, reason="enough", spend_limit_usd="2", t=0.0)

@@ -1,4 +1,4 @@
-"""Long files of metrics: which lines are given out, and that none of what a person needs is lost."""
+"""Long metric files: which lines are returned, and that no important one is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def made(number: int, phase: str = "pretrain", first: int = 1) -> list[Metric]:
     return [Metric(float(step), phase, step, number, step, loss=2.0 + step % 7 / 10) for step in steps]
 
 
-def test_every_line_of_a_short_file_is_given_out_once(store: FileStore) -> None:
+def test_every_line_of_a_short_file_is_returned_once(store: FileStore) -> None:
     metrics = made(30)
     write(store, metrics)
     log = MetricLog(store, KEY)
@@ -45,7 +45,7 @@ def test_every_line_of_a_short_file_is_given_out_once(store: FileStore) -> None:
     assert [metric.step for metric in log.fresh()] == [31, 32, 33]
 
 
-def test_a_line_that_is_being_written_waits(store: FileStore) -> None:
+def test_a_partly_written_line_is_returned_once_complete(store: FileStore) -> None:
     metrics = made(4)
     write(store, metrics[:3], end='\n{"schema": "homing.met')
     log = MetricLog(store, KEY)
@@ -54,7 +54,7 @@ def test_a_line_that_is_being_written_waits(store: FileStore) -> None:
     assert [metric.step for metric in log.fresh()] == [4]
 
 
-def test_a_file_that_was_cut_is_read_from_its_beginning(store: FileStore) -> None:
+def test_a_rewritten_metric_file_is_read_from_its_beginning(store: FileStore) -> None:
     write(store, made(30))
     log = MetricLog(store, KEY)
     log.fresh()
@@ -63,7 +63,7 @@ def test_a_file_that_was_cut_is_read_from_its_beginning(store: FileStore) -> Non
     assert log.fresh() == changed
 
 
-def test_no_file_is_no_metric(store: FileStore) -> None:
+def test_a_missing_file_yields_no_metrics(store: FileStore) -> None:
     store.put_bytes("runs/a/other", b"")
     assert MetricLog(store, KEY).fresh() == []
 
@@ -78,7 +78,7 @@ def long_run() -> list[Metric]:
     return metrics
 
 
-def test_of_a_long_file_nothing_that_matters_is_left_out(store: FileStore) -> None:
+def test_a_long_file_keeps_its_ends_spikes_phase_changes_and_validations(store: FileStore) -> None:
     metrics = long_run()
     write(store, metrics)
     found = MetricLog(store, KEY).fresh()
@@ -90,7 +90,7 @@ def test_of_a_long_file_nothing_that_matters_is_left_out(store: FileStore) -> No
     assert set(range(4990, 5000)) <= kept, "the last lines"
 
 
-def test_only_a_figure_of_that_very_name_is_a_validation(store: FileStore) -> None:
+def test_only_the_exact_name_val_loss_marks_a_validation(store: FileStore) -> None:
     metrics = [dataclasses.replace(metric, more={"my_val_loss": 1.0}) for metric in made(5000)]
     metrics[2345] = dataclasses.replace(metrics[2345], val_loss=-0.5)
     write(store, metrics)
@@ -99,7 +99,7 @@ def test_only_a_figure_of_that_very_name_is_a_validation(store: FileStore) -> No
     assert [metric.step for metric in found if metric.val_loss is not None] == [2346]
 
 
-def test_of_many_validations_in_one_block_the_best_is_kept(store: FileStore) -> None:
+def test_the_best_of_many_validations_in_one_block_is_kept(store: FileStore) -> None:
     metrics = [dataclasses.replace(metric, val_loss=5.0 + metric.step % 3) for metric in made(5000)]
     metrics[2345] = dataclasses.replace(metrics[2345], val_loss=0.5)
     write(store, metrics)
@@ -108,7 +108,7 @@ def test_of_many_validations_in_one_block_the_best_is_kept(store: FileStore) -> 
     assert min(metric.val_loss or 9.0 for metric in found) == 0.5
 
 
-def test_where_a_run_stands_is_told_by_its_beginning_and_its_end(store: FileStore) -> None:
+def test_without_the_curve_the_first_lines_of_file_and_phase_and_the_tail_are_read(store: FileStore) -> None:
     metrics = made(3000) + made(2000, "sft")
     metrics[-100] = dataclasses.replace(metrics[-100], val_loss=1.5)
     write(store, metrics)

@@ -44,17 +44,17 @@ def test_silence_is_counted_from_when_a_heartbeat_was_first_seen_here(home: Home
     assert quiet_s(home, "moss", first) == 70
     clock.t += 30
     assert quiet_s(home, "moss", first) == 100
-    assert quiet_s(home, "moss", beat(first.t + 5)) is None, "it spoke"
+    assert quiet_s(home, "moss", beat(first.t + 5)) is None, "a new heartbeat"
 
 
-def test_the_word_of_another_attempt_is_a_new_one(home: Home, clock: Clock) -> None:
+def test_a_heartbeat_of_another_attempt_starts_the_count_anew(home: Home, clock: Clock) -> None:
     quiet_s(home, "moss", beat(1.0))
     clock.t += 70
     assert quiet_s(home, "moss", beat(1.0, "m-2")) is None
     assert last_word(home, "moss", "m-1") == ("", 0.0)
 
 
-def test_a_clock_at_home_that_is_set_back_begins_anew(home: Home, clock: Clock) -> None:
+def test_a_home_clock_that_is_set_back_starts_the_count_anew(home: Home, clock: Clock) -> None:
     quiet_s(home, "moss", beat(1.0))
     clock.t -= 500
     assert quiet_s(home, "moss", beat(1.0)) is None
@@ -62,7 +62,7 @@ def test_a_clock_at_home_that_is_set_back_begins_anew(home: Home, clock: Clock) 
     assert quiet_s(home, "moss", beat(1.0)) == 20
 
 
-def test_the_last_word_is_remembered_for_a_guard_that_cannot_read_the_store(home: Home, clock: Clock) -> None:
+def test_the_last_heartbeat_state_is_remembered_while_the_store_is_unreadable(home: Home, clock: Clock) -> None:
     assert last_word(home, "moss", "m-1") == ("", 0.0)
     quiet_s(home, "moss", beat(1.0, state="pushing"))
     clock.t += 70
@@ -72,15 +72,15 @@ def test_the_last_word_is_remembered_for_a_guard_that_cannot_read_the_store(home
 @pytest.mark.parametrize("off_s", [-4000.0, 4000.0])
 def test_the_displayed_age_is_corrected_by_the_heartbeats_seen_here(home: Home, clock: Clock, off_s: float) -> None:
     first = beat(clock.t + off_s)
-    assert age_s(home, "moss", first) == max(0.0, -off_s), "nobody knows better yet"
+    assert age_s(home, "moss", first) == max(0.0, -off_s), "no correction is known yet"
     quiet_s(home, "moss", first)
     clock.t += 70
     assert age_s(home, "moss", first) == 70
     assert age_s(home, "moss", beat(first.t + 60)) <= 70
-    assert age_s(home, "moss", beat(clock.t - 5, "m-2")) == 5, "of another attempt nothing was heard"
+    assert age_s(home, "moss", beat(clock.t - 5, "m-2")) == 5, "no heartbeat of the other attempt was seen"
 
 
-def test_a_damaged_note_is_none_and_a_full_disk_leaves_the_machines_own_word(
+def test_a_damaged_note_is_ignored_and_on_a_full_disk_the_heartbeat_time_counts(
     home: Home, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet_s(home, "moss", beat(1.0))

@@ -1,4 +1,4 @@
-"""Keys of SSH: made once, at home, whole or not at all."""
+"""SSH keys: made once, at home, and never left half-written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_login_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) 
 
 
 @pytest.mark.acceptance(111)
-def test_a_key_that_was_lost_is_made_anew(tmp_path: Path) -> None:
+def test_a_lost_key_is_made_again(tmp_path: Path) -> None:
     first = login_key(tmp_path, World())
     shutil.rmtree(tmp_path / "keys")
     again = login_key(tmp_path, World())
@@ -44,7 +44,7 @@ def test_a_private_key_shows_in_no_repr(tmp_path: Path) -> None:
     assert "PRIVATE" not in repr(host_key(tmp_path, "homing-a-1", World()))
 
 
-def test_the_pinned_line_names_the_port_where_it_is_another_than_22(tmp_path: Path) -> None:
+def test_the_known_hosts_line_includes_a_port_other_than_22(tmp_path: Path) -> None:
     key = host_key(tmp_path, "homing-a-1", World())
     kind, text = key.public_line.split()[:2]
     assert known_hosts_line(key, "1.2.3.4") == f"1.2.3.4 {kind} {text}"

@@ -1,4 +1,4 @@
-"""A live run's limit, changed everywhere it is guarded, in an order that never leaves it unguarded."""
+"""Changing the limit of a live run: provider, ledger and agent are updated in an order that keeps it guarded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(home: Home, tmp_path: Path) -> RunRow:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """What was changed, in its order."""
+    """The changes in the order in which they are made."""
     made: list[tuple[str, Any]] = []
     real_set, real_put = Ledger.set_run, FileStore.put_bytes
 
@@ -55,7 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.acceptance(122)
-def test_raising_goes_to_the_provider_first_and_to_the_agent_last(
+def test_a_raised_limit_reaches_the_provider_first_and_the_agent_last(
     home: Home, run: RunRow, calls: list[tuple[str, Any]]
 ) -> None:
     change = propose(home, run, Decimal(3), None)
@@ -70,7 +70,7 @@ def test_raising_goes_to_the_provider_first_and_to_the_agent_last(
 
 
 @pytest.mark.slow
-def test_lowering_goes_to_the_provider_last_after_the_agent_confirmed(
+def test_a_lowered_limit_reaches_the_provider_last_after_the_agent_confirmed(
     home: Home, run: RunRow, calls: list[tuple[str, Any]]
 ) -> None:
     change = propose(home, run, Decimal("0.50"), None)
@@ -92,14 +92,14 @@ def test_a_changed_limit_is_in_ledger_documents_record_and_heartbeat(home: Home,
     assert record is not None
     assert record.spend_limit_usd == "2.50"
     taken = World().read(Path(home.provider("local").place(home.ledger.lines()[-1].mark).work_dir) / "run/limits.json")
-    assert codec.loads(Request, taken).spend_limit_usd == "2.50", "the dead-man goes by it"
+    assert codec.loads(Request, taken).spend_limit_usd == "2.50", "the dead-man reads this file"
     # A second change is a new request, and asking for the same again changes nothing.
     assert change_limit(home, propose(home, row, Decimal("2.75"), None))
     assert load_documents(home, row).run.limits.time_s == 7200.0
 
 
 @pytest.mark.slow
-def test_a_stop_that_was_asked_for_stays_asked_for(home: Home, run: RunRow) -> None:
+def test_changing_a_limit_keeps_an_earlier_stop_request(home: Home, run: RunRow) -> None:
     store = home.store_of(run)
     request = Request(serial=5, stop=True, reason="Enough.", age_s=7.0)
     store.put_bytes(run_key(run.id, file_names.REQUEST), codec.dumps(request).encode())
@@ -110,7 +110,7 @@ def test_a_stop_that_was_asked_for_stays_asked_for(home: Home, run: RunRow) -> N
 
 
 @pytest.mark.slow
-def test_an_agent_that_does_not_answer_is_said_and_the_rest_is_done(
+def test_a_limit_is_changed_at_home_although_the_agent_does_not_confirm(
     home: Home, run: RunRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = home.provider("local")
@@ -120,7 +120,7 @@ def test_an_agent_that_does_not_answer_is_said_and_the_rest_is_done(
 
 
 @pytest.mark.slow
-def test_below_what_is_spent_it_is_refused(home: Home, run: RunRow) -> None:
+def test_a_limit_at_or_below_the_current_spend_is_refused(home: Home, run: RunRow) -> None:
     home.ledger.update(home.ledger.lines()[-1].mark, spend_usd="0.40")
     with pytest.raises(UsageError, match="not above what") as caught:
         propose(home, run, Decimal("0.40"), None)
@@ -131,7 +131,7 @@ def test_below_what_is_spent_it_is_refused(home: Home, run: RunRow) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_ended_is_gone_on_with_by_resuming(home: Home, run: RunRow) -> None:
+def test_the_limit_of_an_ended_run_is_refused_with_a_resume_or_fetch_command(home: Home, run: RunRow) -> None:
     destroy_run(home, run)
     with pytest.raises(UsageError, match="has ended") as caught:
         propose(home, home.ledger.find("moss"), Decimal(20), None)
@@ -143,14 +143,12 @@ def test_a_run_that_ended_is_gone_on_with_by_resuming(home: Home, run: RunRow) -
 
 
 @pytest.mark.slow
-def test_no_limit_named_is_no_change(home: Home, run: RunRow) -> None:
+def test_a_change_without_a_new_limit_is_refused(home: Home, run: RunRow) -> None:
     with pytest.raises(UsageError, match="No new limit"):
         propose(home, run, None, None)
 
 
-def test_a_run_that_a_guard_may_go_on_with_gets_its_new_limit_and_nobody_is_waited_for(
-    home: Home, tmp_path: Path
-) -> None:
+def test_a_run_waiting_for_its_relaunch_gets_the_new_limit_without_a_confirmation(home: Home, tmp_path: Path) -> None:
     run = launch(make_draft(home, tmp_path, steps=100_000), home).run
     destroy_run(home, run)
     home.ledger.set_run(run.id, state="failed", reason=SILENT)

@@ -51,7 +51,7 @@ from homing.world import Database, World
 
 
 class Later(World):
-    """The real machine, seen from a home on which time passes faster, or whose time of day is set."""
+    """The real world with a clock that can be moved forward or set to another time of day."""
 
     def __init__(self) -> None:
         self.ahead_s = self.set_s = 0.0
@@ -80,7 +80,7 @@ def begin(home: Home, tmp_path: Path, **messages: Any) -> Launched:
 
 
 def kill_all(home: Home) -> None:
-    """The dead-man among them, again and again: nobody may start anybody."""
+    """Kills every marked process, repeatedly, because the agent and the dead-man restart each other."""
     while marked_now(home):
         for pid, _ in marked_now(home):
             World().signal(pid, signal.SIGKILL)
@@ -110,10 +110,10 @@ def test_a_healthy_run_is_left_alone_and_the_next_round_is_at_its_limit(home: Ho
 
 
 @pytest.mark.acceptance(122)
-def test_at_the_spend_limit_it_destroys_inside_the_limit_and_says_so(home: Home, tmp_path: Path) -> None:
+def test_the_guard_destroys_a_run_just_before_its_spend_limit(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path)
-    ahead(home, 10_000 - 90)  # a slow computer needs some seconds for this, and the guard's moment is at -29
-    assert guard_pass(home).done == [], "agent and dead-man have their turn first"
+    ahead(home, 10_000 - 90)  # leaves a slow computer some seconds; the guard acts at -29 s
+    assert guard_pass(home).done == [], "agent and dead-man act first"
     ahead(home, 65)
     made = guard_pass(home)
     assert "ends it at its limit: spent $0.99" in made.done[0]
@@ -122,11 +122,11 @@ def test_at_the_spend_limit_it_destroys_inside_the_limit_and_says_so(home: Home,
     assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1
     assert action_log.read(home, done.run.id)[-1].kind == "guard_ends"
     assert guard_pass(home).done == []
-    assert not row(home).is_live, "what reached its limit is not launched again"
+    assert not row(home).is_live, "a run that reached its limit is not relaunched"
 
 
 @pytest.mark.slow
-def test_at_the_time_limit_it_destroys_too(home: Home, tmp_path: Path) -> None:
+def test_the_guard_destroys_a_run_at_its_time_limit(home: Home, tmp_path: Path) -> None:
     begin(home, tmp_path, limits=Limits(time_s=3600.0))
     ahead(home, 3600 - 10)
     assert "1h00m allowed" in guard_pass(home).done[0]
@@ -134,14 +134,16 @@ def test_at_the_time_limit_it_destroys_too(home: Home, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_provider_says_it_costs_counts_where_it_is_more(home: Home, tmp_path: Path) -> None:
+def test_the_guard_uses_the_providers_spend_where_it_is_higher(home: Home, tmp_path: Path) -> None:
     begin(home, tmp_path)
     home.ledger.update(home.ledger.lines()[-1].mark, spend_usd="0.9999")
     assert "at its limit" in guard_pass(home).done[0]
 
 
 @pytest.mark.slow
-def test_what_its_volumes_cost_so_far_counts_too(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_volumes_counts_towards_the_limit(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin(home, tmp_path)
     line = home.ledger.lines()[-1]
     volume = Resource("volume", "v-1", line.mark, "local", Decimal("0.36"), line.created_at)
@@ -163,7 +165,7 @@ def give_away(home: Home, tmp_path: Path) -> Home:
     return other
 
 
-def test_a_run_that_was_given_away_is_still_ended_at_its_limit_and_stays_the_others(home: Home, tmp_path: Path) -> None:
+def test_the_guard_ends_a_run_adopted_elsewhere_at_its_limit_without_taking_it_back(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path)
     other = give_away(home, tmp_path)
     made = guard_pass(home)
@@ -181,7 +183,7 @@ def test_a_run_that_was_given_away_is_still_ended_at_its_limit_and_stays_the_oth
 
 
 @pytest.mark.slow
-def test_the_limit_of_a_run_that_was_given_away_is_its_new_owners(home: Home, tmp_path: Path) -> None:
+def test_the_new_owners_limit_applies_to_a_run_adopted_elsewhere(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path)
     other = give_away(home, tmp_path)
     other.ledger.set_run(done.run.id, spend_limit_usd="2.00")
@@ -195,7 +197,7 @@ def test_the_limit_of_a_run_that_was_given_away_is_its_new_owners(home: Home, tm
 
 
 @pytest.mark.slow
-def test_silence_and_death_of_a_run_that_was_given_away_are_its_new_owners_to_judge(home: Home, tmp_path: Path) -> None:
+def test_the_guard_ignores_silence_and_a_dead_agent_of_a_run_adopted_elsewhere(home: Home, tmp_path: Path) -> None:
     begin(home, tmp_path)
     give_away(home, tmp_path)
     kill_all(home)
@@ -208,9 +210,7 @@ def test_silence_and_death_of_a_run_that_was_given_away_are_its_new_owners_to_ju
 
 
 @pytest.mark.slow
-def test_a_limit_that_its_new_owner_keeps_where_nobody_can_read_it_is_said_and_ours_is_held(
-    home: Home, tmp_path: Path
-) -> None:
+def test_the_last_known_limit_applies_if_the_new_owners_store_cannot_be_read(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path)
     give_away(home, tmp_path)
     guard_pass(home)
@@ -223,7 +223,7 @@ def test_a_limit_that_its_new_owner_keeps_where_nobody_can_read_it_is_said_and_o
     assert f"{done.run.id}: The local guard ends it at its limit" in guard_pass(home).done[0]
 
 
-def test_a_destroy_that_is_not_confirmed_may_bill_and_is_tried_again(
+def test_an_unconfirmed_destroy_is_reported_as_billing_and_retried(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path)
@@ -240,7 +240,7 @@ def test_a_destroy_that_is_not_confirmed_may_bill_and_is_tried_again(
 
 
 @pytest.mark.slow
-def test_a_provider_that_cannot_be_asked_leaves_the_limit_in_force(
+def test_the_limit_stays_in_force_while_the_provider_does_not_answer(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path)
@@ -253,7 +253,7 @@ def test_a_provider_that_cannot_be_asked_leaves_the_limit_in_force(
 
 
 @pytest.mark.slow
-def test_one_runs_trouble_does_not_keep_it_from_the_others(
+def test_a_failed_destroy_of_one_run_does_not_stop_the_guard_for_the_others(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path)
@@ -278,7 +278,7 @@ def test_one_runs_trouble_does_not_keep_it_from_the_others(
 
 @pytest.mark.acceptance(124)
 @pytest.mark.slow
-def test_a_run_that_ended_and_still_bills_is_destroyed_after_a_margin(
+def test_the_instance_of_an_ended_run_is_destroyed_after_a_margin(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = begin(home, tmp_path)
@@ -298,7 +298,7 @@ def test_a_run_that_ended_and_still_bills_is_destroyed_after_a_margin(
 
 
 @pytest.mark.slow
-def test_a_failed_machine_that_is_kept_stays_until_it_is_silent(home: Home, tmp_path: Path) -> None:
+def test_an_instance_kept_after_a_failure_is_destroyed_once_it_is_silent(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path)
     kill_all(home)
     store, mark = home.store_of(done.run), home.ledger.lines()[-1].mark
@@ -319,7 +319,7 @@ def test_a_failed_machine_that_is_kept_stays_until_it_is_silent(home: Home, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
-def test_a_kept_machine_is_judged_by_our_clock_and_not_by_its_own(home: Home, tmp_path: Path, off_s: float) -> None:
+def test_the_silence_of_a_kept_instance_is_measured_by_our_clock(home: Home, tmp_path: Path, off_s: float) -> None:
     done = begin(home, tmp_path)
     kill_all(home)
     store, mark = home.store_of(done.run), home.ledger.lines()[-1].mark
@@ -332,30 +332,30 @@ def test_a_kept_machine_is_judged_by_our_clock_and_not_by_its_own(home: Home, tm
         ahead(home, meter.MARGIN_S)
     (tmp_path / "store").rename(tmp_path / "away")
     ahead(home, STALE_S)
-    assert guard_pass(home).done == [], "a store that cannot be read is no silent machine"
+    assert guard_pass(home).done == [], "an unreadable store does not count as a silent instance"
     (tmp_path / "away").rename(tmp_path / "store")
     assert "still billing" in guard_pass(home).done[0]
 
 
 def silence(home: Home, done: Launched, *, with_heartbeat: bool) -> None:
-    """The machine goes on, and nothing of it reaches the store any more."""
+    """No further heartbeat reaches the store; `_running` lets the provider still show the instance as running."""
     kill_all(home)
     store = home.store_of(done.run)
-    if not with_heartbeat:  # as a launch leaves it that was killed before the first one
+    if not with_heartbeat:  # as after a launch that was killed before the first heartbeat
         store.delete(run_key(done.run.id, file_names.HEARTBEAT))
         home.ledger.set_run(done.run.id, state="launching")
 
 
 @pytest.fixture
 def _running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The provider does not know what runs on it, as most do not."""
+    """The provider shows every instance as running, like most, which cannot see its processes."""
     real = Local.describe
     monkeypatch.setattr(Local, "describe", lambda self, i: dataclasses.replace(real(self, i), is_running=True))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_running")
-def test_a_silent_machine_is_told_of_once_and_louder_later_and_not_destroyed(home: Home, tmp_path: Path) -> None:
+def test_a_silent_instance_is_alerted_once_then_more_urgently_and_not_destroyed(home: Home, tmp_path: Path) -> None:
     silence(home, begin(home, tmp_path), with_heartbeat=True)
     ahead(home, STALE_S + 10)
     assert "No heartbeat for 5m" in guard_pass(home).alerts[0]
@@ -368,7 +368,7 @@ def test_a_silent_machine_is_told_of_once_and_louder_later_and_not_destroyed(hom
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_running")
-def test_a_machine_that_never_said_a_word_is_destroyed_after_the_idle_limit(home: Home, tmp_path: Path) -> None:
+def test_an_instance_that_never_sent_a_heartbeat_is_destroyed_after_the_idle_limit(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path, limits=Limits(idle_s=600.0, relaunches=0))
     silence(home, done, with_heartbeat=False)
     ahead(home, 560)
@@ -381,7 +381,7 @@ def test_a_machine_that_never_said_a_word_is_destroyed_after_the_idle_limit(home
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_running")
-def test_a_store_that_lost_the_heartbeat_is_no_machine_that_never_spoke(home: Home, tmp_path: Path) -> None:
+def test_a_running_instance_with_a_lost_heartbeat_is_alerted_and_not_destroyed(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path, limits=Limits(idle_s=600.0))
     silence(home, done, with_heartbeat=False)
     home.ledger.set_run(done.run.id, state="running")
@@ -392,7 +392,7 @@ def test_a_store_that_lost_the_heartbeat_is_no_machine_that_never_spoke(home: Ho
 
 
 @pytest.mark.slow
-def test_a_last_push_that_takes_long_is_not_cut_off(home: Home, tmp_path: Path) -> None:
+def test_a_long_last_push_is_not_interrupted(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path, limits=Limits(idle_s=1200.0))
     kill_all(home)
     store, mark = home.store_of(done.run), home.ledger.lines()[-1].mark
@@ -407,13 +407,13 @@ def test_a_last_push_that_takes_long_is_not_cut_off(home: Home, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_moment_without_programs_long_ago_does_not_count_against_a_machine(
+def test_an_old_observation_without_processes_does_not_end_an_instance(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = begin(home, tmp_path)
     real = Local.describe
     monkeypatch.setattr(Local, "describe", lambda self, i: dataclasses.replace(real(self, i), is_running=False))
-    for _ in range(2):  # each time it is seen so once, and speaks afterwards
+    for _ in range(2):  # each time it is seen idle once and sends a heartbeat afterwards
         assert "The agent is no longer running" in guard_pass(home).alerts[0]
         spoken = time.time()
         wait_until(lambda spoken=spoken: beat_of(home, done).t > spoken + 1)
@@ -427,7 +427,7 @@ def beat_of(home: Home, done: Launched) -> Heartbeat:
 
 
 @pytest.mark.slow
-def test_of_two_machines_under_one_mark_the_one_in_the_ledger_stays(
+def test_the_guard_destroys_a_duplicate_instance_and_keeps_the_one_in_the_ledger(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = begin(home, tmp_path)
@@ -499,7 +499,7 @@ def test_an_earlier_attempt_that_reappears_is_destroyed_and_the_run_continues(
 
 
 @pytest.mark.slow
-def test_a_guard_with_a_closed_terminal_still_destroys_what_reached_its_limit(home: Home, tmp_path: Path) -> None:
+def test_a_guard_whose_terminal_is_closed_still_enforces_limits(home: Home, tmp_path: Path) -> None:
     def closed(text: str) -> None:
         raise OSError("input/output error")
 
@@ -510,7 +510,7 @@ def test_a_guard_with_a_closed_terminal_still_destroys_what_reached_its_limit(ho
 
 
 @pytest.mark.slow
-def test_a_full_disk_at_home_does_not_keep_it_from_ending_what_reached_its_limit(
+def test_a_guard_on_a_full_disk_still_enforces_limits(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path)
@@ -523,12 +523,12 @@ def test_a_full_disk_at_home_does_not_keep_it_from_ending_what_reached_its_limit
             raise OSError("database or disk is full")
         return real(self, *statements)
 
-    def no_diary(*_: object) -> bool:
+    def fail_to_note(*_: object) -> bool:
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(Database, "execute", full)
-        patch.setattr(action_log, "note", no_diary)
+        patch.setattr(action_log, "note", fail_to_note)
         made = guard_pass(home)
         assert len(made.may_bill) == 1
         assert marked_now(home) == []
@@ -538,7 +538,7 @@ def test_a_full_disk_at_home_does_not_keep_it_from_ending_what_reached_its_limit
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_running")
-def test_the_guard_leaves_a_machine_to_the_launch_that_still_waits_for_it(home: Home, tmp_path: Path) -> None:
+def test_the_guard_does_not_end_an_instance_whose_launch_still_waits_for_it(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path, limits=Limits(idle_s=600.0))
     silence(home, done, with_heartbeat=False)
     lock = home.launch_lock(home.ledger.lines()[-1].mark)
@@ -557,7 +557,7 @@ def test_the_guard_leaves_a_machine_to_the_launch_that_still_waits_for_it(home: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_running")
-def test_a_store_that_cannot_be_read_is_no_silent_machine(
+def test_an_unreadable_store_does_not_count_as_a_silent_instance(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silence(home, begin(home, tmp_path), with_heartbeat=False)
@@ -572,10 +572,10 @@ def test_a_store_that_cannot_be_read_is_no_silent_machine(
 
 
 @pytest.mark.usefixtures("_running")
-def test_a_far_store_that_does_not_answer_keeps_no_limit_waiting(
+def test_an_unresponsive_remote_store_does_not_delay_a_limit(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each look at it took minutes, one after another for every live run, before anybody looked at the money.
+    # Reading such a store took minutes per live run, one after another, before the guard checked any limit.
     done, waited, ended = begin(home, tmp_path), list[str](), threading.Event()
     home.ledger.set_run(done.run.id, store="s3://far-away/moss")
     monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
@@ -604,7 +604,7 @@ def test_a_far_store_that_does_not_answer_keeps_no_limit_waiting(
 
 
 class Mute(FileStore):
-    """A store far away that says nothing, for as long as `ended` has not come; `waited` tells how each wait was."""
+    """A remote store that does not answer until `ended` is set; `waited` records how each wait ended."""
 
     ended: threading.Event
     waited: list[str]
@@ -622,7 +622,7 @@ class Mute(FileStore):
 
 @pytest.fixture
 def mute(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Mute]:
-    """All stores that are far away are such ones; the end of any machine wakes them."""
+    """Makes every remote store a Mute one; destroying any instance wakes them."""
     real, near = Local.destroy, Home.store_of
     monkeypatch.setattr(Mute, "ended", threading.Event(), raising=False)
     monkeypatch.setattr(Mute, "waited", [], raising=False)
@@ -640,7 +640,7 @@ def mute(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Mu
 
 
 @pytest.mark.usefixtures("_running")
-def test_a_far_store_that_does_not_answer_keeps_whoever_watches_from_no_limit(
+def test_an_unresponsive_remote_store_does_not_delay_a_limit_during_watch(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     done = begin(home, tmp_path)
@@ -655,10 +655,10 @@ def test_a_far_store_that_does_not_answer_keeps_whoever_watches_from_no_limit(
 
 
 @pytest.mark.usefixtures("_running")
-def test_the_record_of_a_run_that_has_ended_keeps_no_limit_waiting(
+def test_writing_the_record_of_an_ended_run_does_not_delay_a_limit(
     home: Home, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    # Its store hangs, and nobody has asked it anything in this round before it is written to.
+    # Its store hangs, and the guard has not read it in this round before it writes the record.
     over = RunRow("fern-1", "fern", "stopped", 1.0, "s3://far-away/fern", "f" * 64, "1.00", ended_at=home.world.now())
     home.ledger.adopt_run(over, [], [])
     home.world.mkdir(home.run_dir(over.id))
@@ -672,10 +672,10 @@ def test_the_record_of_a_run_that_has_ended_keeps_no_limit_waiting(
     assert "in vain" not in mute.waited
 
 
-def test_the_receipt_of_a_machine_that_ended_by_itself_keeps_no_limit_waiting(
+def test_the_receipt_of_an_instance_that_ended_itself_does_not_delay_a_limit(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    # Where the provider tells no end, its last heartbeat does.
+    # If the provider gives no end time, the receipt needs the last heartbeat from the store.
     first = begin(home, tmp_path, name="fern")
     begin(home, tmp_path)
     home.provider("local").destroy(first.instance.id)
@@ -689,10 +689,10 @@ def test_the_receipt_of_a_machine_that_ended_by_itself_keeps_no_limit_waiting(
     assert "in vain" not in mute.waited
 
 
-def test_nobodys_silence_is_waited_for_past_the_moment_at_which_a_limit_needs_the_guard(
+def test_request_timeouts_end_before_the_guard_has_to_enforce_a_limit(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With a silent provider and a silent store a round took a minute, and the guard's turn is half of that.
+    # With a silent provider and store a round took a minute; the guard acts half a minute before the limit.
     begin(home, tmp_path)
     asked, real = list[float](), World.together
 
@@ -716,10 +716,10 @@ def test_nobodys_silence_is_waited_for_past_the_moment_at_which_a_limit_needs_th
     asked.clear()
     ahead(home, 3600)
     guard_pass(home)
-    assert set(asked) == {ASK_S}, "one that is long past its limit, and stays, makes nobody hurry for ever"
+    assert set(asked) == {ASK_S}, "a limit that passed long ago shortens no timeouts"
 
 
-def test_of_two_that_reach_their_limits_a_stubborn_one_does_not_keep_the_other_billing(
+def test_a_failing_destroy_does_not_delay_another_run_that_reached_its_limit(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path)
@@ -741,15 +741,17 @@ def test_of_two_that_reach_their_limits_a_stubborn_one_does_not_keep_the_other_b
     assert tried.count("fern") > 1
     assert [said.split(":")[0] for said in made.done] == [row(home).id]
     assert ["fern" in said and "reset" in said for said in made.may_bill[:1]] == [True]
-    assert home.ledger.find("fern").state == "stopped", "nothing of it is worth going on"
+    assert home.ledger.find("fern").state == "stopped", "fern is stopped although its destroy is not confirmed"
 
 
-def test_an_end_that_hangs_keeps_the_guard_from_no_limit_that_comes_meanwhile(
+def test_a_hanging_destroy_does_not_delay_the_limit_of_another_run(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path)
     begin(home, tmp_path, name="fern", limit="0.90")
-    ahead(home, guard_pass(home, only=row(home).id).next_at - home.world.now() - 1.0)  # of moss, a moment from now
+    ahead(
+        home, guard_pass(home, only=row(home).id).next_at - home.world.now() - 1.0
+    )  # just before the guard has to act for moss
     real, answers, waited = Local.destroy, threading.Event(), list[str]()
 
     def hang(self: Local, instance_id: str) -> None:
@@ -772,10 +774,12 @@ def test_an_end_that_hangs_keeps_the_guard_from_no_limit_that_comes_meanwhile(
     assert "in vain" not in waited
     assert all(line.destroyed_at is not None for line in home.ledger.lines())
     refresh(home)
-    assert home.ledger.find("fern").exit_code == LimitReached.exit_code, "confirmed late, and ended by its limit"
+    assert home.ledger.find("fern").exit_code == LimitReached.exit_code, (
+        "confirmed late, with the exit code of its limit"
+    )
 
 
-def test_a_limit_that_passed_long_ago_takes_the_hurry_from_no_other(
+def test_a_limit_that_passed_long_ago_does_not_hide_the_next_one(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path, name="fern", limit="0.90")
@@ -791,7 +795,7 @@ def test_a_limit_that_passed_long_ago_takes_the_hurry_from_no_other(
     assert 0 < guard_pass(home).by - home.world.now() <= 12
 
 
-def test_a_machine_that_does_not_go_at_once_is_tried_again_however_long_the_others_took(
+def test_a_failed_destroy_is_retried_however_long_the_others_took(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path)
@@ -804,7 +808,7 @@ def test_a_machine_that_does_not_go_at_once_is_tried_again_however_long_the_othe
         if tried == ["moss"]:
             raise OSError("reset")
         if tried == ["moss", "fern"]:
-            passed_s[0] = 600.0  # more than moss would have, were it counted from its own first try
+            passed_s[0] = 600.0  # longer than the time allowed for moss, if it counted from the first attempt
         real(self, instance_id)
 
     monkeypatch.setattr(Local, "destroy", slow)
@@ -831,7 +835,7 @@ def test_resources_other_than_machines_are_listed_once_per_pass(
     assert len([text for text in made.problems if "could not list its volumes" in text]) == 2
 
 
-def test_a_list_that_is_refused_keeps_nobody_from_looking_at_a_machine(
+def test_instances_are_described_one_by_one_if_the_list_is_refused(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = begin(home, tmp_path)
@@ -849,13 +853,13 @@ def test_a_list_that_is_refused_keeps_nobody_from_looking_at_a_machine(
         patch.setattr(Local, "describe", note)
         made = guard_pass(home)
     assert any("Could not query local" in text for text in made.problems)
-    assert done.instance.id in asked, "it was no silence: what can be asked is asked"
+    assert done.instance.id in asked, "a refusal is not silence: other requests are still sent"
 
 
-def test_a_provider_that_did_not_answer_is_not_asked_about_each_machine(
+def test_a_silent_provider_is_not_asked_about_each_instance(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each question takes two minutes there, and the limit of a run elsewhere may come meanwhile.
+    # Each request takes two minutes there, and a run elsewhere may reach its limit meanwhile.
     begin(home, tmp_path)
     asked = list[str]()
 
@@ -879,7 +883,7 @@ def test_a_provider_that_did_not_answer_is_not_asked_about_each_machine(
 def test_a_remote_store_that_answers_after_the_deadline_changes_nothing(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It may tell of an attempt that another one has followed by then.
+    # The late answer may describe an attempt that another one has replaced by then.
     done, answers, read = begin(home, tmp_path), threading.Event(), threading.Event()
     home.ledger.set_run(done.run.id, store="s3://far-away/moss")
     home.ledger.set_run(done.run.id, state="launching")
@@ -904,10 +908,10 @@ def test_a_remote_store_that_answers_after_the_deadline_changes_nothing(
     assert row(home).state == "launching"
 
 
-def test_an_ssh_host_that_does_not_answer_keeps_no_limit_waiting(
+def test_an_unresponsive_ssh_host_does_not_delay_a_limit(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A machine at home that is off: it was asked after all others, and for longer than a guard has before a limit.
+    # An SSH host that is off was queried last, for longer than a guard has before a limit.
     begin(home, tmp_path)
     answered, waited = threading.Event(), list[bool]()
     monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
@@ -917,7 +921,7 @@ def test_an_ssh_host_that_does_not_answer_keeps_no_limit_waiting(
     made = guard_pass(home, only=row(home).id)
     assert "ends it at its limit" in made.done[0]
     assert any("Could not query ssh" in problem for problem in made.problems)
-    assert waited == [], "nobody waited until it had answered"
+    assert waited == [], "the guard did not wait for the answer"
     answered.set()
 
 
@@ -941,7 +945,7 @@ def test_a_run_resumes_elsewhere_from_its_checkpoint_after_its_machine_died(
     )
     kill_all(home)
     assert "The agent is no longer running" in guard_pass(home).alerts[0]
-    assert guard_pass(home).done == [], "seen once is not enough"
+    assert guard_pass(home).done == [], "one observation is not enough"
     ahead(home, DEAD_S + 1)
     made = guard_pass(home)
     assert "the agent is no longer running on its instance" in made.done[0]
@@ -976,7 +980,7 @@ def test_a_preempted_run_is_relaunched_and_a_manually_destroyed_one_is_not(
 
 
 def begin_and_lose(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run whose machine was taken away: the next look of a guard launches it again."""
+    """Launches a run and preempts its instance, so that the next guard round relaunches it."""
     use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
     begin(home, tmp_path)
     agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
@@ -991,7 +995,7 @@ def expect_it_stays_destroyed(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_a_person_destroys_while_a_guard_launches_it_again_stays_destroyed(
+def test_a_run_destroyed_during_its_relaunch_stays_destroyed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_and_lose(home, tmp_path, monkeypatch)
@@ -1009,7 +1013,7 @@ def test_a_run_that_a_person_destroys_while_a_guard_launches_it_again_stays_dest
     assert home.provider("local").list_owned() == []
 
 
-def test_a_run_that_a_person_destroys_while_a_guard_looks_for_offers_is_not_launched_again(
+def test_a_run_destroyed_while_a_guard_looks_for_offers_is_not_relaunched(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_and_lose(home, tmp_path, monkeypatch)
@@ -1025,7 +1029,7 @@ def test_a_run_that_a_person_destroys_while_a_guard_looks_for_offers_is_not_laun
     assert home.provider("local").list_owned() == []
 
 
-def test_a_run_that_a_person_destroys_while_a_guard_looks_at_its_store_is_not_launched_again(
+def test_a_run_destroyed_while_a_guard_checks_its_inputs_is_not_relaunched(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_and_lose(home, tmp_path, monkeypatch)
@@ -1036,7 +1040,7 @@ def test_a_run_that_a_person_destroys_while_a_guard_looks_at_its_store_is_not_la
     expect_it_stays_destroyed(home)
 
 
-def test_a_run_that_a_person_destroys_in_the_last_moment_before_the_intent_is_not_launched_again(
+def test_a_run_destroyed_just_before_the_intent_is_not_relaunched(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_and_lose(home, tmp_path, monkeypatch)
@@ -1051,12 +1055,12 @@ def test_a_run_that_a_person_destroys_in_the_last_moment_before_the_intent_is_no
 
 
 @pytest.mark.slow
-def test_a_run_that_a_guard_launches_again_while_a_person_destroys_it_is_destroyed(
+def test_destroy_also_ends_an_attempt_that_a_guard_launches_meanwhile(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nothing bills, so there seems to be nothing to end; the guard's new machine was left running.
+    # When destroy starts nothing bills; it used to leave the guard's new instance running.
     begin_and_lose(home, tmp_path, monkeypatch)
-    guard_pass(home, only="nobody")
+    guard_pass(home, only="no-such-run")
     real = destroying.refresh
 
     def look(at_home: Home) -> list[str]:
@@ -1073,10 +1077,10 @@ def test_a_run_that_a_guard_launches_again_while_a_person_destroys_it_is_destroy
 
 
 @pytest.mark.slow
-def test_a_launch_that_fails_puts_nothing_over_what_a_person_said_meanwhile(
+def test_a_failed_relaunch_does_not_overwrite_a_destroy_made_meanwhile(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What stood before the launch was put back, over "destroyed manually", and the next round rented.
+    # A failed launch used to restore the state before it, over "destroyed manually", and the next round rented again.
     begin_and_lose(home, tmp_path, monkeypatch)
     real = launching.preflight
 
@@ -1093,10 +1097,10 @@ def test_a_launch_that_fails_puts_nothing_over_what_a_person_said_meanwhile(
 
 
 @pytest.mark.slow
-def test_what_was_read_of_an_attempt_is_not_noted_of_the_next_one(
+def test_a_report_of_an_earlier_attempt_is_not_recorded_for_the_next_one(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # While another run's store was waited for, a second guard went on with this one: its machine counted as preempted.
+    # A second guard relaunched the run during a slow store read: the old report marked the new attempt preempted.
     begin_and_lose(home, tmp_path, monkeypatch)
     real = reconciling._note_run
 
@@ -1115,7 +1119,7 @@ def unknown_word(*given: Any, **settings: Any) -> Any:
     raise TypeError("no such word")
 
 
-def test_a_volume_with_an_unknown_format_leaves_no_limit_unknown(
+def test_an_unreadable_volume_list_leaves_the_limit_in_force(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path)
@@ -1163,7 +1167,7 @@ def test_malformed_offers_do_not_end_the_guard(home: Home, tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_a_run_that_was_asked_to_stop_is_not_launched_again_when_its_machine_is_taken_meanwhile(
+def test_a_run_that_was_asked_to_stop_is_not_relaunched_after_its_agent_died(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
@@ -1178,12 +1182,12 @@ def test_a_run_that_was_asked_to_stop_is_not_launched_again_when_its_machine_is_
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_to_be_launched_again_can_be_stopped_and_destroyed(
+def test_a_run_waiting_for_its_relaunch_can_be_stopped(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # "It is not running", said `homing stop`, and the guard rented the next machine.
+    # `homing stop` used to answer that the run is not running, and the guard then rented the next instance.
     begin_and_lose(home, tmp_path, monkeypatch)
-    guard_pass(home, only="nobody")
+    guard_pass(home, only="no-such-run")
     assert row(home).may_go_on
     ask_to_stop(home, row(home))
     assert (row(home).state, row(home).reason) == ("stopped", "A stop was requested.")
@@ -1193,10 +1197,10 @@ def test_a_run_that_waits_to_be_launched_again_can_be_stopped_and_destroyed(
 
 
 @pytest.mark.slow
-def test_a_stop_that_comes_while_a_guard_launches_it_again_is_obeyed(
+def test_a_stop_request_during_a_relaunch_is_obeyed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The new attempt took back every wish, also one that was younger than the guard's last look for it.
+    # A new attempt used to withdraw every control request, even one newer than the guard's last check for it.
     begin_and_lose(home, tmp_path, monkeypatch)
     real = launching._take_lease
 
@@ -1208,7 +1212,7 @@ def test_a_stop_that_comes_while_a_guard_launches_it_again_is_obeyed(
     assert guard_pass(home).done == []
     assert home.provider("local").list_owned() == []
     assert [line.created_at is None for line in home.ledger.lines()] == [False, True]
-    assert guard_pass(home).done == [], "nor later"
+    assert guard_pass(home).done == [], "nor in the next round"
 
 
 @pytest.mark.slow
@@ -1218,7 +1222,7 @@ def test_a_run_stays_destroyed_if_its_relaunch_died_with_the_guard(
     begin_and_lose(home, tmp_path, monkeypatch)
 
     def die(draft: Any, at_home: Home, notify: Any) -> None:
-        at_home.world.remove(at_home.launch_lock(draft.mark))  # as when its process is gone
+        at_home.world.remove(at_home.launch_lock(draft.mark))  # as if its process had exited
         raise SystemExit
 
     with monkeypatch.context() as killed:
@@ -1247,7 +1251,7 @@ def is_agent(pid: int) -> bool:
     ("limits", "on_preempt", "said"),
     [(Limits(relaunches=0), "relaunch", "limits.relaunches is 0"), (Limits(), "stop", "cloud.on_preempt is stop")],
 )
-def test_the_run_file_says_whether_and_how_often(
+def test_the_run_file_can_forbid_relaunches(
     home: Home, tmp_path: Path, limits: Limits, on_preempt: str, said: str
 ) -> None:
     ready = make_draft(home, tmp_path, steps=100_000, limits=limits)
@@ -1258,16 +1262,16 @@ def test_the_run_file_says_whether_and_how_often(
     ahead(home, DEAD_S + 1)
     made = guard_pass(home)
     assert any(said in text for text in made.done)
-    assert guard_pass(home).done == [], "said once"
+    assert guard_pass(home).done == [], "reported once"
     assert len(home.ledger.lines()) == 1
 
 
 @pytest.mark.slow
-def test_with_too_little_left_it_is_not_launched_again_and_that_is_said_once(home: Home, tmp_path: Path) -> None:
+def test_a_run_with_too_little_budget_left_is_not_relaunched_and_alerted_once(home: Home, tmp_path: Path) -> None:
     begin(home, tmp_path)
     kill_all(home)
     guard_pass(home)
-    ahead(home, 9_955)  # less than a trip takes, and still before the guard's own moment
+    ahead(home, 9_955)  # too little for a relaunch, and still before the guard enforces the limit
     made = guard_pass(home)
     assert "the agent is no longer running" in made.done[0]
     assert "Could not relaunch it yet" in made.alerts[0]
@@ -1276,7 +1280,7 @@ def test_with_too_little_left_it_is_not_launched_again_and_that_is_said_once(hom
 
 
 @pytest.mark.slow
-def test_no_launch_is_begun_while_the_limit_of_another_run_is_near(
+def test_a_relaunch_waits_while_the_limit_of_another_run_is_near(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
@@ -1295,7 +1299,7 @@ def test_no_launch_is_begun_while_the_limit_of_another_run_is_near(
 
 
 @pytest.mark.slow
-def test_two_guards_at_once_launch_one(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_concurrent_guards_launch_one_attempt(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
     begin(home, tmp_path)
     kill_all(home)
@@ -1316,7 +1320,7 @@ def test_two_guards_at_once_launch_one(home: Home, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_an_instance_that_no_run_knows_is_told_and_not_touched(home: Home, tmp_path: Path) -> None:
+def test_an_instance_without_a_run_is_reported_and_not_destroyed(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path)
     forget(home.path)
     home = Home(home.path, home.world)
@@ -1325,17 +1329,17 @@ def test_an_instance_that_no_run_knows_is_told_and_not_touched(home: Home, tmp_p
     assert home.provider("local").describe(done.instance.id).state == "ready"
 
 
-def test_a_round_is_signed_so_that_a_launch_can_count_on_it(home: Home) -> None:
+def test_a_periodic_guard_is_on_duty_until_its_next_round_is_overdue(home: Home) -> None:
     assert not is_on_duty(home)
     guard_pass(home)
-    assert not is_on_duty(home), "one look, as of `watch`, is no guard on duty"
+    assert not is_on_duty(home), "a single pass, as by `watch`, is no guard on duty"
     guard_pass(home, every_s=60)
     assert is_on_duty(home)
     ahead(home, 200)
     assert not is_on_duty(home)
 
 
-def test_one_round_by_hand_is_no_promise_and_the_second_by_cron_is(home: Home) -> None:
+def test_a_guard_run_once_is_on_duty_only_after_a_second_regular_round(home: Home) -> None:
     guard_pass(home, every_s=60, is_once=True)
     assert not is_on_duty(home)
     ahead(home, 60)
@@ -1346,7 +1350,7 @@ def test_one_round_by_hand_is_no_promise_and_the_second_by_cron_is(home: Home) -
     assert not is_on_duty(home)
 
 
-def test_the_next_round_is_not_later_than_a_limit(home: Home) -> None:
+def test_the_guard_sleeps_no_longer_than_until_the_next_limit(home: Home) -> None:
     slept: list[float] = []
     home.world.sleep = slept.append  # type: ignore[method-assign]
     wait_for_next(home, Pass(next_at=home.world.now() + 7), 60)
@@ -1355,10 +1359,8 @@ def test_the_next_round_is_not_later_than_a_limit(home: Home) -> None:
     assert [round(seconds) for seconds in slept] == [7, 60, 0]
 
 
-def test_ends_that_are_tried_again_keep_no_limit_waiting(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Each try at a provider that does not answer takes minutes, and the limit of a run elsewhere came meanwhile.
+def test_retried_destroys_do_not_delay_a_limit(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each attempt at a silent provider takes minutes, in which a run elsewhere reached its limit.
     begin(home, tmp_path)
     now, tried = home.world.now(), list[str]()
     for number in range(3):
@@ -1376,14 +1378,14 @@ def test_ends_that_are_tried_again_keep_no_limit_waiting(
     ahead(home, 10_000 - 130)
     made = guard_pass(home)
     assert len(tried) == 1
-    assert len(made.may_bill) == 3, "the others are told all the same"
+    assert len(made.may_bill) == 3, "the other two are reported as well"
     wait_for_next(home, made, 60)
     guard_pass(home)
     assert tried[1] == home.ledger.lines(row(home).id)[-1].mark, "the limit first"
 
 
 class Lid(World):
-    """A laptop that is closed in its first sleep: no sleep goes on meanwhile, the world does."""
+    """A laptop whose lid is closed during its first sleep: the wall clock advances, the monotonic clock does not."""
 
     def __init__(self, closed_s: float) -> None:
         self.wall, self.mono, self.closed_s = 1_000_000.0, 0.0, closed_s
@@ -1401,15 +1403,15 @@ class Lid(World):
 
 
 @pytest.mark.parametrize("closed_s", [2500.0, 0.0, -86400.0])
-def test_a_lid_that_is_closed_and_a_clock_that_is_set_make_no_round_late(homing_home: Path, closed_s: float) -> None:
-    # A guard of one round an hour slept the rest of its hour after a laptop had woken, past the limit.
+def test_a_closed_lid_or_a_changed_clock_does_not_delay_a_guard_round(homing_home: Path, closed_s: float) -> None:
+    # After the laptop woke, an hourly guard used to sleep the rest of its hour, past the limit.
     lid = Lid(closed_s)
     wait_for_next(Home(homing_home, lid), Pass(next_at=lid.wall + 3000), 3600)
-    assert lid.mono <= 3600, "a clock that is set back makes it no later than it promised"
+    assert lid.mono <= 3600, "a clock that is set back does not delay the round beyond the interval"
     assert lid.wall <= 1_003_060
 
 
-def test_the_guards_come_in_their_order_in_money_too() -> None:
+def test_agent_dead_man_guard_and_provider_act_in_this_order_before_a_spend_limit() -> None:
     line = LedgerLine("m", "r", "r", 1, "local", "o", "3.60", "1", 0.0, created_at=1000.0)
     before = LedgerLine("b", "r", "r", 1, "local", "o", "3.60", "1", 0.0, destroyed_at=900.0, spend_usd="0.50")
     moments = [

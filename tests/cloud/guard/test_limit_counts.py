@@ -21,7 +21,7 @@ from homing.world import World
 
 
 class Later(World):
-    """The real machine, seen from a home whose clock can be set forward."""
+    """The real world with a clock that can be set forward."""
 
     ahead_s = 0.0
 
@@ -41,7 +41,7 @@ def home(homing_home: Path, world: Later) -> Iterator[Home]:
 
 
 @pytest.mark.slow
-def test_a_volume_that_outlives_the_instance_by_wish_is_outside_the_limit(
+def test_a_volume_kept_on_purpose_does_not_count_towards_the_limit(
     home: Home, world: Later, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RunPod's network volumes and AWS's EBS volumes carry the mark of the run, without the number of an attempt."""
@@ -54,7 +54,7 @@ def test_a_volume_that_outlives_the_instance_by_wish_is_outside_the_limit(
     assert home.ledger.find("moss").is_live
 
 
-def test_on_aws_the_volume_is_in_the_rate_while_an_instance_lives() -> None:
+def test_on_aws_the_rate_of_a_live_instance_includes_its_volume() -> None:
     plain, with_volume = (
         Market._disk_and_address_usd(object.__new__(Market), Choice(("us-east-1",), volume_gb=gb)) for gb in (0, 100)
     )

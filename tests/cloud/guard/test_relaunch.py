@@ -1,4 +1,4 @@
-"""What a guard may not do where nobody can be asked or nothing would be won. Its whole work is in test_guard."""
+"""When a guard must not relaunch: no person can approve it, or it would not help. See test_guard for the rest."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def line(rate: str) -> LedgerLine:
     return LedgerLine("m", "r", "moss", 1, "shop", "h100", rate, "100.00", intent_at=0.0)
 
 
-def test_a_far_dearer_hour_is_not_taken_by_a_guard_unless_the_person_allowed_it(tmp_path: Path) -> None:
+def test_a_guard_does_not_rent_at_a_much_higher_rate_unless_the_run_file_allows_it(tmp_path: Path) -> None:
     run, dear = make_run(tmp_path), offer(num_gpus=8, rate="33.60")
     with pytest.raises(UsageError, match=r"costs \$33.60/h") as caught:
         _refuse_dear(dear, run, [line("2.49")])
     assert "limits.rate" in caught.value.fix
     _refuse_dear(dear, dataclasses.replace(run, limits=Limits(rate_usd_per_hour="40.00")), [line("2.49")])
-    _refuse_dear(dear, run, [line("35.00")])  # it was as dear before, and a person said yes to that
+    _refuse_dear(dear, run, [line("35.00")])  # a person approved the earlier attempt at a similar rate
     _refuse_dear(offer(rate="3.29"), run, [line("2.49")])
 
 
 @pytest.mark.parametrize(("usd", "time_s"), [("0.50", None), (None, 7200.0)])
-def test_limits_that_are_changed_while_a_guard_looks_for_offers_hold_on_the_next_machine(
+def test_limits_changed_while_a_guard_looks_for_offers_apply_to_the_relaunch(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usd: str | None, time_s: float | None
 ) -> None:
     run = launch(make_draft(home, tmp_path, steps=100_000), home).run
@@ -62,8 +62,8 @@ def test_limits_that_are_changed_while_a_guard_looks_for_offers_hold_on_the_next
     monkeypatch.setattr(relaunch, "make_plan", slow)
     with pytest.raises(EndedElsewhere, match="its limits have changed in the meantime"):
         relaunch.relaunch(home, home.ledger.find("moss"), lambda text: None)
-    assert action_log.count(home, run.id, relaunch.RELAUNCHED) == 0, "it costs none of them"
-    relaunch.relaunch(home, home.ledger.find("moss"), lambda text: None)  # a guard's next look
+    assert action_log.count(home, run.id, relaunch.RELAUNCHED) == 0, "the aborted relaunch is not counted"
+    relaunch.relaunch(home, home.ledger.find("moss"), lambda text: None)  # the guard's next round
     now = home.ledger.find("moss")
     assert now.spend_limit_usd == (usd or run.spend_limit_usd)
     assert time_s is None or limits_of(home, now).time_s == time_s
@@ -71,7 +71,7 @@ def test_limits_that_are_changed_while_a_guard_looks_for_offers_hold_on_the_next
 
 @pytest.mark.acceptance(127)
 @pytest.mark.slow
-def test_a_run_whose_input_is_gone_from_the_store_fails_once_and_its_resume_brings_it_back(
+def test_a_run_with_a_missing_input_is_not_relaunched_and_a_resume_uploads_it_again(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create, removed = Local.create, list[Path]()
@@ -89,7 +89,7 @@ def test_a_run_whose_input_is_gone_from_the_store_fails_once_and_its_resume_brin
     assert last.text.startswith("failed: Cannot fetch data/train-00000.bin: objects/")
     guard_pass(home)
     (line,) = home.ledger.lines(done.run.id)
-    assert (line.state, line.billing) == ("gone", "no"), "nothing more was rented for it"
+    assert (line.state, line.billing) == ("gone", "no"), "the guard did not rent again"
     again = launch(make_draft(home, tmp_path, resume=True), home)
     assert again.run.id == done.run.id
     assert list(watch(home, again.run, every_s=1))[-1].text.startswith("done")

@@ -1,4 +1,4 @@
-"""Whose limit the guard at home holds: the ledger's, or that of the home that has adopted the run."""
+"""Which limit the local guard enforces: the ledger's, or that of the home that has adopted the run."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def write(store: Store, limit: str, time_s: float = 0.0, *attempts: Attempt) -> 
     store.put_bytes(run_key(RUN_ID, file_names.RECORD), codec.dumps(record).encode())
 
 
-def test_a_run_of_our_own_has_the_limit_of_the_ledger(home: Home, store: Store, given: RunRow) -> None:
-    write(store, "9.00")  # of a time before, or of somebody who is not its owner
+def test_the_limit_of_our_own_run_comes_from_the_ledger(home: Home, store: Store, given: RunRow) -> None:
+    write(store, "9.00")  # an outdated record, or one by a home that does not own the run
     ours = dataclasses.replace(given, state="running")
     assert terms_of(home, ours, [OURS]) == Terms(Decimal("1.00"), 0.0)
 
 
-def test_a_run_given_away_has_the_limits_that_its_new_owner_wrote(home: Home, store: Store, given: RunRow) -> None:
+def test_the_limits_of_an_adopted_run_come_from_its_new_owners_record(home: Home, store: Store, given: RunRow) -> None:
     write(store, "7.00", 3600.0)
     assert terms_of(home, given, [OURS]) == Terms(Decimal("7.00"), 3600.0)
     write(store, "0.50", 60.0)
     assert terms_of(home, given, [OURS]) == Terms(Decimal("0.50"), 60.0)
 
 
-def test_what_its_new_owner_rented_counts_and_what_our_own_ledger_knows_does_not_count_twice(
+def test_attempts_of_the_new_owner_count_and_our_own_are_not_counted_twice(
     home: Home, store: Store, given: RunRow
 ) -> None:
     write(store, "7.00", 0.0, ATTEMPT, REFERENCE)
@@ -65,7 +65,7 @@ def test_what_its_new_owner_rented_counts_and_what_our_own_ledger_knows_does_not
     assert (line.mark, line.created_at, line.rate_usd_per_hour) == (REFERENCE.mark, 900.0, "3.60")
 
 
-def test_a_record_that_cannot_be_read_leaves_the_last_one_in_force_and_says_so(
+def test_an_unreadable_record_leaves_the_last_known_limits_in_force_with_a_problem(
     home: Home, store: Store, given: RunRow, tmp_path: Path
 ) -> None:
     write(store, "7.00", 3600.0, ATTEMPT, REFERENCE)
@@ -77,7 +77,7 @@ def test_a_record_that_cannot_be_read_leaves_the_last_one_in_force_and_says_so(
 
 
 @pytest.mark.parametrize("data", [None, b"{", b'{"schema": "homing.run-record/1"}'])
-def test_without_any_record_the_limit_that_was_ours_is_held_and_that_is_said(
+def test_without_a_valid_record_our_last_limit_applies_with_a_problem(
     home: Home, store: Store, given: RunRow, data: bytes | None
 ) -> None:
     if data is not None:
@@ -87,7 +87,7 @@ def test_without_any_record_the_limit_that_was_ours_is_held_and_that_is_said(
     assert terms.problem
 
 
-def test_a_full_disk_at_home_does_not_keep_the_limit_from_being_read(
+def test_the_limit_is_read_although_the_local_disk_is_full(
     home: Home, store: Store, given: RunRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(store, "7.00")

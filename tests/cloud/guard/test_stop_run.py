@@ -1,4 +1,4 @@
-"""A wish to stop, from home to a checkpoint in the store."""
+"""A stop request, from home to a checkpoint in the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homing.cloud.launch.launch import launch
 from homing.errors import HomingError, UsageError
 
 
-def test_stop_leaves_a_checkpoint_and_ends_by_itself(home: Home, tmp_path: Path) -> None:
+def test_a_stop_request_ends_the_run_as_stopped(home: Home, tmp_path: Path) -> None:
     launched = launch(make_draft(home, tmp_path, steps=100_000), home)
     serial = ask_to_stop(home, launched.run)
     assert ask_to_stop(home, launched.run) == serial
@@ -33,8 +33,8 @@ def test_an_unanswered_stop_request_has_a_deadline(home: Home, tmp_path: Path) -
     assert store.exists()
 
 
-def test_while_it_waits_no_step_is_named_that_nobody_has_told(home: Home, tmp_path: Path) -> None:
-    """Its first step takes minutes: the agent has heard of none."""
+def test_the_wait_for_a_stop_names_no_step_before_one_is_reported(home: Home, tmp_path: Path) -> None:
+    """The first step takes minutes, so the agent has not reported any step yet."""
     launched = launch(make_draft(home, tmp_path, steps=3, step_s=600.0), home)
     messages: list[str] = []
     with pytest.raises(HomingError) as caught:

@@ -31,7 +31,7 @@ from homing.world import World
 
 
 @pytest.mark.acceptance(118, "X24")
-def test_one_line_has_everything_in_its_order_with_money_on_it() -> None:
+def test_the_progress_line_shows_step_loss_speed_dollars_and_eta() -> None:
     beat = Heartbeat(
         t=0.0,
         mark="m",
@@ -67,7 +67,7 @@ def test_one_line_has_everything_in_its_order_with_money_on_it() -> None:
     assert progress_line(alone, dataclasses.replace(bare, phase="sft")).startswith("step 1,200/20,000 | ")
 
 
-def test_the_line_of_rl_has_its_reward_and_what_was_passed_in_the_place_of_its_loss() -> None:
+def test_the_rl_progress_line_shows_reward_and_pass_rates_instead_of_loss() -> None:
     beat = Heartbeat(0.0, "m", 1, "training", 0.0, "1", "1", phase="rl", step=4, num_steps=4, loss=0.0)
     run = RunRow("moss-1", "moss", "running", 0.0, "file:/s", "", spend_limit_usd="12.00")
     status = Status(run, [], RunReports(beat, None), Decimal("1.83"), 0.0)
@@ -91,7 +91,7 @@ def put(watched: _Watch, name: str, *documents: object) -> None:
     watched.store.put_bytes(run_key("moss-1", name), text.encode())
 
 
-def test_an_evaluation_of_rl_is_told_by_its_reward_and_its_progress_once(home: Home) -> None:
+def test_an_rl_evaluation_is_reported_by_reward_and_only_its_latest_progress(home: Home) -> None:
     watched = watching(home)
     evaluating = [
         Event(10.0 + done, "trainer", "evaluating", f"Evaluating: {done} of 9 rows.", "rl", 4) for done in (4, 8, 9)
@@ -113,21 +113,21 @@ def test_an_evaluation_of_rl_is_told_by_its_reward_and_its_progress_once(home: H
     assert figures_of(home, watched.run, beat) == more, "what status shows"
 
 
-def test_a_look_that_fails_halfway_loses_no_news(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The metrics are read before the events: a store that failed in between had told of them, and nobody heard it.
+def test_a_poll_that_fails_halfway_loses_no_reports(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Metrics are read before events. Once, a store failure between the two reads lost the metrics already read.
     watched = watching(home)
     put(watched, file_names.METRICS, Metric(20.0, "pretrain", 4, 8, 100, 2.0, val_loss=1.5))
     put(watched, file_names.EVENTS, Event(10.0, "trainer", "checkpoint_saved", "Saved.", "pretrain", 4))
     real = FileStore.read
 
-    def ill(store: FileStore, key: str) -> bytes:
+    def unreadable(store: FileStore, key: str) -> bytes:
         if key.endswith(file_names.EVENTS):
             raise StoreError("It did not answer.")
         return real(store, key)
 
     status = look(home, watched.run)
     with monkeypatch.context() as patch:
-        patch.setattr(FileStore, "read", ill)
+        patch.setattr(FileStore, "read", unreadable)
         with pytest.raises(StoreError):
             list(watched._new_reports(status))
     messages = [report.text for report in watched._new_reports(status)]
@@ -135,7 +135,7 @@ def test_a_look_that_fails_halfway_loses_no_news(home: Home, monkeypatch: pytest
     assert list(watched._new_reports(status)) == []
 
 
-def test_what_an_attempt_said_before_it_ended_is_not_said_again_as_if_by_the_next(home: Home) -> None:
+def test_events_of_an_ended_attempt_are_not_repeated_as_those_of_the_next(home: Home) -> None:
     watched = watching(home)
     begun = Event(5.0, "trainer", "started", "It begins.")
     taken = Event(10.0, "lookout", "preempted", "The machine will be taken away.")
@@ -146,7 +146,7 @@ def test_what_an_attempt_said_before_it_ended_is_not_said_again_as_if_by_the_nex
     home.ledger.set_run("moss-1", state="stopped")
     home.ledger.close("m1", at=19.0, spend_usd=Decimal(1), note="")
     home.ledger.intend(watched.run, LedgerLine("m2", "moss-1", "moss", 2, "local", "o", "36", None, 20.0))
-    # The second attempt begins the file with what it found, in other bytes; the last words of the first come late.
+    # The second attempt rewrites the events it found at the start of the file; the last one of the first arrives late.
     anew = Event(25.0, "trainer", "resumed", "Resumed at step 21.")
     put(watched, file_names.EVENTS, taken, asked, anew)
     later = [(report.kind, report.text) for report in watched.feed.reports(home.ledger.lines("moss-1"))]
@@ -156,7 +156,7 @@ def test_what_an_attempt_said_before_it_ended_is_not_said_again_as_if_by_the_nex
     ]
 
 
-def test_a_watch_of_a_run_that_went_on_tells_each_attempt_before_in_one_line(home: Home) -> None:
+def test_a_watch_sums_up_each_earlier_attempt_in_one_line(home: Home) -> None:
     watched = watching(home)
     home.ledger.begin_create("m1", 2.0)
     home.ledger.set_run("moss-1", state="stopped")
@@ -186,7 +186,7 @@ def test_a_watch_of_a_run_that_went_on_tells_each_attempt_before_in_one_line(hom
     assert [report.text for report in watched.feed.reports(home.ledger.lines("moss-1"))] == ["trainer: Landing."]
 
 
-def test_the_ledger_is_asked_as_often_for_many_events_as_for_none(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_ledger_reads_does_not_grow_with_the_events(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     watched, asked = watching(home), list[str]()
     lines = home.ledger.lines
     monkeypatch.setattr(home.ledger, "lines", lambda run_id=None: asked.append("lines") or lines(run_id))
@@ -202,21 +202,21 @@ def test_the_ledger_is_asked_as_often_for_many_events_as_for_none(home: Home, mo
 
 
 def left_usd(**messages: Any) -> Decimal | None:
-    """Of a run at step 40 of 100, a second a step, on a machine of a cent a second."""
+    """Dollars to finish a run at step 40 of 100, at a second a step and a cent a second."""
     beat = Heartbeat(0.0, "m", 1, "ended", 0.0, "36", "1", step=40, num_steps=100, step_s=1.0, **messages)
     run = RunRow("moss-1", "moss", "stopped", 0.0, "file:/s", "")
     line = LedgerLine("m", run.id, run.name, 1, "local", "o", "36", None, 0.0)
     return to_finish(Status(run, [line], RunReports(beat, None), Decimal(1), 0.0))
 
 
-def test_the_dollars_to_the_end_are_by_the_trainers_own_count_and_to_the_planned_end() -> None:
+def test_the_dollars_to_finish_use_the_trainers_eta_to_the_planned_end() -> None:
     assert left_usd(eta_s=150.0) == Decimal("1.50"), "60 steps of a second, and its evaluations"
     assert left_usd(eta_s=0.0, end_step=40, plan_s=150.0) == Decimal("1.50"), "landed"
     assert left_usd() is None
-    assert left_usd(eta_s=0.0, end_step=40) is None, "a landing as it was told before"
+    assert left_usd(eta_s=0.0, end_step=40) is None, "a landing without the time of the full plan"
 
 
-def test_a_line_of_the_phase_before_is_not_laid_over_the_newer_heartbeat(home: Home) -> None:
+def test_a_metric_of_an_earlier_phase_does_not_override_a_newer_heartbeat(home: Home) -> None:
     run = RunRow("moss-1", "moss", "running", 0.0, f"file:{home.path}/store", "")
     beat = Heartbeat(50.0, "m", 1, "training", 0.0, "36", "1", phase="sft", step=2, num_steps=8)
     status = Status(run, [], RunReports(beat, None), Decimal(1), 0.0, phases=("pretrain", "sft"))
@@ -231,8 +231,8 @@ def test_a_line_of_the_phase_before_is_not_laid_over_the_newer_heartbeat(home: H
 
 
 @pytest.mark.acceptance(62)
-def test_watch_tells_steps_events_samples_and_the_end(home: Home, tmp_path: Path) -> None:
-    # As many samples as a watch tells of the past: it may begin when all of them are there.
+def test_watch_reports_steps_events_samples_and_the_end(home: Home, tmp_path: Path) -> None:
+    # No more samples than a watch repeats from the past, since it may begin when all of them are there.
     done = launch(make_draft(home, tmp_path, steps=25, step_s=0.02), home)
     reports = list(watch(home, done.run, every_s=1))
     kinds = [report.kind for report in reports]
@@ -252,7 +252,7 @@ def test_watch_tells_steps_events_samples_and_the_end(home: Home, tmp_path: Path
 
 @pytest.mark.acceptance(110)
 @pytest.mark.slow
-def test_a_failed_poll_is_told_once_and_does_not_end_the_watch(
+def test_a_failed_poll_is_reported_once_and_does_not_end_the_watch(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=40, step_s=0.02), home)
@@ -272,10 +272,10 @@ def test_a_failed_poll_is_told_once_and_does_not_end_the_watch(
 
 @pytest.mark.acceptance(123, "X1")
 @pytest.mark.slow
-def test_a_limit_ends_the_run_inside_it_and_is_told_apart(
+def test_the_spend_limit_stops_the_run_below_it_with_its_own_exit_code(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The instance lives by the real clock, so the rate is made large: the limit is a minute away."""
+    """The instance uses the real clock, so the rate is high enough to reach the limit in a minute."""
     monkeypatch.setenv("HOMING_LOCAL_RATE", "36")
     monkeypatch.setattr("homing.cloud.launch.draft._check_minimum", lambda *_: None)
     done = launch(make_draft(home, tmp_path, limit="0.60", steps=100_000, step_s=0.02), home)
@@ -291,7 +291,7 @@ def test_a_limit_ends_the_run_inside_it_and_is_told_apart(
 
 
 @pytest.mark.slow
-def test_when_nothing_of_ours_is_left_on_the_instance_whoever_watches_ends_it_and_goes_on(
+def test_a_watch_destroys_an_instance_without_an_agent_and_relaunches(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("homing.cloud.guard.guard.DEAD_S", 0.0)
@@ -312,7 +312,7 @@ def test_when_nothing_of_ours_is_left_on_the_instance_whoever_watches_ends_it_an
     assert [line.attempt for line in home.ledger.lines()] == [1, 2]
 
 
-def test_past_the_limit_with_the_instance_still_there_whoever_watches_ends_it(home: Home, tmp_path: Path) -> None:
+def test_a_watch_destroys_an_instance_that_is_past_its_limit(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     home.ledger.update(home.ledger.lines()[0].mark, spend_usd="99")
     reports = list(watch(home, done.run, every_s=1))
@@ -322,7 +322,7 @@ def test_past_the_limit_with_the_instance_still_there_whoever_watches_ends_it(ho
 
 
 @pytest.mark.slow
-def test_an_end_that_the_provider_does_not_confirm_is_loud(
+def test_a_watch_raises_still_billing_if_the_provider_does_not_confirm_the_end(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
@@ -335,7 +335,7 @@ def test_an_end_that_the_provider_does_not_confirm_is_loud(
 
 
 @pytest.mark.slow
-def test_events_validations_and_samples_come_in_the_order_in_which_they_happened(home: Home, tmp_path: Path) -> None:
+def test_events_validations_and_samples_are_reported_in_time_order(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=2), home)
     list(watch(home, done.run, every_s=1))
     store, run_id = home.store_of(done.run), done.run.id
@@ -355,7 +355,7 @@ def test_events_validations_and_samples_come_in_the_order_in_which_they_happened
 
 
 @pytest.mark.slow
-def test_a_provider_that_cannot_be_asked_is_told_once(
+def test_a_provider_that_does_not_answer_is_reported_once(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=60, step_s=0.05), home)
@@ -375,7 +375,7 @@ def test_a_provider_that_cannot_be_asked_is_told_once(
 
 
 @pytest.mark.slow
-def test_a_run_that_ended_before_is_told_at_once(home: Home, tmp_path: Path) -> None:
+def test_a_watch_of_a_finished_run_ends_at_once(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=3), home)
     list(watch(home, done.run, every_s=1))
     again = list(watch(home, home.ledger.find("moss"), every_s=60))
@@ -393,7 +393,7 @@ class TestTail:
     def store(self, tmp_path: Path) -> FileStore:
         return FileStore(str(tmp_path / "store"), World())
 
-    def test_each_line_is_given_out_once_and_half_a_line_waits(self, store: FileStore) -> None:
+    def test_each_line_is_returned_once_and_only_when_complete(self, store: FileStore) -> None:
         tail = Tail(store, "log")
         store.put_bytes("other", b"")
         assert tail.lines() == []
@@ -412,19 +412,19 @@ class TestTail:
         store.put_bytes("log", b"a much longer file\nwith other lines\n")
         assert tail.lines() == ["a much longer file", "with other lines"]
 
-    def test_a_letter_that_ends_a_line_elsewhere_ends_no_document(self, store: FileStore) -> None:
+    def test_unicode_line_separators_do_not_split_a_document(self, store: FileStore) -> None:
         event = Event(1.0, "trainer", "sampled", "one\u2028two\x85three")
         store.put_bytes("events", codec.dumps(event).encode() + b"\n")
         assert Tail(store, "events").documents(Event) == [event]
 
-    def test_a_line_that_is_no_document_is_passed_over(self, store: FileStore) -> None:
+    def test_a_line_that_is_not_a_document_is_skipped(self, store: FileStore) -> None:
         tail = Tail(store, "events")
         good = json.dumps({"t": 1.0, "source": "agent", "kind": "k", "text": "t"})
         store.put_bytes("events", f"{good}\nnot json\n{good}\n".encode())
         assert len(tail.documents(Event)) == 2
 
 
-def test_the_last_step_is_told_once_also_when_its_dollars_have_changed_meanwhile(
+def test_the_last_step_is_reported_once_even_if_its_dollars_changed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = launch(make_draft(home, tmp_path), home)
@@ -451,7 +451,7 @@ def test_the_last_step_is_told_once_also_when_its_dollars_have_changed_meanwhile
     assert later.startswith("step 13/12 | loss 0.300 | ")
 
 
-def test_a_watch_begins_with_what_the_machine_costs_who_guards_it_and_what_is_safe(home: Home) -> None:
+def test_a_watch_begins_with_the_rate_the_guards_and_the_last_stored_checkpoint(home: Home) -> None:
     watched = watching(home)
     home.ledger.begin_create("m1", 2.0)
     beat = Heartbeat(20.0, "m1", 1, "training", 0.0, "36", "1", phase="pretrain", step=30, num_steps=40)
@@ -480,7 +480,7 @@ def test_a_watch_begins_with_what_the_machine_costs_who_guards_it_and_what_is_sa
     assert "guarded on the instance by the agent only | safe in the store: pretrain step 20 | " in head.text
 
 
-def test_of_the_past_a_watch_tells_only_the_last_validations(home: Home) -> None:
+def test_a_watch_repeats_only_the_last_validations_of_the_past(home: Home) -> None:
     watched = watching(home)
     messages = [Metric(float(n), "pretrain", n, 40, n, 3.0, val_loss=3.0) for n in range(1, 31)]
     put(watched, file_names.METRICS, *messages)
@@ -488,4 +488,4 @@ def test_of_the_past_a_watch_tells_only_the_last_validations(home: Home) -> None
     assert first == [f"validation at step {n}: loss 3.000" for n in range(26, 31)]
     more = [Metric(float(n), "pretrain", n, 40, n, 2.0, val_loss=2.0) for n in range(31, 41)]
     put(watched, file_names.METRICS, *messages, *more)
-    assert len(list(watched.feed.reports(home.ledger.lines("moss-1")))) == 10, "and then each"
+    assert len(list(watched.feed.reports(home.ledger.lines("moss-1")))) == 10, "afterwards every one"

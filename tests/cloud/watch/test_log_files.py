@@ -34,7 +34,7 @@ def test_logs_are_read_from_the_store_and_followed_to_the_end(home: Home, tmp_pa
 
 @pytest.mark.acceptance(112)
 @pytest.mark.slow
-def test_following_logs_survives_a_store_that_is_away(
+def test_following_logs_continues_after_a_store_failure(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = launch(make_draft(home, tmp_path, steps=30, step_s=0.05), home)
@@ -56,7 +56,7 @@ def test_following_logs_survives_a_store_that_is_away(
 def test_a_failed_run_is_followed_until_its_last_push_is_in_the_store(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The heartbeat that tells of its end may come with a log that was read a moment before the trainer's last words.
+    # The heartbeat that reports the end may arrive with a log read just before the trainer wrote its last lines.
     (tmp_path / "store").mkdir()
     run = RunRow("moss-1", "moss", "failed", 1.0, f"file:{tmp_path}/store", "", "1.00", "The loss is not finite.", 1)
     line = LedgerLine("m1", run.id, run.name, 1, "local", "cpu", "0.36", "1.00", 1.0, "i1", 1.0)
@@ -77,7 +77,7 @@ def test_a_failed_run_is_followed_until_its_last_push_is_in_the_store(
     assert read_log(home, run) == ["step 1", "Traceback", "ValueError: boom"]
 
 
-def test_a_run_that_never_says_that_its_last_push_is_done_is_not_followed_for_ever(
+def test_following_ends_if_the_last_push_is_never_reported(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "store").mkdir()

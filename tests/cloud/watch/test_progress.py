@@ -1,4 +1,4 @@
-"""What is still to come: the trainer's own count of its phase, and the plan for what follows it."""
+"""The remaining time and dollars: the trainer's count for its phase, the plan for the phases after it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ STATUS = Status(RUN, [LINE], RunReports(BEAT, None), Decimal("1.83"), 0.0, phase
 
 
 @pytest.mark.acceptance(62)
-def test_what_is_left_is_the_phase_by_the_trainer_and_the_rest_by_the_plan() -> None:
+def test_the_rest_is_the_trainers_eta_plus_the_planned_later_phases() -> None:
     assert ahead(STATUS, BEAT, PLAN) == Ahead(90.0, end_usd=Decimal("2.83"))  # 60 + 30 s, and 10 s home
     last = dataclasses.replace(BEAT, phase="rl")
     assert ahead(STATUS, last, PLAN) == Ahead(60.0, end_usd=Decimal("2.53"))
 
 
-def test_without_a_plan_the_count_is_of_this_phase_and_says_so() -> None:
+def test_without_a_plan_the_eta_covers_and_names_this_phase_only() -> None:
     assert ahead(STATUS, BEAT, None) == Ahead(60.0, is_whole=False)
     assert ahead(STATUS, dataclasses.replace(BEAT, phase="rl"), None) == Ahead(60.0)
     assert progress_line(STATUS, BEAT).endswith(" | $1.83 of $12.00 | eta 1m00s for this phase")
 
 
-def test_the_line_tells_dollars_so_far_and_at_the_end() -> None:
+def test_the_line_shows_dollars_so_far_and_at_the_end() -> None:
     said = progress_line(STATUS, BEAT, None, PLAN)
     assert said == "mid 2/3 | step 40/100 | loss 3.214 | $1.83 of $12.00, about $2.83 at the end | eta 1m30s"
     tight = dataclasses.replace(STATUS, run=dataclasses.replace(RUN, spend_limit_usd="2.00"))
@@ -45,7 +45,7 @@ def test_the_line_tells_dollars_so_far_and_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("state", ["fetching", "pushing", "ending"])
-def test_while_it_does_not_train_no_old_eta_is_told_but_what_it_does(state: str) -> None:
+def test_the_line_shows_the_state_and_no_eta_while_the_run_does_not_train(state: str) -> None:
     beat = dataclasses.replace(BEAT, state=state)
     assert ahead(STATUS, beat, PLAN) is None
     assert progress_line(STATUS, beat, None, PLAN).endswith(f" | $1.83 of $12.00 | {state}")
@@ -53,14 +53,14 @@ def test_while_it_does_not_train_no_old_eta_is_told_but_what_it_does(state: str)
     assert progress_line(over, beat, None, PLAN).endswith(" | $1.83 of $12.00")
 
 
-def test_a_run_that_is_over_or_not_measured_yet_has_nothing_ahead() -> None:
+def test_a_finished_or_unmeasured_run_has_no_estimate() -> None:
     over = dataclasses.replace(STATUS, run=dataclasses.replace(RUN, state="stopped"))
     assert ahead(over, BEAT, PLAN) is None
     assert ahead(STATUS, dataclasses.replace(BEAT, eta_s=None), PLAN) is None
     assert ahead(STATUS, None, PLAN) is None
 
 
-def test_the_plan_is_of_the_machine_that_the_run_has_and_absent_without_its_papers(home: Home, tmp_path: Path) -> None:
+def test_the_plan_is_of_the_rented_offer_and_absent_without_launch_documents(home: Home, tmp_path: Path) -> None:
     ready = make_draft(home, tmp_path)
     row = dataclasses.replace(RUN, id=ready.run.id)
     assert planned(home, row) is None
