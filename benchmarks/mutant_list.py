@@ -28,7 +28,7 @@ MUTANTS = [
         "    home.ledger.begin_create(draft.mark, request.order.boot.started_at)\n",
         "",
         (
-            "tests/cloud/reconcile/test_reconcile.py::test_a_create_without_an_answer_is_maybe_billing_until_the_grace_is_over",
+            "tests/cloud/reconcile/test_reconcile.py::test_an_unanswered_create_may_be_billing_until_the_grace_period_ends",
             "tests/cloud/reconcile/test_reconcile.py::test_a_launch_destroyed_before_its_create_call_creates_nothing",
             "tests/cloud/launch/test_launch.py::test_a_run_trains_ends_its_own_billing_and_leaves_a_receipt",
         ),
@@ -102,7 +102,7 @@ MUTANTS = [
         '                home.ledger.update(line.mark, state="unknown", billing="maybe")\n',
         '                home.ledger.close(line.mark, at=0.0, spend_usd=Decimal(0), note="")\n',
         (
-            "tests/cloud/reconcile/test_reconcile.py::test_a_provider_that_cannot_be_asked_is_said_and_its_instances_stay_maybe",
+            "tests/cloud/reconcile/test_reconcile.py::test_instances_of_an_unreachable_provider_may_be_billing",
         ),
     ),
     Mutant(
@@ -133,7 +133,7 @@ MUTANTS = [
         "    if False:\n",
         (
             "tests/cloud/reconcile/test_reconcile.py::test_destroy_is_retried_until_the_provider_shows_it_absent",
-            "tests/cloud/reconcile/test_reconcile.py::test_a_destroy_that_is_not_confirmed_in_time_is_still_billing_and_remembered",
+            "tests/cloud/reconcile/test_reconcile.py::test_a_destroy_not_confirmed_in_time_raises_still_billing_and_is_remembered",
         ),
     ),
     Mutant(
@@ -141,7 +141,7 @@ MUTANTS = [
         "src/homing/cloud/destroy.py",
         "        problem = _words(exc)\n",
         '        problem = ""\n',
-        ("tests/cloud/reconcile/test_reconcile.py::test_a_provider_that_refuses_to_end_it_leaves_it_billing",),
+        ("tests/cloud/reconcile/test_reconcile.py::test_a_destroy_refused_by_the_provider_raises_still_billing",),
     ),
     Mutant(
         "cheaper-of-both",
@@ -169,7 +169,7 @@ MUTANTS = [
         "src/homing/cloud/reconcile/receipt.py",
         "    if before is not None:\n        spend = max(",
         "    if before == ():\n        spend = max(",
-        ("tests/cloud/reconcile/test_receipt.py::test_a_process_that_looks_again_counts_by_its_stop_watch",),
+        ("tests/cloud/reconcile/test_receipt.py::test_spend_between_two_observations_uses_the_monotonic_clock",),
     ),
     Mutant(
         "attempts-by-time",
@@ -360,7 +360,7 @@ MUTANTS = [
         "src/homing/cloud/reconcile/receipt.py",
         "    if rate > 0 and usd > most:\n",
         "    if False:\n",
-        ("tests/cloud/test_destroy.py::test_an_absurd_bill_is_told_and_not_written_down",),
+        ("tests/cloud/test_destroy.py::test_an_absurd_bill_is_reported_and_not_recorded",),
     ),
     Mutant(
         "unreadable-end-is-an-end",

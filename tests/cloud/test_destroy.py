@@ -30,7 +30,7 @@ def world() -> FakeWorld:
 
 
 def answer_lists(reply: HttpResponse, world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every question after the provider's list is answered so; all others as ever."""
+    """Answers every request for the provider's list with `reply`; other requests are not changed."""
     real = world.http
 
     def http(request: HttpRequest) -> HttpResponse:
@@ -40,20 +40,20 @@ def answer_lists(reply: HttpResponse, world: FakeWorld, monkeypatch: pytest.Monk
     monkeypatch.setattr(world, "http", http)
 
 
-def test_a_list_that_cannot_be_read_keeps_nothing_billing_that_is_known_by_its_id(
+def test_destroy_ends_an_instance_with_a_known_id_although_the_list_fails(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note_rented(home, rent(home, tmp_path).id)
     answer_lists(HttpResponse(503, {}, b""), world, monkeypatch)
     with pytest.raises(StillBilling, match="not confirmed"):
         destroy_lines(home, open_lines(home, None), deadline_s=1)
-    assert world.machines.running == [], "its end was asked for all the same"
+    assert world.machines.running == [], "the destroy request was sent nevertheless"
     monkeypatch.undo()
     destroy_lines(home, open_lines(home, None))
     assert billed(world) <= written(home)
 
 
-def test_a_list_in_words_that_nobody_knows_ends_no_guard_and_keeps_nothing_billing(
+def test_a_list_in_an_unknown_format_stops_neither_the_guard_nor_destroy(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note_rented(home, rent(home, tmp_path).id)
@@ -64,10 +64,10 @@ def test_a_list_in_words_that_nobody_knows_ends_no_guard_and_keeps_nothing_billi
     assert world.machines.running == []
 
 
-def test_one_that_was_found_by_its_mark_is_known_by_its_id_until_it_is_gone(
+def test_an_instance_found_by_its_mark_is_then_tracked_by_its_id(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # EC2 shows one that shuts down for a minute. Then its mark showed nothing, and it "might still appear".
+    # EC2 lists a terminating instance for about a minute. After that, looking it up by its mark found nothing.
     instance = rent(home, tmp_path)
     line = note_rented(home)
     real, looks = Fake.list_owned, [2]
@@ -83,7 +83,7 @@ def test_one_that_was_found_by_its_mark_is_known_by_its_id_until_it_is_gone(
     assert billed(world) <= written(home)
 
 
-def test_of_two_under_one_mark_a_stubborn_one_does_not_keep_the_other_billing(
+def test_destroy_ends_the_duplicate_although_the_other_instance_is_locked(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = rent_twins(home, world, tmp_path)
@@ -101,12 +101,12 @@ def test_of_two_under_one_mark_a_stubborn_one_does_not_keep_the_other_billing(
     assert world.machines.running == [first]
 
 
-def test_a_machine_that_is_dearer_than_it_was_offered_costs_that_also_where_it_is_forgotten_with_its_end(
+def test_the_billed_rate_is_kept_although_the_provider_forgets_it_after_the_end(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = rent(home, tmp_path)
     line = note_rented(home, instance.id)
-    home.ledger.update(line.mark, rate_usd_per_hour=str(instance.rate_usd_per_hour / 2))  # as it was offered
+    home.ledger.update(line.mark, rate_usd_per_hour=str(instance.rate_usd_per_hour / 2))  # the offered rate
     world.pass_time(600)
     real = Fake.describe
 
@@ -122,10 +122,10 @@ def test_a_machine_that_is_dearer_than_it_was_offered_costs_that_also_where_it_i
     assert line_of(home, line.mark).rate_usd_per_hour == str(instance.rate_usd_per_hour)
 
 
-def test_a_machine_that_a_launch_notes_while_the_end_is_confirmed_closes_no_line(
+def test_an_instance_recorded_while_a_destroy_is_confirmed_is_also_destroyed(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The answer to a first create call was lost, and what it made is ended from here; the launch has asked once more.
+    # The answer to the first create was lost, and this destroys its instance while the launch retries the create.
     first, second = rent_twins(home, world, tmp_path)
     world.cloud._things[second].hidden_until = world.t + 4000
     line = note_rented(home)
@@ -143,10 +143,10 @@ def test_a_machine_that_a_launch_notes_while_the_end_is_confirmed_closes_no_line
     assert line_of(home, line.mark).instance_id == second
 
 
-def test_a_store_that_does_not_answer_holds_up_no_end(
+def test_an_unresponsive_store_does_not_delay_a_destroy(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What would be lost is asked of the store before anything is ended, and an S3 that hangs is tried for minutes.
+    # Destroy first asks the store what would be lost; a hanging S3 is retried for minutes.
     line = note_rented(home, rent(home, tmp_path).id)
     waits, waited = threading.Event(), list[bool]()
     monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
@@ -167,7 +167,7 @@ ABSURD = ["NaN", "sNaN", "Infinity", "-Infinity", "1e308", "1e999999999", "-5"]
 
 
 def show_figures(monkeypatch: pytest.MonkeyPatch, **figures: object) -> None:
-    """The provider shows all its instances with these figures, as if nobody had read them at its edge."""
+    """The provider returns all its instances with these figures, without the checks of its API client."""
     list_owned, describe = Fake.list_owned, Fake.describe
 
     def spoiled(instance: Instance) -> Instance:
@@ -178,7 +178,7 @@ def show_figures(monkeypatch: pytest.MonkeyPatch, **figures: object) -> None:
 
 
 @pytest.mark.regression("provider-figures")
-def test_no_figure_of_a_provider_keeps_the_request_to_end_from_being_sent(
+def test_absurd_provider_figures_do_not_prevent_the_destroy_request(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, text in enumerate(ABSURD, start=1):
@@ -195,13 +195,13 @@ def test_no_figure_of_a_provider_keeps_the_request_to_end_from_being_sent(
 
 
 @pytest.mark.regression("provider-figures")
-def test_no_figure_of_a_provider_keeps_the_guard_from_ending_a_run_at_its_limit(
+def test_absurd_provider_figures_do_not_stop_the_guard_at_a_limit(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = rent(home, tmp_path)
     line = note_rented(home, instance.id)
-    world.cloud._things[instance.id].guard_usd = None  # the provider's own guard is asleep
-    world.pass_time(40 * 3600)  # of some 33 hours that the limit allows
+    world.cloud._things[instance.id].guard_usd = None  # the provider's own guard does not act
+    world.pass_time(40 * 3600)  # the limit allows about 33 hours
     assert world.machines.running == [instance.id]
     show_figures(monkeypatch, spend_usd=Decimal("Infinity"))
     guard_pass(home)
@@ -210,7 +210,7 @@ def test_no_figure_of_a_provider_keeps_the_guard_from_ending_a_run_at_its_limit(
 
 
 @pytest.mark.regression("absurd-bills")
-def test_an_absurd_bill_is_told_and_not_written_down(
+def test_an_absurd_bill_is_reported_and_not_recorded(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = note_rented(home, rent(home, tmp_path).id)
@@ -228,12 +228,12 @@ def test_an_absurd_bill_is_told_and_not_written_down(
             assert any("not counted" in problem for problem in made.problems), text
             assert Decimal(line_of(home, line.mark).spend_usd) < 1, text
             assert home.ledger.bills().get(line.mark, Decimal(0)) < 1, text
-    assert world.machines.running, "a figure that nobody believes ends nothing"
+    assert world.machines.running, "an implausible figure destroys nothing"
     assert sane.problems == guard_pass(home).problems
 
 
 @pytest.mark.regression("provider-figures")
-def test_a_retry_after_that_is_no_number_does_not_keep_an_end_from_being_asked_again(
+def test_an_invalid_retry_after_header_does_not_prevent_a_destroy_retry(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note_rented(home, rent(home, tmp_path).id)
@@ -248,4 +248,4 @@ def test_a_retry_after_that_is_no_number_does_not_keep_an_end_from_being_asked_a
     monkeypatch.setattr(world, "http", http)
     destroy_lines(home, open_lines(home, None))
     assert world.machines.running == []
-    assert all(seconds == seconds for seconds in world.slept), "no number of seconds is waited for"
+    assert all(seconds == seconds for seconds in world.slept), "it never sleeps for NaN seconds"

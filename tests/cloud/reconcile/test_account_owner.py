@@ -1,4 +1,4 @@
-"""Keys change: what another account rented is unknown and may bill, for everything that looks, ends or goes on."""
+"""After a change of API key, instances of the other account are unknown and may bill: refresh, destroy and resume."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ENDLESS = 100_000
 
 
 class Wallets:
-    """`local` with accounts: the key that is set shows, describes and ends what its own account rented, and no more."""
+    """`local` with accounts: a key lists, describes and destroys only the instances of its own account."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.key, self.is_silent, self.asked = "mine", False, 0
@@ -72,25 +72,25 @@ class Wallets:
     def account(self) -> str:
         self.asked += 1
         if self.is_silent:
-            raise ProviderSilent("local cannot be asked now whose key this is.")
+            raise ProviderSilent("local cannot identify the account of this key now.")
         return self.key
 
 
 @pytest.fixture
 def wallets(monkeypatch: pytest.MonkeyPatch) -> Wallets:
-    monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # it stands for a rented machine
+    monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # local stands in for a paid provider
     return Wallets(monkeypatch)
 
 
 @pytest.fixture
 def home(homing_home: Path, wallets: Wallets) -> Iterator[Home]:
     yield Home(homing_home, World())
-    wallets.rented.clear()  # all of them are shown again
+    wallets.rented.clear()  # every key sees every instance again
     clear(homing_home)
 
 
 def end_the_machine(home: Home) -> None:
-    """Taken away, whoever looks. Again and again: one of its programs starts the other when that dies."""
+    """Kills every process of the instance, repeatedly, because agent and dead-man restart each other."""
 
     def is_gone() -> bool:
         for pid, _ in marked_now(home):
@@ -100,7 +100,7 @@ def end_the_machine(home: Home) -> None:
     assert wait_until(is_gone, timeout_s=60, every_s=0.05, world=World())
 
 
-# --- what is written down ---
+# --- recording the account ---
 
 
 def test_the_account_is_in_the_ledger_before_the_create_call_and_in_the_record(
@@ -121,7 +121,9 @@ def test_the_account_is_in_the_ledger_before_the_create_call_and_in_the_record(
     assert adopted.account == "mine"
 
 
-def test_nobody_rents_who_cannot_say_whose_account_it_is(home: Home, tmp_path: Path, wallets: Wallets) -> None:
+def test_a_launch_fails_before_renting_if_the_account_cannot_be_identified(
+    home: Home, tmp_path: Path, wallets: Wallets
+) -> None:
     ready = make_draft(home, tmp_path)
     wallets.is_silent = True
     with pytest.raises(ProviderSilent):
@@ -130,10 +132,10 @@ def test_nobody_rents_who_cannot_say_whose_account_it_is(home: Home, tmp_path: P
     assert marked_now(home) == []
 
 
-# --- looking and ending ---
+# --- refresh and destroy ---
 
 
-def test_a_machine_of_another_account_stays_open_and_is_found_again_with_its_key(
+def test_an_instance_of_another_account_stays_open_until_its_key_is_used_again(
     home: Home, tmp_path: Path, wallets: Wallets
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -151,7 +153,7 @@ def test_a_machine_of_another_account_stays_open_and_is_found_again_with_its_key
         destroy_run(home, done.run)
     assert "--same-account" in caught.value.fix
     assert caught.value.exit_code == 6
-    assert marked_now(home), "nobody could end it"
+    assert marked_now(home), "this key could not destroy it"
     wallets.key = "mine"
     assert refresh(home) == []
     assert home.ledger.lines()[0].billing == "yes"
@@ -161,7 +163,7 @@ def test_a_machine_of_another_account_stays_open_and_is_found_again_with_its_key
 
 
 @pytest.mark.slow
-def test_one_line_in_another_account_does_not_keep_destroy_from_the_others(
+def test_destroy_ends_the_others_although_one_instance_is_in_another_account(
     home: Home, tmp_path: Path, wallets: Wallets
 ) -> None:
     launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -172,14 +174,14 @@ def test_one_line_in_another_account_does_not_keep_destroy_from_the_others(
     assert [(line.run_name, line.state) for line in home.ledger.lines()] == [("moss", "unknown"), ("fern", "gone")]
 
 
-def test_a_line_from_before_accounts_is_taken_for_one_of_the_key_at_hand(
+def test_a_line_without_an_account_gets_the_account_of_the_current_key(
     home: Home, tmp_path: Path, wallets: Wallets
 ) -> None:
     launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     mark = home.ledger.lines()[0].mark
     home.ledger.update(mark, account=None)
     assert refresh(home) == []
-    assert home.ledger.account(mark) == "mine", "what a key shows is of its account"
+    assert home.ledger.account(mark) == "mine", "an instance that a key lists is in its account"
     home.ledger.update(mark, account=None)
     end_the_machine(home)
     wallets.key = "team"
@@ -187,7 +189,9 @@ def test_a_line_from_before_accounts_is_taken_for_one_of_the_key_at_hand(
     assert home.ledger.lines()[0].destroyed_at is not None
 
 
-def test_a_key_that_shows_it_under_its_id_speaks_for_it(home: Home, tmp_path: Path, wallets: Wallets) -> None:
+def test_a_line_takes_the_account_of_the_key_that_shows_its_instance(
+    home: Home, tmp_path: Path, wallets: Wallets
+) -> None:
     launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     wallets.key, wallets.rented = "renamed", {}
     (line,) = home.ledger.lines()
@@ -195,7 +199,7 @@ def test_a_key_that_shows_it_under_its_id_speaks_for_it(home: Home, tmp_path: Pa
     assert home.ledger.account(line.mark) == "renamed"
 
 
-def test_a_provider_that_does_not_say_whose_key_it_is_is_not_another_account(
+def test_an_unidentified_account_does_not_count_as_another_account(
     home: Home, tmp_path: Path, wallets: Wallets
 ) -> None:
     launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -203,15 +207,15 @@ def test_a_provider_that_does_not_say_whose_key_it_is_is_not_another_account(
     (line,) = home.ledger.lines()
     assert not is_elsewhere(home, line)
     (problem,) = refresh(home)
-    assert "cannot be asked now whose key this is" in problem
+    assert "cannot identify the account of this key now" in problem
     assert home.ledger.lines()[0].destroyed_at is None
     with pytest.raises(StillBilling) as caught:
         destroy_lines(home, [line], deadline_s=0.1)
-    assert "cannot be asked now whose key this is" in caught.value.why
+    assert "cannot identify the account of this key now" in caught.value.why
     assert "--same-account" not in caught.value.fix
 
 
-def test_a_look_at_what_is_shown_asks_nobody_whose_key_it_is(home: Home, tmp_path: Path, wallets: Wallets) -> None:
+def test_a_refresh_of_listed_instances_does_not_query_the_account(home: Home, tmp_path: Path, wallets: Wallets) -> None:
     launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     wallets.asked = 0
     for _ in range(3):
@@ -219,7 +223,7 @@ def test_a_look_at_what_is_shown_asks_nobody_whose_key_it_is(home: Home, tmp_pat
     assert wallets.asked == 0
 
 
-def test_a_limit_is_not_called_set_at_a_provider_that_does_not_show_the_machine(
+def test_a_limit_change_fails_if_the_instance_is_in_another_account(
     home: Home, tmp_path: Path, wallets: Wallets
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -230,7 +234,7 @@ def test_a_limit_is_not_called_set_at_a_provider_that_does_not_show_the_machine(
     assert home.ledger.find(done.run.id).spend_limit_usd == "1.00"
 
 
-# --- a person's word ---
+# --- --same-account ---
 
 
 @pytest.fixture
@@ -243,9 +247,7 @@ def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return typed
 
 
-def test_destroy_says_what_to_do_and_takes_a_persons_word(
-    home: Home, tmp_path: Path, wallets: Wallets, say: Any
-) -> None:
+def test_destroy_suggests_same_account_and_accepts_it(home: Home, tmp_path: Path, wallets: Wallets, say: Any) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     end_the_machine(home)
     wallets.key = "rotated"
@@ -260,7 +262,7 @@ def test_destroy_says_what_to_do_and_takes_a_persons_word(
     assert not home.ledger.find("moss").is_live
 
 
-def test_a_persons_word_that_cannot_be_written_down_is_told(
+def test_same_account_reports_that_it_could_not_be_recorded(
     home: Home, tmp_path: Path, wallets: Wallets, say: Any
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -268,22 +270,22 @@ def test_a_persons_word_that_cannot_be_written_down_is_told(
     wallets.is_silent = True
     taken = say("destroy", done.run.id, "--yes", "--same-account")
     assert (
-        f"Could not record that {line.mark} is in the same account: local cannot be asked now whose key this is."
+        f"Could not record that {line.mark} is in the same account: local cannot identify the account of this key now."
         in taken.err
     )
 
 
-def test_a_persons_word_is_of_one_run(home: Home, say: Any) -> None:
+def test_same_account_is_refused_for_all_runs_at_once(home: Home, say: Any) -> None:
     refused = say("destroy", "--all", "--yes", "--same-account")
     assert refused.code == 2
     assert "--same-account needs one run" in refused.err
 
 
-# --- going on ---
+# --- relaunch and resume ---
 
 
 @pytest.mark.slow
-def test_a_guard_goes_on_in_the_runs_own_account_only(
+def test_a_guard_relaunches_only_in_the_account_of_the_run(
     home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -291,9 +293,7 @@ def test_a_guard_goes_on_in_the_runs_own_account_only(
         lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=ENDLESS),
     )
     launch(make_draft(home, tmp_path, steps=ENDLESS), home)
-    os.kill(
-        next(pid for pid, _ in marked_now(home) if is_agent(pid)), signal.SIGTERM
-    )  # as it is told that it is taken away
+    os.kill(next(pid for pid, _ in marked_now(home) if is_agent(pid)), signal.SIGTERM)  # as at a preemption
     assert wait_until(lambda: not home.provider("local").list_owned(), timeout_s=60, every_s=0.1, world=World())
     assert refresh(home) == []
     wallets.key = "team"
@@ -307,16 +307,16 @@ def test_a_guard_goes_on_in_the_runs_own_account_only(
 
 @pytest.fixture
 def provider_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`local` as a provider that ends a machine at its limit by itself, whatever became of homing."""
+    """`local` as a provider that destroys an instance at its limit by itself."""
     cannot = {name: text for name, text in Local.cannot.items() if not name.startswith("native")}
     monkeypatch.setattr(Local, "guard", "local itself ends it at the limit.")
     monkeypatch.setattr(Local, "cannot", cannot)
 
 
 def leave_in_another_account(home: Home, tmp_path: Path, wallets: Wallets) -> LedgerLine:
-    """The first attempt, of a limit of a dollar, in the account `mine`, cut off; the key of `team` is set."""
+    """Launches a first attempt in the account `mine` with a limit of $1, marks it lost, and sets the key of `team`."""
     done = launch(make_draft(home, tmp_path, steps=ENDLESS, limit="1.00"), home)
-    for pid, _ in marked_now(home):  # else it would soon see that the next one has the run, and end itself
+    for pid, _ in marked_now(home):  # else it would notice the next attempt and end itself
         os.kill(pid, signal.SIGSTOP)
     home.ledger.set_run(done.run.id, state="failed", reason="lost: its line was cut", ended_at=home.world.now())
     wallets.key = "team"
@@ -329,7 +329,7 @@ def hours_later(monkeypatch: pytest.MonkeyPatch, num_s: float) -> None:
         monkeypatch.setattr(World, name, lambda world, real=real: real(world) + num_s, raising=False)
 
 
-def test_nobody_goes_on_beside_a_machine_in_another_account_that_nothing_bounds(
+def test_a_resume_is_refused_while_an_unlimited_instance_is_in_another_account(
     home: Home, tmp_path: Path, wallets: Wallets
 ) -> None:
     first = leave_in_another_account(home, tmp_path, wallets)
@@ -343,7 +343,7 @@ def test_nobody_goes_on_beside_a_machine_in_another_account_that_nothing_bounds(
 
 
 @pytest.mark.usefixtures("provider_ends")
-def test_a_machine_in_another_account_counts_as_the_most_that_it_can_cost_today_and_in_days(
+def test_an_instance_in_another_account_counts_at_its_maximum_cost(
     home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_in_another_account(home, tmp_path, wallets)
@@ -357,7 +357,7 @@ def test_a_machine_in_another_account_counts_as_the_most_that_it_can_cost_today_
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("provider_ends")
-def test_the_guard_counts_as_the_launch_did_and_ends_what_is_here_and_the_run(
+def test_the_guard_counts_another_account_at_its_maximum_and_ends_the_reachable_instance(
     home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = leave_in_another_account(home, tmp_path, wallets)
@@ -367,13 +367,17 @@ def test_the_guard_counts_as_the_launch_did_and_ends_what_is_here_and_the_run(
     made = guard_pass(home)
     allowed = allowed_s(Decimal(second.rate_usd_per_hour), Decimal("3.00"), Decimal("1.00"), 0)
     left_s = reserve_s(GUARD, allowed)
-    assert made.due[again.run.id] == pytest.approx(second.created_at + allowed - left_s, abs=5), "after the landing"
+    assert made.due[again.run.id] == pytest.approx(second.created_at + allowed - left_s, abs=5), (
+        "within the guard's reserve before the limit"
+    )
     (messages,) = made.alerts
     assert "It counts as $1.00, the most it can cost" in messages
-    assert guard_pass(home).alerts == [], "said once"
+    assert guard_pass(home).alerts == [], "alerted once"
     wallets.is_silent = True
     monkeypatch.setattr("homing.cloud.guard.guard_round.DESTROY_S", 0.1)
-    assert guard_pass(home).due[again.run.id] == pytest.approx(made.due[again.run.id], abs=5), "asked or not"
+    assert guard_pass(home).due[again.run.id] == pytest.approx(made.due[again.run.id], abs=5), (
+        "the same without an answer"
+    )
     wallets.is_silent = False
     hours_later(monkeypatch, made.due[again.run.id] - home.world.now() + 5)
     made = guard_pass(home)
@@ -387,12 +391,12 @@ def test_the_guard_counts_as_the_launch_did_and_ends_what_is_here_and_the_run(
         (False, "gone"),
     ]
     made = guard_pass(home)
-    assert (made.done, len(made.may_bill)) == ([], 1), "told again, ended once"
+    assert (made.done, len(made.may_bill)) == ([], 1), "reported again, destroyed once"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("provider_ends")
-def test_a_guard_with_the_first_key_again_ends_the_first_machine_and_leaves_the_run_alone(
+def test_a_guard_with_the_first_key_destroys_the_first_instance_only(
     home: Home, tmp_path: Path, wallets: Wallets
 ) -> None:
     first = leave_in_another_account(home, tmp_path, wallets)
@@ -407,7 +411,7 @@ def test_a_guard_with_the_first_key_again_ends_the_first_machine_and_leaves_the_
     assert home.ledger.lines()[1].state == "ready"
 
 
-def test_a_run_whose_only_machine_is_in_another_account_is_stopped_at_its_limit_and_may_bill(
+def test_a_run_in_another_account_is_marked_stopped_at_its_limit_and_may_bill(
     home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS, limit="1.00"), home)
@@ -427,7 +431,7 @@ def test_a_run_whose_only_machine_is_in_another_account_is_stopped_at_its_limit_
 @pytest.mark.slow
 @pytest.mark.usefixtures("provider_ends")
 @pytest.mark.parametrize("new", ["4.00", "2.00"])
-def test_a_changed_limit_is_set_for_what_is_here_and_says_of_what_it_is_not(
+def test_a_limit_change_names_the_instance_in_another_account_that_it_cannot_reach(
     home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch, new: str
 ) -> None:
     first = leave_in_another_account(home, tmp_path, wallets)
@@ -450,7 +454,7 @@ def test_a_changed_limit_is_set_for_what_is_here_and_says_of_what_it_is_not(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("provider_ends")
-def test_a_guard_goes_on_beside_what_is_counted_at_its_most(
+def test_a_guard_relaunches_while_an_instance_in_another_account_counts_at_its_maximum(
     home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -470,7 +474,7 @@ def test_a_guard_goes_on_beside_what_is_counted_at_its_most(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("provider_ends")
-def test_a_person_may_go_on_in_another_account_and_hears_of_what_was_left_open(
+def test_a_resume_in_another_account_warns_of_the_instance_left_open(
     home: Home, tmp_path: Path, wallets: Wallets
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -486,14 +490,16 @@ def test_a_person_may_go_on_in_another_account_and_hears_of_what_was_left_open(
     assert f"homing destroy {first.mark}" in messages
     made = guard_pass(home)
     assert any(first.mark in text for text in made.may_bill)
-    assert home.ledger.lines()[1].state == "ready", "and the guard has looked at the one that has the run"
+    assert home.ledger.lines()[1].state == "ready", "the guard has checked the current attempt"
     wallets.key = "mine"
     destroy_lines(home, [first])
     assert home.ledger.lines()[0].state == "gone"
     wallets.key = "team"
 
 
-def test_the_mark_of_the_line_is_named_where_no_run_is_known(home: Home, wallets: Wallets, tmp_path: Path) -> None:
+def test_the_suggested_destroy_command_uses_the_mark_if_the_run_is_unknown(
+    home: Home, wallets: Wallets, tmp_path: Path
+) -> None:
     launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     (line,) = home.ledger.lines()
     lost = dataclasses.replace(

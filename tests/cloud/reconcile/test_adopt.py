@@ -1,4 +1,4 @@
-"""A run goes on under another home: the instance lives on, the dollars count on, and only one home may act."""
+"""Another home adopts a run: the instance keeps running, its cost still counts, and only one home may act."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def wait_for_state(home: Home, state: str) -> None:
     assert wait_until(is_so, timeout_s=60, every_s=0.2, world=World()), home.ledger.find("moss")
 
 
-def test_a_live_run_is_adopted_with_its_instance_and_goes_on_here(
+def test_a_live_run_is_adopted_with_its_instance_and_can_be_stopped_here(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -79,7 +79,7 @@ def test_a_live_run_is_adopted_with_its_instance_and_goes_on_here(
 
 
 @pytest.mark.slow
-def test_the_home_that_lost_it_says_so_and_may_only_end_billing(
+def test_the_previous_home_of_an_adopted_run_may_only_destroy_it(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -91,7 +91,7 @@ def test_the_home_that_lost_it_says_so_and_may_only_end_billing(
     row = home.ledger.find("moss")
     assert (row.state, row.is_live) == (ADOPTED, False)
     assert "adopted by" in row.reason
-    assert look(home, row).is_billing  # it still is, and that stays visible
+    assert look(home, row).is_billing  # the instance still bills, and the old home still shows it
     with pytest.raises(NotOwner):
         make_draft(home, tmp_path, resume=True)
     assert [line.billing for line in destroy_run(home, row).lines] == ["no"]
@@ -110,13 +110,11 @@ def test_only_the_owner_writes_the_record(home: Home, other: Home, store: Store,
     assert store.read(run_key(done.run.id, file_names.RECORD)) == written
     record = codec.loads(RunRecord, written)
     assert record.owner == other.owner
-    assert record.attempts[0].home == str(home.path)  # where its folder lies, whoever owns it
+    assert record.attempts[0].home == str(home.path)  # the home that launched it stays recorded
 
 
 @pytest.mark.slow
-def test_the_record_follows_every_change_also_one_that_could_not_be_written_at_first(
-    home: Home, store: Store, tmp_path: Path
-) -> None:
+def test_the_record_follows_every_change_even_after_a_failed_write(home: Home, store: Store, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     key = run_key(done.run.id, file_names.RECORD)
 
@@ -133,14 +131,14 @@ def test_the_record_follows_every_change_also_one_that_could_not_be_written_at_f
     assert recorded().spend_limit_usd == "7"
     written = store.read(key)
     refresh(home)
-    assert store.read(key) == written  # nothing changed, nothing is written
+    assert store.read(key) == written  # without a change nothing is written
     destroy_run(home, home.ledger.find("moss"))
     refresh(home)
     assert (recorded().state, recorded().attempts[0].ended_at is not None) == ("stopped", True)
 
 
 @pytest.mark.slow
-def test_adopting_ones_own_run_changes_nothing(home: Home, store: Store, tmp_path: Path) -> None:
+def test_adopting_your_own_run_changes_nothing(home: Home, store: Store, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     documents = (home.run_dir(done.run.id) / file_names.RUN).read_bytes()
     proposal = propose(store, done.run.id, home)
@@ -168,7 +166,9 @@ def test_a_lost_ledger_is_filled_again_from_the_store(home: Home, store: Store, 
     destroy_run(fresh, fresh.ledger.find("moss"))
 
 
-def test_of_two_homes_that_adopt_at_once_one_gets_it(home: Home, other: Home, store: Store, tmp_path: Path) -> None:
+def test_only_one_of_two_homes_that_adopt_at_once_succeeds(
+    home: Home, other: Home, store: Store, tmp_path: Path
+) -> None:
     launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     third = Home(tmp_path / "third-home", World())
     first, second = propose(store, "moss", other), propose(store, "moss", third)
@@ -179,7 +179,7 @@ def test_of_two_homes_that_adopt_at_once_one_gets_it(home: Home, other: Home, st
 
 
 @pytest.mark.slow
-def test_an_adoption_killed_after_its_lease_goes_on_where_it_was(
+def test_an_adoption_killed_after_taking_the_lease_can_be_repeated(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -190,12 +190,12 @@ def test_an_adoption_killed_after_its_lease_goes_on_where_it_was(
     assert not propose(store, "moss", other).is_ours
     take_over(store, "moss", other)
     assert [line.mark for line in other.ledger.lines()] == [done.instance.mark]
-    with pytest.raises(NotOwner):  # the number that was free when it was proposed is taken
+    with pytest.raises(NotOwner):  # the lease number of the proposal is taken by now
         adopt(proposal, store, other)
 
 
 @pytest.mark.slow
-def test_an_adopted_run_is_resumed_here_and_its_earlier_dollars_count(
+def test_an_adopted_run_can_be_resumed_and_its_earlier_cost_counts(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS, step_s=0.05), home)
@@ -209,7 +209,7 @@ def test_an_adopted_run_is_resumed_here_and_its_earlier_dollars_count(
     destroy_run(other, other.ledger.find("moss"))
     spent = other.ledger.lines()[0].spend_usd
     assert Decimal(spent) > 0
-    # As `homing launch RUN --resume` does it; the shards are in the store and nowhere in this home.
+    # Like `homing launch RUN --resume`; the shards are in the store and not in this home.
     loaded = load_run(str(other.run_dir(done.run.id) / file_names.RUN))
     assert not (other.run_dir(done.run.id) / "data/train-00000.bin").exists()
     order = LaunchOrder(
@@ -236,7 +236,7 @@ def test_an_adopted_run_is_resumed_here_and_its_earlier_dollars_count(
 
 
 @pytest.mark.slow
-def test_a_run_comes_back_to_the_home_that_launched_it(home: Home, other: Home, store: Store, tmp_path: Path) -> None:
+def test_the_launching_home_can_adopt_its_run_back(home: Home, other: Home, store: Store, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     take_over(store, "moss", other)
     refresh(home)
@@ -253,8 +253,10 @@ def test_a_run_comes_back_to_the_home_that_launched_it(home: Home, other: Home, 
 
 
 @pytest.mark.slow
-def test_a_stale_record_loses_no_money(home: Home, other: Home, store: Store, tmp_path: Path) -> None:
-    """Its home died just after the create call: the record knows the intent, not the id, and no dollars."""
+def test_adopting_from_a_stale_record_still_counts_the_cost(
+    home: Home, other: Home, store: Store, tmp_path: Path
+) -> None:
+    """The home died just after the create call: the record has the intent, but no instance id and no cost."""
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     key = run_key(done.run.id, file_names.RECORD)
     record = codec.loads(RunRecord, store.read(key))
@@ -277,7 +279,7 @@ def test_a_stale_record_loses_no_money(home: Home, other: Home, store: Store, tm
 
 
 @pytest.mark.slow
-def test_nothing_else_of_the_other_home_is_seen_or_touched(
+def test_adoption_gives_no_access_to_other_instances_of_the_previous_home(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:
     launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -297,7 +299,7 @@ def test_nothing_else_of_the_other_home_is_seen_or_touched(
 
 
 @pytest.mark.slow
-def test_what_only_the_other_computer_can_see_is_said_and_never_called_gone(
+def test_an_instance_that_only_the_other_computer_can_query_stays_unknown(
     home: Home, store: Store, tmp_path: Path
 ) -> None:
     class Elsewhere(World):
@@ -310,12 +312,12 @@ def test_what_only_the_other_computer_can_see_is_said_and_never_called_gone(
     assert any("only that one can query" in problem for problem in problems)
     (line,) = billing_lines(far.ledger.lines())
     assert (line.state, line.billing) == ("unknown", "maybe")
-    ask_to_stop(far, far.ledger.find("moss"))  # the store reaches it from anywhere
+    ask_to_stop(far, far.ledger.find("moss"))  # the request travels through the store
     assert wait_until(lambda: not marked_now(home), timeout_s=60, every_s=0.2, world=World())
 
 
 @pytest.mark.slow
-def test_an_instance_whose_run_was_resumed_elsewhere_ends_itself_and_pushes_nothing_more(
+def test_an_instance_superseded_by_another_home_ends_itself_without_pushing(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -331,7 +333,7 @@ def test_an_instance_whose_run_was_resumed_elsewhere_ends_itself_and_pushes_noth
 
 
 @pytest.mark.slow
-def test_a_launch_that_is_superseded_while_it_creates_ends_what_it_made(
+def test_a_launch_superseded_during_create_destroys_its_instance(
     home: Home, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = make_draft(home, tmp_path, steps=ENDLESS)
@@ -352,7 +354,7 @@ def test_a_launch_that_is_superseded_while_it_creates_ends_what_it_made(
     assert home.ledger.find("moss").state == ADOPTED
 
 
-def test_a_launch_that_is_superseded_before_it_creates_creates_nothing(
+def test_a_launch_superseded_before_create_creates_nothing(
     home: Home, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = make_draft(home, tmp_path)
@@ -372,7 +374,7 @@ def test_a_launch_that_is_superseded_before_it_creates_creates_nothing(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_there_is_named_with_the_nearest(home: Home, store: Store, tmp_path: Path) -> None:
+def test_an_unknown_run_name_gets_a_suggestion(home: Home, store: Store, tmp_path: Path) -> None:
     launch(make_draft(home, tmp_path, steps=3), home)
     with pytest.raises(UsageError, match="no run 'mos'") as caught:
         propose(store, "mos", home)

@@ -40,7 +40,7 @@ def kinds(home: Home) -> list[tuple[str, str]]:
     return [(finding.kind, finding.thing) for finding in survey(home).findings]
 
 
-def test_what_the_ledger_knows_and_what_lives_agree(home: Home, tmp_path: Path) -> None:
+def test_an_instance_in_the_ledger_is_found_as_known(home: Home, tmp_path: Path) -> None:
     instance = rent(home, tmp_path)
     note(home, instance.id)
     (finding,) = survey(home).findings
@@ -49,7 +49,7 @@ def test_what_the_ledger_knows_and_what_lives_agree(home: Home, tmp_path: Path) 
 
 
 @pytest.mark.acceptance(140)
-def test_what_the_ledger_forgot_is_found_with_age_rate_and_dollars_and_ended(
+def test_an_instance_missing_from_the_ledger_is_found_with_its_cost_and_destroyed(
     home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:
     instance = rent(home, tmp_path)
@@ -58,7 +58,7 @@ def test_what_the_ledger_forgot_is_found_with_age_rate_and_dollars_and_ended(
     assert (finding.kind, finding.run_id, finding.id) == ("forgotten", "", instance.id)
     assert finding.age_s == pytest.approx(3600, abs=5)
     assert finding.spend_usd >= finding.rate_usd_per_hour * Decimal("0.99") > 0
-    assert survey(home).to_answer  # asked again until somebody answers
+    assert survey(home).to_answer  # asked again until the person answers
     assert end_finding(home, finding) == ""
     assert world.machines.running == []
     (line,) = home.ledger.lines()
@@ -66,7 +66,7 @@ def test_what_the_ledger_forgot_is_found_with_age_rate_and_dollars_and_ended(
     assert survey(home).findings == []
 
 
-def test_what_is_kept_is_in_the_ledger_under_its_run_and_is_not_asked_about_again(home: Home, tmp_path: Path) -> None:
+def test_a_kept_instance_is_recorded_under_its_run_and_not_asked_about_again(home: Home, tmp_path: Path) -> None:
     first = rent(home, tmp_path)
     note(home, first.id)
     second = rent(home, tmp_path, 2)
@@ -79,7 +79,7 @@ def test_what_is_kept_is_in_the_ledger_under_its_run_and_is_not_asked_about_agai
     assert (lines[stray.id].run_id, lines[stray.id].run_name) == ("", "other-20260101-000000-abcd")
 
 
-def test_what_a_person_keeps_of_a_run_that_ended_bills_until_its_limit_and_the_guard_says_so(
+def test_a_kept_instance_of_an_ended_run_bills_until_its_limit_with_an_alert(
     home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:
     note(home, rent(home, tmp_path).id)
@@ -91,16 +91,14 @@ def test_what_a_person_keeps_of_a_run_that_ended_bills_until_its_limit_and_the_g
     made = guard_pass(home)
     assert made.done == []
     assert "is kept, as you chose in reconcile" in made.alerts[0]
-    assert guard_pass(home).alerts == [], "said once an hour"
+    assert guard_pass(home).alerts == [], "alerted once an hour"
     assert second.id in world.machines.running
     home.ledger.set_run(RUN, spend_limit_usd="0.01")
     assert "at its limit" in guard_pass(home).done[0]
     assert world.machines.running == []
 
 
-def test_what_a_person_keeps_of_a_live_run_is_not_ended_for_being_an_earlier_attempt(
-    home: Home, world: FakeWorld, tmp_path: Path
-) -> None:
+def test_a_kept_earlier_attempt_of_a_live_run_is_not_destroyed(home: Home, world: FakeWorld, tmp_path: Path) -> None:
     first = rent(home, tmp_path)
     world.pass_time(60)
     note(home, rent(home, tmp_path, 2).id, 2)
@@ -110,13 +108,13 @@ def test_what_a_person_keeps_of_a_live_run_is_not_ended_for_being_an_earlier_att
     assert first.id in world.machines.running
 
 
-def test_what_is_kept_and_has_no_run_is_said_to_be_the_persons_alone(home: Home, tmp_path: Path) -> None:
+def test_keeping_an_instance_without_a_run_says_that_only_you_can_end_it(home: Home, tmp_path: Path) -> None:
     rent(home, tmp_path, 1, run="other-20260101-000000-abcd")
     (finding,) = survey(home).to_answer
     assert "only you can end it" in keep(home, finding)
 
 
-def test_a_provider_that_shows_the_mark_of_another_ones_machine_does_not_get_its_line(
+def test_an_instance_listed_by_another_provider_does_not_take_over_the_line(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = rent(home, tmp_path)
@@ -146,7 +144,7 @@ def test_a_receipt_is_the_larger_of_the_providers_figure_and_ours(
     assert Decimal(home.ledger.lines()[0].spend_usd) == Decimal(costs)
 
 
-def test_a_clock_at_home_that_is_ahead_of_the_providers_makes_no_life_free(
+def test_a_home_clock_ahead_of_the_providers_does_not_make_the_receipt_zero(
     home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:
     instance = rent(home, tmp_path)
@@ -158,7 +156,7 @@ def test_a_clock_at_home_that_is_ahead_of_the_providers_makes_no_life_free(
     assert Decimal(home.ledger.lines()[0].spend_usd) == Decimal("2.49")
 
 
-def test_what_was_closed_and_is_still_there_is_opened_again(home: Home, tmp_path: Path) -> None:
+def test_a_closed_line_is_reopened_if_its_instance_is_still_listed(home: Home, tmp_path: Path) -> None:
     instance = rent(home, tmp_path)
     line = note(home, instance.id)
     home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(0), note="wrong")
@@ -166,10 +164,10 @@ def test_what_was_closed_and_is_still_there_is_opened_again(home: Home, tmp_path
     assert kinds(home) == [("known", "instance")]
 
 
-def test_a_machine_that_its_launch_still_waits_for_is_not_called_gone_by_another_look(
+def test_an_unlisted_instance_is_not_closed_while_its_launch_waits_for_it(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A new one may be shown later than usual. Called gone, its run had failed, and a guard rented the next beside it.
+    # The provider may list a new instance late. Closing its line too early made a guard rent a second one.
     line = note(home, rent(home, tmp_path).id)
     lock, real = home.launch_lock(line.mark), world.http
     world.mkdir(lock.parent)
@@ -186,10 +184,10 @@ def test_a_machine_that_its_launch_still_waits_for_is_not_called_gone_by_another
     assert home.ledger.find("moss").is_live
     world.remove(lock)
     refresh(home)
-    assert home.ledger.lines()[0].destroyed_at is not None, "nobody waits for it any more"
+    assert home.ledger.lines()[0].destroyed_at is not None, "no launch waits for it any more"
 
 
-def test_what_ended_by_itself_gets_its_receipt_after_several_looks(
+def test_an_instance_that_ended_itself_gets_its_receipt_after_the_settle_time(
     home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:
     instance = rent(home, tmp_path)
@@ -201,10 +199,10 @@ def test_what_ended_by_itself_gets_its_receipt_after_several_looks(
     assert kinds(home) == []
 
 
-def test_nothing_of_another_owner_is_listed_or_touched(home: Home, world: FakeWorld, tmp_path: Path) -> None:
+def test_resources_of_another_owner_are_not_listed_or_destroyed(home: Home, world: FakeWorld, tmp_path: Path) -> None:
     reference = rent(home, tmp_path, owner="zzz999")
     add(world, "volumes", "homing-zzz999-volume")
-    add(world, "keys", "somebody-elses")
+    add(world, "keys", "another-users-key")
     assert survey(home).findings == []
     destroy_lines(home, open_lines(home, None))
     world.pass_time(5)
@@ -212,7 +210,9 @@ def test_nothing_of_another_owner_is_listed_or_touched(home: Home, world: FakeWo
 
 
 @pytest.mark.acceptance(127)
-def test_volumes_and_keys_of_no_live_run_are_left_over_and_ended(home: Home, world: FakeWorld, tmp_path: Path) -> None:
+def test_volumes_and_keys_without_a_live_run_are_found_and_removed(
+    home: Home, world: FakeWorld, tmp_path: Path
+) -> None:
     instance = rent(home, tmp_path)
     line = note(home, instance.id)
     add(world, "volumes", line.mark)
@@ -232,7 +232,7 @@ def test_volumes_and_keys_of_no_live_run_are_left_over_and_ended(home: Home, wor
     assert [each.thing for each in survey(home).findings] == ["instance", "volume"]
 
 
-def test_destroy_ends_the_volumes_and_keys_of_the_run_too(home: Home, world: FakeWorld, tmp_path: Path) -> None:
+def test_destroy_also_removes_the_volumes_and_keys_of_the_run(home: Home, world: FakeWorld, tmp_path: Path) -> None:
     instance = rent(home, tmp_path)
     line = note(home, instance.id)
     add(world, "volumes", line.mark)
@@ -242,7 +242,7 @@ def test_destroy_ends_the_volumes_and_keys_of_the_run_too(home: Home, world: Fak
     assert not any(bill.until is None for bill in world.cloud.bill())
 
 
-def test_a_disk_that_stays_behind_keeps_the_line_open_until_it_is_gone(
+def test_a_leftover_volume_keeps_the_line_open_until_it_is_removed(
     homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = FakeWorld(Faults(strikes=(Strike("leaves_volume", of="create"),)))
@@ -261,7 +261,7 @@ def test_a_disk_that_stays_behind_keeps_the_line_open_until_it_is_gone(
     assert not any(bill.until is None for bill in world.cloud.bill())
 
 
-def test_a_provider_that_cannot_be_asked_is_said_and_may_hide_what_bills(
+def test_an_unreachable_provider_is_reported_and_may_hide_billing_instances(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = rent(home, tmp_path)
@@ -279,7 +279,7 @@ def test_a_provider_that_cannot_be_asked_is_said_and_may_hide_what_bills(
     assert not survey(home).is_blind
 
 
-def test_a_provider_that_cannot_be_asked_may_hide_what_a_lost_ledger_knew(
+def test_an_unreachable_provider_makes_an_empty_survey_incomplete(
     home: Home, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut(request: HttpRequest) -> HttpResponse:
@@ -291,25 +291,25 @@ def test_a_provider_that_cannot_be_asked_may_hide_what_a_lost_ledger_knew(
     assert found.is_blind
 
 
-def test_a_create_without_an_answer_is_destroyed_only_when_it_can_appear_no_more(
+def test_destroy_is_not_confirmed_while_an_unanswered_create_may_still_take_effect(
     home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:
     line = note(home)
     with pytest.raises(StillBilling, match="1 instance"):
         destroy_lines(home, open_lines(home, None))
     assert [each.mark for each in home.ledger.unconfirmed()] == [line.mark]
-    late = rent(home, tmp_path)  # it took effect after all
+    late = rent(home, tmp_path)  # the create call took effect after all
     destroy_lines(home, open_lines(home, None))
     assert late.id not in world.machines.running
     assert home.ledger.unconfirmed() == []
 
 
-def test_a_create_that_never_took_effect_is_closed_after_its_grace(home: Home, world: FakeWorld) -> None:
+def test_an_unanswered_create_is_closed_at_an_upper_bound_after_the_grace_period(home: Home, world: FakeWorld) -> None:
     note(home)
     world.pass_time(CREATE_GRACE_S)
     destroy_lines(home, open_lines(home, None))
     (line,) = home.ledger.lines()
-    # Whether it was and went again nobody saw, so it has cost at most this.
+    # It may have existed unseen for a while, so this is an upper bound.
     assert (line.billing, line.note) == ("no", "at most: never seen at the provider")
     assert Decimal(line.spend_usd) >= meter.cost(Decimal("2.49"), CREATE_GRACE_S)
 
@@ -323,7 +323,7 @@ def test_a_launch_that_died_before_its_create_call_is_closed(home: Home) -> None
     assert home.ledger.find("moss").state == "failed"
 
 
-def test_a_machine_that_an_older_copy_of_the_ledger_calls_unborn_is_ended(
+def test_an_instance_is_destroyed_although_an_older_ledger_says_it_was_never_created(
     home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:
     note(home, is_created=False)
@@ -335,7 +335,7 @@ def test_a_machine_that_an_older_copy_of_the_ledger_calls_unborn_is_ended(
     assert home.ledger.lines()[0].note != "never created"
 
 
-def test_what_may_be_kept_in_an_account_that_the_key_here_is_not_of_is_said(
+def test_survey_warns_of_an_earlier_account_that_the_current_key_cannot_list(
     home: Home, world: FakeWorld, homing_home: Path, tmp_path: Path
 ) -> None:
     note(home, rent(home, tmp_path).id)
@@ -349,7 +349,7 @@ def test_what_may_be_kept_in_an_account_that_the_key_here_is_not_of_is_said(
     assert "account-of-others" in messages
 
 
-def test_whose_key_it_is_is_asked_once_for_all_lines_and_not_again_while_nobody_answers(
+def test_the_account_is_queried_once_for_all_lines_even_without_an_answer(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for attempt in (1, 2):
@@ -367,15 +367,15 @@ def test_whose_key_it_is_is_asked_once_for_all_lines_and_not_again_while_nobody_
     assert len(asked) == 1
 
 
-def test_a_launch_that_still_lives_is_left_alone(home: Home) -> None:
+def test_a_line_is_not_closed_while_its_launch_is_running(home: Home) -> None:
     line = note(home, is_created=False)
     home.world.mkdir(home.launch_lock(line.mark).parent)
-    assert home.world.lock(home.launch_lock(line.mark))  # as the launching process does
+    assert home.world.lock(home.launch_lock(line.mark))  # like the launching process
     assert kinds(home) == [("waiting", "instance")]
     assert home.ledger.lines()[0].destroyed_at is None
 
 
-def test_of_another_home_only_what_was_adopted_is_shown(home: Home, world: FakeWorld, tmp_path: Path) -> None:
+def test_only_adopted_instances_of_another_home_are_shown(home: Home, world: FakeWorld, tmp_path: Path) -> None:
     reference = rent(home, tmp_path, owner="zzz999")
     rent(home, tmp_path, 2, owner="zzz999")
     now = world.now()
@@ -405,10 +405,10 @@ def test_of_another_home_only_what_was_adopted_is_shown(home: Home, world: FakeW
     ]
 
 
-def test_the_volume_of_an_adopted_run_is_shown_and_can_be_ended_here(
+def test_the_volume_of_an_adopted_run_is_shown_and_can_be_removed_here(
     home: Home, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It outlives the run's machines, and the home that had it made may be gone for good.
+    # The volume outlives the instances, and the home that created it may no longer exist.
     now, mark = world.now(), make_mark("zzz999", RUN, 1)
     row = RunRow(RUN, "moss", "done", now, "file:/nowhere", "f" * 64, "12")
     line = LedgerLine(mark, RUN, "moss", 1, "fake", "h100", "2.49", "12", now, "i-1", now, now, "gone", "no")
@@ -421,7 +421,7 @@ def test_the_volume_of_an_adopted_run_is_shown_and_can_be_ended_here(
     assert survey(home).findings == []
 
 
-def test_what_is_kept_by_wish_is_shown_with_its_rate_and_not_asked_about(
+def test_a_resource_kept_on_purpose_is_shown_and_not_asked_about(
     home: Home, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(world, "volumes", f"homing-{home.owner}-moss-volume")

@@ -1,4 +1,4 @@
-"""What a home loses and how its own machines are known again."""
+"""Recovery of a lost owner file or ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from homing.world import World
 
 
 def again(home: Home) -> Home:
-    """As the next process opens it."""
+    """The same home, opened by the next process."""
     return Home(home.path, World())
 
 
@@ -32,13 +32,13 @@ def row(run_id: str, name: str = "moss") -> RunRow:
     return RunRow(run_id, name, "launching", 1.0, "file:x", "0" * 64)
 
 
-def test_a_lost_owner_is_restored_from_the_ledger_and_no_machine_becomes_a_stranger(home: Home, tmp_path: Path) -> None:
+def test_a_lost_owner_id_is_restored_from_the_ledger_so_instances_stay_ours(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000, step_s=0.02), home)
     owner = home.owner
     home.owner_path.unlink()
     later = again(home)
     assert what_is_lost(later) == [f"{home.owner_path} was lost; the marks in the ledger show that it is {owner}."]
-    assert not later.has_owner, "looking has made none"
+    assert not later.has_owner, "checking does not create an owner"
     assert refresh(later) == []
     assert home.owner_path.read_text() == owner
     (mine,) = later.provider("local").list_owned()
@@ -48,7 +48,7 @@ def test_a_lost_owner_is_restored_from_the_ledger_and_no_machine_becomes_a_stran
     assert what_is_lost(later) == []
 
 
-def test_a_lost_owner_is_also_known_by_the_backup_of_a_lost_ledger(home: Home) -> None:
+def test_a_lost_owner_id_is_restored_from_the_ledger_backup(home: Home) -> None:
     home.ledger.intend(row("moss-1"), line(f"homing-{home.owner}-moss-1-1", "moss-1"))
     home.owner_path.unlink()
     for path in home.path.glob("ledger.sqlite*"):
@@ -56,27 +56,27 @@ def test_a_lost_owner_is_also_known_by_the_backup_of_a_lost_ledger(home: Home) -
     assert again(home).owner == home.owner
 
 
-def test_marks_of_adopted_runs_do_not_make_us_another_home(home: Home) -> None:
+def test_the_owner_id_is_not_taken_from_the_marks_of_adopted_runs(home: Home) -> None:
     home.ledger.adopt_run(row("fern-1", "fern"), [line("homing-abcdef-fern-1-1", "fern-1", at=9.0)],
                           [Adopted("homing-abcdef-fern-1-1", "abcdef", "desk", "/home/desk")])  # fmt: skip
     assert home.owner_in_ledger() == ""
     home.ledger.intend(row("moss-1"), line("homing-123456-moss-1-1", "moss-1"))
     assert again(home).owner == "123456"
     assert not again(home).is_ours("homing-abcdef-fern-1-1")
-    assert not again(home).is_ours("homing-1234567-moss"), "a longer word is another owner"
+    assert not again(home).is_ours("homing-1234567-moss"), "a longer id is another owner"
 
 
-def test_a_home_without_anything_is_new_and_has_lost_nothing(home: Home) -> None:
+def test_an_empty_home_is_new_and_has_lost_nothing(home: Home) -> None:
     assert (home.has_owner, home.has_ledger) == (False, False)
     assert what_is_lost(home) == []
     (check,) = check_owner(Examined(home, home.path))
     assert check.text == f"None yet: nothing was launched from {home.path}."
-    assert (home.has_owner, home.has_ledger) == (False, False), "asking makes neither"
+    assert (home.has_owner, home.has_ledger) == (False, False), "checking creates neither"
     assert len(home.owner) == 6
 
 
 @pytest.mark.parametrize("has_owner", [True, False])
-def test_runs_that_no_ledger_knows_are_told_with_what_brings_them_back(
+def test_runs_missing_from_the_ledger_are_reported_with_an_adopt_command(
     home: Home, tmp_path: Path, has_owner: bool
 ) -> None:
     folder = home.run_dir("moss-20260101-120000-aaaa")

@@ -1,4 +1,4 @@
-"""A receipt is never below what the provider bills; where nobody knows, it is the most that it can be, and says so."""
+"""A receipt is never below what the provider bills; if the cost is unknown, it is marked as an upper bound."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def world() -> FakeWorld:
     return FakeWorld()
 
 
-def test_a_process_that_looks_again_counts_by_its_stop_watch(home: Home, world: FakeWorld) -> None:
+def test_spend_between_two_observations_uses_the_monotonic_clock(home: Home, world: FakeWorld) -> None:
     line = note_rented(home)
     assert line.created_at is not None
     seen_spend(home, line)
     world.pass_time(3600)
-    ahead = dataclasses.replace(line, created_at=world.now() + 3600)  # as after a clock that was set back
+    ahead = dataclasses.replace(line, created_at=world.now() + 3600)  # as if the clock had been set back
     assert seen_spend(home, ahead) == RATE
     world.pass_time(3600)
     assert seen_spend(home, ahead) == 2 * RATE
 
 
 @pytest.mark.parametrize("is_destroyed", [False, True])
-def test_a_machine_that_nobody_saw_costs_the_most_that_it_can_have(
+def test_an_instance_that_was_never_seen_costs_an_upper_bound(
     home: Home, world: FakeWorld, tmp_path: Path, is_destroyed: bool
 ) -> None:
-    # The answer to its create call was lost, and it was taken away before anybody looked: it closed at $0.
+    # The answer to the create call was lost and the instance was preempted unseen: its line used to close at $0.
     note_rented(home)
     world.cloud.preempt(rent(home, tmp_path).id, notice_s=600.0)
     world.pass_time(CREATE_GRACE_S + 1)
@@ -62,7 +62,7 @@ def test_a_machine_that_nobody_saw_costs_the_most_that_it_can_have(
     assert billed(world) <= written(home) <= meter.cost(RATE, CREATE_GRACE_S + 60)
 
 
-def test_days_later_it_costs_no_more_than_the_providers_own_guard_allows(homing_home: Path) -> None:
+def test_the_upper_bound_is_capped_by_the_providers_own_guard(homing_home: Path) -> None:
     world = FakeWorld(settings=Settings(has_guard=True))
     home = Home(homing_home, world)
     note_rented(home)
@@ -72,7 +72,7 @@ def test_days_later_it_costs_no_more_than_the_providers_own_guard_allows(homing_
     assert home.ledger.lines()[0].is_at_most
 
 
-def test_days_later_it_costs_all_of_them_where_the_provider_has_no_guard(homing_home: Path) -> None:
+def test_the_upper_bound_covers_the_whole_time_without_a_provider_guard(homing_home: Path) -> None:
     world = FakeWorld(settings=Settings(has_guard=False))
     home = Home(homing_home, world)
     note_rented(home)
@@ -81,7 +81,7 @@ def test_days_later_it_costs_all_of_them_where_the_provider_has_no_guard(homing_
     assert written(home) >= meter.cost(RATE, 3 * 86400)
 
 
-def test_a_create_call_that_was_refused_costs_nothing_also_when_its_provider_went_away_meanwhile(
+def test_a_refused_create_costs_nothing_even_after_a_provider_outage(
     home: Home, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = note_rented(home)
@@ -99,11 +99,11 @@ def test_a_create_call_that_was_refused_costs_nothing_also_when_its_provider_wen
     assert (line.spend_usd, line.note, line.is_at_most) == ("0", "there is no room", False)
 
 
-def test_a_machine_that_has_spoken_was_made_whatever_became_of_its_create_call(
+def test_an_instance_with_a_heartbeat_is_charged_although_its_create_was_refused(
     home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:
-    # Modal's answer was lost by silence, until the wait in its queue was over: taken back and called "no room", it had
-    # trained for as long, and closed at $0.
+    # Modal did not answer the create call until its queue time was over. The launch recorded "no room", although the
+    # instance had trained all that time, and its line closed at $0.
     line = note_rented(home)
     home.ledger.set_run(RUN, store=f"file:{tmp_path}/store")
     store = open_store(f"file:{tmp_path}/store", world)
@@ -115,7 +115,9 @@ def test_a_machine_that_has_spoken_was_made_whatever_became_of_its_create_call(
     assert written(home) >= meter.cost(RATE, 600)
 
 
-def test_a_machine_that_is_destroyed_by_hand_is_no_upper_bound(home: Home, world: FakeWorld, tmp_path: Path) -> None:
+def test_the_cost_of_a_manually_destroyed_instance_is_no_upper_bound(
+    home: Home, world: FakeWorld, tmp_path: Path
+) -> None:
     note_rented(home, rent(home, tmp_path).id)
     world.pass_time(3600)
     destroy_lines(home, open_lines(home, None))
@@ -123,7 +125,7 @@ def test_a_machine_that_is_destroyed_by_hand_is_no_upper_bound(home: Home, world
     assert billed(world) <= written(home) <= billed(world) + meter.cost(RATE, 60)
 
 
-def test_one_that_started_dearer_than_it_was_offered_costs_what_it_bills(
+def test_a_receipt_uses_the_billed_rate_if_it_is_above_the_offered_one(
     home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:
     instance = rent(home, tmp_path)
@@ -135,7 +137,7 @@ def test_one_that_started_dearer_than_it_was_offered_costs_what_it_bills(
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_a_second_machine_that_is_shown_after_the_first_went_takes_no_line_over(
+def test_a_duplicate_listed_later_gets_a_line_of_its_own(
     home: Home, world: FakeWorld, tmp_path: Path, is_closed: bool
 ) -> None:
     line, first, second = note_twins(home, world, tmp_path)
@@ -155,7 +157,7 @@ def test_a_second_machine_that_is_shown_after_the_first_went_takes_no_line_over(
     assert written(home) >= billed(world) > 0
 
 
-def test_a_ledger_that_cannot_be_written_keeps_no_second_machine_billing(
+def test_a_duplicate_is_destroyed_although_the_ledger_cannot_be_written(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line, _, second = note_twins(home, world, tmp_path)
@@ -172,14 +174,16 @@ def test_a_ledger_that_cannot_be_written_keeps_no_second_machine_billing(
 
 
 @pytest.mark.parametrize("is_looked_at", [False, True])
-def test_two_machines_under_one_mark_are_two_lines_and_both_cost(
+def test_two_instances_with_one_mark_get_two_lines_and_both_are_charged(
     home: Home, world: FakeWorld, tmp_path: Path, is_looked_at: bool
 ) -> None:
     line, first, second = note_twins(home, world, tmp_path)
     world.pass_time(3600)
     if is_looked_at:
         assert any("both are billing" in problem for problem in refresh(home))
-        assert [each.instance_id for each in home.ledger.lines(RUN)] == [first, second], "the last is the run's"
+        assert [each.instance_id for each in home.ledger.lines(RUN)] == [first, second], (
+            "the last line is the run's own"
+        )
     destroy_lines(home, open_lines(home, None))
     refresh(home)
     assert world.machines.running == []
@@ -187,7 +191,7 @@ def test_two_machines_under_one_mark_are_two_lines_and_both_cost(
     assert written(home) >= billed(world) >= meter.cost(RATE, 7200)
 
 
-def test_a_twin_that_outlives_the_machine_it_was_made_beside_keeps_its_own_line(
+def test_a_duplicate_that_outlives_the_main_instance_keeps_its_own_line(
     home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:
     line, first, second = note_twins(home, world, tmp_path)
@@ -202,8 +206,8 @@ def test_a_twin_that_outlives_the_machine_it_was_made_beside_keeps_its_own_line(
     assert billed(world) <= written(home) <= billed(world) + meter.cost(RATE, 2 * 60)
 
 
-def test_a_twin_that_the_create_call_itself_ended_is_told_by_it(homing_home: Path, tmp_path: Path) -> None:
-    # The first answer is lost and its machine is not shown until a second was asked for; then the older one is kept.
+def test_a_duplicate_that_the_create_call_destroyed_is_charged(homing_home: Path, tmp_path: Path) -> None:
+    # The first answer is lost and its instance is listed only after a second create; the older one is then kept.
     world = FakeWorld(Faults(strikes=(Strike("lost_after", 1, "create"),)))
     home = Home(homing_home, world)
     line, provider = note_rented(home), home.provider("fake")
@@ -229,7 +233,7 @@ def test_a_twin_that_the_create_call_itself_ended_is_told_by_it(homing_home: Pat
     assert written(home) >= billed(world)
 
 
-def test_what_an_agent_was_told_of_another_account_is_not_counted_as_its_own() -> None:
+def test_spend_of_another_account_reported_to_an_agent_is_not_counted_as_its_own() -> None:
     first = LedgerLine("a-1", "r", "moss", 1, "shop", "x", "1.00", "1.00", 0.0, created_at=0.0, account="mine")
     second = dataclasses.replace(first, mark="a-2", attempt=2, intent_at=600.0, created_at=600.0, account="team")
     beat = Heartbeat(960.0, "a-2", 2, "training", 600.0, "1.00", spend_usd="1.10")
@@ -242,17 +246,17 @@ def test_what_an_agent_was_told_of_another_account_is_not_counted_as_its_own() -
     assert counted(second, beat, [before, second], now=960.0) == Decimal("0.90")
 
 
-def test_a_clock_that_is_set_back_while_an_end_is_confirmed_takes_back_no_dollar(
+def test_a_clock_set_back_during_a_destroy_does_not_lower_the_receipt(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It had ended by itself, so no look of this process had seen it, and its provider tells no end.
+    # The instance ended by itself before this process saw it, and its provider gives no end time.
     instance = rent(home, tmp_path)
     note_rented(home, instance.id)
     world.pass_time(3600)
     home.provider("fake").destroy(instance.id)
     back_s, real, describe = 0.0, is_absent, type(home.provider("fake")).describe
 
-    def told_no_end(provider: Any, instance_id: str) -> Any:
+    def without_end_time(provider: Any, instance_id: str) -> Any:
         return dataclasses.replace(describe(provider, instance_id), ended_at=None, spend_usd=None)
 
     def meanwhile(*given: Any) -> bool:
@@ -260,7 +264,7 @@ def test_a_clock_that_is_set_back_while_an_end_is_confirmed_takes_back_no_dollar
         back_s = 1800.0
         return real(*given)
 
-    monkeypatch.setattr(type(home.provider("fake")), "describe", told_no_end)
+    monkeypatch.setattr(type(home.provider("fake")), "describe", without_end_time)
     monkeypatch.setattr(world, "now", lambda: world.t - back_s)
     monkeypatch.setattr("homing.cloud.destroy.is_absent", meanwhile)
     destroy_lines(home, open_lines(home, None))

@@ -41,7 +41,7 @@ def wait_until_gone(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_an_instance_that_ended_itself_gets_its_receipt_on_the_next_look(home: Home, tmp_path: Path) -> None:
+def test_an_instance_that_ended_itself_gets_its_receipt_on_the_next_refresh(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=3), home)
     wait_until_gone(home)
     assert home.ledger.lines()[0].destroyed_at is None
@@ -55,7 +55,7 @@ def test_an_instance_that_ended_itself_gets_its_receipt_on_the_next_look(home: H
 
 @pytest.mark.acceptance(120)
 @pytest.mark.slow
-def test_a_failed_run_is_told_apart_from_a_good_one_after_the_instance_is_gone(home: Home, tmp_path: Path) -> None:
+def test_a_failed_run_is_recorded_as_failed_after_its_instance_is_gone(home: Home, tmp_path: Path) -> None:
     launch(make_draft(home, tmp_path, how="fail"), home)
     wait_until_gone(home)
     refresh(home)
@@ -65,7 +65,7 @@ def test_a_failed_run_is_told_apart_from_a_good_one_after_the_instance_is_gone(h
 
 
 @pytest.mark.slow
-def test_a_provider_that_cannot_be_asked_is_said_and_its_instances_stay_maybe(
+def test_instances_of_an_unreachable_provider_may_be_billing(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch(make_draft(home, tmp_path, steps=100_000), home)
@@ -85,7 +85,7 @@ def test_a_provider_that_cannot_be_asked_is_said_and_its_instances_stay_maybe(
 
 
 @pytest.mark.slow
-def test_a_store_that_cannot_be_read_is_said_and_the_run_stays_as_it_was(home: Home, tmp_path: Path) -> None:
+def test_an_unreadable_store_is_reported_and_leaves_the_run_unchanged(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     (tmp_path / "store").rename(tmp_path / "elsewhere")
     assert any("Could not read the store" in problem for problem in refresh(home))
@@ -97,7 +97,7 @@ def test_a_store_that_cannot_be_read_is_said_and_the_run_stays_as_it_was(home: H
 
 @pytest.mark.acceptance("X20")
 @pytest.mark.slow
-def test_an_instance_that_the_ledger_forgot_is_found_and_destroyed(home: Home, tmp_path: Path) -> None:
+def test_an_instance_missing_from_the_ledger_is_found_and_destroyed(home: Home, tmp_path: Path) -> None:
     launch(make_draft(home, tmp_path, steps=100_000), home)
     forget(home.path)
     fresh = Home(home.path, World())
@@ -110,7 +110,7 @@ def test_an_instance_that_the_ledger_forgot_is_found_and_destroyed(home: Home, t
 
 
 @pytest.mark.slow
-def test_what_was_closed_too_early_is_opened_again(home: Home, tmp_path: Path) -> None:
+def test_a_line_closed_too_early_is_reopened(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     home.ledger.close(done.instance.mark, at=1.0, spend_usd=Decimal(0), note="wrong")
     refresh(home)
@@ -118,7 +118,7 @@ def test_what_was_closed_too_early_is_opened_again(home: Home, tmp_path: Path) -
     assert line.billing == "yes"
 
 
-def test_a_create_without_an_answer_is_maybe_billing_until_the_grace_is_over(home: Home, tmp_path: Path) -> None:
+def test_an_unanswered_create_may_be_billing_until_the_grace_period_ends(home: Home, tmp_path: Path) -> None:
     ready = make_draft(home, tmp_path)
     from homing.cloud.launch.run_documents import line_of, row_of
 
@@ -150,7 +150,7 @@ class DaysLater(World):
 
 
 def later_without_an_end(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """This home three days on, at a provider that tells of an end, as RunPod and Modal do, but not when it was."""
+    """This home three days later, at a provider that reports an end without its time, like RunPod and Modal."""
     later = Home(home.path, DaysLater())
     provider = later.provider("local")
     describe = provider.describe
@@ -163,7 +163,7 @@ def later_without_an_end(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 @pytest.mark.slow
-def test_a_machine_that_ended_itself_costs_what_its_agent_counted_not_the_days_until_somebody_looked(
+def test_an_instance_that_ended_itself_costs_what_its_agent_counted(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch(make_draft(home, tmp_path, steps=3), home)
@@ -176,7 +176,7 @@ def test_a_machine_that_ended_itself_costs_what_its_agent_counted_not_the_days_u
     assert Decimal(line.spend_usd) == cost(Decimal(line.rate_usd_per_hour), line.destroyed_at - line.created_at)
 
 
-def test_a_machine_that_was_lost_without_a_last_word_is_counted_until_it_was_seen_gone(
+def test_an_instance_lost_without_a_last_heartbeat_costs_until_it_was_seen_gone(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch(make_draft(home, tmp_path, steps=100_000), home)
@@ -191,7 +191,7 @@ def test_a_machine_that_was_lost_without_a_last_word_is_counted_until_it_was_see
 
 @pytest.mark.slow
 @pytest.mark.parametrize("amount", ["soon", "NaN"])
-def test_an_amount_that_is_none_in_a_heartbeat_stops_no_look(
+def test_an_invalid_amount_in_a_heartbeat_does_not_stop_a_refresh(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amount: str
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=3), home)
@@ -204,14 +204,14 @@ def test_an_amount_that_is_none_in_a_heartbeat_stops_no_look(
     assert Decimal(line.spend_usd) > 0
 
 
-def test_a_goodbye_is_not_believed_of_a_machine_that_was_seen_alive_after_it(
+def test_an_ended_heartbeat_is_ignored_if_the_instance_was_listed_afterwards(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end failed, and that word did not reach the store."""
+    """Destroying failed after the agent's last heartbeat, and that report did not reach the store."""
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     later = later_without_an_end(home, monkeypatch)
     provider, shown = later.provider("local"), later.provider("local").list_owned()
-    lists = iter([shown, shown])  # in the first try it is still there
+    lists = iter([shown, shown])  # the first attempt still finds it
     monkeypatch.setattr(provider, "list_owned", lambda: next(lists, []))
     said = dataclasses.replace(done.heartbeat, state="ended")
     monkeypatch.setattr("homing.cloud.reconcile.receipt.last_beat", lambda home, line: said)
@@ -221,7 +221,7 @@ def test_a_goodbye_is_not_believed_of_a_machine_that_was_seen_alive_after_it(
 
 
 @pytest.mark.slow
-def test_a_clock_at_home_that_was_set_back_takes_back_nothing_that_the_agent_has_counted(
+def test_a_home_clock_set_back_does_not_lower_the_cost_below_the_agents_count(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch(make_draft(home, tmp_path, steps=3), home)
@@ -233,14 +233,12 @@ def test_a_clock_at_home_that_was_set_back_takes_back_nothing_that_the_agent_has
     assert Decimal(home.ledger.lines()[0].spend_usd) > counted
 
 
-class AsForgetfulAsAllClouds:
-    """No provider is one of these."""
+class NotRemembering:
+    """Stands in for `Remembering`; no provider is an instance of it."""
 
 
 @pytest.mark.slow
-def test_a_machine_whose_id_was_never_written_down_costs_what_a_provider_that_keeps_all_remembers(
-    home: Home, tmp_path: Path
-) -> None:
+def test_an_instance_without_a_recorded_id_costs_what_the_provider_remembers(home: Home, tmp_path: Path) -> None:
     launch(make_draft(home, tmp_path, steps=3), home)
     wait_until_gone(home)
     (line,) = home.ledger.lines()
@@ -254,11 +252,11 @@ def test_a_machine_whose_id_was_never_written_down_costs_what_a_provider_that_ke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_destroyed", [False, True])
-def test_a_machine_whose_id_was_never_written_down_costs_what_its_agent_counted(
+def test_an_instance_without_a_recorded_id_costs_what_its_agent_counted(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_destroyed: bool
 ) -> None:
-    """A launch killed between the create call and the ledger: it trains, ends itself, and nobody saw it alive."""
-    monkeypatch.setattr("homing.cloud.reconcile.receipt.Remembering", AsForgetfulAsAllClouds)
+    """A launch was killed between the create call and the ledger update; the run finished without being observed."""
+    monkeypatch.setattr("homing.cloud.reconcile.receipt.Remembering", NotRemembering)
     launch(make_draft(home, tmp_path, steps=3), home)
     wait_until_gone(home)
     home.ledger.update(home.ledger.lines()[0].mark, instance_id=None)
@@ -275,7 +273,7 @@ def test_a_machine_whose_id_was_never_written_down_costs_what_its_agent_counted(
 
 @pytest.mark.acceptance(127)
 @pytest.mark.slow
-def test_an_agent_that_was_killed_leaves_an_instance_that_is_shown_as_billing(home: Home, tmp_path: Path) -> None:
+def test_an_instance_whose_agent_was_killed_is_shown_as_billing(home: Home, tmp_path: Path) -> None:
     launch(make_draft(home, tmp_path, steps=100_000), home)
     while marked_now(home):
         for pid, _ in marked_now(home):
@@ -297,7 +295,7 @@ def test_destroy_asks_only_when_something_would_be_lost(home: Home, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_destroying_what_is_gone_is_success_and_says_the_run_was_ended_by_hand(home: Home, tmp_path: Path) -> None:
+def test_a_second_destroy_succeeds_and_the_reason_is_destroyed_manually(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     # Suspended, so that the agent cannot push an outcome of its own between SIGTERM and SIGKILL.
     for pid, _ in marked_now(home):
@@ -333,7 +331,7 @@ def test_destroy_is_retried_until_the_provider_shows_it_absent(
 
 
 @pytest.mark.acceptance("X20")
-def test_a_destroy_that_is_not_confirmed_in_time_is_still_billing_and_remembered(
+def test_a_destroy_not_confirmed_in_time_raises_still_billing_and_is_remembered(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
@@ -348,7 +346,7 @@ def test_a_destroy_that_is_not_confirmed_in_time_is_still_billing_and_remembered
     assert home.ledger.unconfirmed()
 
 
-def test_a_provider_that_refuses_to_end_it_leaves_it_billing(
+def test_a_destroy_refused_by_the_provider_raises_still_billing(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
@@ -363,7 +361,7 @@ def test_a_provider_that_refuses_to_end_it_leaves_it_billing(
 
 
 @pytest.mark.slow
-def test_all_are_destroyed_before_the_first_failure_is_told(
+def test_all_instances_are_destroyed_before_a_failure_is_raised(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = launch(make_draft(home, tmp_path, name="stuck", steps=100_000), home)
@@ -381,7 +379,7 @@ def test_a_launch_destroyed_before_its_create_call_creates_nothing(home: Home, t
 
     class Meddler(World):
         def walk(self, path: object) -> list[str]:
-            # While the launcher builds the agent's zip, somebody else destroys the run.
+            # While the launcher builds the agent's zip, another process destroys the run.
             if str(path).endswith("agent") and not done:
                 done.append(True)
                 destroy_run(home, home.ledger.find("moss"))
@@ -395,7 +393,7 @@ def test_a_launch_destroyed_before_its_create_call_creates_nothing(home: Home, t
 
 
 @pytest.mark.slow
-def test_a_launch_that_cannot_be_closed_does_not_keep_the_others_from_ending(
+def test_destroy_ends_the_others_although_one_line_cannot_be_closed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch(make_draft(home, tmp_path, steps=100_000), home)
@@ -410,14 +408,14 @@ def test_a_launch_that_cannot_be_closed_does_not_keep_the_others_from_ending(
         real(self, mark, **messages)
 
     monkeypatch.setattr(Ledger, "close", close)
-    monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # it stands for a rented machine
+    monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # local stands in for a paid provider
     with pytest.raises(StillBilling, match="1 instance may"):
         destroy_lines(home, home.ledger.lines(), deadline_s=5)
     assert marked_now(home) == []
 
 
 def before_create(home: Home, deed: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What happens elsewhere while a launch waits for the provider's answer, before the machine is there."""
+    """Calls `deed` during the create call of a launch, before the instance exists."""
     provider = home.provider("local")
     create = provider.create
 
@@ -428,7 +426,7 @@ def before_create(home: Home, deed: Callable[[], object], monkeypatch: pytest.Mo
     monkeypatch.setattr(provider, "create", slow)
 
 
-def test_a_launch_destroyed_during_its_create_call_ends_what_it_made(
+def test_a_launch_destroyed_during_its_create_call_destroys_its_instance(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = make_draft(home, tmp_path)
@@ -439,10 +437,10 @@ def test_a_launch_destroyed_during_its_create_call_ends_what_it_made(
     assert billing_lines(home.ledger.lines()) == []
 
 
-def test_a_launch_whose_end_was_asked_for_during_its_create_call_does_not_go_on(
+def test_a_launch_aborts_if_a_destroy_was_requested_during_its_create_call(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # `homing destroy` in another terminal saw nothing yet, gave up at its deadline and said that it may still bill.
+    # `homing destroy` in another terminal found nothing, timed out and reported that the run may still bill.
     ready = make_draft(home, tmp_path)
     before_create(home, lambda: home.ledger.ask_destroy(ready.mark, home.world.now()), monkeypatch)
     with pytest.raises(HomingError, match="destroyed while"):
@@ -451,7 +449,7 @@ def test_a_launch_whose_end_was_asked_for_during_its_create_call_does_not_go_on(
     assert billing_lines(home.ledger.lines()) == []
 
 
-def test_what_is_destroyed_from_elsewhere_while_its_launch_waits_is_not_launched_on_the_next_offer(
+def test_a_run_destroyed_while_its_launch_waits_is_not_tried_on_the_next_offer(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready, provider = make_draft(home, tmp_path), home.provider("local")
@@ -461,7 +459,7 @@ def test_what_is_destroyed_from_elsewhere_while_its_launch_waits_is_not_launched
         raise StartTimeout(f"{instance_id} disappeared before SSH came up.")
 
     def agree(row: object, instead: object) -> bool:
-        raise AssertionError("a person ended it, and nobody rents again for that")
+        raise AssertionError("a person destroyed it, so no other offer is tried")
 
     monkeypatch.setattr(provider, "hand_over", gone)
     other = SimpleNamespace(offer=dataclasses.replace(ready.order.offer, region="elsewhere"), timing=ready.timing,
@@ -474,7 +472,7 @@ def test_what_is_destroyed_from_elsewhere_while_its_launch_waits_is_not_launched
 
 @pytest.mark.regression("destroyed-while-launching")
 @pytest.mark.parametrize("moment", ["_send_age", "_check_guards"])
-def test_a_launch_that_was_destroyed_after_its_first_heartbeat_says_so(
+def test_a_launch_destroyed_after_its_first_heartbeat_says_so(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     real = getattr(launching, moment)
@@ -491,10 +489,10 @@ def test_a_launch_that_was_destroyed_after_its_first_heartbeat_says_so(
     assert marked_now(home) == []
 
 
-def test_a_launch_that_could_not_write_its_failure_down_holds_no_lock_over_it(
+def test_a_launch_that_cannot_record_its_failure_releases_its_lock(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A guard lives on after it, and no look of its or of others would close the line of what this launch had rented.
+    # The guard process lives on; with the lock held, no later refresh would close the line of this launch.
     ready, provider = make_draft(home, tmp_path), home.provider("local")
 
     def refuse(request: object) -> Instance:

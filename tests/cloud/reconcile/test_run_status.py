@@ -1,4 +1,4 @@
-"""What `status` says of a run, from its store."""
+"""What `status` shows of a run, read from its store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from homing.wire.event_lines import Outcome
 from homing.world import World
 
 
-def test_the_newest_checkpoint_is_that_of_the_last_phase_and_not_of_the_last_letter(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_chosen_by_phase_order_and_not_alphabetically(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     store = open_store(f"file:{tmp_path}/store", World())
     row = RunRow("moss-1", "moss", "running", 0.0, f"file:{tmp_path}/store", "")
@@ -38,7 +38,7 @@ def test_the_newest_checkpoint_is_that_of_the_last_phase_and_not_of_the_last_let
         ("rl", 20, "model"),
     ):
         store.put_bytes(run_key(row.id, f"{file_names.CHECKPOINTS}/{phase}/step-{step:08d}/{file}"), b"{}")
-    assert newest_pushed(home, row) == "sft step 900", "that of rl has no manifest yet, and is not whole"
+    assert newest_pushed(home, row) == "sft step 900", "the rl checkpoint has no manifest yet and is incomplete"
     store.put_bytes(run_key(row.id, f"{file_names.CHECKPOINTS}/rl/step-00000010/{file_names.MANIFEST}"), b"{}")
     assert newest_pushed(home, row) == "rl step 10"
 
@@ -46,18 +46,18 @@ def test_the_newest_checkpoint_is_that_of_the_last_phase_and_not_of_the_last_let
 @pytest.mark.parametrize(
     ("beat", "outcome", "said"),
     [
-        # The first line of numbers comes after ten steps, and it was stopped before: the trainer alone knows where.
+        # Stopped before the first metrics, which come after ten steps: only the trainer's outcome has the step.
         (("", 0, 0), ("pretrain", 7), "pretrain 1/2 | step 7/20"),
         (("", 0, 0), ("pretrain", 0), "pretrain 1/2 | before the first of 20 steps"),
         (("pretrain", 10, 20), ("pretrain", 17), "pretrain 1/2 | step 17/20 | loss 3.000"),
         (("pretrain", 20, 20), ("sft", 0), "sft 2/2 | before the first of 8 steps"),
-        # A word of the phase before is no step back, and one of nothing says nothing.
+        # An outcome of an earlier phase, or an empty one, does not override the heartbeat.
         (("sft", 4, 8), ("pretrain", 20), "sft 2/2 | step 4/8 | loss 3.000"),
         (("pretrain", 10, 20), ("", 0), "pretrain 1/2 | step 10/20 | loss 3.000"),
         (("", 0, 0), ("", 0), ""),
     ],
 )
-def test_where_it_ended_is_by_the_trainers_last_word_and_never_step_0(
+def test_the_last_step_of_an_ended_run_comes_from_the_trainers_outcome(
     beat: tuple[str, int, int], outcome: tuple[str, int], said: str
 ) -> None:
     run = RunRow("moss-1", "moss", "stopped", 0.0, "file:/s", "", spend_limit_usd="12.00")
