@@ -1,7 +1,7 @@
-"""Checks the addresses that API keys are sent to: they must use HTTPS or be on this computer.
+"""Checks the addresses to which API keys are sent: they must use HTTPS or be on this computer.
 
 api_address(environment, "RUNPOD_API_URL", default)   the address from the environment, else the provider's default
-check_address(url, source)                            the same check for an address that an SDK has found by itself
+check_address(url, source)                            the same check for an address that an SDK chose itself
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
     │   └── MissingExtra        2   a verb needs `pip install 'homing[...]'`
     ├── NoOffer                 3   no provider can start such an instance now
     ├── ProviderRefused         4   key, quota or request refused
-    │   ├── ProviderSilent      4   no answer, or an unusable one: an instance may keep billing
+    │   ├── ProviderSilent      4   no response, or an unusable one: an instance may keep billing
     │   ├── OtherAccount        4   the API key belongs to a different account than the one that rented the instance
     │   ├── CreateFailed        4   carries instance_id if something was created
     │   └── StartTimeout        4   created, never became ready
@@ -58,7 +58,12 @@ __all__ = [
     "UsageError",
 ]
 
-_READ_THE_FILE = ("plan", "prep", "train", "verify")  # verbs that read the run file, and so accept --set and --smoke
+_READ_THE_FILE = (
+    "plan",
+    "prep",
+    "train",
+    "verify",
+)  # verbs that read the run file, and therefore accept --set and --smoke
 
 
 class HomingError(Exception):
@@ -90,7 +95,7 @@ class HomingError(Exception):
         self.why, self.fix = (re.sub(r"(homing (\w+)) RUN\b", fill, text) for text in (self.why, self.fix))
 
     def to_dict(self) -> dict[str, object]:
-        """Return the error as --json prints it."""
+        """Return the error in the form that --json prints."""
         return {
             "error": type(self).__name__,
             "what": self.what,
@@ -169,9 +174,9 @@ class ProviderRefused(HomingError):
 
 
 class ProviderSilent(ProviderRefused):
-    """No usable answer from a provider.
+    """No usable response from a provider.
 
-    `doubt` is appended to `why`: what is unknown as a result. `reason` is `why` without it.
+    `doubt` says what is unknown as a result, and is appended to `why`. `reason` is `why` without it.
     """
 
     def __init__(self, what: str, why: str = "", fix: str = "", *, doubt: str = "") -> None:
@@ -180,7 +185,7 @@ class ProviderSilent(ProviderRefused):
 
 
 class OtherAccount(ProviderRefused):
-    """The key's account does not show the instance, which may still bill: never treat it as gone."""
+    """The key's account does not show the instance, which may still be billing: never treat it as gone."""
 
 
 class CreateFailed(ProviderRefused):

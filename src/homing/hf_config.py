@@ -48,7 +48,7 @@ def model_of(config: Any) -> Model:
     if not isinstance(rope, dict):
         raise ValueError(f"its rope parameters must be an object, not {type(rope).__name__}")
     if arch != SWIFT and arch not in ARCHITECTURES:
-        # Report only the architecture: keys that are missing by the rules of another architecture would only confuse.
+        # Report only the architecture: a list of keys that a different architecture requires would only confuse.
         raise DataError(
             what=f"homing does not support the architecture {arch!r}.",
             why=f"Its model_type {arch!r} is not one of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.",
@@ -124,7 +124,7 @@ def _rope_refusals(rope: dict[str, Any], arch: str) -> list[str]:
 
 def _model(config: dict[str, Any], arch: str, rope: dict[str, Any]) -> Model:
     num_heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
-    # Absent and null differ in transformers: null means one per attention head, absent means the class's default.
+    # In transformers, null and absent differ: null means one per attention head, absent means the class's default.
     kv_heads = config.get("num_key_value_heads", 32 if arch.startswith("qwen") else None)
     head_size = config.get("head_dim", 128 if arch == "qwen3" else None)
     scaling = None
@@ -155,7 +155,7 @@ def _model(config: dict[str, Any], arch: str, rope: dict[str, Any]) -> Model:
 
 
 def config_of(model: Model, *, end_of_text_id: int = 0, chat_end_id: int | None = None) -> dict[str, Any]:
-    """Return the config.json to write next to the weights, with which transformers loads a stock model unchanged."""
+    """Return the config.json to store with the weights, so that transformers can load a stock model as it is."""
     is_swift = model.family == SWIFT
     config: dict[str, Any] = {
         "architectures": [SWIFT_CLASS if is_swift else ARCHITECTURES[model.arch]],

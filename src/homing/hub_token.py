@@ -17,10 +17,10 @@ def token_in(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def use_lfs(library: Any) -> None:
-    """Transfer large files by LFS, which the Hub accepts for every repository, and not by Xet.
+    """Transfer large files with LFS, which the Hub accepts for every repository, instead of Xet.
 
-    huggingface_hub would use Xet wherever hf-xet is installed, without falling back. No test here can run Xet, because
-    only the Hub has its servers. With LFS the tested path is the one in use, at home and on instances. It is slower for
-    files that the Hub already has in part.
+    huggingface_hub would use Xet if hf-xet is installed, without a fallback. Our tests cannot run Xet, because only the
+    Hub has its servers. With LFS, the code in use at home and on instances is the code that is tested. LFS is slower
+    for files that the Hub already has in part.
     """
     library.constants.HF_HUB_DISABLE_XET = True

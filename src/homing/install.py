@@ -1,8 +1,8 @@
-"""How this homing was installed, and so which pip command adds an extra to it.
+"""Finds out how homing was installed, and so which pip command adds an extra to it.
 
 If it came from a package index, the command names the package: `homing[aws]`. If it was installed from a folder (`pip
 install -e '.[lm]'`, as in the README), no index knows it, and pip needs the folder: `pip install -e
-'/home/ada/homing[aws]'`. pip records which of the two in direct_url.json.
+'/home/ada/homing[aws]'`. pip records which case it was in direct_url.json.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def pip_install(extra: str = "", *options: str) -> str:
     """Return the pip command that installs homing, or one of its extras; `options` are passed to pip."""
     flags, folder = _origin()
     wanted = f"{folder or 'homing'}[{extra}]" if extra else folder or "homing"
-    # Quote even where no shell requires it: zsh treats brackets as a pattern.
+    # Always quote an extra, even if shlex would not: zsh treats brackets as a pattern.
     quoted = f"'{wanted}'" if extra and "'" not in wanted else shlex.quote(wanted)
     return " ".join(["pip install", *options, *flags, quoted])
 
@@ -30,7 +30,7 @@ def pip_upgrade() -> str:
 
 def _origin() -> tuple[list[str], str]:
     """Return pip's flag for an editable install and the source folder; both empty if it came from an index."""
-    # Imported here so that --help and errors that name no extra do not pay for it.
+    # Imported here because --help and errors that name no extra do not need it.
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
 

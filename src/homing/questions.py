@@ -3,8 +3,8 @@
     gsm8k     {"question": ..., "answer": "... #### 18"}
     prompts   {"prompt": ...} or {"messages": [...]} or {"ids": [...]}, and {"answer": ...} unless a reward.py judges
 
-Used at home before anything is rented, and by the trainer before its first step, so that the same rules apply both
-times. Knows no tokenizer: the trainer turns questions into tokens.
+Used at home before anything is rented, and by the trainer before its first step, so that the same rules apply in both
+places. Uses no tokenizer: the trainer turns questions into tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Entry:
 def read_entries(data: bytes, kind: str, *, needs_answers: bool, num_ids: int | None) -> tuple[list[Entry], list[str]]:
     """Return the questions and, for every invalid line, its number and what is wrong.
 
-    `num_ids`: the vocabulary size of the tokenizer; None if not known yet. A file without any question is a problem
+    `num_ids`: the vocabulary size of the tokenizer; None if not known yet. A file without any questions is reported
     too.
     """
     entries, problems = [], []

@@ -1,6 +1,6 @@
 """Hides API keys, tokens and passwords in text that is about to be printed or logged. Standard library, Python 3.8.
 
-    redact(text)       replaces every secret value of this process, and passwords in URLs, by ***
+    redact(text)       replaces every secret value of this process, and passwords in URLs, with ***
     register(value)    adds a secret that is in no environment variable, such as a key read from a file
     RedactedFormatter  does the same for a log: messages and tracebacks
     redact_crashes()   does the same for uncaught exceptions
@@ -59,7 +59,7 @@ class RedactedFormatter(logging.Formatter):
 
 
 def _secrets(environment: Mapping[str, str]) -> List[str]:
-    """Return the secret values, longest first since one may contain another; a multi-line secret also line by line."""
+    """Return the secret values, longest first as one may contain another, and each line of a multi-line secret."""
     found = set(_registered)
     for name, value in environment.items():
         if len(value) >= MIN_LETTERS and _is_secret(name) and not _is_path(value):

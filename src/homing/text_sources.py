@@ -1,4 +1,4 @@
-"""Expands the paths, globs and folders that a user named into a list of source files.
+"""Expands the paths, globs and folders given by the user into a list of source files.
 
 The order is fixed (patterns as given, names sorted within one), because the order of documents is the order of tokens.
 A folder yields the files with a text extension; a path or a glob yields whatever it names.
@@ -57,7 +57,7 @@ class Found:
 def find_sources(patterns: Sequence[str], *, key: str, otherwise: str = "") -> Found:
     """Return every file that `patterns` match, each once; raises DataError for missing, empty or unreadable ones.
 
-    `key` names the setting in errors. `otherwise` says how to name another file if that is not an option of the verb.
+    `key` names the setting in errors. `otherwise` is the hint for choosing a different file; default: `--KEY PATH`.
     """
     found = Found([])
     seen: set[str] = set()
@@ -112,7 +112,7 @@ def _expand(pattern: str, key: str, otherwise: str, warnings: list[str]) -> list
         hits: list[str] = []
         for hit in sorted(glob.glob(named, recursive=True)):
             if os.path.isdir(hit) and named.endswith("**"):
-                continue  # every file in it is a match itself
+                continue  # every file in it is a match too
             hits += _folder(hit, key, warnings) if os.path.isdir(hit) else [hit]
         if hits:
             return hits
@@ -154,7 +154,7 @@ def _folder(folder: str, key: str, warnings: list[str]) -> list[str]:
 
 
 def _refuse_empty(paths: list[str], key: str) -> None:
-    """Raise one DataError that names all empty files, so that a user can fix them in one go."""
+    """Raise one DataError that names all empty files, so that the user can fix them in one go."""
     if len(paths) == 1:
         raise DataError(f"{key}: {paths[0]} is empty.", why="It has 0 bytes.", fix="Add text to it, or leave it out.")
     if paths:

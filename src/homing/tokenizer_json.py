@@ -1,9 +1,9 @@
-"""Reads tokenizer.json files: the bytes, and whether two files give the same ids to the same text.
+"""Reads tokenizer.json files, and checks whether two of them give the same ids to the same text.
 
-The size is checked before parsing: parsed, a file takes five times as much memory. Weights only know the ids they
-learned, so the comparison covers what affects encoding: vocabulary, merges, normalizer and pre-tokenizer, special
-tokens. Whitespace, key order, padding, the post-processor and the decoder may differ, because they do not change the
-ids of a text.
+The size is checked before parsing, because a parsed file takes five times as much memory. Weights only know the ids
+they were trained on, so the comparison covers everything that affects encoding: vocabulary, merges, normalizer,
+pre-tokenizer and special tokens. Whitespace, key order, padding, the post-processor and the decoder may differ, because
+they do not change the ids of a text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from homing.errors import DataError
 __all__ = ["MAX_TOKENIZER_BYTES", "gives_same_ids", "read_tokenizer_bytes"]
 
 
-MAX_TOKENIZER_BYTES = 128 << 20  # the largest among known open models have 35 MB
+MAX_TOKENIZER_BYTES = 128 << 20  # the largest among known open models are 35 MB
 
 
 def read_tokenizer_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -38,7 +38,7 @@ _NO_IDS = ("version", "truncation", "padding", "post_processor", "decoder")
 
 
 def gives_same_ids(one: Path, other: Path) -> bool:
-    """Return True if both files encode text alike. Both must exist; an unparsable file only equals an exact copy."""
+    """Return True if both files encode text alike. Both must exist; an invalid file only matches an exact copy."""
     first, second = read_tokenizer_bytes(one), read_tokenizer_bytes(other)
     if first == second:
         return True

@@ -32,7 +32,7 @@ __all__ = [
 MOST_USD = Decimal(10**9)  # the highest limit that a user can set
 MOST_S = 36500 * 86400.0
 _MOST_COUNT = Decimal(10**24)
-_MOST_SHOWN = Decimal(10**15)  # dollars; a higher amount is a mistake and is shown as one
+_MOST_SHOWN = Decimal(10**15)  # dollars; a higher amount must be an error and is shown as such
 _CENT = Decimal("0.01")
 _DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -44,7 +44,7 @@ _NUMBER = r"(\d+(?:[_,]\d{3})*(?:\.\d+)?|\.\d+|\d+(?:\.\d+)?[eE][+]?\d+)"
 def parse_usd(value: object) -> Decimal:
     """Parse `$12`, `12.50`, `$1,200.00`, `12 usd` or 12 to a Decimal; raises ValueError if negative or not finite.
 
-    An ambiguous comma is refused as well: read as a thousands separator, 1,50 would be a hundred times the intended
+    An ambiguous comma is rejected as well: read as a thousands separator, 1,50 would be a hundred times the intended
     limit.
     """
     wrong = f"{value!r} is not an amount of dollars, such as $12.00"
@@ -91,7 +91,7 @@ def parse_duration(value: object) -> float:
 def parse_count(value: object) -> int:
     """Parse `2B`, `131,072`, `1.5M`, `10k` or 512 to an int; raises ValueError.
 
-    Fractions are refused, and so is 1.000, which may mean 1000.
+    Fractions are rejected, and so is 1.000, which may mean 1000.
     """
     return _parse_scaled(value, _COUNT, "a count, such as 131072, 10k, 1.5M or 2B")
 
@@ -114,7 +114,7 @@ def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
     number = plain * scales[match[2].lower()]
     if number != number.to_integral_value():
         raise ValueError(wrong)
-    # YAML turns 1e9 into a float too; a small float was written with a decimal point.
+    # YAML also parses 1e9 as a float; a small float must have been written with a decimal point.
     has_point = number < 1000 if isinstance(value, float) else "." in match[1] and "e" not in match[1].lower()
     if has_point and not match[2]:
         raise ValueError(f"{wrong}; the point is ambiguous: write 1, or 1000")
@@ -168,7 +168,7 @@ class UsdColumn:
         return f"${self.up(amount):,}"
 
     def show_difference(self, ours: Decimal, reference: Decimal) -> str:
-        """Format the difference of the two amounts as shown; "under" one unit of the last digit if it is smaller."""
+        """Format the difference between the amounts as shown; "under" one unit of the last digit if it is smaller."""
         if ours != reference and abs(ours - reference) < self.grain:
             return f"under {self.show(self.grain)}"
         difference = self.up(ours) - self.up(reference)

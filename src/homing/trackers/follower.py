@@ -1,4 +1,4 @@
-"""Follows a run's metrics and sends them to one tracker for as long as the run lives.
+"""Follows a run's metrics and sends them to one tracker until the run ends.
 
     source -> lines not sent yet -> sink.log ... -> flush -> record what was sent -> wait -> repeat
 
@@ -6,7 +6,7 @@ It retries forever and never blocks a run. The record of what was sent is a list
 training rolls back to a checkpoint, the end of metrics.jsonl is cut off and rewritten: the sink is rewound to the first
 line that differs from the list.
 
-`start` runs a follower as a separate process, once per run and tracker. One file holds everything that it needs:
+`start` runs a follower as a separate process, one per run and tracker. Its files:
 
 $HOMING_HOME/runs/<run id>/trackers/NAME.order   what to follow and where to send it; secrets stay in the environment
                                     NAME.json    what was sent
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
 _LONGEST_PAUSE_S = 300.0
-# A run that is silent for this long will probably never report an end; a follower can be started again at any time.
+# A run that is silent for this long will probably never report its end; a follower can be restarted at any time.
 SILENT_S = 86400.0
 
 
@@ -46,11 +46,11 @@ SILENT_S = 86400.0
 class Following:
     tracker: str
     run_id: str
-    name: str  # as the tracker shows it
+    name: str  # shown in the tracker
     folder: str  # folder of the run's trackers, at home
     files: str  # where a tracker keeps its own files
-    run_dir: str = ""  # where the metrics are: in this folder,
-    store: str = ""  # or in this store
+    run_dir: str = ""  # folder that holds the metrics; "" if they are in `store`
+    store: str = ""  # store that holds the metrics
     config: dict[str, Any] = field(default_factory=dict)
 
     def path(self, suffix: str) -> Path:
@@ -124,7 +124,7 @@ class Follower:
         """
         active_at = self.world.monotonic()
         while True:
-            # Read before the lines: otherwise lines written together with the outcome would be lost.
+            # Read the outcome before the lines: otherwise lines written just before the outcome could be missed.
             state = self._outcome()
             num_before = len(self.sent)
             is_done = self.catch_up()
@@ -137,7 +137,7 @@ class Follower:
             self.world.sleep(min(every_s * 2**self.num_failed, _LONGEST_PAUSE_S) if self.num_failed else every_s)
 
     def catch_up(self) -> bool:
-        """Send what was not sent yet; return False if source or tracker failed, and it must be retried."""
+        """Send the lines that were not sent yet; return False if source or tracker failed and a retry is needed."""
         try:
             lines = self._lines()
             num_same = _num_same(self.sent, [short for short, _ in lines])
@@ -156,7 +156,7 @@ class Follower:
         return True
 
     def _lines(self) -> list[tuple[str, Metric | None]]:
-        """Return the complete lines; one that cannot be parsed is recorded by its hash and not sent."""
+        """Return the complete lines, each with its hash and its metric; None for a line that cannot be parsed."""
         data = self.source.read(file_names.METRICS)
         whole = data[: data.rfind(b"\n") + 1]
         return [(hashlib.sha256(line).hexdigest()[:12], _parse(line)) for line in whole.splitlines()]
@@ -174,7 +174,7 @@ class Follower:
         try:
             data = self.source.read(file_names.OUTCOME)
             return codec.loads(Outcome, data).state if data else ""
-        except Exception as exc:  # unknown does not mean ended
+        except Exception as exc:  # not knowing does not mean that it has ended
             log.warning("could not check whether the run has ended: %s", exc)
             return ""
 
@@ -182,7 +182,7 @@ class Follower:
         try:
             if self.sink is not None:
                 self.sink.close(state)
-        except Exception as exc:  # a third-party package may raise anything; everything that could be sent is sent
+        except Exception as exc:  # a third-party package may raise anything; everything that could be sent was sent
             log.warning("%s did not close: %s", self.tracker, exc)
 
 

@@ -4,8 +4,7 @@ MLflow        a folder at home, or a server behind a tunnel; servers open to the
 TensorBoard   event files, with tensorboard's own writer; loads neither torch nor tensorflow
 trackio       a local SQLite file, opened with `trackio show --project homing`; no server, no account
 W&B           without a key it records offline, and `wandb sync` uploads it later. Steps are a separate metric
-              (`PHASE/step`) and not W&B's own step: that may only increase, and a run that rolls back logs some steps
-              again
+              (`PHASE/step`), because W&B's own step may only increase, and a run that rolls back logs some steps again
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["ToMlflow", "ToTensorBoard", "ToTrackio", "ToWandb", "check_uri", "mo
 
 URI_ENV = "MLFLOW_TRACKING_URI"
 _TAG = "homing.run"
-_BATCH = 900  # below the maximum of 1000 per call
+_BATCH = 900  # below MLflow's maximum of 1000 per call
 _STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
@@ -109,7 +108,7 @@ class ToTensorBoard:
         self._writer(metric.phase).add_event(event)
 
     def rewind(self, metric: Metric) -> None:
-        """Make readers drop what they have from this step on."""
+        """Make readers discard their values from this step on."""
         session = self._session(status=self._session.START)
         event = self._event(wall_time=metric.t, step=metric.step, session_log=session)
         self._writer(metric.phase).add_event(event)
@@ -167,7 +166,7 @@ _START_S = 60.0
 
 
 def mode_of(environment: dict[str, str]) -> str:
-    """Return WANDB_MODE if set; else offline without a key, because prompting for one would block forever."""
+    """Return WANDB_MODE if set. Without a key it is offline, because prompting for a key would block forever."""
     return environment.get(MODE_ENV) or ("online" if environment.get(KEY_ENV) else "offline")
 
 

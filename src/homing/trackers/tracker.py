@@ -1,7 +1,7 @@
 """The interface of a tracker sink: open -> log each metric -> rewind after a rollback -> flush -> close.
 
 A sink raises whatever its package raises; the follower catches it, reopens the sink and sends the metrics again. So
-sending the same metric twice must do no more harm than a point that is drawn twice.
+sending the same metric twice must do no more harm than drawing a point twice.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Sink(Protocol):
 
     def rewind(self, metric: Metric) -> None: ...  # training rolled back: everything from this step on is logged again
 
-    def flush(self) -> None: ...  # what was logged is safe when this returns
+    def flush(self) -> None: ...  # logged values are safe when this returns
 
-    def close(self, state: str) -> None: ...  # done | failed | stopped; "": it may continue
+    def close(self, state: str) -> None: ...  # done | failed | stopped; "": the run may continue
 
 
 def open_sink(name: str, what: What) -> Sink:

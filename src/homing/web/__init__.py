@@ -3,10 +3,10 @@
     model_session    a loaded model: conversations and prompts to ids, ids to chunks of text up to a stop
     worker           generates one text at a time, in its own thread, with a short queue
     openai_format    the formats of OpenAI's API: request bodies, responses, chunks and errors
-    app              routes, token, host check and the page, and `serving`: that app with its model, on a socket
-    loopback_server  any app on a socket, in a thread, until it is stopped
+    app              routes, token, host check and the page; `serving` runs the app with its model on a socket
+    loopback_server  runs any app on a socket, in a thread, until it is stopped
 
-    dashboard   the other server, of `homing dashboard`: a page about runs; it needs neither a model nor torch
+    dashboard   the server of `homing dashboard`: a page about runs; it needs neither a model nor torch
 
-Only `homing.cli` imports it. It knows nothing of rented runs, and requires the token.
+Only `homing.cli` imports it. It knows nothing about rented runs, and requires the token.
 """

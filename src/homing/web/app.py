@@ -46,7 +46,7 @@ __all__ = ["make_app", "serving"]
 
 NUM_WAITING = 8  # texts that may wait while one is generated
 MAX_BODY_BYTES = 4 * 1024 * 1024
-_JSON_BYTES = 6  # maximum for one byte of text: a control character is written as an escape
+_JSON_BYTES = 6  # maximum for one byte of text: JSON escapes a control character as six
 _ENVELOPE_BYTES = 256 * 1024  # for the names, roles and settings around the text
 _BODY_S = 60.0
 _RETRY_S = "5"
@@ -136,7 +136,7 @@ class _Routes:
         return await self._answer(request, wanted)
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        """Return the parsed body; refuse it by size if no prompt in it could fit.
+        """Return the parsed body; reject a body so large that its prompt could not fit.
 
         Both the declared length and the received bytes are checked, because a chunked body declares none.
         """
@@ -164,7 +164,8 @@ class _Routes:
         spoken, in_turns = Spoken(0), wanted.messages is not None
 
         def work(is_wanted: Callable[[], bool]) -> Iterator[str]:
-            # In the worker's thread, one at a time: twenty long prompts at once would need the memory of all of them.
+            # Runs in the worker's thread, one prompt at a time: encoding twenty long ones at once would need too much
+            # memory.
             if wanted.messages is None:
                 ids = self._session.begin(wanted.prompt, is_wanted)
             else:
@@ -184,7 +185,7 @@ class _Routes:
         return await _whole(request, text, answer)
 
     async def _accepted(self, request: Request, text: Text, wanted: Wanted) -> None:
-        """Wait until the worker has encoded the prompt, so that a refusal can still have its own status.
+        """Wait until the worker has encoded the prompt, so that an error can still be sent with its own status.
 
         A client that disconnects while it waits in the queue is dropped from it.
         """
@@ -195,8 +196,8 @@ class _Routes:
                 raise self._refused_length(exc, wanted) from None
             except Fault as fault:
                 raise Refusal(f"Invalid conversation for this model: {fault.text}.", param="messages") from fault
-            except DataError as exc:  # the chat template, which exceeded its bounds too often
-                # Not 500: clients would retry, and each time it would delay everyone else's requests.
+            except DataError as exc:  # raised for a chat template that exceeded its bounds too often
+                # Not 500: clients would retry, and each retry would delay everyone else's requests.
                 _log.warning("%s", exc)
                 message = f"The chat template of this model cannot be used. {exc.why}"
                 raise Refusal(message, param="messages", code="chat_template_failed") from exc
@@ -231,13 +232,15 @@ async def _whole(request: Request, text: Text, answer: Answer) -> Response:
             said = "".join([piece async for piece in text])
         except Exception as exc:
             raise _failed(exc) from exc
-    if not text.is_wanted:  # the client disconnected, or the server is shutting down: then this is sent
+    if (
+        not text.is_wanted
+    ):  # the client disconnected, or the server is shutting down; only in the latter case is this received
         raise _ending()
     return JSONResponse(answer.whole(said))
 
 
 class _Stream(Response):
-    """Server-sent events as they come. Starlette's own response detects a disconnect only while it is idle."""
+    """Sends events as they are generated. Starlette's own response detects a disconnect only while it is idle."""
 
     def __init__(self, text: Text, answer: Answer) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -270,7 +273,7 @@ class _Stream(Response):
 
 @contextlib.asynccontextmanager
 async def _given_up_with(receive: Receive, text: Text) -> AsyncIterator[None]:
-    """Cancel the text if the client disconnects while the answer is produced, or if producing it fails."""
+    """Cancel the text if the client disconnects while the response is produced, or if producing it fails."""
 
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -305,24 +308,24 @@ async def _refused(request: Request, exc: Exception) -> Response:
 
 async def _no_route(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException), "registered for it"
-    # Tell a client with a wrong base_url, or one that uses a part of the API that is missing, what there is.
+    # List the routes for a client with a wrong base_url, or one that uses an unsupported part of the API.
     here = f" Available: {_HERE}." if exc.status_code == 404 else ""
     refusal = Refusal(f"{request.method} {request.url.path}: {exc.detail}.{here}", status=exc.status_code)
     return JSONResponse(refusal.body, exc.status_code, exc.headers)
 
 
 async def _broken(request: Request, exc: Exception) -> Response:
-    """Answer an internal error; its traceback is in the log."""
+    """Return the response to an internal error; its traceback is in the log."""
     return JSONResponse(Refusal(f"Internal server error: {type(exc).__name__}.", status=500).body, 500)
 
 
 async def _client_left(request: Request, exc: Exception) -> Response:
-    return Response(status_code=400)  # the client left in the middle of the body, so no one reads this
+    return Response(status_code=400)  # the client disconnected in the middle of the body, so no one reads this
 
 
 def _page() -> Callable[[Request], Awaitable[Response]]:
     html = files("homing.web").joinpath("page.html").read_text(encoding="utf-8")
-    # The policy allows its own script and style by their hashes and requests to its own server, nothing else.
+    # The policy allows only the page's own script and style, by their hashes, and requests to its own server.
     own = {tag: _sha256(re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)) for tag in ("script", "style")}
     policy = (
         f"default-src 'none'; script-src {own['script']}; style-src {own['style']}; connect-src 'self';"

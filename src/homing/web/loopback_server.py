@@ -25,18 +25,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 __all__ = ["HEADERS_S", "MOST_OPEN", "MOST_PER_CLIENT", "Server", "hosts_for", "listen"]
 
 HEADERS_S = 10.0  # from the connection, or the first byte of a request, until its headers are complete
-# Open connections. A browser needs a handful; without a bound, a thousand connections that never finish their headers
-# would use up all file descriptors, and no one would be answered any more.
+# Maximum open connections. A browser needs a handful; without a limit, a thousand connections that never finish their
+# headers would use up all file descriptors, and the server could not respond to anyone.
 MOST_PER_CLIENT = 128
 MOST_OPEN = 256
-_BACKLOG = 64  # accepted at once, before the oldest can be closed for them
+_BACKLOG = 64  # connections accepted at once, before older ones can be closed to make room
 
-# After everything in progress was cancelled: for a client that does not read its response.
+# How long to wait, after everything in progress was cancelled, for a client that does not read its response.
 _GRACE_S = 5
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, on another port if this one is taken.
+    """Return a listening socket, on a different port if this one is taken.
 
     `host` is an address or a name of this machine.
     """
@@ -79,13 +79,13 @@ class Server:
         )  # fmt: skip
         self._server, self._give_up, self._sock = uvicorn.Server(config), give_up, sock
         self.failure: BaseException | None = None
-        # Not the thread's join: after a Ctrl-C during join Python considers the thread ended, and the next join returns
-        # at once, with streams still open.
+        # An event instead of the thread's join: after a Ctrl-C during join, Python considers the thread ended, and the
+        # next join returns at once, with streams still open.
         self._is_over = threading.Event()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def wait(self) -> None:
-        """Wait until the server ends by itself, which only happens on a failure, and raise that."""
+        """Wait until the server ends by itself, which only happens if it fails, and raise its exception."""
         self._is_over.wait()
         if self.failure is not None:
             raise self.failure
@@ -107,8 +107,8 @@ class Server:
 class _Connection(H11Protocol):
     """A client connection with a deadline for the headers of each request.
 
-    If too many are open, the one that has waited longest without a request is closed; if all are being answered, the
-    new one.
+    If too many are open, the one that has waited longest without a request is closed; if all are busy, the new one is
+    closed.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -144,7 +144,7 @@ class _Connection(H11Protocol):
 
     @property
     def _is_waiting(self) -> bool:
-        """True if no request is being read or answered: nothing was sent, or its headers are incomplete."""
+        """True if no request is being handled: the client sent nothing, or its headers are incomplete."""
         return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
 
     def _arm(self) -> None:

@@ -46,7 +46,7 @@ class Spoken:
 
     num_prompt_tokens: int
     num_tokens: int = 0
-    is_ended: bool = False  # by the model or a stop string; else it ran out of room
+    is_ended: bool = False  # by the model or a stop string; otherwise it reached the maximum length
 
 
 class TooLong(Exception):
@@ -58,7 +58,7 @@ class TooLong(Exception):
 
 
 class GivenUp(Exception):
-    """The client no longer waits for the text."""
+    """The client is no longer waiting for the text."""
 
 
 class GenerationSession:
@@ -69,7 +69,7 @@ class GenerationSession:
         self._model, self._tokenizer = model, tokenizer
         self._prompter = Prompter(folder, tokenizer) if learned_to_answer(card) else None
         self._rendering = Lock()  # a template keeps its own state while it renders
-        # No text with more bytes can fit: the longest token bounds the bytes per token.
+        # No text with more bytes can fit: no token has more bytes than the longest one.
         self.max_prompt_bytes = self.context * max(1, *tokenizer.token_bytes())
 
     @property
@@ -87,7 +87,7 @@ class GenerationSession:
         """Return a conversation as ids, with the assistant's turn opened; raises Fault if the template refuses it."""
         assert self._prompter is not None, "a base model has no chat template"
         for message in messages:
-            if len(message["content"]) > _FIRST_PART:  # before the template makes copies of it
+            if len(message["content"]) > _FIRST_PART:  # check before the template makes copies of it
                 self._encode(message["content"], is_wanted)
         with self._rendering:
             return self._checked(self._prompter.prompt(messages))
@@ -99,18 +99,18 @@ class GenerationSession:
     def _encode(self, text: str, is_wanted: Callable[[], bool]) -> list[int]:
         """Encode a text from its beginning, doubling the part each time.
 
-        Of a text that is far too long only enough is encoded to show that, and a disconnect is noticed between two
+        If a text is far too long, only enough of it is encoded to detect that, and a disconnect is noticed between two
         parts.
         """
         part = _FIRST_PART
         while True:
             if not is_wanted():
                 raise GivenUp
-            # Not `encode`: this call releases the GIL, so that the server still answers.
+            # Unlike `encode`, this call releases the GIL, so that the server stays responsive.
             (ids,) = self._tokenizer.encode_many([text[:part]])
             if part >= len(text):
                 return ids
-            # The last tokens of a part may change with what follows them, so twice the context is the bound.
+            # The last tokens of a part may change with the text that follows, so the limit is twice the context.
             if len(ids) > 2 * self.context:
                 raise TooLong(len(ids), is_at_least=True)
             part *= 2
@@ -130,7 +130,7 @@ class GenerationSession:
             self._model, ids, num_tokens=room, temperature=settings.temperature, top_k=settings.top_k,
             seed=settings.seed, stop_ids=stop_ids,
         )  # fmt: skip
-        # The buffers captured for generation hold GPU memory until it is closed, even if the rest is not wanted.
+        # Close the generator even if the rest is not wanted: its captured buffers hold GPU memory until then.
         with closing(cast("Generator[int]", made)):
             is_stopped = yield from up_to_stop(
                 decode_stream(self._tokenizer, _counted(made, spoken, is_wanted)), settings.stop
@@ -147,7 +147,7 @@ def _counted(ids: Iterator[int], spoken: Spoken, is_wanted: Callable[[], bool]) 
 def up_to_stop(chunks: Iterable[str], stops: Sequence[str]) -> Generator[str, None, bool]:
     """Yield the text before the first stop string, which may span several chunks; return whether there was one.
 
-    Text that may be the beginning of a stop string is held back until that is decided.
+    Text that may be the beginning of a stop string is held back until that is certain.
     """
     held = ""
     for piece in chunks:

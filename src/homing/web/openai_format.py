@@ -22,7 +22,7 @@ __all__ = ["Answer", "Defaults", "Refusal", "Wanted", "event", "read_body", "rea
 Body = dict[str, Any]
 
 _KNOWN = {"model", "stream", "stream_options", "max_tokens", "temperature", "top_k", "seed", "stop"}
-# They do not change the answer: who asks, what for, how it is billed and stored.
+# Fields that do not change the answer: who asks, what for, how it is billed and stored.
 _HARMLESS = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
 # Values with which these fields change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -75,7 +75,7 @@ class Defaults:
 class Wanted:
     settings: Settings
     is_stream: bool
-    has_usage: bool  # a final chunk with the token counts
+    has_usage: bool  # whether to send a final chunk with the token counts
     messages: list[Message] | None = None  # of a conversation
     prompt: str = ""  # of a text completion
 
@@ -130,7 +130,7 @@ def _check_fields(body: Body, own: set[str]) -> None:
 
 
 def _check_model(body: Body, model: str) -> None:
-    """Raise a 404 for another model; the field may be left out, because there is only one."""
+    """Raise a 404 if the request names a different model; the field may be left out, because there is only one."""
     if body.get("model", model) != model:
         message = f"Unknown model {body['model']!r}; this server has {model!r}."
         raise Refusal(message, status=404, param="model", code="model_not_found")
@@ -269,7 +269,7 @@ class Answer:
 def event(document: dict[str, Any] | str) -> bytes:
     """Return one server-sent event.
 
-    ASCII JSON contains no line breaks, nor characters that clients take for one, so one line is one event.
+    ASCII JSON contains no line breaks, nor characters that clients treat as one, so one line is one event.
     """
     data = document if isinstance(document, str) else json.dumps(document)
     return f"data: {data}\n\n".encode()

@@ -1,9 +1,9 @@
-"""Generates one text at a time: a thread that computes, a short queue, and texts that can be cancelled.
+"""Generates one text at a time: a compute thread, a short queue, and texts that can be cancelled.
 
     submit(work) -> Text -> [ async for chunk in text ] ...        cancel() at any time, from any thread
 
-Two texts at once would each take twice as long and need the memory of both. If the queue is full, submit raises at
-once.
+Two texts at once would each take twice as long and need the memory of both. If the queue is full, submit raises
+immediately.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Text:
         return not self._given_up.is_set()
 
     def cancel(self) -> None:
-        """Stop generating at the next token, or before the first; the reader reaches the end now."""
+        """Stop generating at the next token, or before the first one; the reader gets the end of the text at once."""
         self._given_up.set()
         self._send(None)
 
     async def accepted(self) -> None:
-        """Return once the work has started to answer, or at once if it is cancelled; raises its exception if it failed.
+        """Return once the request is accepted, or at once if it is cancelled; raises the work's exception if it failed.
 
         Consumes the first chunk, which is empty.
         """
@@ -51,7 +51,7 @@ class Text:
         if isinstance(chunk, Exception):
             raise chunk
         if chunk is None:
-            self._chunks.put_nowait(None)  # for the next read: this is the end
+            self._chunks.put_nowait(None)  # so that the next read sees the end too
 
     async def __aiter__(self) -> AsyncIterator[str]:
         while (chunk := await self._chunks.get()) is not None:
@@ -64,14 +64,14 @@ class Text:
         try:
             for chunk in self._work(lambda: self.is_wanted):
                 self._send(chunk)
-        except Exception as exc:  # of one text; the others still follow, and its requester gets the exception
+        except Exception as exc:  # only this text fails: its requester gets the exception, and the others still follow
             self._send(exc)
         self._send(None)
 
     def _send(self, chunk: str | Exception | None) -> None:
         try:
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
-        except RuntimeError:  # the loop is closed: no one listens any more
+        except RuntimeError:  # the loop is closed: no one is listening
             self._given_up.set()
 
 

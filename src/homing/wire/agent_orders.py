@@ -39,16 +39,16 @@ class Orders:
     idle_limit_s: float
     stall_factor: float
     heartbeat_s: float = 5.0
-    stop_grace_s: float = STOP_GRACE_S  # from the stop request to SIGKILL of the trainer
+    stop_grace_s: float = STOP_GRACE_S  # time from the stop request until the trainer gets SIGKILL
     env: Dict[str, str] = field(default_factory=dict)  # for the programs that the agent starts; never secrets
     # Variables with keys for the store: given to sync, not to the trainer.
     secret_names: List[str] = field(default_factory=list)
     agent_argv: List[str] = field(default_factory=list)  # command with which the dead-man restarts a dead agent
-    # Run before training; empty: the machine has everything it needs.
+    # Command to run before training; empty: the machine has everything it needs.
     bootstrap_argv: List[str] = field(default_factory=list)
-    # Runs alongside the trainer: alerts, preemption notices, utilization.
+    # Command to run alongside the trainer: alerts, preemption notices, utilization.
     lookout_argv: List[str] = field(default_factory=list)
-    unsaved_limit_s: float = 0.0  # how long it may train while the store refuses every push; 0: until another limit
+    unsaved_limit_s: float = 0.0  # how long to train while the store refuses every push; 0: until some other limit
     push_s: float = 0.0  # planned time to push a checkpoint; replaced by measured pushes
     home_s: float = 0.0  # further time from the last save to the end of billing: starting processes, reading back
     keep_on_failure_s: float = 0.0  # how long a failed instance is kept for inspection, inside the limit

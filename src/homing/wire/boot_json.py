@@ -1,7 +1,7 @@
 """boot.json: the configuration that an instance gets at start.
 
-The agent reads only its own part, orders.py. This module adds what the programs that it starts need: the store and the
-inputs for sync, the requirements of a bare machine for the bootstrap, the planned speeds for the lookout.
+The agent reads only its own part, agent_orders.py. This module adds the parts for the programs that it starts: the
+store and the inputs for sync, the requirements of a bare machine for the bootstrap, the planned speeds for the lookout.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Bootstrap:
     code_dir: str = ""
     lock: List[str] = field(default_factory=list)  # name==version --hash=..., without torch
     torch: str = ""  # torch==version, unless the image's torch is in torch_range (from, below)
-    torch_lock: List[str] = field(default_factory=list)  # the same with hashes, and all its dependencies
+    torch_lock: List[str] = field(default_factory=list)  # torch and all its dependencies, with hashes
     uv: str = ""  # uv==version --hash=..., to install if it is needed and missing
     torch_range: List[str] = field(default_factory=list)
-    cuda: str = ""  # CUDA version of the index's torch in this range; a GPU with an older driver gets another wheel
+    cuda: str = ""  # CUDA version of the index's torch in this range; with an older driver, a different wheel is used
     older_cuda: List[str] = field(default_factory=list)  # CUDA versions of those other wheels, best first
     torch_index: str = ""  # where to find them: <torch_index>/cu129
     python: str = ""  # interpreter from which the environment is created
     env_dir: str = ""  # a fingerprint is appended; <work folder>/env links to it
     gpu_names: List[str] = field(default_factory=list)  # names under which the driver may report the GPU: a-z0-9 only
     num_gpus: int = 0
-    may_add: bool = False  # may install system packages: no one else uses the machine after the run
-    inputs_dir: str = ""  # inputs that an earlier instance fetched here, by hash: they are not fetched again
+    may_add: bool = False  # whether system packages may be installed: no one else uses the machine after the run
+    inputs_dir: str = ""  # folder of inputs by hash: those that an earlier instance fetched there are not fetched again
     probe_argv: List[str] = field(default_factory=list)
     probe_floor: Dict[str, float] = field(default_factory=dict)  # measurement -> the lowest acceptable value
 

@@ -27,8 +27,8 @@ class Turns:
     """Text fragments in which special tokens appear by name. None: the template does not allow that sequence."""
 
     template_sha256: str  # of the template's text
-    begin: str  # before the first turn, if that is the user's
-    end: str  # after the last turn, including the opening of the assistant's
+    begin: str  # before the first turn, if that is a user turn
+    end: str  # after the last turn, including the opening of the assistant turn
     markers: Dict[str, int] = field(default_factory=dict)  # special token -> id
     end_id: Optional[int] = None  # token with which the assistant ends a turn
     is_trimmed: bool = False  # the template strips the whitespace around messages
@@ -40,7 +40,7 @@ class Turns:
 
 
 class Unreadable(ValueError):
-    """The file at `path` exists and cannot be read; the message says why."""
+    """The file at `path` exists but cannot be read; the message says why."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(why)
@@ -61,8 +61,8 @@ def read_chat_template(folder: Path) -> FoundTemplate:
     config = _object(path) if path.is_file() else {}
     own = folder / file_names.CHAT_TEMPLATE
     refuse_link_outside(own)
-    # Newer writers use this file, and it takes precedence in transformers too; a trailing line break from an editor is
-    # kept.
+    # Newer writers use this file, which takes precedence in transformers too. A trailing line break, such as one added
+    # by an editor, is kept.
     if own.is_file():
         try:
             return FoundTemplate(own.read_text(encoding="utf-8"), own, config)
@@ -96,7 +96,7 @@ def _object(path: Path) -> Dict[str, Any]:
 
 
 def _default(value: Any) -> str:
-    """Return the template called "default" if there are several by name."""
+    """Return the template named "default" if there are several."""
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")

@@ -17,7 +17,7 @@ MISSING_REWARD = "missing reward"
 
 
 def figure_of(phase: str) -> str:
-    """Return what `val_loss` means in a phase: an rl phase has no loss on text and stores the missing reward there."""
+    """Return the meaning of `val_loss` in a phase: rl has no loss on text and stores the missing reward there."""
     return MISSING_REWARD if phase == "rl" else "held-out loss"
 
 
@@ -57,14 +57,14 @@ class CheckpointManifest:
     files: List[FileHash]
     val_loss: Optional[float] = None
     val_bits_per_byte: Optional[float] = None
-    # What val_loss was measured on, if that is a random subset: compare only values with the same one.
+    # Identifies the random subset that val_loss was measured on, if any: compare only values from the same subset.
     val_exam: str = ""
     code_version: str = ""
     made_at: float = 0.0
     # Attention, micro-batch, precision, ...: chosen by the trainer, and part of its state.
     choices: Dict[str, Any] = field(default_factory=dict)
     lineage: List[Stage] = field(default_factory=list)  # base -> mid -> sft -> rl, this one last
-    sha256: str = ""  # of this file with this field left empty, so that the list of hashes is protected too
+    sha256: str = ""  # of this file with this field empty, so that the list of hashes is protected too
 
 
 def reported_checkpoint(manifest: CheckpointManifest) -> str:

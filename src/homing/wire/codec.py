@@ -1,8 +1,8 @@
 """Converts dataclasses to JSON and back: strict when writing, lenient when reading.
 
-A writer checks every field against its annotation, so that a wrong type fails on the machine that made it. A reader
+A writer checks every field against its annotation, so that a wrong type fails on the machine that wrote it. A reader
 ignores unknown keys and fills in defaults for missing ones, so that an older `homing` can read what a newer one wrote.
-It refuses only what it cannot use, and names the path of the field."""
+It rejects only values that it cannot use, and names the path of the field."""
 
 from __future__ import annotations
 

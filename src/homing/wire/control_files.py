@@ -4,7 +4,7 @@
     trainer --metrics, events--> agent --heartbeat.json--> sync --> store --> home (progress)
 
 Home never talks to the trainer, and the trainer does not know that it is rented. Each process reads one small file at
-its own pace, so a lost message is only a delayed one.
+its own pace, so a lost message is merely delayed.
 
 Deadlines in these files use the boot clock: it keeps running during sleep, and setting the wall clock does not move it.
 All processes of one machine read the same value, so one may write it to a file and another read it. It restarts when
@@ -62,7 +62,7 @@ class Heartbeat:
     tokens_per_s: Optional[float] = None
     mfu: Optional[float] = None
     step_s: Optional[float] = None
-    # Until the end of the phase, planned or landing, as the trainer estimates it (Metric).
+    # Seconds until the phase ends, as planned or by landing, as estimated by the trainer (Metric).
     eta_s: Optional[float] = None
     trainer_pid: Optional[int] = None
     end_step: Optional[int] = None  # set while landing: the run ends at this step, before num_steps
@@ -71,7 +71,7 @@ class Heartbeat:
     has_dead_man: bool = False  # the dead-man, a second guard process on the instance, is alive
     time_limit_s: float = 0.0
     use: Dict[str, float] = field(default_factory=dict)  # utilization, see Use
-    plan_s: Optional[float] = None  # while landing: time that the planned end would take instead
+    plan_s: Optional[float] = None  # while landing: seconds until the originally planned end
 
 
 @record("use", 1)
@@ -82,10 +82,10 @@ class Use:
     shares: Dict[str, float] = field(default_factory=dict)  # cpu, memory, gpu, gpu_memory: 0..1
 
 
-# Linux. On macOS CLOCK_MONOTONIC runs during sleep; elsewhere it is the closest available.
+# CLOCK_BOOTTIME exists on Linux. On macOS, CLOCK_MONOTONIC runs during sleep; elsewhere it is the closest available.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def boot_clock_s() -> float:
-    """Return the seconds since a fixed moment that stays the same until the machine reboots."""
+    """Return the seconds since a fixed moment that changes only when the machine reboots."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)

@@ -1,4 +1,4 @@
-"""events.jsonl and metrics.jsonl: append-only lines, from which every view is built."""
+"""events.jsonl and metrics.jsonl, the append-only lines from which every view is built; and outcome.json."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Metric:
     val_perplexity: Optional[float] = None
     end_step: Optional[int] = None  # step at which a landing ends, before num_steps; None while the plan holds
     more: Dict[str, float] = field(default_factory=dict)  # values specific to this phase, such as the reward in rl
-    # Until this phase is trained, evaluated and saved, from measured speeds; the only ETA.
+    # Seconds until this phase is trained, evaluated and saved, from measured speeds; the only ETA.
     eta_s: Optional[float] = None
-    plan_s: Optional[float] = None  # while landing: time that the planned end would take instead
+    plan_s: Optional[float] = None  # while landing: seconds until the originally planned end
 
 
 @record("outcome", 1)

@@ -23,19 +23,21 @@ CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
 LATEST = "latest.json"
 BEST = "best.json"
-TRAINER_LOCK = ".trainer.lock"  # held while a trainer runs there; the file remains as evidence that one did
-STARTER_FD_ENV = "HOMING_STARTER_FD"  # for a trainer: a pipe that closes when its parent process is gone
-TYPED_ENV = "HOMING_TYPED"  # for a trainer: the run's name as the user typed it, with the changes to its run file
+TRAINER_LOCK = ".trainer.lock"  # held while a trainer runs in the folder; the file remains as evidence that one did
+STARTER_FD_ENV = "HOMING_STARTER_FD"  # for a trainer: a pipe that closes when its parent process ends
+TYPED_ENV = (
+    "HOMING_TYPED"  # for a trainer: the run's name as the user typed it, with the options that change its run file
+)
 PUSHED = "pushed.json"
 BOOT = "boot.json"
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-CHAT_TEMPLATE = "chat_template.jinja"  # newer writers store it here, older ones in the file above
+CHAT_TEMPLATE = "chat_template.jinja"  # newer writers store the template here, older ones in the file above
 TURNS = "turns.json"  # the text that the chat template puts around messages, for a trainer without a template engine
 GENERATION = "generation_config.json"  # the recommended sampling settings and stop tokens of open weights
 WEIGHTS = "model.safetensors"
-ADAPTER = "adapter_model.safetensors"  # peft's name for it: the adapter that a lora or qlora phase trained
+ADAPTER = "adapter_model.safetensors"  # peft's file name for the adapter that a lora or qlora phase trained
 ADAPTER_CONFIG = "adapter_config.json"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"

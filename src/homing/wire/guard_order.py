@@ -4,7 +4,7 @@
   train           | stop,save | push      | agent ends | dead-man ends  | home ends  | its own timer
                   |<------------------------------- reserve ------------------------------------->|
 
-At a given rate the spend limit is a number of seconds, so money and time share one axis, and the nearer limit counts.
+At a given rate the spend limit is a number of seconds, so money and time share one axis, and the earlier limit counts.
 Each guard waits for the one before it, which knows more and can save more."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import math
 from decimal import Decimal
 from typing import Optional
 
-# Share of the reserve that is left when each one acts.
+# Fraction of the reserve that is left when each guard acts.
 LAND, KILL, END, DEAD_MAN, GUARD, PROVIDER = 1.0, 0.5, 0.3, 0.2, 0.12, 0.05
 STOP_GRACE_S = 120.0
 PUSH_RESERVE_S = 120.0
-RESERVE_FRACTION = 0.1  # upper bound as a share of the whole time, so that a small limit still trains
-# For a smaller reserve the guards act earlier: checking, killing and starting the end command take seconds.
+RESERVE_FRACTION = 0.1  # upper bound as a fraction of the whole time, so that a run with a small limit still trains
+# With a smaller reserve the guards act earlier: checking, killing and starting the end command take seconds.
 SMALL_RESERVE_S = 40.0
 
 

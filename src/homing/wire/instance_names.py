@@ -1,4 +1,4 @@
-"""File names on an instance that the agent shares with other programs. More in names.py."""
+"""File names on an instance that the agent shares with other programs. More in file_names.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 RUN_DIR = "run"
 AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # held while the process is alive
 CLOCK = "clock"  # how long billing had been running at a given boot-clock time
-RESTARTS = "restarts"  # restarts of the agent by the dead-man: how many, and the boot-clock time of the last
+RESTARTS = "restarts"  # how often the dead-man restarted the agent, and the boot-clock time of the last restart
 BILLING_ENDED = "billing-ended"  # boot-clock time at which the request to end billing was accepted
 
 # In the run directory.
@@ -21,7 +21,7 @@ OUTCOME = "outcome.json"
 LOGS = "logs"
 
 # Event kinds by which sync reports the state of the store to the agent.
-STORE_REFUSES = "store_refuses"  # apparently permanent: no permission, no bucket, an expired token
+STORE_REFUSES = "store_refuses"  # an apparently permanent refusal: no permission, no bucket, an expired token
 PUSH_RECOVERED = "push_recovered"
 
 # Trainer exit codes.
@@ -32,5 +32,5 @@ EXIT_STOPPED = 75
 # Exit code of store.sync: a newer lease names another instance, so this one pushes nothing more.
 EXIT_SUPERSEDED = 76
 
-# Set in the environment of every process on our instances; the local and ssh providers find their processes by it.
+# Set in the environment of every process on our instances; the local and ssh providers use it to find their processes.
 MARK_ENV = "HOMING_MARK"

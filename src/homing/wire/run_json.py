@@ -1,6 +1,6 @@
 """run.json: the resolved run. `config` writes it at home; the trainer and the agent read nothing else.
 
-Every value is final: derived, checked and in base units. `origin` says where each came from.
+Every value is final: derived, checked and in base units. `origin` says where each value came from.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes computed by `config.derive`; the trainer checks its own counts against them."""
+    """Sizes computed by `config.estimate.params`; the trainer checks its own counts against them."""
 
     num_params: int  # every parameter once; a tied head is not counted twice
     num_matmul_params: int  # blocks and head, without the embedding lookup
@@ -112,7 +112,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class RlTask:
-    """A task of an rl phase. A relative path starts at the data folder; an empty hash is not checked."""
+    """A task of an rl phase. A relative path is relative to the data folder; an empty hash is not checked."""
 
     kind: str  # gsm8k | arithmetic | spelling | prompts
     weight: float = 1.0  # its share of the prompts, relative to the other tasks
@@ -137,7 +137,7 @@ class Rl:
     advantage: str = "std"  # std | mean: whether to divide by the group's standard deviation
     kl: float = 0.0  # weight of the KL penalty towards the initial weights of the phase
     updates_per_rollout: int = 1
-    clip_low: float = 0.2  # has an effect with more than one update per rollout
+    clip_low: float = 0.2  # only has an effect with more than one update per rollout
     clip_high: float = 0.2
     pass_reward: float = 1.0  # a reward of at least this counts as passed
     eval_prompts: int = 64
@@ -170,7 +170,7 @@ class PhaseData:
     manifest_sha256: str = ""  # "" until prepared
     num_train_tokens: int = 0
     num_val_tokens: int = 0
-    question: str = ""  # of chat data: the first question of a user in it
+    question: str = ""  # the first user question in chat data
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,8 @@ class Limits:
     spend_usd: Optional[str] = None  # a decimal string: dollars are never floats
     time_s: float = 0.0  # 0: none
     idle_s: float = 1800.0
-    unsaved_s: float = 1800.0  # how long it may train while the store refuses every push; 0: until another limit
-    stall_factor: float = 10.0  # no step for this many usual step times is a stall
+    unsaved_s: float = 1800.0  # how long to train while the store refuses every push; 0: until some other limit
+    stall_factor: float = 10.0  # the run has stalled after this many usual step times without a step
     rate_usd_per_hour: Optional[str] = None
     on_divergence: str = "alert"  # alert | stop
     on_slow: str = "alert"  # alert | stop
@@ -246,7 +246,7 @@ class Ssh:
     key_file: str = ""  # path of a private key; "": ssh's own defaults
     host_key: str = ""  # TYPE BASE64; "": from known_hosts, or confirmed once by the user
     known_hosts: str = "~/.ssh/known_hosts"
-    work_dir: str = ".homing"  # on the host; a relative path starts at the user's home directory
+    work_dir: str = ".homing"  # on the host; a relative path is relative to the user's home directory
     rate_usd_per_hour: str = "0.36"
     python: str = ""  # an interpreter on the host that has torch; "": create an environment from the lock
 
@@ -269,7 +269,7 @@ class RunInput:
     path: str  # in the data folder of the instance
     source: str  # path at home; hf:OWNER/NAME@COMMIT/FILE: the instance downloads it from the Hub itself
     sha256: str
-    num_bytes: int = 0  # for a file from the Hub, which home need not have
+    num_bytes: int = 0  # for a file from the Hub, which may not exist at home
 
 
 @record("run", 1)
@@ -287,7 +287,7 @@ class Run:
     cloud: Cloud
     store: str  # such as file:/home/me/.homing/store
     base: Optional[Base] = None  # None: trained from scratch
-    inputs: List[RunInput] = field(default_factory=list)  # listed at launch
+    inputs: List[RunInput] = field(default_factory=list)  # set at launch
     id: str = ""  # NAME-yyyymmdd-hhmmss-xxxx, assigned at launch
     code_version: str = ""
     run_file_sha256: str = ""

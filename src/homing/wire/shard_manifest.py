@@ -1,12 +1,12 @@
 """manifest.json next to token shards: what they contain, how much, from which text, and their hashes.
 
-A shard `train-00000.bin` holds only tokens, little-endian, of type `dtype`: documents end to end, each preceded by
-<|endoftext|>, or by the special tokens of the model family that its tokenizer comes from. `train-00000.idx` is
+A shard `train-00000.bin` holds only tokens, little-endian, of type `dtype`: concatenated documents, each preceded
+by <|endoftext|>, or by the special tokens of the model family that the tokenizer comes from. `train-00000.idx` is
 little-endian uint64: the token offset at which each document starts, then the shard's token count, so document i of the
 shard is tokens [idx[i], idx[i+1]).
 
 Shards of conversations have a third file, `train-00000.mask`: one byte per token, 1 if the token is trained on. Their
-documents are conversations, each starting as the chat template starts it.
+documents are conversations, each beginning with whatever the chat template puts first.
 """
 
 from __future__ import annotations

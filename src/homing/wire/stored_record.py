@@ -23,9 +23,9 @@ class Attempt:
     state: str = "unknown"
     guard: str = ""  # the provider's own spend guard, described in a sentence
     note: str = ""
-    host: str = ""  # host and home that launched it: a `local` instance has its folder in that home
+    host: str = ""  # host and home that launched it: the folder of a `local` instance is in that home
     home: str = ""
-    account: Optional[str] = None  # the provider account that rented it: a key of another account does not show it
+    account: Optional[str] = None  # the provider account that rented it: keys of other accounts do not show it
 
 
 @record("lease", 1)
@@ -43,7 +43,7 @@ class Lease:
     host: str  # for display
     mark: str  # of the instance that may write; "" if there is none
     t: float
-    nonce: str = ""  # distinguishes two takers in one home, and a lost response from a lost race
+    nonce: str = ""  # distinguishes two processes in one home, and a lost response from a lost race
 
 
 @record("run-record", 1)

@@ -2,10 +2,10 @@
 
     machine     Machine: what every machine has; ships to the instance with the agent
     home        World(Machine): adds what home and the store need
-    a simulator subclasses World; each method is then a point where it may yield, fail or kill the caller
+    The simulator subclasses World; each method is then a point at which it may yield, fail or kill the caller.
 
-Code that takes a `world` does not use `time`, `open`, `os`, `subprocess`, `sqlite3` or `urllib` directly. That is what
-lets one seed replay one failure scenario exactly.
+Code that takes a `world` does not use `time`, `open`, `os`, `subprocess`, `sqlite3` or `urllib` directly, so that a
+failure scenario can be replayed exactly from its seed.
 """
 
 from homing.world.home import Database, DatabaseDamaged, MemoryDatabase, World, reads_only

@@ -128,22 +128,22 @@ class World(Machine):
         return os.stat(path).st_mode & 0o777
 
     def may_write(self, path: PathLike) -> bool:
-        """Return True if this process has permission to write the file, or into the folder; does not try it."""
+        """Return True if this process may write the file, or into the folder; only checks permissions."""
         return os.access(path, os.W_OK)
 
     def modified_at(self, path: PathLike) -> float:
         return os.path.getmtime(path)
 
     def stamp(self, path: PathLike) -> tuple[int, int, int, int]:
-        """Return size, mtime and ctime in ns, and inode: while they are unchanged, so is the file.
+        """Return size, mtime and ctime in ns, and inode: as long as they are unchanged, so is the file.
 
-        ctime is included because no program can set it back.
+        ctime is included because no program can reset it.
         """
         found = os.stat(path)
         return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
     def listdir(self, path: PathLike) -> list[str]:
-        """Return the sorted names; an absent folder raises rather than being empty."""
+        """Return the sorted names; raises if the folder does not exist."""
         return sorted(os.listdir(path))
 
     def walk(self, path: PathLike) -> list[str]:
@@ -179,7 +179,7 @@ class World(Machine):
     def together(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Any]:
         """Run the calls in threads; return what each returned or raised, in order.
 
-        A call that is late yields TimeoutError, and its thread is abandoned.
+        The result of a call that takes too long is a TimeoutError, and its thread is abandoned.
         """
         answers: list[Any] = [TimeoutError(f"no answer within {timeout_s:g} s") for _ in calls]
 
@@ -200,7 +200,7 @@ class World(Machine):
     # --- network ---
 
     def stream(self, request: HttpRequest, seconds: float) -> HttpResponse:
-        """Read a response that may never end: until it is silent for the request's timeout, for at most `seconds`."""
+        """Read a response that may never end, for at most `seconds` or until it is silent for the request's timeout."""
         deadline, chunks = time.monotonic() + seconds, list[bytes]()
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
@@ -221,9 +221,9 @@ class World(Machine):
         """Download `url`, appending to a file that may hold its beginning; each chunk is also passed to `take`.
 
         Redirects are followed, so the request carries no secrets: only our user agent and the range. The file is
-        written only for a 200 from the start or a 206 that begins exactly where the file ends; for any other answer the
-        file is left alone and the body is not read. One byte more than `max_bytes` may be read, to show that there is
-        more. A broken connection raises NetworkError; the bytes received so far are kept.
+        written only for a 200 from the start or a 206 that begins exactly where the file ends; for any other response
+        the file is left alone and the body is not read. One byte more than `max_bytes` may be read, to show that there
+        is more. A broken connection raises NetworkError; the bytes received so far are kept.
         """
         offset = self.size(path) if self.exists(path) else 0
         headers = {"User-Agent": "homing", **({"Range": f"bytes={offset}-"} if offset else {})}
@@ -281,7 +281,7 @@ class Database:
             try:
                 return self._execute(statements)
             except sqlite3.OperationalError as exc:
-                # SQLite's own errors have a name; Python's error for undecodable text has none.
+                # SQLite's own errors have a name; Python's error for text that cannot be decoded has none.
                 if not getattr(exc, "sqlite_errorname", "").startswith("SQLITE_IOERR_SHM"):
                     raise
                 # The disk is too full for the shared-memory file: with exclusive locking SQLite keeps that index in
@@ -395,7 +395,7 @@ def reads_only(statements: Sequence[tuple[str, Sequence[Any]]]) -> bool:
 
 def _image(path: str) -> bytes:
     with contextlib.closing(_connect(path)) as connection:
-        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchall()  # also opens its log, or fails
+        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchall()  # also opens the write-ahead log, or fails
         return connection.serialize()
 
 

@@ -1,4 +1,4 @@
-"""Machine: clock, disk, processes and network of any machine. The agent uses nothing else.
+"""Machine: access to the clock, disk, processes and network of any machine. The agent uses nothing else.
 
 Synchronous, standard library only, Python 3.8: it ships with the agent."""
 
@@ -27,7 +27,7 @@ _locks: List[int] = []  # file descriptors that stay open until this process end
 
 
 class NetworkError(OSError):
-    """No answer: refused, reset, timed out or unresolvable. Whether the request took effect is unknown."""
+    """No response: refused, reset, timed out or unresolvable. The request may have taken effect anyway."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class Machine:
     # --- clock ---
 
     def now(self) -> float:
-        """Return Unix seconds; may jump. For records and for comparing machines."""
+        """Return Unix seconds; the clock may jump. Use it for records and for comparing machines."""
         return time.time()
 
     def boottime(self) -> float:
-        """Return seconds of a clock that cannot be set and that runs during sleep. For anything billed by the hour.
+        """Return the seconds of a clock that cannot be set and that runs during sleep. Use it for billed time.
 
         It is the same in all processes of this machine until it reboots."""
         return boot_clock_s()
@@ -82,7 +82,7 @@ class Machine:
             return ""
 
     def monotonic(self) -> float:
-        """Return seconds that never go back and mean nothing across processes. For waits."""
+        """Return seconds that never go back and mean nothing in another process. Use it for waits."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
@@ -101,7 +101,7 @@ class Machine:
             file.write(data)
 
     def append(self, path: PathLike, data: bytes) -> None:
-        """Append with a single write to an O_APPEND file, so that lines of several writers never mix."""
+        """Append with a single write to an O_APPEND file, so that lines from several writers never mix."""
         with open(path, "ab", buffering=0) as file:
             file.write(data)
 
@@ -112,7 +112,7 @@ class Machine:
         os.makedirs(path, exist_ok=True)
 
     def remove(self, path: PathLike) -> None:
-        """Delete a file; absent already is success."""
+        """Delete a file; succeeds if it is already absent."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
@@ -125,7 +125,7 @@ class Machine:
             os.close(fd)
             return False
         except OSError:
-            pass  # a file system without locks: a guard that refuses to start would be worse
+            pass  # the file system has no locks: starting without one is better than a guard that does not start
         _locks.append(fd)  # closing it would release the lock
         return True
 
@@ -139,7 +139,7 @@ class Machine:
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # also on a file system without locks: there no process is ever considered dead
+            return True  # also if the file system has no locks: then no process is ever considered dead
         return False
 
     # --- processes ---
@@ -147,7 +147,7 @@ class Machine:
     def spawn(self, argv: Sequence[str], env: Dict[str, str], cwd: PathLike, log: PathLike) -> int:
         """Start a program in its own session and return its pid.
 
-        Neither the death of this process nor Ctrl-C reaches it."""
+        It survives the death of this process and is not affected by Ctrl-C."""
         with open(log, "ab") as out:
             files: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
             child = _Child(list(argv), env=env, cwd=cwd, start_new_session=True, **files)
@@ -173,7 +173,7 @@ class Machine:
     def run(
         self, argv: Sequence[str], timeout_s: float, env: Optional[Dict[str, str]] = None, stdin: str = ""
     ) -> Completed:
-        """Run a short program to its end; exit code 124 if it timed out, 127 if it could not start."""
+        """Run a short program until it exits; exit code 124 if it timed out, 127 if it could not start."""
         try:
             text: Dict[str, Any] = {"input": stdin, "encoding": "utf-8", "errors": "replace"}
             done = subprocess.run(list(argv), env=env, capture_output=True, timeout=timeout_s, check=False, **text)
@@ -206,7 +206,7 @@ class Machine:
     # --- network ---
 
     def http(self, request: HttpRequest) -> HttpResponse:
-        """Send a request. Any status is an answer; no answer raises NetworkError. Redirects are not followed."""
+        """Send a request. Any status is returned; no response raises NetworkError. Redirects are not followed."""
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
             with opener.open(req, timeout=request.timeout_s) as reply:
@@ -248,7 +248,7 @@ def sync_folder_of(path: PathLike) -> None:
 
 class _Child(subprocess.Popen):  # type: ignore[type-arg]  # Popen[bytes] needs Python 3.9
     def __del__(self) -> None:
-        pass  # subprocess warns about a child that outlives its parent; ours are meant to
+        pass  # subprocess warns about a child that outlives its parent, but ours are meant to
 
 
 # Keeping the children lets poll() reap them without racing the interpreter's own clean-up.
@@ -272,6 +272,6 @@ def _seen_in_proc() -> Iterator[Tuple[Process, List[str]]]:
                 # The command may contain spaces and parentheses; the fields after the last parenthesis are plain.
                 fields = file.read().rsplit(b")", 1)[1].split()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it ended meanwhile, or it belongs to another user
+            continue  # it has ended, or it belongs to another user
         if fields[0] not in (b"Z", b"X"):
             yield Process(int(name), fields[19].decode()), words

@@ -1,4 +1,4 @@
-"""A read-only page about all runs: what `homing dashboard` starts. Needs the extra `web`, and no torch.
+"""The read-only page about all runs that `homing dashboard` starts. Needs the extra `web`, but no torch.
 
     section_feed   the content, in sections that are replaced or appended to; written by threads, read by streams
     access_check   access control: host, origin, method, token; and the headers of every response
@@ -6,5 +6,5 @@
 
     page.html, page.css, page.js    the page; uplot.js and uplot.css are uPlot 1.6.32, with its license next to them
 
-Only `homing.cli` imports it. It knows no home, no store and no provider: all of that reaches it as a feed.
+Only `homing.cli` imports it. It has no access to the home folder, stores or providers: all data arrives as a feed.
 """

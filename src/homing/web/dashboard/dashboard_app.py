@@ -5,8 +5,8 @@
     GET /api/runs                all runs and what bills, now; /api/runs/live the same as server-sent events
     GET /api/runs/RUN            one run, now; /api/runs/RUN/live likewise
 
-A stream first sends everything, then what is new. If there is nothing new, it sends a comment now and then, by which
-browser and server notice that the other is gone.
+A stream first sends everything, then only what is new. If there is nothing new, it sends a comment now and then, so
+that browser and server notice when the other is gone.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from homing.web.dashboard.section_feed import Feed, Place
 
 __all__ = ["NoSuchRun", "Source", "make_app"]
 
-_LOOK_S = 0.25  # how soon a stream sees what was added to its feed
-_FIRST_S = 30.0  # for the first read of a run that was not being watched
+_LOOK_S = 0.25  # how often a stream checks its feed for additions
+_FIRST_S = 30.0  # maximum time for the first read of a run that was not being watched
 _FIRST_LOOK_S = 0.05
-_QUIET_S = 10.0  # silence before it sends a comment; page.js waits three times as long
+_QUIET_S = 10.0  # silence before a stream sends a comment; page.js waits three times as long
 _FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -52,8 +52,8 @@ class Source(Protocol):
     """Provides the feeds. May be called from any thread."""
 
     @property
-    def is_ending(self) -> bool: ...  # streams end then
-    def all_runs(self) -> AbstractContextManager[Feed]: ...  # open for as long as it is read
+    def is_ending(self) -> bool: ...  # True: streams must end
+    def all_runs(self) -> AbstractContextManager[Feed]: ...  # stays open while it is read
     def one_run(self, run_id: str) -> AbstractContextManager[Feed]: ...  # raises NoSuchRun
 
 
@@ -98,7 +98,7 @@ class _Routes:
         return await asyncio.to_thread(self._source.one_run, request.path_params["run"])
 
     async def _now(self, opened: AbstractContextManager[Feed], schema: str) -> Response:
-        """Answer after the first read: what is not known yet must not look empty.
+        """Respond after the first read: data that is not known yet must not look empty.
 
         Polls instead of blocking a thread, because shutdown would have to wait for that thread.
         """
@@ -164,7 +164,7 @@ async def _listening(receive: Receive) -> AsyncIterator[asyncio.Event]:
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return a route for a file, read once when the app is made: no request names a file."""
+    """Return a route for a file, which is read once when the app is created: no request can name a file."""
     content = files("homing.web.dashboard").joinpath(name).read_bytes()
 
     async def answer(request: Request) -> Response:
@@ -188,5 +188,5 @@ async def _no_route(request: Request, exc: Exception) -> Response:
 
 
 async def _broken(request: Request, exc: Exception) -> Response:
-    """Answer an internal error; its traceback is in the log."""
+    """Return the response to an internal error; its traceback is in the log."""
     return _error(f"Internal server error: {type(exc).__name__}.", 500)

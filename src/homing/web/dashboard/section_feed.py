@@ -5,7 +5,7 @@
     feed.renew("points", [...])           starts over: a trainer rolled back to a checkpoint
     feed.since(place) -> place, parts     what a reader has not seen yet; only the new items of an appended section
 
-Each reader keeps its own position and the feed keeps no readers, so that one that leaves needs no clean-up.
+Each reader keeps its own position and the feed does not track its readers, so a reader that leaves needs no clean-up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 __all__ = ["Feed", "Place"]
 
-Place = dict[str, tuple[int, int]]  # section -> its edition and how much of it was seen
+Place = dict[str, tuple[int, int]]  # section -> its version and how much of it was seen
 
 
 @dataclass
@@ -25,7 +25,7 @@ class _Section:
     edition: int = 0
     value: Any = None
     items: list[Any] | None = None  # None: the section is replaced, not appended to
-    num_dropped: int = 0  # from the beginning of the items
+    num_dropped: int = 0  # items dropped from the beginning
 
     @property
     def end(self) -> int:
