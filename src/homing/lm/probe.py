@@ -1,7 +1,7 @@
 """Benchmarks a rented machine's GPUs: matmul, attention, copy and disk. Usage: python -m homing.lm.probe FOLDER
 
 Prints one line of JSON. The instance's bootstrap runs it in the trainer's environment, with a deadline, and rejects a
-machine with figures far below those of its GPU; the first training steps show the real speed.
+machine whose figures are far below what its GPU model should reach; the first training steps show the real speed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _time(call: Callable[[], object], seconds: float, device: torch.device) -> f
         call()
         count += 1
         if count % 10 == 0:
-            _wait(device)  # calls are queued: without waiting the clock would stop before the GPU does
+            _wait(device)  # calls are asynchronous: otherwise the clock would stop before the GPU has finished
     _wait(device)
     return (time.perf_counter() - began) / count
 

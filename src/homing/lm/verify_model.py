@@ -3,8 +3,8 @@
     parameter count by part -> initial weights -> adapters if any -> 2 rows of its own data
     -> forward and backward -> is the loss plausible? -> a finite, non-zero gradient for everything trained?
 
-Finds on a laptop, for free, what a rented GPU would find an hour later. Anything that is missing, or does not fit in
-this machine's memory, is replaced by random numbers of the same shape, and the report names it.
+Finds problems on a laptop, for free, that would show up an hour later on a rented GPU. Anything that is missing, or
+does not fit in this machine's memory, is replaced by random numbers of the same shape, and the report names it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["StepReport", "VerifyReport", "take_step", "verify"]
 
 BATCH, TOKENS = 2, 64  # the size of a typical dummy batch
 
-# Fresh weights spread the logits a little, which costs about 0.1 nats over uniform; real text with repetitions adds a
-# few tenths. A wrong mask, a wrong scale or a head that sees its own target is off by whole nats.
+# With fresh weights the logits vary a little, so the loss is about 0.1 nats above uniform; real text with repetitions
+# adds a few tenths. With a wrong mask, a wrong scale or a head that sees its own target, it is off by whole nats.
 LOSS_TOLERANCE = 0.75
 
 BYTES_PER_PARAM = 8  # fp32 weights and gradients; the activations of two short rows are small in comparison
@@ -69,7 +69,7 @@ class VerifyReport:
     grad_norm: float
     step_s: float
     problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # worth a look, but possibly right
+    notes: list[str] = field(default_factory=list)  # worth a look, but not necessarily wrong
     left_out: list[str] = field(default_factory=list)  # what was not checked, one sentence each
 
     @property
@@ -157,13 +157,13 @@ def take_step(
 
 def _of_loss(found: float, vocab_size: int, *, is_fresh: bool) -> list[str]:
     expected = math.log(vocab_size)
-    if is_fresh and not abs(found - expected) <= LOSS_TOLERANCE:  # written so that NaN is a problem too
+    if is_fresh and not abs(found - expected) <= LOSS_TOLERANCE:  # also true for NaN
         return [f"the first loss is {found:.3f}; fresh weights should give ln({vocab_size:,}) = {expected:.3f}."]
     return [] if math.isfinite(found) else [f"the first loss is {found:.3f}."]
 
 
 def _of_trained(found: float, vocab_size: int) -> list[str]:
-    """Return a note, not a problem: a small model is often overconfident on text unlike its training data."""
+    """Return a note rather than a problem: a small model is often overconfident on text unlike its training data."""
     if found <= math.log(vocab_size):
         return []
     return ["the first loss is worse than guessing: these weights were trained on very different data."]
@@ -285,7 +285,7 @@ def _check_vocabulary(run: Run, folder: Path) -> None:
 
 def _of_tasks(run: Run, run_dir: Path) -> list[str]:
     """Check rl phases: read every question file and load every reward.py, as the trainer will."""
-    from homing.lm.phases.rl import Reinforce  # slow to import, and few runs have one
+    from homing.lm.phases.rl import Reinforce  # slow to import, and few runs have an rl phase
 
     data_dir, problems = run_dir / run.data.dir, []
     for phase in run.phases if (data_dir / file_names.TOKENIZER).is_file() else []:

@@ -136,7 +136,7 @@ def _repository(opened: Opened, address: str) -> tuple[str, str, str]:
 
 
 def open_with_peft(base: Path) -> Any:
-    """Return a function that opens the adapter folder on these base weights, for `check.prove`."""
+    """Return a function that opens the adapter folder on these base weights, for `check_export.prove`."""
     try:
         from peft import PeftModel
     except ImportError as exc:

@@ -2,7 +2,7 @@
 
     a homing checkpoint     complete? -> hashes match the manifest? -> same vocabulary? -> weights onto the device
     an export, third-party  the same, without hashes if none were recorded
-    an adapter (LoRA)       the same, merged into its base weights (`adapted`)
+    an adapter (LoRA)       the same, merged into its base weights (`load_adapter`)
 
 A folder without a tokenizer is refused: the weights would run, but every word would be wrong.
 """

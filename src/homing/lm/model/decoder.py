@@ -214,7 +214,7 @@ class Decoder(nn.Module):
         self.model.compiled = {name: torch.compile(part, dynamic=False) for name, part in parts.items() if is_on}
 
     def set_recompute(self, kind: str) -> Decoder:
-        """Set which blocks recompute activations in backward: `none | half | all`; see `recompute`."""
+        """Set which blocks recompute activations in backward: `none | half | all`; see `activation_checkpointing`."""
         self.model.recompute_every = RECOMPUTES[kind]
         return self
 

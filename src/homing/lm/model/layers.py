@@ -40,7 +40,7 @@ __all__ = [
 
 
 class Linear(nn.Module):
-    """y = x W^T (+ b), with W cast to the dtype of x. Uninitialized: `init` or `load_weights` fills the weights."""
+    """y = x W^T (+ b), with W cast to the dtype of x. Created uninitialized: see `init_weights` and `load_weights`."""
 
     def __init__(self, num_in: int, num_out: int, *, has_bias: bool = False) -> None:
         super().__init__()

@@ -6,7 +6,7 @@
     shape_from_config(config) Hugging Face config.json -> wire Model
     misfits(wanted, given)    what is wrong with the names and shapes of tensors, before anything is copied
 
-Knows nothing of the values of weights.
+Deals with names and shapes only, not with the values of weights.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SMEAR_GATE_CHANNELS = 24
 # Tensor cores need the vocabulary in whole tiles. The padding rows exist only in the trainer's memory: they are masked
 # in the loss and the logits, and cut from everything written to disk.
 VOCAB_MULTIPLE = 64
-_MAX_LISTED = 12  # problems in an error message
+_MAX_LISTED = 12  # maximum number of problems in an error message
 MAX_CONTEXT = 2**21  # twice the longest context that open models claim
 
 
@@ -95,7 +95,7 @@ def _problems(shape: Model) -> list[str]:
         problems.append(
             f"model.width: {shape.width} is below {SMEAR_GATE_CHANNELS}, the channels that swift's gates read."
         )
-    # Readers of Qwen2 outside transformers derive the head size as width / heads and have no key to override it.
+    # Other implementations of Qwen2 derive the head size as width / heads and have no key to override it.
     if shape.arch == "qwen2" and shape.num_heads * shape.head_size != shape.width:
         problems.append(
             f"model.head_size: qwen2 needs heads x head_size = width, "
@@ -144,7 +144,7 @@ def has_value_embedding(shape: Model, layer: int) -> bool:
 def shape_from_config(config: Any) -> Model:
     """Return the shape of a Hugging Face config.json.
 
-    Raises on settings that this decoder would compute differently.
+    Raises for settings that this decoder does not support.
     """
     shape = model_of(config)
     check_shape(shape)

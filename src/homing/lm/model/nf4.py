@@ -6,7 +6,7 @@
 
 `quantize` is plain torch on any device and runs once, matrix by matrix, so that a bf16 model is never in memory as a
 whole. `dequantize` runs in every matmul; on CUDA it is one Triton kernel, elsewhere plain torch with the same values.
-`dequantize_path` says which, for the log.
+`dequantize_path` names the one in use, for the log.
 
 Shapes: n weights, b = n / 64 blocks, s = b / 256 super-blocks, both rounded up.
 """
@@ -88,8 +88,7 @@ def dequantize_path(device: torch.device) -> str:
     return "plain torch"
 
 
-# -- 8-bit block-wise quantization, for the magnitudes here and for AdamW's moments
-# -------------------------------------
+# -- 8-bit block-wise quantization, for the magnitudes here and for AdamW's moments ------------------------------------
 
 
 def quantize_blocks(flat_n: Tensor, block: int, *, is_signed: bool) -> tuple[Tensor, Tensor]:
@@ -115,7 +114,7 @@ def dynamic_map(*, is_signed: bool, device: torch.device) -> Tensor:
     for decade in range(7):
         num = 2**decade if is_signed else 2 ** (decade + 1)
         edges = torch.linspace(0.1, 1.0, num + 1, dtype=torch.float32, device="cpu")
-        # In fp32, to match bitsandbytes digit by digit.
+        # In fp32, to match bitsandbytes exactly.
         middles = (10.0 ** (decade - 6) * ((edges[:-1] + edges[1:]) / 2.0)).tolist()
         steps += [*middles, *(-middle for middle in middles)] if is_signed else middles
     return torch.tensor(sorted(steps), dtype=torch.float32, device="cpu").to(device)
@@ -135,7 +134,7 @@ def _scale(flat_n: Tensor, block: int) -> tuple[Tensor, Tensor]:
     padding = -len(flat_n) % block
     blocks = torch.nn.functional.pad(flat_n, (0, padding)).view(-1, block)
     magnitudes_b = blocks.abs().amax(dim=1)
-    # Multiply by the inverse instead of dividing: this rounds like bitsandbytes, also at the edges between levels.
+    # Multiply by the inverse instead of dividing: this rounds like bitsandbytes, even between two levels.
     inverse = 1.0 / magnitudes_b.clamp(min=_LEAST)
     return (blocks * inverse.unsqueeze(1)).clamp(-1.0, 1.0).view(-1)[: len(flat_n)], magnitudes_b
 

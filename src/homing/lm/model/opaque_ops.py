@@ -3,8 +3,8 @@
     @opaque("swiglu", like=...)     `like` returns empty outputs of the right shape and dtype for given inputs
 
 torch's own decorator for this checks gradients, mutated arguments and aliasing at every call, on the host, which slows
-down small batches. Ours are called from autograd functions that handle all that, so they are registered directly. An op
-must not mutate its arguments or return one of them.
+down small batches. Our ops are called from autograd functions that handle all that, so they are registered directly. An
+op must not mutate its arguments or return one of them.
 """
 
 from __future__ import annotations

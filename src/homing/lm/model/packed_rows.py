@@ -1,6 +1,6 @@
 """Isolates several conversations packed into one row, so that each is computed as if it were alone.
 
-    segments (B, T)  ->  where each begins  ->  positions that restart there, and a mask that sees no further back
+    segments (B, T)  ->  where each begins  ->  positions that restart there, and a mask that reaches no further back
 
 A segment is a run of equal numbers in a row; -1 is padding, which sees only padding and is seen by nothing else. The
 mask is created once and used by every layer: a boolean mask, which any attention kernel can read, or FlexAttention's
@@ -38,7 +38,7 @@ def isolate(segments_BT: Tensor, *, is_flex: bool = False) -> Isolation:
     is_start_BT[:, 1:] = segments_BT[:, 1:] != segments_BT[:, :-1]
     at_T = torch.arange(T, device=segments_BT.device)
     begun_BT = torch.where(is_start_BT, at_T, 0).cummax(dim=1).values
-    # Use each segment's start rather than its number: starts only increase along a row, which the block mask relies on.
+    # Use each segment's start rather than its number: the block mask relies on values that only increase along a row.
     mask = _block_mask(begun_BT) if is_flex else _plain_mask(begun_BT)
     return Isolation(at_T - begun_BT, is_start_BT, mask)
 
@@ -59,7 +59,7 @@ def _flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     if "flex" not in _compiled:
-        # Eager it would hold all scores. Inside a compiled block this is simply inlined.
+        # Eagerly it would hold all scores in memory. Inside a compiled block this is simply inlined.
         _compiled["flex"] = torch.compile(flex_attention, dynamic=False)
     return _compiled["flex"]
 
@@ -82,7 +82,7 @@ def _block_mask(begun_BT: Tensor) -> Any:
 
     first_BN, last_BN = begun_BT[:, ::BLOCK], begun_BT[:, BLOCK - 1 :: BLOCK]
     before_NN = torch.ones(T // BLOCK, T // BLOCK, dtype=torch.bool, device=begun_BT.device).tril()
-    # An earlier block is visible at all if its last segment has not ended, ...
+    # An earlier block is at least partly visible if its last segment continues into this block, ...
     is_seen = (last_BN.unsqueeze(1) >= first_BN.unsqueeze(2)) & before_NN
     # ... and entirely if both blocks belong to one segment; on the diagonal, half of the pairs are in the future.
     is_whole = (first_BN.unsqueeze(1) == last_BN.unsqueeze(2)) & before_NN.tril(-1)

@@ -6,8 +6,8 @@
     efficient   no              yes      yes
 
 If the only applicable kernel does not support grouped heads, each KV head is repeated for its query heads. That makes
-keys and values as large as the queries, which is little compared to the scores of all pairs of positions that `math`
-holds.
+keys and values as large as the queries, which is still far less memory than `math` needs for the scores of all pairs of
+positions.
 
 Shapes: B rows, H query heads, G KV heads, T new positions, S positions seen, K head size.
 """

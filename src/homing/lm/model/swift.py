@@ -4,9 +4,9 @@
         -> [ a x + b x0 -> x + attention(norm x) -> x + relu(up(norm x))^2 down ] per layer, a and b learned
         -> - a part of the middle layer's x ("backout") -> norm -> head, with logits soft-capped to +-15
 
-Differences to `stock`: norms have no weights; queries and keys are normalized and scaled up; every second layer adds to
-its values a vector learned per vocabulary token ("value embedding"), through a gate. The ideas are from modded-nanogpt
-and nanochat.
+Differences from `stock`: norms have no weights; queries and keys are normalized and scaled up; every second layer adds
+to its values a vector learned per vocabulary token ("value embedding"), through a gate. The ideas are from
+modded-nanogpt and nanochat.
 
 Shapes: B batch, T positions, D width, H query heads, G KV heads, K head size, L layers, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""What differs between phases: the rows they learn from and how they are evaluated. One file each.
+"""What differs between kinds of phases: the rows they learn from and how they are evaluated. One file per kind.
 
 PHASES    kind of data -> the class, imported on first use
 METHODS   which weights are trained: all of them, or adapters on top of frozen ones
@@ -43,7 +43,7 @@ class PhaseWork(Protocol):
     ) -> Batches:
         """Return this rank's part of each step's batch, from `first_row` on.
 
-        That number is the whole state of the data.
+        `first_row` is the complete state of the data.
         """
         ...
 
@@ -55,18 +55,18 @@ class Remembers(Protocol):
     """A phase with more state than the number of rows consumed."""
 
     def keep_start(self, model: Decoder) -> None:
-        """Record the phase's initial weights. Also called before resuming from later ones."""
+        """Record the phase's initial weights. Also called on resume, before the checkpoint's weights are loaded."""
         ...
 
     def metadata_files(self) -> dict[str, bytes]:
-        """Return the extra files that a checkpoint saved now needs, by file name."""
+        """Return the extra files, by name, that a checkpoint saved now must contain."""
         ...
 
     def load_metadata_files(self, folder: Path) -> None: ...
 
 
 def open_phase(run: Run, phase: Phase, *, data_dir: Path, run_dir: Path) -> PhaseWork:
-    """Open a phase's data. `data_dir` is that of the run; a phase may have its own elsewhere."""
+    """Open a phase's data. `data_dir` is the run's data directory; a phase may have its own elsewhere."""
     check_phases([phase])
     reads = "rl" if phase.kind == "rl" else phase.data.kind if phase.data else "text"
     module, name = PHASES[reads].split(":")
@@ -89,7 +89,7 @@ def _own_folder(data: PhaseData, run_dir: Path) -> Path:
 
 
 def check_phases(phases: list[Phase]) -> None:
-    """Raise UsageError before the first phase has cost anything, naming every phase that cannot run."""
+    """Raise UsageError naming every phase that cannot run, before the first phase has incurred any cost."""
     problems = [problem for phase in phases for problem in _problems(phase)]
     if problems or not phases:
         raise UsageError(

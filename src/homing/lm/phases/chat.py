@@ -28,8 +28,8 @@ __all__ = ["Chat"]
 
 _EVAL_TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192, "cpu": 4096}
 _REPORT_EVERY_S = 20.0
-# Rows are packed longest first, so evaluating only the first ones would be biased: val rows are shuffled too, always in
-# the same order.
+# Rows are packed longest first, so evaluating only the first ones would be biased: val rows are shuffled too, with a
+# fixed seed.
 _VAL_SEED = 0
 
 
@@ -87,14 +87,13 @@ class Chat:
             if time.monotonic() - reported_at > _REPORT_EVERY_S:
                 notify(first + len(host[0]), num_rows)
                 reported_at = time.monotonic()
-        # If all rows are read, their order does not matter, so such a loss can be compared with any other over all
-        # rows.
+        # If all rows are read, their order does not matter, so losses over all rows can always be compared.
         exam = f"{num_rows} rows drawn" if num_rows < self._val.num_rows() else ""
         return Evaluation(loss=nats / max(1, count), bits_per_byte=None, num_tokens=count, exam=exam)
 
 
 class _ChatRows:
-    """The rows of one rank. Each rank reads the whole step, because the number of targets can only be counted."""
+    """The rows of one rank. Each rank reads the whole step, because the targets of the whole step must be counted."""
 
     name = "the conversations"
 

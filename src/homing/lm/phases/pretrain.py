@@ -4,7 +4,7 @@ Documents follow each other in a row without an attention mask between them; eac
 
     R T + 1 consecutive tokens  ->  R rows: ids [0, RT), targets [1, RT]
 
-Each rank takes consecutive rows of the step, so that all ranks together see the same tokens as a single one would.
+Each rank takes consecutive rows of the step, so that all ranks together see the same tokens as a single rank would.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["Pretrain", "TextRows"]
 
-# Evaluation holds no gradients, so it can take more rows at a time than training; this many tokens keep a GPU busy.
+# Evaluation keeps no gradients, so it can process more rows at a time than training; this many tokens keep a GPU busy.
 _EVAL_TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384, "cpu": 4096}
 
 
@@ -53,7 +53,7 @@ class Pretrain:
             )
         self._stream = PackedStream(open_split(data_dir, manifest, "train"), seed=run.seed)
         held_out = manifest.splits.get("val")
-        # A single token has no predecessor to be predicted from.
+        # A single token has no previous token to be predicted from.
         self.can_evaluate = held_out is not None and held_out.num_tokens > 1
         self._val: TokenSplit | None = open_split(data_dir, manifest, "val") if self.can_evaluate else None
         self._token_bytes = load_tokenizer(data_dir / file_names.TOKENIZER).token_bytes()

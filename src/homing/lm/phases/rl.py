@@ -1,6 +1,7 @@
-"""Reinforcement learning: questions -> samples by the current model -> rewards -> a step that makes good ones likelier.
+"""Reinforcement learning: questions -> samples from the current model -> rewards -> make good samples more likely.
 
-    rows consumed -> number of the rollout -> its questions and random draws: no other state, so a resume repeats them
+    rows consumed -> number of the rollout -> its questions and random draws; no other state, so a resumed run gets the
+    same ones
 
 Evaluated by pass@1 and pass@k on questions that are never used in training, with the same draws each time.
 """
@@ -118,7 +119,7 @@ class Reinforce:
     # -- extra state in checkpoints of this phase ---------------------------------------------------------------------
 
     def keep_start(self, model: Decoder) -> None:
-        """Keep the phase's initial weights for the KL term. Also called before resuming from later ones."""
+        """Keep the initial weights for the KL term. Also called on resume, before loading the checkpoint's weights."""
         if self.rl.kl and model.lora is not None:
             self.start_adapters = lora.adapters_now(model)
         elif self.rl.kl:
@@ -243,7 +244,7 @@ class RlBatches:
             start_RT=experience.start_RT,
         )  # fmt: skip
         self._step += 1
-        # Keep it only while another update needs it: it makes checkpoints larger.
+        # Keep the rollout only as long as another update needs it: it makes checkpoints larger.
         work.experience = experience if update + 1 < rl.updates_per_rollout else None
         said, work.notices = tuple(work.notices), []
         return Batch(
@@ -294,7 +295,7 @@ class RlBatches:
         return kept.to(self._device)
 
     def _gathered(self, mine: list[Graded]) -> list[Graded]:
-        """Gather from all ranks, in order, so that each computes the same metrics and detects the same collapse."""
+        """Gather from all ranks, in order, so that all ranks compute the same metrics and detect the same collapse."""
         if self._num_ranks == 1:
             return mine
         parts: list[list[Graded]] = [[] for _ in range(self._num_ranks)]

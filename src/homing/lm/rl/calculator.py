@@ -4,7 +4,7 @@
     <|tool_call|>{"name": "calculator", "arguments":
       {"expression": "48/2"}}<|tool_call_end|><|im_end|>  ->   a turn of the tool, and the opening of the next one
 
-The second form is how conversations with tools are rendered; a model uses the one it was trained on. An expression
+The second form is how conversations with tools are rendered; a model uses the form it was trained on. An expression
 consists of numbers, + - * / // % ** and brackets, parsed as a syntax tree in which nothing else is allowed: no names,
 no calls, and no numbers that would take long to compute. If it cannot be computed, the result is `error`.
 """
@@ -29,7 +29,7 @@ TOOL_TOKENS = ("<|tool_call|>", "<|tool_call_end|>", "<|tool_result|>", "<|tool_
 FAILED = "error"
 
 _MOST_CHARACTERS = 100
-_LARGEST = 1e15  # up to here integers are exact as floats, too
+_LARGEST = 1e15  # integers up to this size are exact as floats, too
 _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -68,7 +68,7 @@ def _value(node: ast.AST) -> float:
 
 
 def _bounded(value: float) -> float:
-    # A root of a negative number is complex in Python; the bound also keeps powers of powers short.
+    # The root of a negative number is complex in Python; the bound also limits nested powers.
     if isinstance(value, complex) or not math.isfinite(value) or abs(value) > _LARGEST:
         raise ValueError("no number of a usual size")
     return value
@@ -93,7 +93,7 @@ class Calculator:
         self.call_id, self.end_id, self._open_id, self._close_id = (tokenizer.specials[name] for name in TOOL_TOKENS)
         self._turn_start, self._turn_end = (tokenizer.specials.get(name, -1) for name in (IM_START, IM_END))
         self._tokenizer = tokenizer
-        self.call_ends = np.array([self.end_id, self._turn_end])  # tokens after which an answer may be due
+        self.call_ends = np.array([self.end_id, self._turn_end])  # tokens after which a result may have to be inserted
 
     @staticmethod
     def fits(tokenizer: Tokenizer) -> bool:

@@ -31,7 +31,7 @@ def is_right_text(completion: str, answer: str) -> bool:
     if _is_number(answer):
         return is_right_number(completion, answer)
     words = _words(answer)
-    if not words:  # there are no words to compare: an empty or wordless completion would always be right
+    if not words:  # otherwise an empty completion, or one without words, would always be right
         return bool(answer.strip()) and completion.split() == answer.split()
     return _words(completion) == words
 
@@ -41,7 +41,7 @@ def final_number(text: str) -> Decimal | None:
     found = _NUMBER.findall(after if mark else text)
     if not found:
         return None
-    # After the mark, the first number is the answer; ignore what follows it.
+    # The first number after the mark is the answer; ignore everything after it.
     written = found[0] if mark else found[-1]
     try:
         return Decimal(written.replace(",", "").replace("$", "").replace("\u2212", "-"))

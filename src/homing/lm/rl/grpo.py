@@ -6,7 +6,7 @@
     KL term     kl * (p_start / p_now - 1), the derivative of the k3 estimate p_start/p_now - 1 - log(p_start/p_now)
 
 The loss of a step is - sum over its tokens of (A r + KL term) log p, divided by the number of tokens of the step: a
-long answer counts by its tokens. Every factor is a constant in the backward pass, so the loss function for text is used
+longer answer has more weight. Every factor is a constant in the backward pass, so the loss function for text is used
 unchanged.
 
 Samples become training rows, padded on the right, with targets only where the model chose the token itself:
@@ -14,8 +14,8 @@ Samples become training rows, padded on the right, with targets only where the m
     prompt | sample        ->  ids      p0 p1 p2 s0 s1 s2          what the model read
                                targets   .  . s0 s1 s2 s3          prompt, padding and tool results are masked
 
-They are stored in a checkpoint if several updates share one set of samples: the weights that generated them are gone by
-then.
+They are stored in a checkpoint if several updates share one set of samples: they could not be generated again, because
+the weights have changed since.
 
 Shapes: R rows, T positions, M samples of a prompt.
 """
@@ -68,8 +68,8 @@ def token_weights(
 ) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
     """Return the weight of each token, and metrics about them.
 
-    `now`, `sampled` and `start` are log-probabilities of the targets under the current weights, those at sampling time
-    and the phase's initial ones; omitted if they would have no effect.
+    `now`, `sampled` and `start` are log-probabilities of the targets under the current weights, the weights at sampling
+    time and the phase's initial weights; None if they would have no effect.
     """
     count = float(is_learned_RT.sum().clamp(min=1))
     figures: dict[str, float] = {}
@@ -93,8 +93,9 @@ def token_weights(
 
 # -- samples as training rows ------------------------------------------------------------------------------------------
 
-# On these devices rows are padded to one of few lengths, because each is compiled once: this times powers of two, and
-# the midpoint between two of them, so that a row is padded by at most half. Elsewhere rows end with the longest sample.
+# On these devices rows are padded to one of a few lengths, because each length is compiled separately: this number
+# times powers of two, and the midpoints between them, so that padding adds at most half. On other devices rows are as
+# long as the longest sample.
 _SHORTEST = {"cuda": 128}
 _TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384}
 

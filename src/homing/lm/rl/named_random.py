@@ -2,9 +2,9 @@
 
     numbers("sample", seed, step, prompt, sample)  ->  a Philox stream  ->  31-bit integers
 
-So a run that is resumed, split differently or run on another number of ranks draws the same numbers. Tokens are sampled
-with integer arithmetic: probabilities become integers with an exact cumulative sum in any order, so that all devices
-agree.
+So a run that is resumed, batched differently or run on a different number of ranks draws the same numbers. Tokens are
+sampled with integer arithmetic: probabilities become integers, whose cumulative sum is exact in any order, so that all
+devices agree.
 
 Shapes: B rows, V vocabulary, C candidates.
 """
@@ -47,7 +47,7 @@ def pick_rows(logits_BV: Tensor, draws_B: Tensor, *, temperature: float, top_k: 
     shares_BC = (torch.softmax(candidates_BC / temperature, dim=-1) * 2.0**BITS).to(torch.int64)
     sums_BC = shares_BC.cumsum(dim=-1)
     at_B1 = (draws_B.unsqueeze(1) * sums_BC[:, -1:]) >> BITS  # less than the total
-    # The first with a cumulative sum past the draw; NaN logits would give an index past the end.
+    # The first candidate with a cumulative sum past the draw; NaN logits would give an index past the end.
     picked_B1 = torch.searchsorted(sums_BC, at_B1, right=True).clamp(max=sums_BC.shape[1] - 1)
     return (picked_B1 if ids_BC is None else ids_BC.gather(1, picked_B1)).squeeze(1)
 

@@ -65,7 +65,7 @@ def in_turns(turns: Turns, tokenizer: Tokenizer, messages: Sequence[dict[str, st
         )
     ids: list[int] = []
     text = ""
-    # One marker may be a prefix of another: the longest counts.
+    # One marker may be a prefix of another: try the longest first.
     names_of = sorted(turns.markers, key=len, reverse=True)
     marker = re.compile(f"({'|'.join(map(re.escape, names_of))})" if names_of else r"((?!))")
     for message, before in zip([*messages, None], between, strict=True):

@@ -1,6 +1,6 @@
 """The questions of an rl phase: read from files by the rules of `homing.questions`, or generated; and their order.
 
-Generated ones are arithmetic and spelling, in any number, the same for the same seed. Difficulty:
+Generated questions are arithmetic and spelling, in any number, the same for the same seed. Difficulty:
 
     arithmetic   1 one-digit sums   2 two-digit + and -   3 three-digit + and -, products of one digit
                  4 two operations   5 brackets, and divisions without remainder
@@ -38,7 +38,7 @@ class Question:
 
 
 def is_held_out(text: str) -> bool:
-    """Decide by the text alone, so that no seed or order brings a held-out question into training."""
+    """Return whether to hold a question out; depends on its text alone, so no seed or order brings it into training."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % _HELD_OUT_OF == 0
 
 
@@ -119,7 +119,7 @@ def _expression(source: np.random.Generator, difficulty: int) -> str:
 
 
 def _word(source: np.random.Generator, shortest: int, longest: int) -> str:
-    """Build a word from syllables: this needs no word list, and there is no limit to their number."""
+    """Build a word from syllables: this needs no word list, and the number of words is practically unlimited."""
     length = int(source.integers(shortest, longest + 1))
     is_vowel = bool(source.integers(2))
     letters = []
@@ -139,7 +139,7 @@ class Order:
     """Maps prompt number n to a task and an index within it, derived from the weights alone.
 
     Prompts come in blocks. In each block every task occurs according to its weight, rounded, in an order shuffled by
-    (seed, block). So the proportions hold throughout training, and any n can be computed without those before it.
+    (seed, block). So the proportions hold throughout training, and any n can be computed without the previous ones.
     """
 
     def __init__(self, weights: Sequence[float], *, seed: int) -> None:

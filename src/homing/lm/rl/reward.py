@@ -1,10 +1,10 @@
-"""Runs the user's reward.py, `def reward(prompt, completion, answer) -> float`, where it can do no harm.
+"""Runs the user's reward.py, `def reward(prompt, completion, answer) -> float`, isolated from the trainer.
 
     trainer -> a separate process (reward_process): no keys, no network where possible, limited memory
             <- a number for each sample, or the error and its line in the file
 
-Each call has a deadline; after it, the process and everything it started is killed and replaced by a new one. A sample
-with a failed reward is ignored; if all of a step fail, the run stops and reports why.
+Each call has a deadline. If it passes, the process and everything it started is killed, and a new process replaces it.
+A sample with a failed reward is ignored; if all rewards of a step fail, the run stops and reports why.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["OwnReward"]
 _START_S = 60.0  # for the reward's own imports
 _KILL_S = 5.0
 _LAST_WORD_S = 2.0
-_MOST_ANSWER_BYTES = 1 << 16  # an answer is a number, or an error of 500 characters
+_MOST_ANSWER_BYTES = 1 << 16  # a response is a number, or an error of up to 500 characters
 _PROCESS = Path(__file__).with_name("reward_process.py")
 
 
@@ -48,7 +48,7 @@ class OwnReward:
         _check(path, sha256)
 
     def __enter__(self) -> OwnReward:
-        # A copy in a separate folder: what it writes stays there, and editing the original does not affect a running
+        # A copy in a separate folder: files that it writes stay there, and editing the original does not affect the
         # run.
         self._folder = tempfile.TemporaryDirectory(prefix="homing-reward-")
         try:
@@ -121,7 +121,7 @@ class OwnReward:
             )
 
     def _ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
-        """Send one line and return the answer. Kills a process that is late, gone or gives an invalid answer."""
+        """Send one line and return the response. Kills the process if it times out or its response is invalid."""
         child = self._child
         assert child is not None
         try:
@@ -134,7 +134,7 @@ class OwnReward:
             problem = f"no response within {timeout_s:g} s; its process was killed"
         except (OSError, EOFError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_LAST_WORD_S)  # to learn how it ended, before it is killed here
+                child.wait(_LAST_WORD_S)  # to get its exit status before it is killed here
             self._end()
             problem = f"its process exited ({_how_ended(child)})"
         self._end()
@@ -147,11 +147,11 @@ class OwnReward:
             self._folder = None
 
     def _end(self) -> None:
-        """Kill the process and everything it started, even in other sessions: nothing survives."""
+        """Kill the process and everything it started, even in other sessions."""
         child, self._child = self._child, None
         if child is None:
             return
-        # The supervisor last: while it lives, orphans become its children and are found here.
+        # Kill the supervisor last: as long as it lives, orphans become its children and are found here.
         kill_descendants(child.pid, _KILL_S)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -163,7 +163,7 @@ class OwnReward:
 
 
 def _answer(line: bytes) -> dict[str, Any]:
-    """Parse an answer of `reward_process`; {} if it is not one."""
+    """Parse a response of `reward_process`; {} if it is invalid."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):

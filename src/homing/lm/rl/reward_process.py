@@ -5,10 +5,10 @@
 
     trainer -> supervisor -> (first process of a new namespace, where the system allows one) -> worker: reward.py
 
-Its prints go to stderr, so that no print() of a reward can be mistaken for an answer. It has no network if the system
-allows removing it, none of the trainer's environment, limited memory, and ends with its parent. The supervisor outlives
-the worker just long enough to kill every process that the reward left behind: Linux reparents orphans to it, even after
-setsid(). Standard library only: it is started by path, without homing.
+The output of print() goes to stderr, so that it cannot be mistaken for a response. The process has no network access if
+the system allows dropping it, none of the trainer's environment variables, and limited memory, and it ends with its
+parent. The supervisor outlives the worker just long enough to kill every process that the reward left behind: Linux
+reparents orphans to it, even after setsid(). Standard library only: it is started by path, without homing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEW_USERS_AND_NO_NETWORK = 0x10000000 | 0x40000000  # CLONE_NEWUSER | CLONE_NEW
 _OWN_PROCESS_NUMBERS = 0x20000000  # CLONE_NEWPID
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _TAKE_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
-_KILL_S = 5.0  # to kill what is left; each round finds what was started meanwhile
+_KILL_S = 5.0  # time limit for killing what is left; each round finds processes started since the previous one
 _MOST_FILE_BYTES = 64 * 1024**2
 
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def isolate() -> tuple[list[str], bool]:
-    """Drop what a reward does not need; return what could not be dropped, and whether there is a new namespace.
+    """Drop access that a reward does not need; return what could not be dropped, and whether there is a new namespace.
 
     With a new process namespace, all processes in it end together with its first one.
     """
@@ -62,7 +62,7 @@ def isolate() -> tuple[list[str], bool]:
 
 
 def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
-    """Run `work` in a child, kill all it left behind, and exit as it did. `is_twice`: the child supervises too."""
+    """Run `work` in a child, kill all it left behind, exit with its status. `is_twice`: the child supervises too."""
     parent, child = os.getpid(), os.fork()
     if child == 0:
         with contextlib.suppress(OSError, AttributeError):
@@ -74,10 +74,10 @@ def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
     for pipe in (0, 1):
         os.close(pipe)  # so that the trainer notices the worker's end at once
     while True:
-        pid, status = os.wait()  # also orphans, which are reparented here
+        pid, status = os.wait()  # also returns orphans, which are reparented here
         if pid == child:
             break
-    if parent != 1:  # /proc shows outer pids; and the namespace ends with its first process anyway
+    if parent != 1:  # pid 1 of a namespace need not: its end kills all others, and /proc shows outer pids
         kill_descendants(parent, _KILL_S)
     code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     if code > 128 and (is_twice or os.WIFSIGNALED(status)):
@@ -108,7 +108,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_descendants(pid: int, timeout_s: float) -> None:
-    """Repeat until none is left: a process that forks quickly would escape a single pass."""
+    """Kill all descendants, repeating until none is left: a process that forks quickly would escape a single pass."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and (found := descendants(pid)):
         for each in found:

@@ -2,7 +2,7 @@
 
 collapse   for `collapse_steps` steps in a row: every group has equal rewards, or nearly every sample is empty, or
            nearly every one is truncated, or the entropy is close to zero. Reported once each time it begins.
-nothing    at the end: no step had anything to learn from, so the weights are unchanged
+nothing    reported at the end if no step had anything to learn from, so the weights are unchanged
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _EQUAL = "all rewards of a prompt are equal, so nothing is learned"
 
 @dataclass(frozen=True)
 class Graded:
-    """What is recorded of one sample."""
+    """The data recorded about one sample."""
 
     task: str
     length: int
     is_ended: bool
     is_empty: bool
     entropy: float
-    reward: float | None  # None: it failed
+    reward: float | None  # None: the reward failed
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
@@ -65,9 +65,9 @@ def summary(graded: Sequence[Graded], group_size: int, *, pass_reward: float) ->
 
 
 class Collapse:
-    """Counts for how many steps in a row each symptom has lasted.
+    """Counts how many steps in a row each symptom has lasted.
 
-    The counts are not stored in checkpoints: a resumed run needs `steps` steps again before it reports.
+    The counts are not stored in checkpoints: after a resume it takes `steps` steps again to report a collapse.
     """
 
     def __init__(self, steps: int, notify: Callable[[str, str], None]) -> None:

@@ -3,13 +3,13 @@
     prompts, padded on the right -> prefill each once -> copy to the rows of their samples
     -> [ one token of each row -> host: is it a stop token, does it end a calculator call, what comes next ] ...
 
-Each row has its own position, so no prompt waits for another. A finished row is computed along and ignored: shapes stay
-the same. The last token of a prompt is the first that the loop reads, so the prefill needs no logits. The caller
-supplies the random draws of each row (see `named_random`); rows do not depend on each other.
+Each row has its own position, so no prompt waits for another. Finished rows are still computed but ignored, so that
+shapes stay the same. The last token of a prompt is the first that the loop reads, so the prefill needs no logits. The
+caller supplies the random draws of each row (see `named_random`); rows do not depend on each other.
 
 Sampling uses a read-only copy of the weights in the compute dtype (`lean_copy`): a step reads every weight for one
-token per row; fp32 weights would be twice as much to read, and cast each time. The numbers are the same, because each
-weight would be cast when it is used.
+token per row, and fp32 weights would be twice as much to read and would have to be cast each time. The results are the
+same, because the weights would be cast to that dtype anyway.
 
 Shapes: P prompts, B rows, V vocabulary, N new tokens, T positions of the longest prompt.
 """
@@ -62,7 +62,7 @@ class Sampler:
     ) -> None:  # fmt: skip
         self.model, self._notify = model, notify
         # Frozen weights are stored in the compute dtype or smaller, so they are used directly with the current
-        # adapters. Merged into a bf16 copy, much of an adapter's effect would be rounded away.
+        # adapters. Merging into a bf16 copy would round away much of an adapter's effect.
         is_read_itself = model.lora is not None or all(p.dtype == model.compute_dtype for p in model.parameters())
         self._reader = model if is_read_itself else lean_copy(model, model.compute_dtype)
         self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
@@ -131,7 +131,7 @@ class Sampler:
         return rows.samples(torch.stack(entropies).cpu().numpy())
 
     def _open(self, prompts: Sequence[Sequence[int]], repeats: int) -> Decoding:
-        """Prefill the prompts into a cache with one row per sample; the first step reads each last token again."""
+        """Prefill the prompts into a cache with one row per sample; the first step rereads each prompt's last token."""
         model, num_rows = self._reader, len(prompts) * repeats
         longest = max(map(len, prompts))
         decoding = self._decoding(num_rows, longest + self._num_new)
@@ -199,7 +199,7 @@ class _Rows:
         self.was_open = self.is_open  # before the most recent token
         self.is_ended = np.zeros(len(prompts), dtype=bool)
         self.lengths = np.zeros(len(prompts), dtype=np.int64)
-        self.pending: list[list[int]] = [[] for _ in prompts]  # tokens that a tool still has to insert
+        self.pending: list[list[int]] = [[] for _ in prompts]  # tokens of a tool's result that are still to be inserted
         self.num_steps, self._num_new = 0, num_new
         self._ids_BN = np.zeros((len(prompts), num_new), dtype=np.int64)
         self._is_own_BN = np.zeros((len(prompts), num_new), dtype=bool)
@@ -225,7 +225,7 @@ class _Rows:
         self.num_steps += 1
 
     def insert(self, row: int, words: list[int]) -> None:
-        """Queue a tool's answer. A turn that ended with a call does not end the sample."""
+        """Queue a tool's result. A turn that ended with a call does not end the sample."""
         self.pending[row] = words
         if self.is_ended[row]:
             self.is_ended[row], self.is_open[row] = False, True
@@ -274,7 +274,7 @@ class Decoding:
         return self._steps.is_captured
 
     def step(self, ids_B: Tensor, places_B: Tensor, draws_B: Tensor, *, furthest: int) -> tuple[Tensor, Tensor]:
-        """Read `ids_B` at `places_B`, none past `furthest`; return sampled ids and their entropy in nats.
+        """Process `ids_B` at positions `places_B`, none past `furthest`; return sampled ids and their entropy in nats.
 
         Both are buffers that the next step may overwrite.
         """
@@ -284,7 +284,7 @@ class Decoding:
 
 def _pick(logits_BV: Tensor, *, draws_B: Tensor, temperature: float, top_k: int) -> tuple[Tensor, Tensor]:
     logs_BV = torch.log_softmax(logits_BV, dim=-1)
-    # A probability of 0 has an infinite logarithm, but contributes nothing.
+    # A probability of 0 contributes nothing, but its logarithm is infinite.
     entropy_B = -(logs_BV.exp() * logs_BV.clamp(min=-1e4)).sum(dim=-1)
     return pick_rows(logits_BV, draws_B, temperature=temperature, top_k=top_k), entropy_B
 

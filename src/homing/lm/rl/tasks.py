@@ -116,7 +116,7 @@ class Asked:
                 why=f"{task.file}: {self.num_too_long} too long for the context, {len(self._val)} held out.",
                 fix="Add questions, or lower answer_tokens.",
             )
-        # Shuffled, so that a part of them is a fair sample.
+        # Shuffled, so that any part of them is a fair sample.
         order = source("val", self._number).permutation(len(self._val))
         self._val = [self._val[int(place)] for place in order]
 
@@ -179,7 +179,7 @@ class Judging:
                 )  # fmt: skip
 
     def __enter__(self) -> Judging:
-        with contextlib.ExitStack() as opening:  # if a later one fails to open, close those already open
+        with contextlib.ExitStack() as opening:  # if one fails to open, close those already open
             for own in self._own.values():
                 opening.enter_context(own)
             self._open = opening.pop_all()

@@ -1,7 +1,7 @@
 """Encodes documents at full speed with gigatoken, loaded from tokenizer.json without its special tokens.
 
-With the special tokens, text that spells <|endoftext|> would become the control id. The ids do not change, because the
-vocabulary defines them; those of special tokens are simply never produced.
+With the special tokens, text that spells <|endoftext|> would become the control id. Leaving them out does not change
+any other id, because the vocabulary defines the ids; special ids are simply never produced.
 
 gigatoken is young, so it is verified: at each start `prove` also encodes difficult strings and the beginning of the
 user's own text with `tokenizers`, and a single different id stops the run. There is no fallback encoder, because shards
@@ -40,8 +40,8 @@ __all__ = [
     "warm_up",
 ]
 
-# gigatoken caches every word it has seen. A new instance costs a tenth of a second, so it is replaced after this much
-# text.
+# gigatoken caches every word it has seen, so its instance is replaced after this much text; creating one takes a tenth
+# of a second.
 _FRESH_AFTER_BYTES = 128_000_000
 
 AWKWARD = [
@@ -96,7 +96,7 @@ class Encoder:
                 if self._num_encoding:
                     self._turn.wait()
                 else:
-                    # Free the old one before creating the new one: both at once were the memory peak of a long prep.
+                    # Free the old one before creating the new one: having both was the memory peak of a long prep.
                     self._backend = None
                     release_free_memory()
                     self._backend, self._num_bytes = self._load(), 0
@@ -112,12 +112,12 @@ class Encoder:
     def _encode_by_parts(
         self, documents: Sequence[bytes], odd: list[int]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Like `encode`, for documents of which `odd` have new letters: `tokenizers` encodes those parts."""
+        """Like `encode`, if the documents numbered `odd` have new letters: `tokenizers` encodes these parts."""
         split = {number: parts_by_new_letters(documents[number]) for number in odd}
         parts = [split.get(number, [(False, document)]) for number, document in enumerate(documents)]
         ids, starts = self.encode([part for row in parts for is_odd, part in row if not is_odd])
         plain = iter([ids[start:end] for start, end in pairwise(starts.tolist())])
-        reference = self._load_reference()  # blocks all other threads, so load it only now, when they have work
+        reference = self._load_reference()  # loading blocks all other threads, so do it only when needed
         rows = [
             np.concatenate(
                 [
@@ -197,10 +197,9 @@ def _not_identical(encoder: str, text: bytes, got: list[int], wanted: list[int])
 
 # -- letters and digits added in Unicode 17 ----------------------------------------------------------------------------
 
-# gigatoken knows them, `tokenizers` does not yet. Where one of them is next to another character, the two split text
-# differently, and ids may differ from there on. `tokenizers` defines the meaning of tokenizer.json, so it encodes the
-# part of a document around such a character. They are very rare in real text: unusual ideographs, and scripts that no
-# font had before.
+# gigatoken knows them, `tokenizers` does not yet. Next to another character, the two libraries split text differently,
+# and ids may differ from there on. `tokenizers` defines the meaning of tokenizer.json, so it encodes the part of a
+# document around such a character. They are very rare in real text: unusual ideographs, and newly added scripts.
 #
 # First and last of each range; found by encoding every Unicode character with both, which a test repeats.
 NEW_LETTERS = [
@@ -211,7 +210,7 @@ NEW_LETTERS = [
     *[(0x1E6F0, 0x1E6F4), (0x1E6FE, 0x1E6FF), (0x2B73A, 0x2B73F), (0x2CEA2, 0x2CEAD), (0x323B0, 0x33479)],
 ]
 _ANY = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in NEW_LETTERS) + "]")
-# First byte and first two bytes of each in UTF-8: checking only these is fast and rules out nearly all text.
+# The first byte, and the first two bytes, of each character in UTF-8: a fast check that rules out nearly all text.
 _STARTS = {chr(number).encode()[:2] for first, last in NEW_LETTERS for number in range(first, last + 1)}
 _FIRST_BYTES = sorted({start[:1] for start in _STARTS})
 _IS_START = np.zeros(1 << 16, dtype=bool)
@@ -226,7 +225,7 @@ def has_new_letter(document: bytes) -> bool:
     """Return whether `document`, which must be UTF-8, contains one of these characters."""
     if document.isascii() or not any(byte in document for byte in _FIRST_BYTES):
         return False
-    if len(document) > 1000:  # otherwise not worth it
+    if len(document) > 1000:  # not worth it for short documents
         data = np.frombuffer(document, dtype=np.uint8)
         at = np.flatnonzero(data >= 0xE0)  # three or four bytes, so there is a second one
         if not _IS_START[(data[at].astype(np.uint16) << 8) | data[at + 1]].any():
@@ -253,14 +252,14 @@ def _cut(text: bytes, border: re.Pattern[bytes], offset: int) -> list[bytes]:
 
 # -- third-party tokenizers --------------------------------------------------------------------------------------------
 
-# Text encoded at once, per core: enough to keep all cores busy, and a small part of the memory.
+# Text encoded at once, per core: enough to keep all cores busy without using much memory.
 _BATCH_BYTES_PER_CORE, _MOST_CORES = 512 << 10, 16
 
 
 class TheirEncoder:
-    """Encodes with a third-party tokenizer, using `tokenizers` itself, where gigatoken does not know the split.
+    """Encodes with `tokenizers` itself, for third-party tokenizers whose split pattern gigatoken does not know.
 
-    A document is encoded whole, never in parts, so that the split pattern or normalizer sees everything it would join.
+    A document is encoded whole, never in parts, so that the split pattern and the normalizer see all of its text.
     Documents are bounded in size (text/documents), and a batch holds a few of them, so memory is bounded too: an
     encoding takes far more memory than its ids, and is freed before the next batch. `tokenizers` uses all cores for a
     batch.
@@ -283,7 +282,7 @@ class TheirEncoder:
         return ids, np.cumsum([0, *sizes], dtype=np.int64)
 
     def prove(self, documents: Sequence[bytes]) -> Proof:
-        """Verify that each text gets the same ids in a batch as alone; like `Encoder.prove`."""
+        """Verify that each text gets the same ids in a batch as on its own; like `Encoder.prove`."""
         texts = [text.encode() for text in AWKWARD] + list(documents)
         rows = [row.tolist() for row in self._rows(texts)]
         return Proof("a batch of tokenizers", lambda: self._tokenizer, texts, rows)

@@ -3,7 +3,7 @@
 Bytes are written as printable characters, one to one, as in every byte-level BPE (GPT-2's table).
 
 The `tokenizers` package aborts a regex search that takes too long, and some expressions it cannot compile, with a Rust
-panic. In Python that is a BaseException, which no handler for errors catches: a single text would end the whole
+panic. In Python that is a BaseException, which `except Exception` does not catch: a single text would end the whole
 process. `panics_as_errors` turns it into an error that names the file.
 """
 
@@ -53,7 +53,7 @@ def as_text(token: bytes) -> str:
     return "".join([BYTE_TO_CHAR[byte] for byte in token])
 
 
-# Of ours and Qwen's, Llama 3's, and Llama 2's and Mistral's tokenizers; the first one present counts.
+# Used by our and Qwen's tokenizers; by Llama 3's; by Llama 2's and Mistral's. The first one present counts.
 DOCUMENT_MARKS = (END_OF_TEXT, "<|begin_of_text|>", "<s>")
 TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 
@@ -64,7 +64,7 @@ class Tokenizer:
         self._path = path  # for errors
         # Text that spells a special token stays text: only code may put a special id into a stream.
         self._backend.encode_special_tokens = True
-        # A tokenizer.json may configure truncation or padding; here the text itself is encoded.
+        # A tokenizer.json may configure truncation or padding, which must not apply here.
         self._backend.no_truncation()
         self._backend.no_padding()
         self.specials = specials
@@ -161,7 +161,7 @@ def read_tokenizer_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=2)
 def _parse(text: bytes) -> Any:
-    # This creates tens of thousands of lists and no garbage: the collector would scan all memory again and again.
+    # Parsing creates tens of thousands of lists and no garbage: the collector would scan all of them again and again.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

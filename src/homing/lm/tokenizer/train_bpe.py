@@ -19,7 +19,7 @@ from homing.lm.tokenizer.splits import pattern_named
 __all__ = ["MAX_SAMPLE_BYTES", "MIN_VOCAB", "learn_merges", "replay_merges", "too_little_text"]
 
 MIN_VOCAB = 256
-# rustbpe counts in 32 bits: in this much text no word can occur more often than that.
+# rustbpe counts in 32 bits: in this much text no count can overflow.
 MAX_SAMPLE_BYTES = 2_000_000_000
 _NUM_RESERVE = 256
 # rustbpe buffers a fixed number of texts regardless of their size; empty texts fill up a buffer that has reached its
@@ -31,11 +31,11 @@ _PART_BYTES = 64 << 10
 
 
 def learn_merges(documents: Iterable[bytes], *, num_merges: int, split: str) -> list[tuple[bytes, bytes]]:
-    """Return up to `num_merges` pairs, best first; fewer if the text has no more."""
+    """Return up to `num_merges` pairs, best first; fewer if the text does not yield that many."""
     import rustbpe
 
     if not num_merges:
-        for _ in documents:  # the caller checks its text while iterating
+        for _ in documents:  # iterate anyway: this is how the caller checks its text
             pass
         return []
     trainer = rustbpe.Tokenizer()
@@ -52,7 +52,7 @@ def learn_merges(documents: Iterable[bytes], *, num_merges: int, split: str) -> 
 
 
 def _give_memory_back() -> None:
-    """Return freed memory, which glibc keeps: the encoder's would come on top of it. Does nothing elsewhere."""
+    """Return freed memory to the system, which glibc would keep while the encoder allocates more. A no-op elsewhere."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -90,7 +90,7 @@ def _bounded(documents: Iterable[bytes]) -> Iterator[str]:
     num_texts = num_bytes = 0
     for document in documents:
         for part in cut(document, _PART_BYTES):
-            # Parts are cut between characters, so they decode; documents were checked when they were read.
+            # This cannot fail: parts are cut between characters, and documents were checked when they were read.
             yield part.decode()
             num_texts += 1
             num_bytes += len(part)

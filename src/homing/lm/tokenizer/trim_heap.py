@@ -1,12 +1,12 @@
-"""Keeps the C heap close to what is in use: otherwise a long prep holds far more memory than it needs.
+"""Keeps the C heap close to the memory in use: otherwise a long prep holds far more memory than it needs.
 
-Two behaviors of glibc, both measured; most of the extra memory of a long text was free:
+Most of the extra memory was freed but not returned, because of two behaviors of glibc, both measured:
 
 large blocks   After one is freed, blocks of its size come from the heap instead of the system. gigatoken requests huge
                pages for its tables, and those parts of the heap stay huge: a few bytes allocated there later hold two
                MB. `keep_large_blocks_out` makes large blocks always come from the system.
 one heap each  A chunk of text is read by one thread, encoded by a second and freed by a third, and each of their heaps
-               keeps its free memory from the time it was fullest. `release_free_memory` returns that.
+               stays as large as it was at its peak. `release_free_memory` returns the free part.
 
 Other C libraries have neither this behavior nor these calls; there, nothing is done.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["keep_large_blocks_out", "release_free_memory"]
 
-# Larger than what is allocated for each chunk of text, which is faster from the heap; smaller than a grown table.
+# Larger than the blocks allocated for each chunk of text, which are faster from the heap; smaller than a grown table.
 _LARGE_BYTES = 4_000_000
 # mallopt's parameters, from malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

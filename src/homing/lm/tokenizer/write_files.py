@@ -40,7 +40,7 @@ OWN_SPLIT = "its own"
 
 @dataclass(frozen=True)
 class Facts:
-    """What prep needs to know of a tokenizer.json, checked."""
+    """The checked properties of a tokenizer.json that prep needs."""
 
     vocab_size: int
     specials: list[str]  # ordered by id; in ours the ids are 0, 1, ...

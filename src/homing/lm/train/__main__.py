@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         return file_names.EXIT_FAILED
     except OSError as error:
         note_failure()
-        # The disk is full, read-only or gone. The program is not at fault, so print no traceback.
+        # The disk is full, read-only or gone. This is not a bug in the program, so print no traceback.
         what = f"Disk error: {error}."
         sys.stderr.write(f"error: {what}\nThe run directory {run_dir} must be writable and the data readable.\n")
         _say(f"Training failed | state failed | exit {file_names.EXIT_FAILED} | {what} | {run_dir}")
@@ -95,7 +95,7 @@ def _is_left_alone(error: RuntimeError) -> bool:
 
 
 def _num_ranks(run_dir: Path) -> int:
-    """Return the number of ranks to start, or 1 if run.json cannot be read (the trainer then reports the problem)."""
+    """Return the number of ranks to start; 1 if run.json cannot be read, which the trainer then reports."""
     try:
         run = codec.loads(Run, (run_dir / file_names.RUN).read_bytes())
     except (OSError, ValueError):

@@ -45,11 +45,11 @@ from homing.wire.run_json import Lora, Phase, Run
 __all__ = ["Built", "Loading", "build", "describe_start", "load_model", "start_of"]
 
 OFFLOADS_FROM = ("cuda",)  # device types with memory separate from the host's
-_HOST_SHARE = 0.9  # of the host's free memory, at most: pinned memory cannot be swapped out
+_HOST_SHARE = 0.9  # maximum share of the host's free memory: pinned memory cannot be swapped out
 
 
 class Loading(Protocol):
-    """What loading weights needs. A `Session` provides it; so do callers that only inspect the weights."""
+    """What is needed to load weights. A `Session` provides it, and so do callers that only inspect the weights."""
 
     @property
     def run(self) -> Run: ...
@@ -67,7 +67,7 @@ class Built:
     model: Decoder
     optimizer: Optimizer
     start: Path | None  # folder of the initial weights; None: random initialization
-    # Small files that its checkpoints need besides those of the run.
+    # Small files that the phase's checkpoints need besides those of the run.
     metadata_files: dict[str, bytes] = field(default_factory=dict)
     lineage: tuple[Stage, ...] = ()  # the training stages that the initial weights went through
 
@@ -82,7 +82,7 @@ class Built:
 
 
 def build(session: Session, phase: Phase, previous: Path | None) -> Built:
-    """Build data, model and optimizer of a phase. `previous` is the final checkpoint of the phase before it."""
+    """Build a phase's data, model and optimizer. `previous` is the final checkpoint of the previous phase."""
     run = session.run
     work = open_phase(run, phase, data_dir=session.data_dir, run_dir=session.run_dir)
     start = start_of(session, phase, previous)
@@ -140,8 +140,8 @@ def load_model(session: Loading, phase: Phase, start: Path | None) -> tuple[Deco
 def _check_tokenizer(session: Loading, start: Path) -> None:
     """Raise DataError if the weights in `start` were trained with a different tokenizer than the data.
 
-    The launch checks this too; this is the last point at which it can be detected. Third-party weights may come without
-    a tokenizer file, which passes.
+    The launch checks this too; this is the last point at which it can be detected. Third-party weights without a
+    tokenizer file are accepted.
     """
     upstream, ours = start / file_names.TOKENIZER, session.data_dir / file_names.TOKENIZER
     if upstream.is_file() and ours.is_file() and not gives_same_ids(upstream, ours):
@@ -217,8 +217,8 @@ def _adapted_model(
     storage = lora.storage_for(phase.method, precision)
     before = _adapter_of(session, start, phase.init_base) if (start / file_names.ADAPTER).is_file() else None
     continues = before is not None and lora.is_same(before.settings, phase.lora)
-    # Continued adapters keep the base they were trained on. Merging them into it would round them along with it (in 4
-    # bits, mostly away), and a single adapter on top of open weights is what other tools can load.
+    # Continued adapters keep the base they were trained on. Merging would round them together with the base (in 4 bits,
+    # mostly away), and other tools can load a single adapter on top of open weights.
     folder = before.base if before and continues else start
     model, base_sha256 = _frozen_model(session, folder, storage, base_dir="" if continues else phase.init_base)
     if before and continues:
@@ -253,10 +253,10 @@ class _Adapter:
 def _adapter_of(session: Loading, start: Path, base_dir: str = "") -> _Adapter:
     """Load and verify the adapter of a checkpoint.
 
-    `base_dir` locates the base of an adapter from another run; a checkpoint of this run records its own.
+    `base_dir`: the base of an adapter from a different run; a checkpoint of this run records its own base.
     """
     card = read_card(start)
-    verify_files(start, card)  # optimizer state is not checked: an uploaded or fetched adapter comes without it
+    verify_files(start, card)  # does not check optimizer state: an uploaded or fetched adapter comes without it
     base_sha256, recorded_dir = read_base_record(start)
     assert card.run is not None, "an adapter's checkpoint has its run"
     assert card.adapter_phase is not None, "asked of whole weights"

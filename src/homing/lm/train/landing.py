@@ -1,4 +1,4 @@
-"""Early decay: if time or money runs out before the planned end, choose an earlier end that still finishes the model.
+"""Early decay: if time or money runs out before the planned end, end earlier but still complete the decay.
 
     measured durations -> Pace -> steps that still fit before the deadline -> Pilot -> Landing(begin, end) or none
 
@@ -26,17 +26,17 @@ from homing.wire.run_json import Phase
 
 __all__ = ["LandingChange", "Pace", "Pilot", "Rates", "describe_change"]
 
-_WINDOW = 50  # steps over which the speed is measured: the current speed, not that of the start
+_WINDOW = 50  # steps over which the current speed is measured
 _RECENT = 15  # steps for the estimate shown to users, so that it adapts quickly when steps become faster
 _ENOUGH = 2  # measured steps before any decision; the very first step compiles and is never counted
 _SURE = 5  # measured steps before the end is announced to users
-_DOUBT = 1.25  # safety factor for the one-off work at the end: the last save may be the slowest
-# Added to it, for retention and a slow disk; more than the reserve of `ControlRequests.stop`, which would otherwise cut
-# the landing short.
+_DOUBT = 1.25  # safety factor for the work after the last step: the last save may be the slowest
+# Added to that work, for retention and a slow disk. Must exceed the reserve of `ControlRequests.stop`, which would
+# otherwise cut the landing short.
 _SPARE_S = 3.0
 # Safety factor for the step time before the decay begins: moving the end during the decay makes it steeper.
 _STEP_DOUBT = 1.03
-_FORWARD_SHARE = 0.5  # of a step's time per token: evaluation has no backward pass, but smaller batches
+_FORWARD_SHARE = 0.5  # time per token in evaluation, relative to a training step: no backward pass, but smaller batches
 # The same in the estimate shown to users: the backward pass takes twice as long as the forward pass.
 _LIKELY_SHARE = 1 / 3
 _REMEMBERED = 4  # recent durations kept for each of evaluation, save and sampling
@@ -74,8 +74,8 @@ class _Seen:
     def likely_s(self, guess: float) -> float:
         """Return the likely duration of the next one, given a guess from before anything was measured.
 
-        The first of its kind also allocates buffers and kernels and may take ten times as long, so a single measurement
-        is averaged geometrically with the guess. Later the median discounts it.
+        The first one also allocates buffers and loads kernels and may take ten times as long, so a single measurement
+        is averaged geometrically with the guess. Later the median discounts the first one.
         """
         if len(self._seconds) == 1 and guess > 0:
             return math.sqrt(guess * self._seconds[0])
@@ -102,7 +102,7 @@ class Pace:
         self._checkpoint_bytes, self._sampled_layers = checkpoint_bytes, sampled_layers
         self._rates = rates or Rates()
         self._rates_at_start = dataclasses.replace(self._rates)  # for guesses; `_rates` is updated by measurements
-        # In rl, the first of every `updates_per_rollout` steps generates the samples for all of them, so only whole
+        # In rl, the first of every `updates_per_rollout` steps generates the samples for all of them, so only complete
         # rounds show the speed.
         self._round = phase.rl.updates_per_rollout if phase.rl else 1
         self._steps: deque[float] = deque(maxlen=max(_WINDOW, 3 * self._round))
@@ -114,7 +114,7 @@ class Pace:
         self._guessed_save_s = checkpoint_bytes / _DISK_BYTES_PER_S
 
     def know(self, step_s: float) -> None:
-        """Set the step duration recorded in a checkpoint, used until the first step here is measured."""
+        """Set the step duration recorded in a checkpoint; used until the first step on this machine is measured."""
         self._known_step_s = step_s
 
     def step(self, seconds: float) -> None:
@@ -157,7 +157,7 @@ class Pace:
 
     @property
     def is_measured(self) -> bool:
-        """True if no duration is a guess any more."""
+        """True if every duration has been measured."""
         return self._save_s is not None and (self._eval_s is not None or not self._can_evaluate)
 
     @property
@@ -168,8 +168,8 @@ class Pace:
     def step_s(self) -> float:
         """Expected average duration of the next steps, in seconds; 0 if unknown.
 
-        A mean, because it is used for sums. The single slowest step is left out, because a pause of the machine says
-        nothing about its speed.
+        A mean, because it is used for sums. The single slowest step is left out, because a pause of the machine would
+        distort the mean.
         """
         return self._step_s if self._steps else self._known_step_s
 
@@ -210,7 +210,7 @@ class Pace:
             return None
         phase, rates = self._phase, self._rates_at_start
         eval_s = self._evals.likely_s(self._guessed_eval_s(step_s, _LIKELY_SHARE))
-        # Training waits for the complete write of the last save only.
+        # Only for the last save does training wait until it is on disk.
         last_save = self._saves.likely_s(self._checkpoint_bytes / rates.disk_bytes_per_s)
         held_s = self._holds.likely_s(self._checkpoint_bytes / rates.copy_bytes_per_s)
         sample_s = self._samples.likely_s(self._sampled_layers * rates.layer_s)
@@ -225,7 +225,7 @@ class Pace:
         seconds += eval_s if end_step > step else 0.0
         by_time = self._saves_by_time(seconds, end_step - step)
         seconds += by_time * held_s
-        if not phase.sample_every:  # then one sampling with each checkpoint
+        if not phase.sample_every:  # then every checkpoint is sampled
             seconds += (saves + by_time) * sample_s
         return seconds + last_save + sample_s
 
@@ -250,7 +250,7 @@ class Pace:
         return num_steps * self._each_s + self.finish_s
 
     def affordable(self, seconds: float, *, doubt: float = 1.0) -> int:
-        """Return how many more steps fit, including everything after the last one; negative if not even that fits."""
+        """Return how many more steps fit, with all work after the last one; negative if not even that work fits."""
         return int((seconds - self.finish_s) // (self._each_s * doubt))
 
     @property
@@ -299,7 +299,7 @@ def describe_change(change: LandingChange, phase: Phase, why: str) -> str:
 class Pilot:
     """Decides when a phase must decay early.
 
-    `later_tokens`: tokens of the phases after it, which get their share of time.
+    `later_tokens`: the tokens of all later phases, for which a share of the time is reserved.
     """
 
     def __init__(self, phase: Phase, pace: Pace, *, later_tokens: int = 0, num_later: int = 0) -> None:
@@ -346,9 +346,8 @@ class Pilot:
     def is_worth_going_on(self, step: int, landing: Landing, left_s: float | None) -> bool:
         """Return whether to cancel a landing, begun or complete.
 
-        True only if the steps gained outweigh the decay that is undone.
-
-        After a crash during a landing there is less time than before, so this is never true then.
+        True only if the steps gained outweigh the decay that is undone. Never true when resuming after a crash during a
+        landing, because there is less time than before.
         """
         if left_s is None:
             return True
@@ -375,28 +374,28 @@ class Pilot:
         """Return the step at which the decay begins if training ends at `last`.
 
         The decay keeps its planned share of the shorter run; cosine decays from the end of the warmup. Steps before a
-        cancelled landing do not count. The warmup is not cut short unless it is over half of the run.
+        cancelled landing do not count. The warmup is shortened only if it would take more than half of the run.
         """
         schedule, length = self._phase.schedule, last - warm_from
         warm = warm_from + min(schedule.warmup_steps, length // 2)
         if schedule.kind == "cosine":
             return warm
         decay = round(length * schedule.decay_steps / max(1, self._phase.num_steps))
-        # Begin before `last` by at least the time of an evaluation and a save, which could otherwise skip the whole
-        # decay.
+        # Leave at least the time of an evaluation, a save and a sampling before `last`: they could otherwise take up
+        # the whole decay.
         pause = math.ceil((self._pace.eval_s + self._pace.save_s + self._pace.sample_s) / max(self._pace.step_s, 1e-6))
         return min(last - 1 - pause, max(warm, last - decay))
 
     def _move(self, step: int, landing: Landing, last: int, left_s: float) -> tuple[Landing, LandingChange | None]:
         rest = landing.end_step - step
-        # Cosine decays from the first decision on, when little is measured, so only there the end may move later again.
+        # Cosine decays from the first decision on, when little is measured, so only with cosine may the end move later.
         is_further = self._phase.schedule.kind == "cosine" and last - step > 1.1 * rest > 0
         if last >= landing.end_step and not is_further:
             return landing, None
         last = max(step, min(last, self._phase.num_steps))
         if last == landing.end_step:
             return landing, None
-        # Stretch or compress the same curve so that it passes through the current learning rate, by moving its begin.
+        # Move the curve's start, so that the stretched or compressed curve passes through the current learning rate.
         begin = (
             last - (last - step) * (landing.end_step - landing.begin_step) / rest if rest > 0 else landing.begin_step
         )

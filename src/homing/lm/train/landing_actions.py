@@ -1,7 +1,7 @@
 """Applies and reports the decisions of `landing.Pilot`: a landing starts, moves, is called off, or ends.
 
-`landing` computes and knows nothing of the run; this module turns its decisions into training state and messages. It
-stores no training state: the loop passes it in and takes it back.
+`landing` only computes; this module turns its decisions into training state and messages. It stores no training state:
+the loop passes the state in and gets the new one back.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The training loop: run directory in, checkpoints and a trained model out; one page, read from top to bottom.
+"""The training loop: run directory in, checkpoints and a trained model out. Read it from top to bottom.
 
     train        every phase of run.json in turn; a finished one is skipped, an unfinished one resumes
     _Phase       one phase: set up -> step, step, step -> evaluate -> save
     _Phase.step  rows -> gradients -> clip -> one optimizer step, or none if not finite
 
-`engine` adapts to the machine's limits, `landing_controller` ends training early before a deadline. The trainer does
-not know that the machine is rented. It reads run.json and control.json, writes the files that DESIGN lists for the run
+`engine` adapts to the machine's limits, `landing_actions` ends training early before a deadline. The trainer does not
+know whether the machine is rented. It reads run.json and control.json, writes the files that DESIGN lists for the run
 directory, and exits with 0 (done), 75 (stopped, with a checkpoint) or 1 (failed).
 """
 
@@ -50,12 +50,12 @@ from homing.wire.run_json import Phase, Sampling
 
 __all__ = ["train"]
 
-# Steps by which reading the metrics lags behind: a GPU gets its next step before the host reads the previous one.
+# How many steps behind the metrics are read: a GPU gets its next step before the host reads the previous one.
 LATE = {"cuda": 1}
 
 
 def train(run_dir: Path, *, say: Callable[[str], None], requests: ControlRequests | None = None) -> Outcome:
-    """Train what RUN_DIR/run.json says and return the outcome. A failure is written to outcome.json and raised."""
+    """Train as described in RUN_DIR/run.json; return the outcome. A failure is written to outcome.json and raised."""
     requests = requests or ControlRequests(run_dir)
     is_first = Ranks.from_env().is_first  # only the first rank writes files
     with locked(run_dir) if is_first else contextlib.nullcontext(), contextlib.ExitStack() as stack:
@@ -101,7 +101,7 @@ def _ended(work: _Phase | None, stop: Stop | None) -> Outcome:
     reason = stop.reason if stop else "Every phase is trained."
     kind, step = work.phase.kind, work.state.step
     text = reason
-    if stop and stop.is_landed:  # the landing itself has already reported where and why
+    if stop and stop.is_landed:  # the landing has already reported where and why it ended
         text = "Every phase ended with a finished model, but not all of them with the planned number of steps."
     elif stop:
         text = f"Stopped at step {step:,}: {reason}"
@@ -149,7 +149,7 @@ class _Phase:
 
     def __init__(self, session: Session, phase: Phase, previous: Path | None, later: list[Phase]) -> None:
         self.s, self.phase, self.later = session, phase, later
-        self.previous = previous  # final checkpoint of the phase before
+        self.previous = previous  # final checkpoint of the previous phase
         self.checkpoints = CheckpointManager(session, phase, self._event)
         self.final: Path | None = None
         self.state = TrainState(phase=phase.kind, step=0, num_tokens=0, rows_consumed=0)
@@ -158,8 +158,8 @@ class _Phase:
         self.begun_at = 0.0  # when the current step began
         self.is_plain_reported = False  # whether the warning about plain-text samples was given
         self.is_slow_reported = False  # whether the failure of CUDA graphs in sampling was reported
-        self.unread: deque[Figures] = deque()  # of steps that the device may still be computing
-        self.figures = Figures.none()  # of the last step read
+        self.unread: deque[Figures] = deque()  # metrics of steps that the device may still be computing
+        self.figures = Figures.none()  # metrics of the last step that was read
 
     # -- main flow ---------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class _Phase:
                 if due.is_logged or due.is_evaluated or due.is_saved:
                     self._read_figures(0)
 
-                # Evaluate, log, save, stop, sample: none of it counts in the speed that is logged next.
+                # Evaluate, log, save, stop, sample: none of this time counts in the next logged speed.
                 timer.pause()
                 self.evaluation = self._evaluate() if due.is_evaluated else None
                 if due.is_logged or due.is_evaluated:
@@ -235,7 +235,7 @@ class _Phase:
         """Take one optimizer step; return its loss and gradient norm.
 
         If they are not finite, the device leaves weights and optimizer unchanged without involving the host, which
-        learns of it later; nothing here waits for the device.
+        finds out later; nothing here waits for the device.
         """
         self.scale = lr_scale(
             self.phase.schedule, self.state.step, self.phase.num_steps, self.state.landing, self.state.warm_from
@@ -262,9 +262,9 @@ class _Phase:
         )
 
     def _due(self, stop: Stop | None) -> _Due:
-        """Return what to do after this step. Only the first rank evaluates and saves; the others wait meanwhile."""
+        """Return what to do after this step. Only the first rank evaluates and saves, while the others wait."""
         step, is_last, is_first_rank = self.state.step, self.state.step >= self.end_step, self.s.ranks.is_first
-        # A stop may be a preemption with seconds left: save, and skip what can wait.
+        # A stop may be a preemption with seconds left: save, and skip everything that can wait.
         is_evaluated = self.work.can_evaluate and (is_last or (self._is_eval_due() and not stop))
         return _Due(
             is_last=is_last,
@@ -307,7 +307,7 @@ class _Phase:
         self.engine = Engine(self.s, self.phase, built, self._event)
 
     def _forget_metrics_past(self, step: int, *, is_resumed: bool) -> None:
-        """Remove metrics past the checkpoint: they will be written again, and no step may appear twice."""
+        """Remove metrics past the checkpoint: those steps are trained again, and no step may appear twice."""
         kinds = [phase.kind for phase in self.s.run.phases]
         later = set(kinds[kinds.index(self.phase.kind) + 1 :])
         num_cut = self.s.journal.cut_metrics(
@@ -323,7 +323,7 @@ class _Phase:
         return self.state.landing.end_step if self.state.landing else self.phase.num_steps
 
     def _decide(self) -> Stop | None:
-        """Set where training ends and return whether it stops now; the first rank decides for all."""
+        """Set where training ends; return a reason to stop now, or None. The first rank decides for all."""
         stop = None
         if self.s.ranks.is_first:
             self.state = self.landing_controller.look(self.state)
@@ -340,7 +340,7 @@ class _Phase:
     def _has_later_begun(self) -> bool:
         """Return whether a later phase has checkpoints.
 
-        Then a landed phase is not resumed: that would discard the later one.
+        If so, a landed phase is not continued: that would discard the later phase.
         """
         folders = [self.s.run_dir / file_names.CHECKPOINTS / other.kind for other in self.later]
         return any(checkpoint_files.list_steps(folder) for folder in folders)
@@ -353,7 +353,7 @@ class _Phase:
             figures = self.unread.popleft()
             figures.read()
             if is_paced:
-                # From the step's own start, or from the end of the previous step if that was later.
+                # Measured from the step's own start, or from the end of the previous step if that was later.
                 self.pace.step(figures.read_at - max(figures.begun_at, self.figures.read_at))
             self.figures = figures
             self._count_bad(figures)
@@ -424,14 +424,14 @@ class _Phase:
         return evaluation
 
     def _next_s(self) -> float:
-        """Return the seconds until a save requested at the next check would be on disk."""
+        """Return how many seconds it would take until a save requested at the next check is on disk."""
         num_saves = 2 if self.checkpoints.is_saving else 1  # a save in progress must finish first
         return num_saves * self.pace.save_s + self.pace.last_step_s + (self.pace.eval_s if self._is_eval_due() else 0.0)
 
     def _is_eval_due(self) -> bool:
         """Return whether to evaluate now.
 
-        Also before each planned checkpoint, because only an evaluated one can be the best.
+        Also true before each planned checkpoint, because only an evaluated checkpoint can become the best.
         """
         every = self.phase.eval_every
         return every > 0 and (self.state.step % every == 0 or self._is_save_planned())

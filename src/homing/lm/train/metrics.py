@@ -26,8 +26,8 @@ from homing.wire.event_lines import Event, Metric
 
 __all__ = ["Journal", "Notify", "SilentJournal", "finite", "progress_line"]
 
-# A wait without visible progress (such as compiling) is reported at this interval, up to a maximum: after that it goes
-# silent, so that stall detection can notice.
+# While something takes long without visible progress (such as compiling), this is reported at this interval, up to a
+# maximum duration: after that there are no more reports, so that stall detection can take effect.
 _STILL_EVERY_S = 30.0
 _STILL_FOR_S = 1800.0
 _MOST_OWN = 4  # extra metrics of a phase that fit on the progress line
@@ -48,7 +48,7 @@ class Journal:
         self.run_dir = run_dir
         self.say = say
         self.writes_csv = writes_csv
-        self.phases: Sequence[str] = ()  # of the run, in order
+        self.phases: Sequence[str] = ()  # the run's phases, in order
         self._lock = threading.Lock()  # `still` writes from its own thread
         self._files: dict[str, IO[str]] = {}
         self._is_torn: set[str] = set()
@@ -118,7 +118,8 @@ class Journal:
                 file.flush()
                 self._is_torn.discard(name)
             except OSError as exc:
-                # Disk full: training continues. The next line that fits first ends the incomplete one.
+                # Disk full: training continues. The next line that fits starts with a line break, to end the
+                # incomplete one.
                 self._close(name)
                 if name not in self._is_torn:
                     self.say(f"warning: {name} cannot be written ({exc}); training continues without these lines.")
@@ -181,7 +182,7 @@ def progress_line(metric: Metric, phases: Sequence[str] = ()) -> str:
 
 
 def finite(value: float | None) -> float | None:
-    """Return the value, or None if it is NaN or infinite, which must not get into a log."""
+    """Return the value, or None if it is NaN or infinite, which must not be logged."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -26,7 +26,7 @@ __all__ = ["called", "check_count", "check_data", "locked", "read_metadata_files
 
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Allow one trainer per run directory. The lock belongs to the process, so a killed one leaves none behind."""
+    """Allow one trainer per run directory. The lock belongs to the process, so a killed trainer leaves none behind."""
     if not run_dir.is_dir():
         raise UsageError(what=f"There is no run directory {run_dir}.", fix="Create it: homing train RUN")
     with open(run_dir / file_names.TRAINER_LOCK, "a") as file:
@@ -55,8 +55,8 @@ def read_run(run_dir: Path) -> Run:
 def called(run_dir: Path) -> str:
     """Return the name of the run to show in messages.
 
-    That is what the user typed, if known on this machine, else the name in run.json; "RUN" if neither is usable, as for
-    a smoke profile on a rented machine, which no file has the name of.
+    The name that the user typed, if known on this machine, else the name in run.json. "RUN" if neither is usable: for
+    example, on a rented machine, run.json of a smoke profile has a name that no run file has.
     """
     if typed := os.environ.get(file_names.TYPED_ENV):
         return typed
@@ -124,7 +124,7 @@ def read_metadata_files(run: Run, run_dir: Path, data_dir: Path, tokenizer: Toke
         file_names.TOKENIZER: (data_dir / file_names.TOKENIZER).read_bytes(),
         "config.json": json.dumps(config, indent=1).encode(),
     }
-    # One of these holds the chat template, needed to prompt the model as it was trained.
+    # One of these holds the chat template, which is needed to prompt the model the way it was trained.
     return metadata_files | {
         name: (data_dir / name).read_bytes() for name in METADATA_FILES if (data_dir / name).is_file()
     }

@@ -48,7 +48,7 @@ def open_session(run: Run, run_dir: Path, journal: Journal, requests: ControlReq
     check_graphs(run.train.graphs, device)
     where = f"{describe_device(device)}, torch {torch.__version__}, CPU threads: {torch.get_num_threads()}"
     where += f", {ranks.count} ranks" if ranks.count > 1 else ""
-    may_compile = device.type == "cuda" or run.train.compile == "on"  # otherwise create no folder
+    may_compile = device.type == "cuda" or run.train.compile == "on"  # otherwise do not create a cache folder
     if may_compile and (problem := keep_folders(os.environ)):
         journal.notice("compile_cache_left", problem)
     journal.notice("run_started", f"homing {homing.__version__} is training {run.name} on {where}.", device=str(device))
@@ -61,9 +61,9 @@ def open_session(run: Run, run_dir: Path, journal: Journal, requests: ControlReq
 
 @contextlib.contextmanager
 def quiet_gc() -> Iterator[Callable[[], None]]:
-    """Yield a function that turns off the garbage collector; restore it on exit.
+    """Yield a function that disables the garbage collector; restore it on exit.
 
-    After the first step no more long-lived objects are created, so the collector's pauses would free nothing.
+    After the first step no more long-lived objects are created, so the collector would only cause pauses.
     """
     was_on = gc.isenabled()
 

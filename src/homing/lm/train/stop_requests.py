@@ -5,7 +5,7 @@
     time_limit_s        the trainer's own wall-clock limit
 
 All have the same effect: finish the step, save, exit 75. A second SIGINT exits at once, without a checkpoint. The two
-deadlines are also known in advance (`left_s`), so that a landing can finish before them; `stop` applies if none did.
+deadlines are also known in advance (`left_s`), so that a landing can finish before them; if none did, `stop` ends it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from homing.wire.control_files import Control, boot_clock_s
 
 __all__ = ["ControlRequests", "FatalError", "Stop"]
 
-# What the last checkpoint may need beyond the duration of the previous save: retention, a slow disk.
+# Extra time that the last checkpoint may take compared with the previous save: retention, a slow disk.
 _SAVE_SPARE_S = 2.0
 
 
@@ -37,7 +37,7 @@ class Stop:
 
     @property
     def is_landed(self) -> bool:
-        """True if the learning rate was decayed to its end: the model is finished, only earlier than planned."""
+        """True if the learning rate decay was completed: the model is finished, only earlier than planned."""
         return self.kind == "landed"
 
     @property
@@ -83,7 +83,7 @@ class ControlRequests:
     def stop(self, *, save_s: float = 0.0) -> Stop | None:
         """Return a reason to stop now, or None.
 
-        Costs one stat. `save_s`: time until a save begun at the next check is done.
+        Costs one stat. `save_s`: how long it would take until a save begun at the next check is done.
         """
         if self._signal:
             return Stop("signal", f"{signal.Signals(self._signal).name} was received.")

@@ -1,10 +1,10 @@
 """Reads and writes weights in safetensors, as one file or as shards with an index, directly into the decoder and back.
 
-files  a folder -> which tensor is in which file, with its dtype; reports every missing file at once
-load   those files -> a Decoder, tensor by tensor, so that memory holds the model and one tensor
-save   a Decoder -> the same files, in their original dtypes, bit for bit
+safetensors_folder   a folder -> which tensor is in which file, with its dtype; reports every missing file at once
+read_weights         those files -> a Decoder, tensor by tensor, so that memory holds the model and one tensor
+write_weights        a Decoder -> the same files, in their original dtypes, bit for bit
 
-Knows nothing of the Hub: `homing.config.weights.open_weights` downloads the folder.
+Works on local folders only: `homing.config.weights.open_weights` downloads them from the Hub.
 """
 
 from homing.lm.model.open_weights.read_weights import empty_decoder, fill, load_decoder, read_tensors

@@ -26,7 +26,7 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F
 def load_decoder(
     files: WeightFiles, shape: Model, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> Decoder:
-    """Load a decoder. `dtype`: that of the parameters; None: that of most of the file."""
+    """Load a decoder. `dtype`: the dtype of its parameters; None: the one that most of the weights are stored in."""
     _check(files, shape)
     model = empty_decoder(shape, device=device, dtype=dtype or DTYPES[files.main_dtype])
     fill(model, files)
@@ -42,7 +42,7 @@ def empty_decoder(shape: Model, *, device: torch.device | str, dtype: torch.dtyp
             made = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device))
             module.register_parameter(name, made)
         for name, buffer in module.named_buffers(recurse=False):
-            # The RoPE angles were computed on the CPU even under the meta device, because their code names it.
+            # The RoPE angles were computed on the CPU even under the meta device, because their code names the CPU.
             module.register_buffer(name, buffer.to(device), persistent=False)
     return model
 
@@ -51,7 +51,7 @@ def empty_decoder(shape: Model, *, device: torch.device | str, dtype: torch.dtyp
 def fill(model: Decoder, files: WeightFiles) -> None:
     """Copy the weights into a Decoder; raises unless all names and shapes fit.
 
-    It may be an existing one, such as the trainer's.
+    The Decoder may be an existing one, such as the trainer's.
     """
     _check(files, model.shape, model)
     wanted = dict(model.named_parameters())
@@ -65,7 +65,7 @@ def fill(model: Decoder, files: WeightFiles) -> None:
 
 
 def read_tensors(files: WeightFiles) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) one by one; a tensor is a view of its file, to be copied before the next."""
+    """Yield (name, tensor) one by one; each tensor is a view of its file, so copy it before getting the next."""
     for file in files.files:
         with open_tensors(files.folder / file) as tensors:
             for name in [name for name, where in files.where.items() if where == file]:

@@ -2,8 +2,8 @@
 
     one file up to `shard_bytes`, else model-00001-of-0000N.safetensors and the index that names each tensor's file
 
-Weights loaded from bf16 into fp32 are saved to bf16 without changing a bit, so untrained weights come out as they went
-in.
+Weights loaded from bf16 into fp32 are saved to bf16 without changing a bit, so untrained weights are saved exactly as
+they were loaded.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def save_weights(
 ) -> list[str]:
     """Save the weights; return the names of the files written.
 
-    `like` gives every tensor the dtype and file that it was loaded from; `dtype` applies to all others; None: the
-    current one.
+    With `like`, every tensor keeps the dtype and file that it was loaded from. `dtype` applies to all other tensors;
+    None: the current one.
     """
     tensors = {name: model.cut_padding(name, p.detach()) for name, p in model.named_parameters()}
     dtypes = {name: _dtype_of(name, tensor, dtype, like) for name, tensor in tensors.items()}
@@ -65,7 +65,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
         save_file(tensors, path, metadata=metadata)
     except SafetensorError as exc:
         if not re.search(r"I/?O ?error|OS error", str(exc), re.IGNORECASE):
-            raise  # not a disk error: it could not be written anywhere
+            raise  # not a disk error
         code = errno.ENOSPC if "no space" in str(exc).lower() else errno.EIO
         raise OSError(code, f"{path} could not be written: {exc}") from exc
 

@@ -1,7 +1,7 @@
 """Checkpoints: complete or absent, hashed, never pickled.
 
     save         write to a hidden folder -> fsync -> hash what the disk returns -> manifest last -> rename
-    find_latest  newest first: the first with every hash intact; rejected ones are returned too, so they can be reported
+    find_latest  the newest with every hash intact; damaged ones are returned too, so that they can be reported
     load         weights, optimizer and state of a verified checkpoint
     retain       delete old checkpoints, but never the best or the newest
 
@@ -226,8 +226,8 @@ def repair_pointers(phase_dir: Path, latest: CheckpointManifest, *, damaged: lis
         manifest = None if folder.name in is_damaged else _read_sealed(folder, [])
         if manifest is None or manifest.val_loss is None:
             continue
-        # The newest checkpoint defines which validation set counts. `<` keeps the later of two equal ones: it saw more
-        # data.
+        # The newest checkpoint defines which validation set counts. With `<` the later of two equal ones wins, because
+        # it saw more data.
         is_better = best is not None and manifest.val_loss < (best.val_loss or 0.0)
         if best is None or (is_better and manifest.val_exam == best.val_exam):
             best = manifest
@@ -274,7 +274,7 @@ def restore_rng(states: dict[str, str], device: torch.device) -> None:
         return torch.tensor(list(bytes.fromhex(states[name])), dtype=torch.uint8)
 
     torch.set_rng_state(tensor("cpu"))
-    if device.type == "cuda" and "cuda" in states:  # a checkpoint from another type of device has no CUDA state
+    if device.type == "cuda" and "cuda" in states:  # a checkpoint from a different type of device has no CUDA state
         torch.cuda.set_rng_state(tensor("cuda"), device)
 
 
@@ -286,7 +286,7 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor with a storage that holds only its own elements.
 
     safetensors refuses views of a shared storage, such as one matrix of a stacked Muon batch. The result wraps the same
-    memory: a copy of optimizer state in host memory would need that much memory again.
+    memory: copying optimizer state that is in host memory would need that much memory again.
     """
     is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
     if not is_view or not tensor.numel():

@@ -24,7 +24,7 @@ _RL_FREE = (
     *("rollout_rows", "graphs", "collapse_steps", "eval_prompts", "eval_samples"),
     *("reward_timeout_s", "reward_memory_bytes"),
 )
-_PATHS = ("file", "val_file", "reward")  # the same file may be at another path; its hash is compared instead
+_PATHS = ("file", "val_file", "reward")  # the same file may be at a different path; its hash is compared instead
 _DATA_KEYS = ("manifest_sha256", "tokenizer_sha256")
 
 
@@ -33,9 +33,9 @@ def config_sha256(run: Run, phase: Phase) -> str:
 
 
 def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
-    """Raise UsageError, naming the differences, if the checkpoint was written with another configuration.
+    """Raise UsageError, naming the differences, if the checkpoint was written with a different configuration.
 
-    If the hashes differ but no value does, another version of homing wrote the checkpoint. That is accepted if the
+    If the hashes differ but no value does, a different version of homing wrote the checkpoint. That is accepted if that
     version merely lacked some settings, because their defaults keep the old behavior.
     """
     if found_sha256 == config_sha256(run, phase):

@@ -1,13 +1,13 @@
 """Checkpoint manager of one phase: finds the checkpoint to resume from, and saves new ones.
 
-A save copies the state and writes it while training continues; only the last save of a run is waited for. If a save
-fails, a warning is printed and training continues, unless the run cannot end without it.
+A save copies the state and writes it while training continues; training waits only for the last save of a run. If a
+save fails, a warning is printed and training continues, unless the run cannot end without that checkpoint.
 
 Tensors are copied to host memory, so that they can be written to disk while training continues:
 
     tensors on the device -> host buffers (pinned for CUDA, reused for the next save) -> the writing thread
 
-Training waits only for the copy: gigabytes in a tenth of a second from a GPU, where disk and hashing take many seconds.
+Training waits only for the copy: a GPU copies gigabytes in a tenth of a second; writing and hashing take many seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Saving:
         self.folder: Path | None = None
         self.error: BaseException | None = None
         self.took_s = 0.0
-        self.held_s = 0.0  # the part for which training waited
+        self.held_s = 0.0  # how long training waited for it
         self._write, self._begun = write, begun
         self._thread = threading.Thread(target=self._run, name="save")
         self._thread.start()
@@ -78,7 +78,7 @@ class CheckpointManager:
         self.dir = session.run_dir / file_names.CHECKPOINTS / phase.kind
         self.saved_step = -1  # step of the newest save, possibly still being written
         self.saved_at = time.monotonic()
-        self.took_s: float | None = None  # of the last save, until it was on disk; read and reset by `loop`
+        self.took_s: float | None = None  # duration of the last save, until it was on disk; read and reset by `loop`
         self._damaged: list[Refused] = []
         self._snapshot = Snapshot()
         self._saving: Saving | None = None
@@ -145,7 +145,7 @@ class CheckpointManager:
         self.s.journal.sync()
         is_held = is_needed or not self._snapshot.has_room(
             weights=weights, optimizer=optimizer
-        )  # if so, training waits for the disk
+        )  # then training waits for the disk
         if not is_held:
             taken = self._snapshot.take(weights=weights, optimizer=optimizer)
             weights, optimizer = taken["weights"], taken["optimizer"]
@@ -187,7 +187,7 @@ class CheckpointManager:
         with self.s.journal.still("saving", "saving", phase=self.phase.kind):
             saving.join()
         if saving.folder is None:
-            # If the run cannot end without it, the error that ends the run reports it.
+            # No notice if the run cannot end without it: the error that ends the run then reports it.
             self.notify("save_failed", f"warning: {saving.error}", notice=not saving.is_needed, step=saving.step)
             if not isinstance(saving.error, RunFailed | OSError):
                 raise saving.error or AssertionError("a save ended without a word")
@@ -200,7 +200,7 @@ class CheckpointManager:
         data = {"folder": saving.folder.name, "is_final": saving.is_final, "seconds": round(saving.took_s, 3),
                 "held_s": round(saving.held_s, 3)}  # fmt: skip
         self.notify("checkpoint_saved", text, notice=True, step=saving.step, **data)
-        gc.collect()  # the collector is off between saves
+        gc.collect()  # the garbage collector is disabled between saves
 
     def _cannot_end(self, step: int, error: RunFailed | OSError) -> RunFailed:
         last = max(checkpoint_files.list_steps(self.dir), default=None)
@@ -215,7 +215,7 @@ class CheckpointManager:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Let a save in progress finish, whatever happened."""
+        """Let a save in progress finish, even after an error."""
         if kind is None:
             self.wait()
         elif self._saving is not None:
@@ -259,7 +259,7 @@ def _metadata_of(built: Built) -> dict[str, bytes]:
     return built.work.metadata_files() if isinstance(built.work, Remembers) else {}
 
 
-_SPARE = 1.25  # margin for other host memory needed meanwhile
+_SPARE = 1.25  # margin for other allocations in host memory
 
 
 class Snapshot:

@@ -43,8 +43,8 @@ class Batch:
     def micro_batches(self, micro_batch: int) -> Iterator[Batch]:
         """Yield micro-batches of at most `micro_batch` rows.
 
-        `num_targets` stays that of the whole step, so the losses of all micro-batches add up to the mean over the step,
-        however the rows are split.
+        Each keeps the `num_targets` of the whole step, so the losses of all micro-batches add up to the mean over the
+        step, however the rows are split.
         """
         for start in range(0, self.num_rows, micro_batch):
             rows = slice(start, start + micro_batch)
@@ -57,7 +57,7 @@ class Batch:
             )
 
     def loss(self, model: Decoder, count: Tensor | None = None) -> Tensor:
-        """Return the loss of these rows. `count` replaces `num_targets` where that must be a tensor on the device."""
+        """Return the loss of these rows. `count` replaces `num_targets` if it must be a tensor on the device."""
         return model.loss(
             self.ids_RT, self.targets_RT, segments=self.segments_RT, weights_BT=self.weights_RT,
             num_targets=self.num_targets if count is None else count,
@@ -132,7 +132,7 @@ class Feed:
         if isinstance(ready, BaseException):
             raise ready
         host, num_targets = ready
-        # Copy 32-bit ids and widen them on the device to the 64 bits that the loss needs: this halves the bus traffic.
+        # Copy 32-bit ids and widen them on the device to the 64 bits that the loss needs: this halves the transfer.
         return self._source.to_batch(host.to(self._device, non_blocking=True), num_targets)
 
     def _read_ahead(self) -> None:

@@ -5,8 +5,8 @@
 
 Both hold code that will be executed, so nothing else is trusted: only the owner can write to the folder, and the file
 must be in the run's own directory and match the hash recorded when it was written. It is never fetched from a store,
-which others may be able to write to. A cache that does not fit is ignored with a notice; compiling again costs a minute
-and never fails a run.
+which others may be able to write to. A cache that does not match is ignored with a notice: compiling again takes only a
+minute, and the run goes on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def keep_folders(environment: MutableMapping[str, str]) -> str:
     """Point torch's compile caches at a persistent folder; return a warning for the user, or "".
 
     Call before anything compiles: torch would otherwise set these variables to a folder below /tmp. On a rented machine
-    HOMING_CACHE is set to a disk that outlives the instance, where there is one.
+    HOMING_CACHE is set to a disk that outlives the instance, if there is one.
     """
     cache = environment.get("HOMING_CACHE") or os.path.join(
         environment.get("HOMING_HOME") or os.path.expanduser("~/.homing"), "cache"
@@ -111,7 +111,7 @@ class CompileCache:
         self._path = self._dir / f"{words}-{self._shape[:12]}.bin"
 
     def load(self) -> None:
-        """Give torch what an earlier attempt compiled. `Parts` shows after the first step whether it helped."""
+        """Load what an earlier attempt compiled into torch. After the first step, `Parts` shows whether it was used."""
         if not self._path.is_file():
             if others := [path.name for path in sorted(self._dir.glob("*.bin"))]:
                 text = f"Ignored compile caches of another torch, GPU or model shape: {', '.join(others)}."

@@ -5,11 +5,10 @@
     gradients    rows -> micro-batches -> loss and gradients; if out of memory, retry with smaller micro-batches
     update       gradients -> weights
 
-Knows nothing of schedules, checkpoints or the end of a run. All ranks adapt in the same way.
+Schedules, checkpoints and the end of a run are handled elsewhere. All ranks adapt in the same way.
 
-Compilation of the model and optimizer is enabled by choice, done in the first step, and abandoned if it fails: with
-`auto` training continues without it and warns, with `on` the run fails. What was compiled is saved for the next
-attempt.
+If enabled, model and optimizer are compiled in the first step. If compilation fails, training continues without it and
+warns (`auto`), or the run fails (`on`). Compiled code is saved for the next attempt.
 """
 
 from __future__ import annotations
@@ -58,7 +57,8 @@ class Engine:
         self.micro_batch = 0
         self.compiling = Compiling(session, built, notify)
         train = session.run.train
-        # Two starts may time graphs differently, so deterministic runs use them only if the run file says so.
+        # Two starts may measure graphs differently and decide differently, so deterministic runs use them only if the
+        # run file says so.
         graphs = "off" if train.is_deterministic and train.graphs == "auto" else train.graphs
         self.passes = Passes(built.model, session.device, graphs, notify, session.ranks.count)
         self._picked: dict[str, Any] = {}
@@ -75,7 +75,7 @@ class Engine:
         return self.compiling.is_on or self.passes.has_tried
 
     def settle(self, before: dict[str, Any]) -> None:
-        """Make and apply the choices. `before`: those of the checkpoint, or empty."""
+        """Make and apply the choices. `before`: the checkpoint's choices, or empty."""
         train, model, device = self.s.run.train, self.s.run.model, self.s.device
         picked, changed = pick_choices(train, self.phase, model, device, self.num_rows, before)
         picked, notices = pick_attention(train, self.phase, model, device, picked)
@@ -94,8 +94,8 @@ class Engine:
         self.model.has_flex = picked.segments == "flex"
         self.passes.settle(str(before.get("graphs", "")) if before.get("device") == picked.device else "")
         if device.type == "cuda":
-            free_memory()  # left over from the kernel benchmarks and the previous phase
-            torch.cuda.reset_peak_memory_stats(device)  # so that peak memory is that of this phase
+            free_memory()  # memory left over from the kernel benchmarks and the previous phase
+            torch.cuda.reset_peak_memory_stats(device)  # measure this phase's peak memory only
 
     def first_step(self, take: Callable[[], Figures], batch: Batch) -> Figures:
         begun = time.perf_counter()
@@ -116,9 +116,9 @@ class Engine:
         return figures
 
     def gradients(self, batch: Batch, step: int) -> Tensor:
-        """Return the loss and leave gradients accumulated over micro-batches: the mean over all targets of the step.
+        """Accumulate gradients over micro-batches and return the loss, the mean over all targets of the step.
 
-        If out of memory, or if the compiler fails, adapts and tries the same batch again.
+        If memory runs out or the compiler fails, adapts and tries the same batch again.
         """
         while True:
             feed, problem = _GOOD, ""
@@ -137,8 +137,8 @@ class Engine:
                 if not self.compiling.may_fail(exc):
                     raise
                 feed, problem = _NOT_COMPILED, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
-            # Outside the `except`, so that the exception no longer holds the failed step's tensors. All ranks must
-            # adapt alike, or their gradient all-reduce would never match up.
+            # Outside the `except`, so that the exception no longer references the failed step's tensors. All ranks must
+            # adapt in the same way, or their gradient all-reduce would never match up.
             feed = self.s.ranks.worst(feed, within_s=self.compiling.deadline_s)
             if feed == _GOOD:
                 self.s.ranks.add_up(self.model, total)
@@ -150,7 +150,7 @@ class Engine:
             change(problem or "It happened on another rank.")
 
     def update(self, lr_scale: float, is_good: Tensor, step: int) -> None:
-        """Take the optimizer step. A smaller micro-batch would not help here: activations are already freed."""
+        """Take the optimizer step. A smaller micro-batch would not save memory here: activations are already freed."""
         try:
             self.optimizer.step(lr_scale, is_good, num_steps=step)
         except torch.OutOfMemoryError as exc:
@@ -192,7 +192,7 @@ class Compiling:
         self.model, self.optimizer = built.model, built.optimizer
         self.is_on = False
         self.is_proven = False  # True once a step has succeeded with it
-        self.parts = Parts()  # of the first step
+        self.parts = Parts()  # counts of the first step
         self._cache = CompileCache(session.run_dir, session.run.model, session.device, notify)
 
     def switch(self, *, is_on: bool) -> None:
@@ -204,7 +204,7 @@ class Compiling:
     def first(self, take: Callable[[], Figures], phase: str) -> Figures:
         """Take the first step.
 
-        It may compile for minutes, which is reported so that silence is not taken for a stall.
+        Compiling may take minutes, so it is reported while in progress; otherwise it would look like a stall.
         """
         begun, before = time.perf_counter(), Parts.so_far()
         self._cache.load()
@@ -237,13 +237,13 @@ class Compiling:
 
     @property
     def deadline_s(self) -> float:
-        """Seconds the ranks wait for each other; long while each compiles at its own pace. 0: the usual timeout."""
+        """Seconds the ranks wait for each other; longer while each of them compiles. 0: the usual timeout."""
         return _COMPILE_S if self.is_on and not self.is_proven else 0.0
 
     def may_fail(self, error: Exception) -> bool:
         """Return whether this error may come from the compiler.
 
-        Before the first compiled step has succeeded that is any error; later, only the compiler's recompile limit.
+        Before the first compiled step has succeeded, that is any error; later, only hitting the recompile limit.
         """
         return self.is_on and (not self.is_proven or type(error).__name__ == "FailOnRecompileLimitHit")
 

@@ -1,17 +1,17 @@
-"""Forward and backward of a micro-batch: eagerly, or as one CUDA graph where kernel launches are the bottleneck.
+"""Forward and backward of a micro-batch: eagerly, or as one CUDA graph if kernel launches are the bottleneck.
 
     plain     rows -> loss -> gradients, kernel by kernel
     graph     rows into buffers -> one launch -> loss and gradients in buffers; the same kernels, so the same numbers
 
     decide    after the first step, when everything is compiled: time a few passes and discard their gradients. If
-              launching takes the host most of the time, capture a graph, compare its result with the plain pass and
+              launching kernels takes up most of the time, capture a graph, compare its result with the plain pass and
               time it too; keep the faster one and report it
     begin     at each step: use gradient buffers at fixed addresses; capture a graph for any shape seen a second time
     run       one micro-batch
 
 A small micro-batch is a long sequence of short kernels, and launching them can take longer than running them; a graph
-is launched at once. The host decides nothing during a replay, so passes that need per-pass decisions on the host cannot
-be captured. A graph's memory cannot be used by anything else. Knows nothing of steps, checkpoints or optimizers.
+needs a single launch. Nothing runs on the host during a replay, so passes that need per-pass decisions on the host
+cannot be captured. A graph's memory cannot be used by anything else.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = ["Card", "Passes", "Timing", "card_of", "check_graphs"]
 
 _HOST_BOUND = 0.75  # share of a pass that the host spends launching it; above this the GPU waits for the host
 _WORTH = 0.9  # a graph must take at most this share of the plain time; otherwise it is not worth its memory
-_ROOM = 0.8  # of the GPU's memory at most, counting one pass more than the peak; the rest is for evaluations
+_ROOM = 0.8  # maximum share of GPU memory, counting the peak and one more pass; the rest is for evaluations
 _NUM_TIMINGS = 5
-# Allowed relative difference of loss and gradients to the plain pass: bf16 sums in another order differ by far less,
-# stale rows by more.
+# Maximum relative difference in loss and gradients from the plain pass: bf16 sums in a different order differ by far
+# less, a graph that reads stale rows by more.
 _MOST_ERROR = 0.01
 _LEAST_LOSS = 0.01  # a loss closer to zero, as in rl, is dominated by rounding
 Shape = tuple[tuple[int, ...], bool, bool]
@@ -66,7 +66,7 @@ class Card(Graphs):
     def has_room(self) -> bool:
         """Return whether one more pass fits next to the peak memory so far.
 
-        While a graph keeps its memory, the optimizer and evaluations need theirs, and so does a plain pass if capturing
+        A graph keeps its memory, while the optimizer and evaluations need theirs, and so does a plain pass if capturing
         fails.
         """
         free, _ = torch.cuda.mem_get_info(self._device)
@@ -100,11 +100,11 @@ class Passes:
         self._is_on = False
         self._graphs: dict[Shape, _Graph] = {}
         self._seen: set[Shape] = set()
-        self._plain_ones: set[Shape] = set()  # shapes that are not captured, which was reported
+        self._plain_ones: set[Shape] = set()  # shapes that cannot be captured; already reported
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
 
     def settle(self, kept: str) -> None:
-        """Reuse an earlier decision. `kept`: the one made on the same GPU model, or ""."""
+        """Reuse an earlier decision. `kept`: the decision made on the same GPU model, or ""."""
         self.picked = kept if self._asked == "auto" else ""
 
     def run(self, piece: Batch) -> Tensor:
@@ -130,7 +130,7 @@ class Passes:
         self._attach()
 
     def decide(self, piece: Batch) -> None:
-        """Decide between two steps, using a micro-batch like those to come. Its gradients are discarded."""
+        """Decide whether to use graphs, with a micro-batch like those to come. Its gradients are discarded."""
         if self._card is None or self._asked == "off" or self.picked == "off":
             return
         if problem := self._why_not(piece):
@@ -192,7 +192,7 @@ class Passes:
         self._settle_on(text, plain, captured)
 
     def _capture(self, piece: Batch) -> bool:
-        """Capture a graph, leaving meaningless gradients. False: it failed, and everything is as before."""
+        """Capture a graph; gradients are meaningless afterwards. False: it failed, and all graphs are freed."""
         assert self._card is not None, "captured without a card"
         graph: _Graph | None = None
         try:
@@ -201,7 +201,7 @@ class Passes:
             problem = self._compare(graph, piece)
         except Exception as exc:  # an operation that cannot be captured, the compiler, memory: many kinds of errors
             problem = f"{type(exc).__name__}: {(str(exc).strip().splitlines() or [''])[0][:300]}"
-        # Outside the `except`, so that the exception no longer holds the memory of the failed pass.
+        # Outside the `except`, so that the exception no longer references the failed pass's tensors.
         if graph is not None and not problem:
             self._graphs[_shape(piece)] = graph
             return True
@@ -221,7 +221,7 @@ class Passes:
     def _compare(self, graph: _Graph, piece: Batch) -> str:
         """Compare the graph with the plain pass, on rows other than those captured (the same rows reversed).
 
-        "": they agree.
+        Returns "" if they agree, else the difference.
         """
         other = _with_tensors(piece, [tensor.flip(1) for tensor in _tensors(piece)])
         found = []
@@ -229,7 +229,7 @@ class Passes:
             self._attach()
             loss = run(other).float()
             norms = torch.stack(torch._foreach_norm([gradient for _, gradient in self._gradients]))
-            # A diverged model may have NaNs here; ending its run is up to the loop.
+            # A diverged model may have NaNs here; it is up to the loop to end its run.
             found.append([torch.nan_to_num(each, 0.0, 0.0, 0.0) for each in (loss.clone(), norms)])
         (loss, norms), (graph_loss, graph_norms) = found
         error = (graph_norms - norms).norm() / norms.norm().clamp(min=1e-30)

@@ -1,8 +1,8 @@
 """Choices made for the machine: device, precision, compilation, attention kernel, micro-batch size.
 
 They are state, not settings, and are stored in every checkpoint. Resuming on the same type of device reuses them, so
-that nothing changes in the middle of a run; on another device they are made anew, and an event says so. Values set in
-the run file always win.
+that nothing changes in the middle of a run; on a different device they are made again, and an event says so. Values set
+in the run file always win.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _be_deterministic() -> None:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at first use
     os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # do not select compiled kernels by timing
-    torch.use_deterministic_algorithms(True)  # also disables cuDNN attention: its backward adds in no fixed order
+    torch.use_deterministic_algorithms(True)  # also disables cuDNN attention, whose backward sums in no fixed order
 
 
 def _prove_gpu(device: torch.device) -> None:
@@ -136,7 +136,7 @@ def pick_attention(
 ) -> tuple[Choices, list[str]]:
     """Return the choices with the attention kernel selected for this GPU, and messages about the selection.
 
-    A kernel reused from the checkpoint is kept: another one in the middle of a run would round differently.
+    A kernel reused from the checkpoint is kept: a different one in the middle of a run would round differently.
     """
     if device.type != "cuda":
         if train.attention not in ("auto", "math"):
@@ -206,7 +206,7 @@ def _pick_micro_batch(
     if device.type != "cuda":
         return _divisor(rows_per_step, _CPU_TOKENS // model.context)
     if free is None:
-        # Called with weights and optimizer allocated: free memory is for gradients, activations and a chunk of logits.
+        # Weights and optimizer are already allocated: free memory is for gradients, activations and a chunk of logits.
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     q, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
@@ -217,7 +217,7 @@ def _pick_micro_batch(
     gradients_and_logits = 6 * _num_weights(model) + 2**30
     if phase.method != "full":  # adapters are small, and frozen weights have no gradients
         gradients_and_logits = 2 * 2**30
-    # Recomputed blocks keep only their input; one more block is complete while it is recomputed.
+    # Recomputed blocks keep only their input; one block at a time has all its activations while it is recomputed.
     if phase.recompute != "none":
         layers, again = model.num_layers, 0.5 if phase.recompute == "half" else 1.0
         numbers = int(numbers * (1.0 - again + 2 / layers) + again * layers * model.width)

@@ -1,6 +1,6 @@
 """Free host memory, for copies of GPU state and for offloaded optimizer state.
 
-Inside a container the limit of its cgroup counts, because the figures of the machine are too high.
+Inside a container the limit of its cgroup counts, because the machine's own figures are too high.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _of_container(limit: Path, used: Path) -> int | None:
     Usage includes the page cache of files, which the kernel can reclaim; memory.stat says how much that is.
     """
     try:
-        most = int(limit.read_text(encoding="ascii"))  # the word `max` where there is no limit
+        most = int(limit.read_text(encoding="ascii"))  # ValueError if it is the word `max`: no limit
         given_up = [line.split()[1] for line in (used.parent / "memory.stat").read_text(encoding="ascii").splitlines()
                     if line.split()[0] in ("inactive_file", "total_inactive_file")]  # fmt: skip
         return most - int(used.read_text(encoding="ascii")) + max((int(number) for number in given_up), default=0)

@@ -2,8 +2,8 @@
 
     agree           broadcast rank 0's decisions: where to end, whether to stop, the micro-batch size
     worst           the maximum of a status code over all ranks, before all of them act on it
-    add_up          all-reduce of gradients and losses: sums, as each loss is already a fraction of the whole step's
-    share, gather   each rank's part of the Muon matrices, and the results to all
+    add_up          all-reduce of gradients and losses: sums, because each loss is already its share of the step's mean
+    share, gather   each rank's part of the Muon matrices; the results are sent to all ranks
 
 Every rank holds the same weights and optimizer state, so rank 0 alone writes checkpoints, and a run can resume with a
 different number of ranks. Decisions travel between hosts (gloo) and never wait for a GPU; gradients travel between GPUs
@@ -42,7 +42,7 @@ class Ranks:
 
     @staticmethod
     def from_env() -> Ranks:
-        """Return this process's rank from the environment that `launch` sets, or a single rank.
+        """Return this process's rank from the environment that `start_ranks` sets, or a single rank.
 
         Does not communicate.
         """
@@ -64,7 +64,7 @@ class Ranks:
     def worst(self, number: int, *, within_s: float = 0.0) -> int:
         """Return the maximum of `number` over all ranks.
 
-        Raises RunFailed if a rank does not answer within `within_s` seconds; 0: the timeout of the process group.
+        Raises RunFailed if a rank does not respond within `within_s` seconds; 0: the timeout of the process group.
         """
         if self.count == 1:
             return number
@@ -139,7 +139,7 @@ def joined_ranks(*, is_cuda: bool) -> Iterator[Ranks]:
 
 
 def _buckets(grads: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Group gradients in the same order on every rank; one as large as a bucket is reduced alone, without a copy."""
+    """Group gradients, in the same order on every rank; one as large as a bucket is reduced alone, without a copy."""
     bucket: list[Tensor] = []
     size = 0
     for grad in grads:

@@ -32,12 +32,12 @@ from homing.wire.run_json import Run
 
 __all__ = ["COUNT", "EXIT_LEFT_ALONE", "MEET", "RANK", "count_cards", "pick_num_ranks", "run_ranks", "watch_starter"]
 
-# Exit code of a rank that failed only because another rank was gone: its own error would hide the cause.
+# Exit code of a rank that failed only because another rank was gone: its error must not hide the real cause.
 EXIT_LEFT_ALONE = 79
 # Environment variables of each rank: its number, the number of ranks, the rendezvous file.
 RANK, COUNT, MEET = "HOMING_RANK", "HOMING_NUM_RANKS", "HOMING_RANKS_MEET"
 _LOOK_EVERY_S = 0.1
-_SETTLE_S = 5.0  # time in which the other ranks fail too, once one is gone
+_SETTLE_S = 5.0  # how long the other ranks may take to fail too, once one has failed
 _END_S = 20.0
 _LAST_LINES = 60
 
@@ -91,13 +91,13 @@ class _Rank:
 def run_ranks(run_dir: Path, count: int) -> int:
     """Run `count` ranks and return the run's exit code.
 
-    Rank 0 writes outcome.json, or this process if another failed first.
+    Rank 0 writes outcome.json, or this process does if another rank failed first.
     """
     with tempfile.TemporaryDirectory(prefix="homing-ranks-") as folder:
         kept_end, given_end = os.pipe()
         ranks: list[_Rank] = []
         try:
-            # The write end of the pipe stays here, unused: it closes when this process ends in any way.
+            # The write end of the pipe stays here, unused: it is closed when this process ends for any reason.
             for number in range(count):
                 ranks.append(_start(run_dir, number, count, Path(folder) / "meet", kept_end))
             os.close(kept_end)
@@ -112,8 +112,8 @@ def run_ranks(run_dir: Path, count: int) -> int:
 def watch_starter() -> None:
     """Start a thread that ends this process when its parent is gone.
 
-    A rank exits at once, because its parent can no longer collect it. A trainer started by `homing train` ends as after
-    `homing stop`, with a checkpoint.
+    A rank exits at once, because its parent can no longer reap it. A trainer started by `homing train` stops as with
+    `homing stop`, saving a checkpoint.
     """
     starter_fd = os.environ.get(file_names.STARTER_FD_ENV)
     if starter_fd is None:
@@ -166,7 +166,7 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _watch(ranks: list[_Rank]) -> _Rank | None:
-    """Wait for all ranks. Return None if all ended well, else the rank that failed first and not because of another."""
+    """Wait for all ranks. Return None if all succeeded, else the first that failed for a reason of its own."""
     good = (file_names.EXIT_DONE, file_names.EXIT_STOPPED)
     ended: dict[int, float] = {}
 
@@ -194,7 +194,7 @@ def _watch(ranks: list[_Rank]) -> _Rank | None:
 
 
 def _failed_at(rank: _Rank) -> float:
-    """Return the time that the rank recorded for its error; infinity if none, as after a kill."""
+    """Return the time that the rank recorded for its error; infinity if it recorded none, as when it was killed."""
     try:
         return float(rank.note.read_text(encoding="ascii")) if rank.note is not None else math.inf
     except (OSError, ValueError):
@@ -202,7 +202,7 @@ def _failed_at(rank: _Rank) -> float:
 
 
 def note_failure() -> None:
-    """In a rank: record the time of its error at once, before ranks that depend on it fail as well."""
+    """Called in a rank: record the time of its error at once, before ranks that depend on it fail as well."""
     meet, number = os.environ.get(MEET), os.environ.get(RANK)
     if meet and number:
         with contextlib.suppress(OSError):
@@ -234,7 +234,7 @@ def _notify(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
 
 
 def _write_failure(run_dir: Path, reason: str) -> None:
-    """Write outcome.json, replacing what rank 0 may have written about losing its peers."""
+    """Write outcome.json, replacing one in which rank 0 may have reported that it lost its peers."""
     path, temporary = run_dir / file_names.OUTCOME, run_dir / f".{file_names.OUTCOME}.aside"
     try:
         before = codec.loads(Outcome, path.read_bytes())

@@ -2,8 +2,8 @@
 
 gradient -> first and second moment -> decoupled weight decay -> step of the first moment over the root of the second
 
-The update is element-wise, so a group can be stepped in any parts: in one part on the GPU, or in small chunks when the
-optimizer state is in host memory (`offload`).
+The update is element-wise, so a group can be split in any way: it is stepped at once on the GPU, or in small chunks if
+the optimizer state is in host memory (`offload`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class AdamGroup(AdamBase):
         self.means = [self.place.full(p.shape, 0.0, torch.float32) for p in self.parameters]
         self.squares = [self.place.full(p.shape, 0.0, torch.float32) for p in self.parameters]
         device = self.parameters[0].device
-        # The op is part of torch but not public. `_plain` below does the same arithmetic; a test compares the two.
+        # This op is a private part of torch. `_plain` below does the same arithmetic; a test compares the two.
         self.is_fused = device.type in ("cpu", "cuda") and hasattr(torch, "_fused_adamw_")
 
     def loads(self) -> list[Load]:

@@ -68,7 +68,7 @@ def _write(states: Sequence[Tensor], values: Tensor, is_good: Tensor, *, is_sign
 
 
 class Adam8Group(AdamBase):
-    """AdamW with 8-bit moments; same arguments and same update as `adam.AdamGroup`."""
+    """AdamW with 8-bit moments; same arguments and same update as `adamw.AdamGroup`."""
 
     def __init__(
         self, named: Named, *, lr: float, betas: tuple[float, float], eps: float, decay: float,

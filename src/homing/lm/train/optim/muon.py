@@ -3,12 +3,12 @@
     gradient -> Nesterov momentum -> its polar factor U V^T -> times max(1, rows/cols)^0.5 -> step
 
 A matrix learns best when all its directions move by the same amount, which the polar factor achieves. It is computed
-with five matrix polynomials ("Polar Express", arXiv:2505.16932), each optimal for the range of singular values that the
-previous one leaves. Matrices of equal shape are stacked, so that a model with hundreds of them needs a handful of
-batched matmuls instead of thousands of small ones. Compiled, the element-wise work between the matmuls becomes a few
-passes over memory; eager it is a few dozen, which on a GPU cost more than the matmuls. With several ranks, each
+with five matrix polynomials ("Polar Express", arXiv:2505.16932), each optimal for the range of singular values after
+the previous one. Matrices of equal shape are stacked, so that a model with hundreds of them needs a handful of
+batched matmuls instead of thousands of small ones. When compiled, the element-wise work between the matmuls takes a few
+passes over memory; eagerly it takes a few dozen, which on a GPU cost more than the matmuls. With several ranks, each
 orthogonalizes its share of the matrices and sends the result to the others. A group is always stepped as a whole, even
-with offloaded momentum: matmuls of other sizes might round differently.
+with offloaded momentum: matmuls of different sizes might round differently.
 
 Shapes: M matrices of one shape, R rows, C columns.
 """
@@ -40,7 +40,7 @@ POLAR_EXPRESS = (
 NORM_MARGIN = 1.02  # the Frobenius norm bounds the largest singular value; the margin is for rounding
 MOMENTUM_WARMUP_STEPS = 300
 EPS = 1e-7  # a zero gradient stays zero
-Parts = tuple[Callable[..., Any], Callable[..., Any]]  # of a step: `direct_` and `move_`, or their compiled versions
+Parts = tuple[Callable[..., Any], Callable[..., Any]]  # `direct_` and `move_`, or their compiled versions
 
 
 def orthogonalize(g_MRC: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
@@ -71,7 +71,7 @@ class MuonGroup:
     """All matrices of one shape.
 
     Weights and momentum are one stacked tensor each, with the parameters as slices of it: every operation covers all
-    matrices, and nothing is copied together or apart.
+    matrices, without copying them into one tensor and back.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class MuonGroup:
         device = self.weights_MRC.device
         self.place = place or Place(device)
         self.momentum_MRC = self.place.full(self.weights_MRC.shape, 0.0, torch.float32)
-        # Second moment per row or per column, whichever are more; empty if not configured. It is small and stays on the
-        # device.
+        # Second moment per row or per column, whichever there are more of; empty if not configured. It is small and
+        # stays on the device.
         along = -1 if rows >= cols else -2
         sides = (rows, 1) if along == -1 else (1, cols)
         num_squares = len(named) if spec.variance_beta else 0
         self.squares = torch.zeros(num_squares, *sides, device=device, dtype=torch.float32)
         self.how = How(
-            # Otherwise a tall matrix would change its outputs less per step than others, because its columns are
-            # longer.
+            # Otherwise a step would change the outputs of a tall matrix less than those of others, because its columns
+            # are longer.
             scale=max(1.0, rows / cols) ** 0.5,
             along=along,
             variance_beta=spec.variance_beta,
@@ -159,7 +159,7 @@ def move_(weights_MRC: Tensor, squares: Tensor, update_MRC: Tensor, is_good: Ten
         update_MRC = update_MRC * _evening_factor_(squares, update_MRC, is_good, how)
     rate = rate * is_good
     if how.decay and how.is_cautious:
-        # Cautious weight decay: only where the update also moves the weight towards zero, never against the update.
+        # Cautious weight decay: decay a weight only if the update also moves it towards zero.
         weights_MRC.sub_(weights_MRC * (weights_MRC * update_MRC > 0) * (rate * how.decay))
     elif how.decay:
         weights_MRC.mul_(1.0 - rate * how.decay)
@@ -167,7 +167,7 @@ def move_(weights_MRC: Tensor, squares: Tensor, update_MRC: Tensor, is_good: Ten
 
 
 def _evening_factor_(squares: Tensor, update_MRC: Tensor, is_good: Tensor, how: How) -> Tensor:
-    """Return a factor per row (or column) that evens out how far rows move over time, keeping the update's norm.
+    """Return a factor per row (or column) that evens out how far rows move over time and keeps the update's norm.
 
     From "NorMuon" (arXiv:2510.05491).
     """

@@ -7,8 +7,8 @@
 
 Optimizer state is used once per step and never by forward or backward, so the GPU need not hold it in between. The
 result is bit-identical: a load is a whole group of Muon matrices, or a chunk of what AdamW updates element by element.
-Copies in and out have their own streams and synchronize with the computing stream by events; the host waits for
-nothing. Checkpoints are identical too, so a run can resume with its state in either place.
+Copies in and out have their own streams and synchronize with the compute stream through events; the host never waits.
+Checkpoints are identical too, so a run can resume with its state in either place.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["AT_A_TIME", "HostPlace", "Load", "Now", "Place", "Span", "cut"]
 
 AT_A_TIME = 2**24  # elements that AdamW steps at a time; a multiple of adamw_8bit's block
 # torch rounds pinned allocations up to a power of two, which would waste a third on average if each tensor were
-# allocated separately. Therefore tensors share slabs, and slabs grow with the total: the last one is never a large
-# part.
+# allocated separately. Therefore tensors share slabs. Slabs grow with the total, so that the unused part of the last
+# one is always small in comparison.
 _SLAB_BYTES = (2**26, 2**30)
 _SLAB_SHARE = 1 / 4
-_ALIGN_BYTES = 512  # as torch aligns GPU memory
+_ALIGN_BYTES = 512  # torch's alignment of GPU memory
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Now:
 
 @dataclass(frozen=True)
 class Load:
-    """State that is on the device at the same time, and the function that steps it there in place."""
+    """State that must be on the device at the same time, and the function that steps it there in place."""
 
     states: list[Tensor]
     step: Callable[[Sequence[Tensor], Now], None]
@@ -108,7 +108,7 @@ class Place:
             yield load, load.states
 
     def settle(self) -> None:
-        """Wait until the host may read or write the state."""
+        """Block until the host may read or write the state."""
 
 
 class HostPlace(Place):
@@ -118,7 +118,7 @@ class HostPlace(Place):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.num_bytes = 0  # of all slabs
+        self.num_bytes = 0  # total size of all slabs
         self._slabs: list[tuple[Tensor, int]] = []  # slab, and bytes used of it
         self._lanes = _Lanes(device) if device.type == "cuda" else None
 
@@ -129,7 +129,7 @@ class HostPlace(Place):
     def pass_over(self, loads: Sequence[Load]) -> Iterator[tuple[Load, list[Tensor]]]:
         """Yield loads that are on the device already, then the offloaded ones, largest first.
 
-        In this order the largest one overlaps in memory with only one other.
+        In this order the largest one shares the GPU's memory with only one other.
         """
         away = sorted((load for load in loads if load.is_away), key=lambda load: -load.num_bytes)
         try:
@@ -146,7 +146,7 @@ class HostPlace(Place):
                 yield load, here.tensors
                 self._send(load, here)
                 if gone is not None:
-                    # Its memory is reused by work on the computing stream, which now waits for the copy out to finish.
+                    # The compute stream may reuse its memory, so make it wait until the copy out has finished.
                     gone.wait()
                 gone = here
         finally:
@@ -158,8 +158,7 @@ class HostPlace(Place):
             self._lanes.outward.synchronize()
 
     def _bring(self, load: Load) -> _Visit:
-        # Allocated on the computing stream, which also frees it; `_Lanes` explains why no other stream can reuse it too
-        # early.
+        # Allocated and freed on the compute stream; `_Lanes` explains why no other stream can reuse it too early.
         tensors = [torch.empty(state.shape, dtype=state.dtype, device=self.device) for state in load.states]
         return self._copy(load.states, tensors, self._lanes.inward if self._lanes else None, tensors)
 
@@ -214,7 +213,7 @@ class _Visit:
     done: torch.cuda.Event | None = None
 
     def wait(self) -> None:
-        """Make the computing stream wait for the copy; the host does not block."""
+        """Make the compute stream wait for the copy; the host does not block."""
         if self.done is not None:
             torch.cuda.current_stream(self.tensors[0].device).wait_event(self.done)
 
@@ -222,10 +221,10 @@ class _Visit:
 class _Lanes:
     """One stream per direction, because a GPU can copy both ways at once.
 
-    Every copy first waits for all work queued on the computing stream so far. So a copy in never overwrites memory that
+    Every copy first waits for all work queued on the compute stream so far. So a copy in never overwrites memory that
     an earlier kernel still uses, and a copy out never reads results before they are computed. Conversely, memory is
-    freed only after the computing stream waits for the copy that used it; `record_stream`, which makes the time of
-    reuse unpredictable, is not needed.
+    freed only after the compute stream has been made to wait for the copy that used it; `record_stream`, which makes
+    the time of reuse unpredictable, is not needed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -233,7 +232,7 @@ class _Lanes:
         self.inward, self.outward = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def join(self) -> None:
-        """Order all copies begun so far, even if a step failed in between, before anything computed next."""
+        """Make later computation wait for all copies begun so far, even if a step failed in between."""
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self.inward)
         computing.wait_stream(self.outward)

@@ -38,7 +38,7 @@ __all__ = ["Optimizer", "build_optimizer", "clip_gradients", "grad_norm", "state
 
 
 def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, place: Place | None = None) -> Optimizer:
-    """Create the optimizer, with its state on the parameters' current device or in `place`; so move the model first."""
+    """Create the optimizer, with its state in `place` or on the parameters' device: move the model there first."""
     place = place or Place(model.device)
     assert spec.kind in ("muon", "adamw"), f"unknown optimizer {spec.kind!r}"
     parts: dict[str, list[tuple[str, nn.Parameter]]] = defaultdict(list)
@@ -46,8 +46,8 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, p
         if parameter.requires_grad:
             parts[_part(name, parameter, is_tied=model.shape.is_tied)].append((name, parameter))
     lr = {"block": spec.lr, "embedding": spec.lr_embedding, "head": spec.lr_head, "small": spec.lr_norm}
-    # Learning rates of swift. keep_scales are applied once per layer, so their effect is exponential in depth: a
-    # hundredth.
+    # Learning rates of swift. keep_scales are applied once per layer, so their effect is exponential in depth: they get
+    # a hundredth.
     lr |= {"values": 0.5 * spec.lr_embedding, "scalars": spec.lr_scalar, "keep": 0.01 * spec.lr_scalar}
     lr |= {"adapter": spec.lr, "magnitude": spec.lr}
     muon: list[MuonGroup] = []
@@ -85,7 +85,7 @@ def _adam_groups(
     small = [(name, parameter) for name, parameter in named if parameter.numel() < LEAST_SIZE]
     large = [(name, parameter) for name, parameter in named if parameter.numel() >= LEAST_SIZE]
     if spec.states == "fp32" and not place.is_away:
-        small, large = named, []  # one fused kernel for all
+        small, large = named, []  # one fused kernel steps all of them
     groups: list[AdamBase] = []
     if small:
         groups.append(AdamGroup(small, **same))
@@ -137,7 +137,7 @@ class Optimizer:
         """Take one step.
 
         If `is_good` (a 0-dim device tensor) is 0, weights and state stay unchanged: the step is skipped without the
-        host ever reading it. `num_steps`, the steps of the run so far, sets the momentum warmup.
+        host ever reading that value. `num_steps`, the steps of the run so far, sets the momentum warmup.
         """
         is_good = torch.ones_like(self.step_count) if is_good is None else is_good.to(torch.float32)
         self.step_count += is_good
@@ -156,7 +156,7 @@ class Optimizer:
     def rehearse(self) -> None:
         """Take a step that changes nothing, so that compilation happens, or fails, now.
 
-        Ranks do not communicate in it: a rank where it fails does not block the others.
+        Ranks do not communicate during it, so a rank on which it fails does not block the others.
         """
         compiled = [group for group in self.muon if group.is_compiled]
         for parameter in [parameter for group in compiled for parameter in group.parameters]:
@@ -219,7 +219,7 @@ def grad_norm(model: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale all gradients so that their total norm is at most `max_norm` (0: no clipping); return the norm before."""
+    """Scale all gradients to a total norm of at most `max_norm` (0: no clipping); return the norm before clipping."""
     norm = grad_norm(model)
     if max_norm > 0:
         grads = [p.grad for p in model.parameters() if p.grad is not None]

@@ -5,8 +5,8 @@
     constant   /‾‾‾‾‾‾‾    linear warmup, constant
 
 A landing is an earlier decay: from the current rate, in the schedule's own shape, to the floor at an earlier end. Steps
-count from 0. The first step of a warmup is not zero (it would be wasted), and the floor is reached one step after the
-last one, for the same reason.
+count from 0. The rate of the first warmup step is not zero, because the step would be wasted; for the same reason the
+floor is reached one step after the last one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Landing:
     Part of the training state, so that a resumed trainer ends at the same step.
     """
 
-    begin_step: float  # fractional once the end has moved: the begin of the curve through the rate at that moment
+    begin_step: float  # fractional once the end has moved: where a curve through the rate at that moment would start
     begin_scale: float  # learning rate at begin_step, as a fraction of the peak
     end_step: int
-    step_s: float = 0.0  # duration of a step at that time: the speed a resumed trainer assumes before its first step
+    step_s: float = 0.0  # duration of a step at that time; a resumed trainer assumes it before its first step
 
 
 def lr_scale(
@@ -37,10 +37,10 @@ def lr_scale(
 ) -> float:
     """Return the learning rate of a step as a fraction of the peak, in [0, 1].
 
-    Where warmup and decay overlap, as in a very short run, the lower one counts. `warm_from` is the step at which the
+    If warmup and decay overlap, as in a very short run, the lower rate counts. `warm_from` is the step at which the
     warmup begins: 0, or where training resumed after a landing.
     """
-    # Tolerance of half a step: a moved curve may begin here except for rounding.
+    # Half a step of tolerance: rounding may put the start of a moved curve just after this step.
     if landing is not None and step >= landing.begin_step - 0.5:
         return _landing(schedule, step, landing)
     warmup = min(1.0, (step - warm_from + 1) / schedule.warmup_steps) if schedule.warmup_steps > 0 else 1.0
