@@ -87,17 +87,18 @@ class Run:
         ordered = order_prep(self.name, {}, sets=self.sets, force=force, is_smoke=self.is_smoke)
         return prepare(ordered, on_progress=on_progress).document
 
-    def verify(self) -> dict[str, Any]:
-        """Build the model and run one training step with it. Returns losses, sizes and problems."""
+    def verify(self, *, check_hashes: bool = False) -> dict[str, Any]:
+        """Check sizes, memory and data, and run one training step. Returns the figures; problems raise DataError."""
         from homing.api.extras import need
+        from homing.api.verify_run import raise_problems, verify_run
         from homing.config import load_run
 
         need("lm", verb="verify")
-        from homing.lm.verify_model import verify
-
         loaded = load_run(self.name, self.sets, is_smoke=self.is_smoke)
         self._refuse_stale(loaded)
-        return verify(loaded.run, Path.cwd()).to_dict()
+        found = verify_run(loaded, is_hashing=check_hashes)
+        raise_problems(loaded, found)
+        return found.document
 
     def train(
         self, *, fresh: bool = False, extend: int | None = None, on_line: Callable[[str], None] | None = None
