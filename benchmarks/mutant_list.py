@@ -480,7 +480,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards-of-other-text",
-        "src/homing/api/stale_shards.py",
+        "src/homing/api/data/stale_shards.py",
         "    for folder, why in stale_shards(loaded):\n",
         "    for folder, why in ():\n",
         ("tests/api/test_stale_shards.py::test_no_verb_uses_shards_of_other_text",),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.report.kept_run import two_phases
 
-from homing.api.find_models import find_model
+from homing.api.lookup.find_models import find_model
 from homing.config.projects import PROJECT_NOTE, project_note
 from homing.errors import DataError, UsageError
 from homing.wire import codec, file_names

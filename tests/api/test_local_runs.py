@@ -12,7 +12,7 @@ import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 from tests.cloud.rig import make_run, trainer_argv
 
-from homing.api.local_runs import STARTED, hold
+from homing.api.lookup.local_runs import STARTED, hold
 from homing.config.projects import PROJECT_NOTE, project_note
 from homing.wire import codec, file_names
 from homing.wire.control_files import Control

@@ -94,5 +94,5 @@ def rig(tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.chdir(folder)
     world = HomeWorld()
 
-    monkeypatch.setattr("homing.api.find_runs.World", lambda: world)
+    monkeypatch.setattr("homing.api.lookup.find_runs.World", lambda: world)
     return Rig(typing(capsys, monkeypatch), world, homing_home, folder, tmp_path)

@@ -20,7 +20,7 @@ from homing.cloud.providers.runpod.storage import make_volume
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> RunpodWorld:
     found = RunpodWorld()
-    monkeypatch.setattr("homing.api.find_runs.World", lambda: found)
+    monkeypatch.setattr("homing.api.lookup.find_runs.World", lambda: found)
     return found
 
 

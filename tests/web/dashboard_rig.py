@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from tests.cloud.rig import make_run
 
-from homing.api.local_runs import STARTED
+from homing.api.lookup.local_runs import STARTED
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.web.dashboard.dashboard_app import NoSuchRun, Source, make_app

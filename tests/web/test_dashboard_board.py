@@ -26,11 +26,11 @@ from tests.web.dashboard_rig import (
     until,
 )
 
-from homing.api import dashboard as dashboard_board
-from homing.api import dashboard_run
-from homing.api.dashboard import Board
-from homing.api.dashboard_run import Following, Remembering, commands_in, plan_of
-from homing.api.mask_secrets import Mask, MaskLines
+from homing.api.pages import dashboard as dashboard_board
+from homing.api.pages import dashboard_run
+from homing.api.pages.dashboard import Board
+from homing.api.pages.dashboard_run import Following, Remembering, commands_in, plan_of
+from homing.api.pages.mask_secrets import Mask, MaskLines
 from homing.cloud.contact.heartbeats import Tail
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

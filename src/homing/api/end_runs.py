@@ -6,7 +6,7 @@ All are tried, also if one fails; the first StillBilling is raised at the end.
 from __future__ import annotations
 
 from homing.api import notices
-from homing.api.find_runs import find_run
+from homing.api.lookup.find_runs import find_run
 from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, open_lines
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from homing import __version__
 from homing.api import notices
-from homing.api.base_weights import find_base
-from homing.api.find_runs import open_home
+from homing.api.lookup.base_weights import find_base
+from homing.api.lookup.find_runs import open_home
 from homing.cloud.ledger import meter
 from homing.errors import UsageError
 from homing.units import counted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from homing.api import notices
-from homing.api.find_models import MODELS
-from homing.api.find_runs import is_stranger, name_here
+from homing.api.lookup.find_models import MODELS
+from homing.api.lookup.find_runs import is_stranger, name_here
 from homing.cloud.artifacts.fetch import Fetched, choose, fetch, place_of
 from homing.cloud.contact.heartbeats import phases_of
 from homing.cloud.home import Home

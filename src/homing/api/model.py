@@ -143,9 +143,9 @@ def load(
     base: str = "",
 ) -> Model:
     """Load a trained model by the name or id of its run, or by its folder; None: the newest finished one."""
-    from homing.api.base_weights import find_base
     from homing.api.extras import need
-    from homing.api.find_models import find_model
+    from homing.api.lookup.base_weights import find_base
+    from homing.api.lookup.find_models import find_model
 
     need("lm", verb="generate")
     is_path = isinstance(name_or_path, Path)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from homing.errors import UsageError
 
 if TYPE_CHECKING:
-    from homing.api.local_runs import Trained
+    from homing.api.lookup.local_runs import Trained
     from homing.cloud.home import Home
     from homing.cloud.ledger.ledger import RunRow
     from homing.cloud.plan.plan import OfferPlan, Plan
@@ -57,7 +57,7 @@ class Run:
         force: bool = False,
     ) -> Run:
         """Write runs/NAME.yaml from a preset or from open weights (hf:OWNER/NAME, ./FOLDER), like `homing new`."""
-        from homing.api.new_run import new_run
+        from homing.api.data.new_run import new_run
 
         new_run(name, preset, text=list(text), validation=list(validation), chat=list(chat), force=force)
         return cls(name)
@@ -82,7 +82,7 @@ class Run:
         self, *, force: bool = False, on_progress: Callable[[Progress | None], None] | None = None
     ) -> dict[str, Any]:
         """Turn text into a tokenizer and token shards. Returns what `homing prep --json` prints."""
-        from homing.api.prepare import order_prep, prepare
+        from homing.api.data.prepare import order_prep, prepare
 
         ordered = order_prep(self.name, {}, sets=self.sets, force=force, is_smoke=self.is_smoke)
         return prepare(ordered, on_progress=on_progress).document
@@ -122,7 +122,7 @@ class Run:
 
     def plan(self) -> Plan:
         """Return hours and dollars per offer, cheapest to finish first. Rents nothing."""
-        from homing.api.find_runs import meet_host, open_home
+        from homing.api.lookup.find_runs import meet_host, open_home
         from homing.cloud.plan.plan import make_plan
         from homing.config import load_run
 
@@ -148,8 +148,8 @@ class Run:
         `spend_limit`: the most that the run may cost in dollars; required here or as limits.spend in the run file.
         `confirm`: must be True; otherwise a UsageError names the rate and the limit, and nothing is rented.
         """
-        from homing.api.find_runs import open_home, parse_limit
         from homing.api.launch_run import Asked, start_run
+        from homing.api.lookup.find_runs import open_home, parse_limit
         from homing.cloud.try_offers import Exact
 
         asked = Asked(
@@ -176,8 +176,8 @@ class Run:
 
     def watch(self, *, every_s: float = 30.0) -> Iterator[Report]:
         """Yield events, samples and progress lines until the run ends; the limits are enforced meanwhile."""
-        from homing.api.find_runs import find_any, open_home
-        from homing.api.local_runs import Trained, watch_here
+        from homing.api.lookup.find_runs import find_any, open_home
+        from homing.api.lookup.local_runs import Trained, watch_here
         from homing.cloud.watch.follow import watch
 
         with open_home() as home:
@@ -189,8 +189,9 @@ class Run:
 
     def stop(self, *, wait: bool = True, timeout_s: float = 600.0) -> None:
         """Save a checkpoint and end training at the next step."""
-        from homing.api import local_runs, notices
-        from homing.api.find_runs import find_any, open_home
+        from homing.api import notices
+        from homing.api.lookup import local_runs
+        from homing.api.lookup.find_runs import find_any, open_home
         from homing.cloud.guard.stop_and_limit import ask_to_stop, wait_for_stop
         from homing.cloud.reconcile.reconcile import refresh
 
@@ -209,7 +210,7 @@ class Run:
     def fetch(self, *, checkpoint: str = "latest", to: str | Path | None = None, force: bool = False) -> Path:
         """Download the model from the store and verify every hash. Returns its folder."""
         from homing.api.fetch_model import fetch_model
-        from homing.api.find_runs import find_run, open_home
+        from homing.api.lookup.find_runs import find_run, open_home
         from homing.api.notices import say_problems
         from homing.cloud.reconcile.reconcile import refresh
 
@@ -225,7 +226,7 @@ class Run:
         `force`: also if something that was not pushed would be lost; otherwise that raises a UsageError.
         """
         from homing.api.end_runs import destroy_runs, refresh_or_say
-        from homing.api.find_runs import find_run, open_home
+        from homing.api.lookup.find_runs import find_run, open_home
         from homing.api.notices import say_problems
         from homing.cloud.destroy import would_be_lost
         from homing.cloud.reconcile.run_status import dump_line
@@ -248,8 +249,8 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """Return the current state: instances, spend and progress, as `homing status --json` prints it."""
-        from homing.api.local_runs import Trained, store_here
-        from homing.api.status import document_here, look_closely
+        from homing.api.lookup.local_runs import Trained, store_here
+        from homing.api.lookup.status import document_here, look_closely
         from homing.cloud.reconcile.reconcile import refresh
         from homing.cloud.watch.run_output import EventFeed
 
@@ -295,7 +296,7 @@ class Run:
 
     def receipt(self) -> list[dict[str, Any]]:
         """Return the ledger lines of the run: every instance that was requested, and what it cost."""
-        from homing.api.local_runs import Trained
+        from homing.api.lookup.local_runs import Trained
         from homing.cloud.reconcile.run_status import dump_line
 
         with self._home() as home:
@@ -312,24 +313,24 @@ class Run:
     # --- helpers ---
 
     def _refuse_stale(self, loaded: Loaded) -> None:
+        from homing.api.data.stale_shards import refuse_stale
         from homing.api.run_changes import as_typed
-        from homing.api.stale_shards import refuse_stale
         from homing.config import typed_name
 
         refuse_stale(loaded, f"{typed_name(loaded.file)}{as_typed(self.sets, is_smoke=self.is_smoke)}")
 
     def _home(self) -> AbstractContextManager[Home]:
-        from homing.api.find_runs import open_home
+        from homing.api.lookup.find_runs import open_home
 
         return open_home()
 
     def _find(self, home: Home) -> RunRow | Trained:
-        from homing.api.find_runs import find_any
+        from homing.api.lookup.find_runs import find_any
 
         return find_any(home, self.name)
 
     def _store(self, home: Home) -> tuple[Any, str]:
-        from homing.api.local_runs import Trained, store_here
+        from homing.api.lookup.local_runs import Trained, store_here
 
         found = self._find(home)
         return (store_here(home), found.run) if isinstance(found, Trained) else (home.store_of(found), found.id)
@@ -366,7 +367,7 @@ class _Confirmed:
         return True
 
     def agrees_to_rate(self, row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool:
-        from homing.api.find_runs import usd
+        from homing.api.lookup.find_runs import usd
         from homing.cloud.plan.offers import is_dear
 
         if is_dear(row.offer, limit_usd_per_hour):
@@ -409,8 +410,8 @@ class Runs(list[Run]):
 
 def runs(*, last: int = 30, all: bool = False) -> Runs:
     """List all runs, rented or trained here. Asks every provider what may still cost money."""
-    from homing.api.find_runs import open_home
-    from homing.api.list_runs import HEADERS, billing_words, list_runs
+    from homing.api.lookup.find_runs import open_home
+    from homing.api.lookup.list_runs import HEADERS, billing_words, list_runs
 
     with open_home() as home:
         found = list_runs(home, last=last, is_all=all)
@@ -421,7 +422,7 @@ def runs(*, last: int = 30, all: bool = False) -> Runs:
 
 def offers(*, gpu: str | None = None, num_gpus: int = 1, providers: Sequence[str] = ()) -> list[Offer]:
     """Return what can be rented now, lowest rate first. Rents nothing. `num_gpus=0`: any number."""
-    from homing.api.find_runs import open_home
+    from homing.api.lookup.find_runs import open_home
     from homing.api.notices import say_problems
     from homing.cloud.plan.offers import check_gpu, list_offers
     from homing.cloud.providers.base import Needs

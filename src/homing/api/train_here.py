@@ -26,11 +26,11 @@ from types import FrameType
 from typing import Any
 
 from homing.api import notices
+from homing.api.data.stale_shards import refuse_stale
 from homing.api.extras import need
-from homing.api.find_models import Chosen, choose_in_run
-from homing.api.local_runs import ENDING_S, hold, is_limit
+from homing.api.lookup.find_models import Chosen, choose_in_run
+from homing.api.lookup.local_runs import ENDING_S, hold, is_limit
 from homing.api.run_changes import as_typed, extending_sets, print_schedule, with_phases
-from homing.api.stale_shards import refuse_stale
 from homing.api.tracking import begin, following
 from homing.api.trainer_log import Write, printing
 from homing.cloud.home import Home

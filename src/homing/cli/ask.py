@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from decimal import Decimal
 
-from homing.api.find_runs import usd
+from homing.api.lookup.find_runs import usd
 from homing.cli import output
 from homing.cli.verbs.offers import HEADERS, row_of
 from homing.cloud.plan.offers import DEAR_USD_PER_HOUR, is_dear

@@ -210,7 +210,7 @@ def _say_interrupted() -> None:
     output.say("\nInterrupted." if sys.stderr.isatty() else "Interrupted.")
     if not _has_ledger() or output.is_quiet():
         return
-    from homing.api.find_runs import still_running
+    from homing.api.lookup.find_runs import still_running
 
     for line in still_running():
         output.say(line)
@@ -250,7 +250,7 @@ def _check_billing(code: int, shown: str) -> int:
     """After any verb, report instances that no provider confirmed as destroyed; this exit code wins over all others."""
     if not _has_ledger():
         return code
-    from homing.api.find_runs import last_word
+    from homing.api.lookup.find_runs import last_word
 
     try:
         error = last_word()

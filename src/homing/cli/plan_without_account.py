@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from decimal import Decimal
 
-from homing.api.find_runs import usd
+from homing.api.lookup.find_runs import usd
 from homing.cli import output
 from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.plan.without_account import Listed

@@ -201,7 +201,7 @@ def _by_option(flags: Iterable[str], key: str, word: str, own: Collection[str], 
 
 def _is_chat(file: str, typed: list[str]) -> bool:
     """Return whether the file holds conversations. A preset starts with text, in any format."""
-    from homing.api.new_run_data import is_open_weights
+    from homing.api.data.new_run_data import is_open_weights
 
     begins_with = typed[typed.index("--from") + 1] if "--from" in typed[:-1] else ""
     return file.endswith((".jsonl", ".json")) and (not begins_with or is_open_weights(begins_with))

@@ -14,7 +14,7 @@ from tests.cli.control_rig import Homing, cli_with
 from tests.cloud.fake_world import KEY, FakeWorld
 from tests.cloud.rig import forget
 
-from homing.api.find_runs import usd
+from homing.api.lookup.find_runs import usd
 from homing.cli.verbs.destroy import _by_thing, _destroy_made, _destroy_named, _show
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import PREEMPTED, LedgerLine, RunRow

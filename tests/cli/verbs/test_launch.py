@@ -14,7 +14,7 @@ import pytest
 from tests.cli.control_rig import Homing, cli_with
 from tests.cloud.rig import marked_now
 
-from homing.api.find_runs import usd
+from homing.api.lookup.find_runs import usd
 from homing.cloud.home import Home
 from homing.config import load_run, mark_smoke
 from homing.doctor.check import Balance

@@ -13,7 +13,7 @@ from tests.cli.control_rig import Homing, cli_with
 from tests.lm.tiny import make_data
 from tests.report.kept_run import RUN_ID, WEIGHTS_SHA256, two_phases, write_run_dir
 
-from homing.api.find_models import find_model
+from homing.api.lookup.find_models import find_model
 from homing.wire import codec, file_names
 from homing.wire.event_lines import Outcome
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cli.control_rig import Homing, clear, cli_with, lay_out, typing
 
-from homing.api.status import next_words
+from homing.api.lookup.status import next_words
 from homing.cli import call
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.reconcile.run_status import Status

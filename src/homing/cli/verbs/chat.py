@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from homing.api.base_weights import find_base
 from homing.api.extras import need
-from homing.api.find_models import find_model
+from homing.api.lookup.base_weights import find_base
+from homing.api.lookup.find_models import find_model
 from homing.cli import output
 from homing.cli.options import Base, Json
 from homing.cli.verbs.generate import Checkpoint, Device, Model, Phase, Seed, Temperature, Tokens, TopK

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from homing.api.extras import need
-from homing.api.local_server import given_token
+from homing.api.pages.local_server import given_token
 from homing.cli import output
 from homing.cli.options import Json
 from homing.config import home as home_path
@@ -33,7 +33,7 @@ def command(
     need("web", verb="dashboard")
     given = given_token(TOKEN)
 
-    from homing.api.dashboard import Board
+    from homing.api.pages.dashboard import Board
     from homing.web.dashboard.dashboard_app import make_app
     from homing.web.loopback_server import Server, hosts_for, listen
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from homing.api.download_text import bring_files
+from homing.api.data.download_text import bring_files
 from homing.api.extras import need
 from homing.cli import output, terminal
 from homing.cli.options import Json, Sets

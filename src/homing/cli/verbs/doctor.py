@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from homing.api.find_runs import open_home
+from homing.api.data.stale_shards import stale_shards
+from homing.api.lookup.find_runs import open_home
 from homing.api.run_changes import as_typed
-from homing.api.stale_shards import stale_shards
 from homing.cli import output
 from homing.cli.options import Json, Sets
 from homing.cloud.home import Home

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing import __version__
-from homing.api.base_weights import find_base
 from homing.api.evaluate import open_sets
 from homing.api.extras import need
-from homing.api.find_models import find_model
+from homing.api.lookup.base_weights import find_base
+from homing.api.lookup.find_models import find_model
 from homing.cli import output
 from homing.cli.options import Base, Json
 from homing.cli.verbs.generate import Checkpoint, Device, Model, Phase

@@ -10,7 +10,7 @@ import typer
 
 from homing.api.export_model import EXPORTS, F16, check_formats, export_model, name_of
 from homing.api.extras import need_for_export
-from homing.api.find_models import find_model
+from homing.api.lookup.find_models import find_model
 from homing.cli import output
 from homing.cli.options import Base, Json
 from homing.cli.verbs.generate import Checkpoint, Model, Phase

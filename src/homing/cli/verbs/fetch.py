@@ -10,8 +10,8 @@ import typer
 
 from homing.api.extras import export_hint
 from homing.api.fetch_model import fetch_model
-from homing.api.find_models import MODELS
-from homing.api.find_runs import find_run, name_here, open_home
+from homing.api.lookup.find_models import MODELS
+from homing.api.lookup.find_runs import find_run, name_here, open_home
 from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.options import Json, RunName

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from homing.api.find_runs import find_run, name_here, open_home
-from homing.api.local_server import any_free, is_free
+from homing.api.lookup.find_runs import find_run, name_here, open_home
+from homing.api.pages.local_server import any_free, is_free
 from homing.cli import output
 from homing.cli.options import Json, RunRequired
 from homing.cloud.contact.ssh_access import Login, find_login

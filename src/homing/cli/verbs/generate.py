@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from homing.api.base_weights import find_base
 from homing.api.extras import need
-from homing.api.find_models import find_model
+from homing.api.lookup.base_weights import find_base
+from homing.api.lookup.find_models import find_model
 from homing.cli import output
 from homing.cli.complete import run_words
 from homing.cli.options import Base, Json

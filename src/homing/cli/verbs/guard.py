@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from homing.api.find_runs import open_home
+from homing.api.lookup.find_runs import open_home
 from homing.cli import output
 from homing.cli.options import Json
 from homing.cloud.contact.home_guard import IDLE_S, is_needed, sign_out

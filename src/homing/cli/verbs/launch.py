@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from homing.api.find_runs import open_home, parse_limit, usd
 from homing.api.launch_run import (
     Asked,
     Started,
@@ -20,6 +19,7 @@ from homing.api.launch_run import (
     say_next,
     start_run,
 )
+from homing.api.lookup.find_runs import open_home, parse_limit, usd
 from homing.api.run_changes import with_phases
 from homing.api.tracking import wanted
 from homing.cli import ask, output

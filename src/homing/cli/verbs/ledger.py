@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homing.api.find_runs import find_run, open_home, usd
+from homing.api.lookup.find_runs import find_run, open_home, usd
 from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.options import All, Json, Last

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from homing.api.find_runs import find_run, name_here, open_home, parse_limit, usd
+from homing.api.lookup.find_runs import find_run, name_here, open_home, parse_limit, usd
 from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.options import Json, RunRequired

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from homing.api.find_runs import find_any, open_home
-from homing.api.local_runs import Trained, log_of
+from homing.api.lookup.find_runs import find_any, open_home
+from homing.api.lookup.local_runs import Trained, log_of
 from homing.cli import output
 from homing.cli.options import Json, RunName
 from homing.cloud.home import Home

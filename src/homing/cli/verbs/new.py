@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from homing.api.new_run import NewRun, list_presets, new_run
-from homing.api.new_run_data import CHATS
+from homing.api.data.new_run import NewRun, list_presets, new_run
+from homing.api.data.new_run_data import CHATS
 from homing.cli import output
 from homing.cli.options import HeldOutPaths, Json, TextPaths
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homing.api.find_runs import open_home, usd
+from homing.api.lookup.find_runs import open_home, usd
 from homing.api.notices import say_problems
 from homing.api.plan_run import rate_age
 from homing.cli import output

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from homing.api.find_runs import meet_host, open_home, parse_limit, usd
+from homing.api.data.stale_shards import refuse_stale
+from homing.api.lookup.find_runs import meet_host, open_home, parse_limit, usd
 from homing.api.notices import say_problems
 from homing.api.plan_run import rate_age, suggested_limit
 from homing.api.run_changes import as_typed, with_phases
-from homing.api.stale_shards import refuse_stale
 from homing.cli import output
 from homing.cli.ask import agrees_to_host
 from homing.cli.options import Json, Phases, RunName, Sets

@@ -1,6 +1,6 @@
 """`homing prep [RUN]`: turn text into a tokenizer and token shards, and report how far the tokens go.
 
-run file or flags -> homing.api.prepare -> report -> steps and epochs -> verify
+run file or flags -> homing.api.data.prepare -> report -> steps and epochs -> verify
 
 Also works without a run file: `homing prep --text a.txt --out data/x --vocab-size 10000`. With one, flags are written
 into the file when the work is done, so that later verbs use the same data; `--set` and `--smoke` change one command
@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from homing.api.prepare import Ordered, order_prep, prepare
+from homing.api.data.prepare import Ordered, order_prep, prepare
 from homing.cli import output
 from homing.cli.options import HeldOutPaths, Json, RunName, Sets, TextPaths
 from homing.cli.prep_report import Meter, print_report

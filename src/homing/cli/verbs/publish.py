@@ -9,7 +9,7 @@ import typer
 
 from homing.api.export_model import EXPORTS, export_model, name_of
 from homing.api.extras import need, need_for_export
-from homing.api.find_models import find_model
+from homing.api.lookup.find_models import find_model
 from homing.cli import output
 from homing.cli.options import Base, Json, Yes
 from homing.cli.verbs.export import Licence

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from homing.api.extras import need
-from homing.api.find_runs import usd
+from homing.api.lookup.find_runs import usd
 from homing.cli import output
 from homing.cli.options import Json, Yes
 from homing.errors import HomingError, RunFailed, UsageError

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homing.api.find_runs import open_home, usd
+from homing.api.lookup.find_runs import open_home, usd
 from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.options import Json, Yes

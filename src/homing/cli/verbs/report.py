@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from homing.api.find_runs import open_home
+from homing.api.lookup.find_runs import open_home
 from homing.api.notices import say_problems
-from homing.api.write_report import check_target, look_up, next_commands, subject_of, write_report
+from homing.api.pages.write_report import check_target, look_up, next_commands, subject_of, write_report
 from homing.cli import output
 from homing.cli.options import Json, RunName
 from homing.cloud.home import Home

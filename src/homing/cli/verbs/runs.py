@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from homing.api.find_runs import open_home
-from homing.api.list_runs import HEADERS, billing_words, forgotten_words, list_runs
+from homing.api.lookup.find_runs import open_home
+from homing.api.lookup.list_runs import HEADERS, billing_words, forgotten_words, list_runs
 from homing.api.notices import say_problems
 from homing.cli import output
 from homing.cli.options import All, Json, Last

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homing.api.base_weights import find_base
 from homing.api.extras import need
-from homing.api.find_models import find_model
-from homing.api.local_server import given_token
+from homing.api.lookup.base_weights import find_base
+from homing.api.lookup.find_models import find_model
+from homing.api.pages.local_server import given_token
 from homing.cli import output
 from homing.cli.options import Base, Json
 from homing.cli.verbs.chat import reported_refusals, say_format

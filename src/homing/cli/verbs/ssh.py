@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from homing.api.find_runs import find_run, open_home
+from homing.api.lookup.find_runs import find_run, open_home
 from homing.cli import output
 from homing.cli.options import Json, RunName
 from homing.cloud.contact.ssh_access import find_login

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from homing.api.find_runs import find_any, find_run, name_here, open_home
-from homing.api.local_runs import Trained, look_again, store_here
+from homing.api.lookup.find_runs import find_any, find_run, name_here, open_home
+from homing.api.lookup.local_runs import Trained, look_again, store_here
+from homing.api.lookup.status import document_here, look_closely, next_words, rows_here
 from homing.api.notices import say_problems
-from homing.api.status import document_here, look_closely, next_words, rows_here
 from homing.cli import output
 from homing.cli.options import Json, RunName
 from homing.cloud.home import Home

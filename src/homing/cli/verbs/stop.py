@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from homing.api import local_runs
-from homing.api.find_runs import find_any, name_here, open_home, usd
-from homing.api.local_runs import Trained
+from homing.api.lookup import local_runs
+from homing.api.lookup.find_runs import find_any, name_here, open_home, usd
+from homing.api.lookup.local_runs import Trained
 from homing.cli import output
 from homing.cli.options import Json, RunRequired
 from homing.cloud.guard.stop_and_limit import STOP_TIMEOUT_S, ask_to_stop, wait_for_stop

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from homing.api.find_runs import open_home
+from homing.api.lookup.find_runs import open_home
 from homing.cli import output
 from homing.cli.options import Json, Yes
 from homing.cli.verb_help import Verb

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from homing.api.find_runs import find_any, open_home
-from homing.api.local_runs import Trained
-from homing.api.local_server import any_free, is_free
+from homing.api.lookup.find_runs import find_any, open_home
+from homing.api.lookup.local_runs import Trained
+from homing.api.pages.local_server import any_free, is_free
 from homing.api.tracking import begin, following
 from homing.cli import output
 from homing.cli.options import Json, RunName

@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Build the model, count its parameters, run one training step, and check memory and data."""
     sets = with_phases(sets, phase)
-    from homing.api.stale_shards import refuse_stale
+    from homing.api.data.stale_shards import refuse_stale
     from homing.config import load_run, newest_run, typed_name
 
     if not no_run:

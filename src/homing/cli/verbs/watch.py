@@ -15,9 +15,9 @@ from typing import Annotated
 import typer
 
 from homing.api.extras import export_hint
-from homing.api.find_models import MODELS
-from homing.api.find_runs import find_any, is_stranger, name_here, open_home, usd
-from homing.api.local_runs import Trained, look_again, watch_here
+from homing.api.lookup.find_models import MODELS
+from homing.api.lookup.find_runs import find_any, is_stranger, name_here, open_home, usd
+from homing.api.lookup.local_runs import Trained, look_again, watch_here
 from homing.api.tracking import begin, following, go_on, wanted
 from homing.cli import output, terminal
 from homing.cli.options import Json, RunName, TrackerName, Trackers, Wandb

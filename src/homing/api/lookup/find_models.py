@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homing.api import notices
-from homing.api.run_selector import pick_run, split_run
+from homing.api.lookup.run_selector import pick_run, split_run
 from homing.cloud.home import Home
 from homing.cloud.ledger.ownership import is_removed
 from homing.config import home, run_files

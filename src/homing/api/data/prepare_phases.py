@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.api import notices
-from homing.api.download_text import addresses, bring_files, part_of, say_if_less
+from homing.api.data.download_text import addresses, bring_files, part_of, say_if_less
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count
 from homing.wire import file_names

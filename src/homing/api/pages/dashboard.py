@@ -18,8 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from homing.api.dashboard_run import Following, plan_of
-from homing.api.list_runs import (
+from homing.api.lookup.list_runs import (
     HEADERS,
     billing_words,
     forgotten_row,
@@ -28,8 +27,9 @@ from homing.api.list_runs import (
     thing_row,
     trained_row,
 )
-from homing.api.local_runs import Trained, trained_here
-from homing.api.mask_secrets import Mask
+from homing.api.lookup.local_runs import Trained, trained_here
+from homing.api.pages.dashboard_run import Following, plan_of
+from homing.api.pages.mask_secrets import Mask
 from homing.cloud.ask_providers import ASK_S
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
-from homing.api.find_runs import usd
-from homing.api.local_runs import Trained, trained_here
+from homing.api.lookup.find_runs import usd
+from homing.api.lookup.local_runs import Trained, trained_here
 from homing.cloud.artifacts.prune import kept_by
 from homing.cloud.contact.home_guard import guard_on_duty
 from homing.cloud.home import Home

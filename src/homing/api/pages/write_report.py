@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from homing.api.find_runs import find_finished, name_here
-from homing.api.local_runs import Trained
+from homing.api.lookup.find_runs import find_finished, name_here
+from homing.api.lookup.local_runs import Trained
 from homing.api.notices import say_problems
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, RunRow

@@ -23,9 +23,9 @@ from decimal import Decimal
 from pathlib import Path
 
 from homing.api import notices
-from homing.api.find_models import finished_here
-from homing.api.local_runs import Trained, trained_here
-from homing.api.run_selector import pick_run, split_run
+from homing.api.lookup.find_models import finished_here
+from homing.api.lookup.local_runs import Trained, trained_here
+from homing.api.lookup.run_selector import pick_run, split_run
 from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, cast
 
-from homing.api.local_runs import Trained, look_again, progress_of, store_here
-from homing.api.mask_secrets import MOST_KEY_LINES, Mask, MaskLines
-from homing.api.status import look_closely, next_words, rows_here
-from homing.api.write_report import subject_of
+from homing.api.lookup.local_runs import Trained, look_again, progress_of, store_here
+from homing.api.lookup.status import look_closely, next_words, rows_here
+from homing.api.pages.mask_secrets import MOST_KEY_LINES, Mask, MaskLines
+from homing.api.pages.write_report import subject_of
 from homing.cloud.ask_providers import ASK_S
 from homing.cloud.contact.heartbeats import Tail
 from homing.cloud.home import Home

@@ -11,8 +11,8 @@ import dataclasses
 import shlex
 from typing import Any
 
-from homing.api.find_runs import usd
-from homing.api.local_runs import Trained, newest_saved, progress_of
+from homing.api.lookup.find_runs import usd
+from homing.api.lookup.local_runs import Trained, newest_saved, progress_of
 from homing.cloud.artifacts.prune import kept_by
 from homing.cloud.contact import action_log
 from homing.cloud.contact.home_guard import out_of_reach

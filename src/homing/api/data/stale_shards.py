@@ -50,7 +50,7 @@ def refuse_stale(loaded: Loaded, typed: str) -> None:
 
 def stale_shards(loaded: Loaded) -> Iterator[tuple[Path, str]]:
     """Yield each data folder that does not match the run file, with the first difference."""
-    from homing.api.prepare_phases import needs_text
+    from homing.api.data.prepare_phases import needs_text
 
     prep = loaded.prep
     # No text means that the run file names shards only by data.dir, or that it is a run's record, which keeps its

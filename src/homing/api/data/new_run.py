@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homing.api.new_run_data import (
+from homing.api.data.new_run_data import (
     check_chats,
     is_open_weights,
     measure_chats,

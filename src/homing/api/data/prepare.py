@@ -22,7 +22,7 @@ from homing.api.run_changes import as_typed
 from homing.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from homing.api.prepare_phases import Gathered, OnProgress
+    from homing.api.data.prepare_phases import Gathered, OnProgress
     from homing.config import Loaded
     from homing.lm.data.prep import PrepOrder
     from homing.wire.shard_manifest import DataManifest, Split
@@ -76,7 +76,7 @@ def order_prep(
 
 def prepare(ordered: Ordered, *, on_progress: OnProgress | None = None, is_verbose: bool = False) -> Prepared:
     """Prepare everything that the run needs. After an interruption the same call continues."""
-    from homing.api.prepare_phases import bring_base, needs_text, prepare_phases, take_tokenizer, write_turns_of
+    from homing.api.data.prepare_phases import bring_base, needs_text, prepare_phases, take_tokenizer, write_turns_of
     from homing.config import typed_name
 
     order, loaded, sets, is_smoke = ordered.order, ordered.loaded, ordered.changes, ordered.is_smoke
@@ -222,8 +222,8 @@ def _check_command(loaded: Loaded, sets: list[str], is_smoke: bool) -> str:
 
 
 def _prepare_run_text(order: PrepOrder, on_progress: OnProgress | None) -> dict[str, Any]:
-    from homing.api.download_text import addresses, bring_files, part_of, say_if_less
-    from homing.api.prepare_phases import gathered
+    from homing.api.data.download_text import addresses, bring_files, part_of, say_if_less
+    from homing.api.data.prepare_phases import gathered
     from homing.lm.data.prep import prepare
 
     named, part = order.text, part_of(order.take_bytes, order.text, order.validation)

@@ -1,0 +1,1 @@
+"""New run files, and text and chats turned into shards."""

@@ -1,0 +1,1 @@
+"""The data behind the dashboard and reports, and what a local web server needs."""
