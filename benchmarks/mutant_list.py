@@ -45,14 +45,14 @@ MUTANTS = [
         "src/homing/cloud/launch/launch.py",
         "        _undo(draft, home, exc, notify, line)\n",
         "",
-        ("tests/cloud/launch/test_launch.py::test_what_a_failed_create_call_made_is_in_the_ledger_by_its_id",),
+        ("tests/cloud/launch/test_launch.py::test_the_instance_id_of_a_failed_create_is_recorded",),
     ),
     Mutant(
         "other-rate-accepted",
         "src/homing/cloud/launch/launch.py",
         "    if instance.rate_usd_per_hour != draft.order.offer.rate_usd_per_hour:\n",
         "    if False:\n",
-        ("tests/cloud/launch/test_launch.py::test_another_rate_than_offered_is_sent_back",),
+        ("tests/cloud/launch/test_launch.py::test_an_instance_at_a_higher_rate_than_offered_is_destroyed",),
     ),
     Mutant(
         "lines-may-be-deleted",
@@ -388,7 +388,7 @@ MUTANTS = [
         "src/homing/cloud/machine_setup/startup.sh",
         '[ "${found%% *}" = "${FETCH[i + 2]}" ] && mv',
         "mv",
-        ("tests/cloud/machine_setup/test_startup_script.py::test_a_file_with_another_hash_is_never_used_and_the_timer_ends_billing",),
+        ("tests/cloud/machine_setup/test_startup_script.py::test_a_download_with_a_wrong_hash_is_not_used_and_the_timer_ends_billing",),
     ),
     Mutant(
         "wheel-imported-unhashed",
@@ -439,7 +439,7 @@ MUTANTS = [
         "            if False:\n",
         (
             "tests/cloud/ledger/test_ledger_file.py"
-            "::test_where_it_cannot_be_written_it_is_read_and_what_is_learned_stays_in_memory",
+            "::test_an_unwritable_ledger_is_read_and_updated_in_memory",
         ),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Machines of the cloud double that bills on its own clock, rented and written down as a launch does both."""
+"""Instances of the simulated cloud, rented and recorded in the ledger like by a launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RATE = total_rate(OFFERS[0])  # of what `rent` rents
 
 
 def rent(home: Home, tmp_path: Path, attempt: int = 1, *, owner: str = "", run: str = RUN) -> Instance:
-    """As a launch does it, without the rest of it."""
+    """Creates an instance like a launch, without its other steps."""
     mark = make_mark(owner or home.owner, run, attempt)
     provider = home.provider("fake")
     if owner:
@@ -30,7 +30,7 @@ def rent(home: Home, tmp_path: Path, attempt: int = 1, *, owner: str = "", run: 
 
 
 def rent_twins(home: Home, world: FakeWorld, tmp_path: Path) -> list[str]:
-    """Two under one mark: the first is hidden when the second is asked for."""
+    """Two instances under one mark: the first is not listed when the second is created."""
     first = rent(home, tmp_path)
     thing = world.cloud._things[first.id]
     thing.hidden_until = world.t + 1
@@ -41,7 +41,7 @@ def rent_twins(home: Home, world: FakeWorld, tmp_path: Path) -> list[str]:
 
 
 def note_twins(home: Home, world: FakeWorld, tmp_path: Path) -> tuple[LedgerLine, str, str]:
-    """Two under one mark, and the line of the second: what a launch writes down that asked again."""
+    """Two instances under one mark and the ledger line of the second, as after a retried create."""
     line = note_rented(home)
     first, second = rent_twins(home, world, tmp_path)
     home.ledger.update(line.mark, instance_id=second)
@@ -49,7 +49,7 @@ def note_twins(home: Home, world: FakeWorld, tmp_path: Path) -> tuple[LedgerLine
 
 
 def note(home: Home, instance_id: str | None = None, attempt: int = 1, **columns: Any) -> LedgerLine:
-    """Its line, at a rate of its own."""
+    """The ledger line of an instance, at a fixed rate."""
     now = home.world.now()
     line = LedgerLine(make_mark(home.owner, RUN, attempt), RUN, "moss", attempt, "fake", "h100", "2.49", "12", now)
     home.ledger.intend(RunRow(RUN, "moss", "running", now, "file:/nowhere", "f" * 64, "12"), line)
@@ -61,7 +61,7 @@ def note(home: Home, instance_id: str | None = None, attempt: int = 1, **columns
 
 
 def note_rented(home: Home, instance_id: str | None = None, attempt: int = 1) -> LedgerLine:
-    """Its line, at the rate of what `rent` rents."""
+    """The ledger line of an instance, at the rate that `rent` pays."""
     line = note(home, instance_id, attempt)
     home.ledger.update(line.mark, rate_usd_per_hour=str(RATE))
     return line_of(home, line.mark)

@@ -21,7 +21,7 @@ OFFERS = [
 
 @dataclass
 class ToyMachines:
-    """Remembers what the cloud did with them. A machine runs until it is ended or a test says that it died."""
+    """Records the calls of the cloud. A machine runs until it is ended or a test removes it."""
 
     running: list[str] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
@@ -79,5 +79,5 @@ class FakeWorld(CloudWorld):
         return {URL_ENV: "https://cloud.test", KEY_ENV: self.key}
 
     def asked(self, method: str, path: str = "") -> int:
-        """How many requests of a kind reached for the cloud."""
+        """The number of requests of this kind to the cloud."""
         return sum(1 for r in self.requests if r.method == method and path in r.url)

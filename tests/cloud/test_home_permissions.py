@@ -24,9 +24,9 @@ def _usual_umask() -> None:
     os.umask(0o022)
 
 
-def test_what_is_written_there_is_private_and_what_is_written_elsewhere_is_not(tmp_path: Path) -> None:
+def test_files_in_the_home_are_private_and_files_elsewhere_are_not(tmp_path: Path) -> None:
     home = Home(tmp_path / "home", World())
-    home.world.mkdir(home.run_dir(NEW) / "diary")
+    home.world.mkdir(home.run_dir(NEW) / "actions")
     home.world.write(home.run_dir(NEW) / "run.json", b"{}")
     home.world.append(home.run_dir(NEW) / "events.jsonl", b"{}")
     home.world.create(home.run_dir(NEW) / "once", b"")

@@ -1,6 +1,6 @@
-"""A home with thousands of receipts, and a run with very many lines of numbers: no look reads all of it line by line.
+"""A home with thousands of receipts and a run with very many metrics: no command reads them all line by line.
 
-CPU time is counted, not time by the clock, so that a busy computer fails nothing."""
+It measures CPU time and not wall time, so that a busy computer does not fail it."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def timed(
 
 @pytest.mark.regression("large-records")
 @pytest.mark.parametrize("verb", [("runs",), ("guard", "--once"), ("ledger",)], ids=lambda verb: verb[0])
-def test_a_look_at_thousands_of_ledger_lines_takes_little_time(
+def test_commands_stay_fast_with_thousands_of_ledger_lines(
     verb: tuple[str, ...], timed: Timed, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FakeCloudServer() as server:
         for name, value in server.env.items():
             monkeypatch.setenv(name, value)
         open_ = fill_ledger(homing_home, 2_000, 20, server, tmp_path / "store")
-        timed("runs")  # loads what all of them need, and brings the ledger up to date
+        timed("runs")  # imports the shared modules and migrates the ledger
         said, cpu_s = timed(*verb)
     assert said.code == 0, said.err
     assert cpu_s < _MOST_S
     if verb[0] != "guard":
-        assert all(run_id in said.out for run_id in open_), "nothing that bills is ever left out"
+        assert all(run_id in said.out for run_id in open_), "every open run is listed"
 
 
 @pytest.mark.regression("large-records")
 @pytest.mark.parametrize("verb", ["status", "watch", "report"])
-def test_a_look_at_very_many_lines_of_numbers_takes_little_time(verb: str, timed: Timed, homing_home: Path) -> None:
+def test_commands_stay_fast_with_very_many_metrics(verb: str, timed: Timed, homing_home: Path) -> None:
     fill_metrics(homing_home, 100_000)
-    timed("runs")  # loads what all of them need
+    timed("runs")  # imports the shared modules
     said, cpu_s = timed(verb, HERE)
     assert said.code == 0, said.err
     assert cpu_s < _MOST_S

@@ -1,4 +1,4 @@
-"""From one offer to the next: what a person says in between, or while the one before is undone, stands."""
+"""From one offer to the next: a stop, destroy or new limit in between applies to the next offer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def in_another_terminal(home: Home, says: Says) -> None:
 
 
 def refuse_first(home: Home, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """The first offer is sold out when it is asked for, and `meanwhile` happens just before that is said."""
+    """Makes the first create call fail as sold out, after calling `meanwhile`."""
     provider = home.provider("local")
     real = provider.create
 
@@ -51,7 +51,7 @@ def go(
     between: Callable[[], object] = lambda: None,
     notify: Callable[[str], None] = lambda text: None,
 ) -> tuple[Draft, Launched]:
-    """With one more offer, to which the person agrees after `between`."""
+    """Launches with one more offer, which the person accepts after `between`."""
     other = SimpleNamespace(offer=dataclasses.replace(ready.order.offer, region="elsewhere"), timing=ready.timing,
                             cost_usd=Decimal(1))  # fmt: skip
 
@@ -74,7 +74,7 @@ def is_nothing_rented(home: Home) -> bool:
     return marked_now(home) == [] and all(line.destroyed_at is not None for line in home.ledger.lines())
 
 
-def test_the_next_offer_is_taken_where_nobody_says_otherwise_and_leaves_no_lock(
+def test_the_next_offer_is_tried_and_leaves_no_lock(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_first(home, monkeypatch)
@@ -85,7 +85,7 @@ def test_the_next_offer_is_taken_where_nobody_says_otherwise_and_leaves_no_lock(
 
 
 @pytest.mark.parametrize("says", [destroys, stops])
-def test_what_is_ended_between_two_offers_is_not_launched_on_the_next(
+def test_a_run_ended_between_two_offers_is_not_launched_on_the_next(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
 ) -> None:
     refuse_first(home, monkeypatch)
@@ -95,7 +95,7 @@ def test_what_is_ended_between_two_offers_is_not_launched_on_the_next(
     assert is_nothing_rented(home)
 
 
-def test_a_stop_while_the_first_offer_is_asked_for_is_not_taken_back_by_the_next(
+def test_a_stop_during_the_first_create_prevents_the_next_offer(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_first(home, monkeypatch, meanwhile=lambda: in_another_terminal(home, stops))
@@ -104,7 +104,7 @@ def test_a_stop_while_the_first_offer_is_asked_for_is_not_taken_back_by_the_next
     assert is_nothing_rented(home)
 
 
-def test_a_run_that_is_destroyed_while_its_first_offer_is_undone_stays_destroyed(
+def test_a_run_destroyed_while_its_first_offer_is_undone_stays_destroyed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready, provider = make_draft(home, tmp_path), home.provider("local")
@@ -121,7 +121,7 @@ def test_a_run_that_is_destroyed_while_its_first_offer_is_undone_stays_destroyed
     monkeypatch.setattr(provider, "hand_over", never_comes)
     monkeypatch.setattr(provider, "destroy", destroy)
     with pytest.raises(EndedElsewhere, match="not launched"):
-        go(home, ready, between=lambda: pytest.fail("nobody is asked about the next offer"))
+        go(home, ready, between=lambda: pytest.fail("the next offer was proposed"))
     assert (home.ledger.find("moss").state, home.ledger.find("moss").reason) == ("stopped", "destroyed manually")
     assert is_nothing_rented(home)
 
@@ -133,12 +133,12 @@ def sets_limit(usd: str, time_s: float | None = None) -> Says:
             other, propose(other, run, Decimal(usd), time_s), confirm_s=0.0 if run.is_live else 60
         )
         assert not is_confirmed
-        assert other.world.monotonic() - began < 30, "where nothing of it lives, nobody is waited for"
+        assert other.world.monotonic() - began < 30, "without a live instance it does not wait for a confirmation"
 
     return says
 
 
-def test_a_limit_that_is_lowered_while_the_first_offer_is_asked_for_holds_on_the_next(
+def test_a_limit_lowered_during_the_first_create_applies_to_the_next_offer(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lowers = sets_limit("0.50", 7200.0)
@@ -150,7 +150,7 @@ def test_a_limit_that_is_lowered_while_the_first_offer_is_asked_for_holds_on_the
     assert (done.heartbeat.spend_limit_usd, done.heartbeat.time_limit_s) == ("0.50", 7200.0)
 
 
-def test_a_limit_that_is_changed_while_the_question_stands_holds_on_the_next_and_is_asked_about_again(
+def test_a_limit_changed_during_the_question_applies_and_is_confirmed_again(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages: list[str] = []
@@ -165,7 +165,7 @@ def test_a_limit_that_is_changed_while_the_question_stands_holds_on_the_next_and
     assert "Its limits have changed: $0.50, time 2h00m" in messages
 
 
-def test_an_offer_that_no_longer_fits_a_limit_lowered_while_the_question_stands_is_not_taken(
+def test_an_offer_above_a_limit_lowered_during_the_question_is_not_taken(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages: list[str] = []

@@ -1,4 +1,4 @@
-"""What a bare machine is given before it can train."""
+"""What a bare instance receives before it can train."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def boot_of(run: Run, place: Place) -> Boot:
     )  # fmt: skip
 
 
-def test_a_machine_that_has_everything_is_given_nothing(run: Run) -> None:
+def test_a_complete_machine_gets_no_bootstrap(run: Run) -> None:
     boot = boot_of(run, HERE)
     assert make_bootstrap_spec(boot, HERE, run, CPU, World(), is_stand_in=False) == (boot, {})
 
@@ -57,7 +57,7 @@ def test_the_wheel_travels_with_its_hash_and_comes_first_on_the_path(run: Run) -
     )
 
 
-def test_a_machine_without_the_environment_is_given_the_lock_and_starts_with_its_own_python(run: Run) -> None:
+def test_a_machine_without_the_environment_gets_the_lock_file(run: Run) -> None:
     boot, files = make_bootstrap_spec(boot_of(run, BARE), BARE, run, CPU, World(), is_stand_in=False)
     messages = boot.bootstrap
     assert messages is not None
@@ -72,19 +72,19 @@ def test_a_machine_without_the_environment_is_given_the_lock_and_starts_with_its
     assert boot.trainer_argv[0] == "/w/env/bin/python"
 
 
-def test_a_bare_machine_is_told_the_cuda_of_our_torch_and_a_rented_one_may_be_added_to(run: Run) -> None:
+def test_the_spec_names_the_cuda_version_and_allows_installs_on_rented_machines(run: Run) -> None:
     rented = dataclasses.replace(H100, provider="shadeform")
     messages = make_bootstrap_spec(boot_of(run, BARE), BARE, run, rented, World(), is_stand_in=False)[0].bootstrap
     assert messages is not None
     assert (messages.cuda, messages.may_add) == (code_bundle.TORCH_CUDA, True)
 
 
-def test_a_card_is_checked_by_every_name_of_it_and_probed_against_its_own_figures(run: Run) -> None:
+def test_a_gpu_is_checked_by_all_its_names_and_probed_against_its_own_figures(run: Run) -> None:
     boot, _ = make_bootstrap_spec(boot_of(run, READY), READY, run, H100, World(), is_stand_in=False)
     messages = boot.bootstrap
     assert messages is not None
     assert "h10080gbhbm3" in messages.gpu_names
-    assert (messages.num_gpus, messages.may_add) == (2, False), "a host of one's own is left as it is"
+    assert (messages.num_gpus, messages.may_add) == (2, False), "nothing is installed on the user's own host"
     assert messages.probe_argv[:3] == ["/venv/python", "-m", "homing.lm.probe"]
     assert 100 < messages.probe_floor["matmul_tflops"] < 500
     stand_in, _ = make_bootstrap_spec(boot_of(run, READY), READY, run, H100, World(), is_stand_in=True)

@@ -51,7 +51,7 @@ def test_a_large_file_is_read_once_also_by_later_commands(home: Home, tmp_path: 
     assert read == ["large", "small", "small"]
 
 
-def test_one_that_was_written_to_or_put_in_its_place_is_read_again(home: Home, tmp_path: Path, read: list[str]) -> None:
+def test_a_changed_or_replaced_file_is_hashed_again(home: Home, tmp_path: Path, read: list[str]) -> None:
     path = tmp_path / "large"
     put(path, LARGE)
     Hashes(home).sha256(str(path))
@@ -67,7 +67,7 @@ def test_one_that_was_written_to_or_put_in_its_place_is_read_again(home: Home, t
     assert read == ["large"] * 4
 
 
-def test_one_that_was_written_to_in_place_with_its_old_time_put_back_is_read_again(
+def test_a_file_changed_in_place_with_its_old_mtime_is_hashed_again(
     home: Home, tmp_path: Path, read: list[str]
 ) -> None:
     path = tmp_path / "large"
@@ -81,7 +81,7 @@ def test_one_that_was_written_to_in_place_with_its_old_time_put_back_is_read_aga
     assert read == ["large", "large"]
 
 
-def test_one_that_was_just_written_is_not_trusted(home: Home, tmp_path: Path, read: list[str]) -> None:
+def test_the_hash_of_a_just_written_file_is_not_cached(home: Home, tmp_path: Path, read: list[str]) -> None:
     put(tmp_path / "fresh", LARGE, age_s=0.0)
     for _ in range(2):
         Hashes(home).sha256(str(tmp_path / "fresh"))
@@ -89,7 +89,7 @@ def test_one_that_was_just_written_is_not_trusted(home: Home, tmp_path: Path, re
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"files": {"large": 3}}', '{"files": []}'])
-def test_a_memory_that_cannot_be_read_is_begun_anew(home: Home, tmp_path: Path, read: list[str], text: str) -> None:
+def test_an_unreadable_hash_cache_is_replaced(home: Home, tmp_path: Path, read: list[str], text: str) -> None:
     (home.path / "cache").mkdir(parents=True)
     (home.path / "cache/hashes.json").write_text(text)
     digest = put(tmp_path / "large", LARGE)

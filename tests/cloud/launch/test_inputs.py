@@ -1,4 +1,4 @@
-"""What travels with a run beside its own text, and where it lies on the instance."""
+"""The files sent with a run besides its run file, and their paths on the instance."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(path: Path, data: bytes) -> str:
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Run:
-    """sft on conversations from weights that lie elsewhere, then rl with a file and a reward of its own; on a base."""
+    """sft on conversations from local weights, then rl with its own file and reward, on a base model."""
     run = make_run(tmp_path)
     folder = tmp_path / "sft"
     files = {name: write(folder / name, name.encode()) for name in ("train-00000.bin", "train-00000.idx")}
@@ -56,17 +56,19 @@ def chain(tmp_path: Path) -> Run:
     return dataclasses.replace(run, phases=phases, base=Base("hf:moss/moss@1", str(tmp_path / "base")))
 
 
-def test_data_weights_and_files_are_all_named_by_their_hash(chain: Run) -> None:
+def test_data_weights_and_files_are_listed_with_their_hash(chain: Run) -> None:
     found = {item.path: item.sha256 for item in travelling(chain, World())}
     assert found["sft/train-00000.mask"] == sha256(b"\1" * 15)
     assert found["start-sft/model.safetensors"] == sha256(b"start model.safetensors")
     assert found["base/tokenizer.json"] == sha256(b"base tokenizer.json")
     assert found["rl/0-reward.py"] == sha256(b"def reward(): ...")
-    assert not any("optimizer" in path or "state" in path or "notes" in path for path in found), "what loading reads"
+    assert not any("optimizer" in path or "state" in path or "notes" in path for path in found), (
+        "only files that loading reads"
+    )
 
 
 @pytest.mark.acceptance(35, 42)
-def test_everything_missing_is_named_at_once_and_before_renting(chain: Run, tmp_path: Path) -> None:
+def test_all_missing_inputs_are_reported_together_before_renting(chain: Run, tmp_path: Path) -> None:
     (tmp_path / "sft/train-00000.bin").unlink()
     (tmp_path / "q.jsonl").unlink()
     (tmp_path / "base").rename(tmp_path / "elsewhere")
@@ -77,7 +79,7 @@ def test_everything_missing_is_named_at_once_and_before_renting(chain: Run, tmp_
 
 
 @pytest.mark.acceptance(77)
-def test_on_the_instance_all_of_it_lies_where_its_run_json_says(chain: Run, tmp_path: Path) -> None:
+def test_inputs_are_stored_on_the_instance_where_run_json_expects_them(chain: Run, tmp_path: Path) -> None:
     run = dataclasses.replace(chain, id="moss-1", inputs=travelling(chain, World()))
     store = FileStore(str(tmp_path / "store"), World())
     inputs = prepare_inputs(run, run.data.dir, store, World())
@@ -94,9 +96,7 @@ def test_on_the_instance_all_of_it_lies_where_its_run_json_says(chain: Run, tmp_
     assert json.loads(text)["phases"][0]["init_from"] == "../data/start-sft"
 
 
-def test_the_weights_of_an_adapter_to_start_from_travel_too_and_those_of_the_base_only_once(
-    chain: Run, tmp_path: Path
-) -> None:
+def test_weights_to_start_from_are_sent_and_those_of_the_base_only_once(chain: Run, tmp_path: Path) -> None:
     first, *rest = chain.phases
     assert chain.base is not None
     on_base = dataclasses.replace(chain, phases=[dataclasses.replace(first, init_base=chain.base.dir), *rest])
@@ -110,7 +110,7 @@ def test_the_weights_of_an_adapter_to_start_from_travel_too_and_those_of_the_bas
 
 
 @pytest.mark.acceptance(77)
-def test_another_home_sends_them_again_from_the_store(chain: Run, tmp_path: Path) -> None:
+def test_inputs_in_the_store_can_be_reused_without_the_local_files(chain: Run, tmp_path: Path) -> None:
     run = dataclasses.replace(chain, id="moss-1", inputs=travelling(chain, World()))
     store = FileStore(str(tmp_path / "store"), World())
     first = prepare_inputs(run, run.data.dir, store, World())

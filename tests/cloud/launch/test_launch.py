@@ -63,7 +63,7 @@ def test_a_run_trains_ends_its_own_billing_and_leaves_a_receipt(home: Home, tmp_
 
 @pytest.mark.acceptance(28, 73, 149)
 @pytest.mark.slow
-def test_the_run_directory_at_home_and_the_record_in_the_store_tell_of_it(home: Home, tmp_path: Path) -> None:
+def test_a_launch_writes_the_run_directory_at_home_and_the_record_in_the_store(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path), home)
     folder = home.run_dir(done.run.id)
     assert (folder / "run.yaml").read_text() == "name: moss\n"
@@ -87,7 +87,7 @@ def test_a_limit_below_the_minimum_is_refused_and_says_how_much_is_enough(home: 
     assert "--spend-limit" in caught.value.fix
 
 
-def test_what_earlier_attempts_can_have_cost_at_the_most_is_told_as_such(
+def test_an_upper_bound_of_earlier_attempts_is_shown_as_at_most(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path)
@@ -112,14 +112,14 @@ def test_a_rate_over_the_limit_is_refused(home: Home, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_name_that_is_live_is_refused_and_nothing_is_written_over(home: Home, tmp_path: Path) -> None:
+def test_a_launch_under_a_live_name_is_refused(home: Home, tmp_path: Path) -> None:
     first = launch(make_draft(home, tmp_path, steps=10_000), home)
     with pytest.raises(UsageError, match="already live"):
         make_draft(home, tmp_path)
     assert [run.id for run in home.ledger.runs()] == [first.run.id]
 
 
-def test_of_two_launches_of_one_name_at_once_the_ledger_lets_one_through(home: Home, tmp_path: Path) -> None:
+def test_the_ledger_accepts_one_of_two_concurrent_launches_of_a_name(home: Home, tmp_path: Path) -> None:
     first, second = make_draft(home, tmp_path, steps=10_000), make_draft(home, tmp_path)
     launch(first, home)
     with pytest.raises(UsageError, match="already live"):
@@ -127,7 +127,7 @@ def test_of_two_launches_of_one_name_at_once_the_ledger_lets_one_through(home: H
     assert len(home.ledger.lines()) == 1
 
 
-def test_a_launch_that_the_ledger_refuses_does_not_look_like_one_at_work(home: Home, tmp_path: Path) -> None:
+def test_a_launch_refused_by_the_ledger_holds_no_lock(home: Home, tmp_path: Path) -> None:
     first, second = make_draft(home, tmp_path), make_draft(home, tmp_path)
     launch(first, home)
     with pytest.raises(UsageError):
@@ -135,7 +135,7 @@ def test_a_launch_that_the_ledger_refuses_does_not_look_like_one_at_work(home: H
     assert not home.world.is_locked(home.launch_lock(second.mark))
 
 
-def test_what_a_failed_create_call_made_is_in_the_ledger_by_its_id(
+def test_the_instance_id_of_a_failed_create_is_recorded(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready, provider = make_draft(home, tmp_path), home.provider("local")
@@ -161,9 +161,7 @@ def test_a_dry_run_touches_nothing(home: Home, tmp_path: Path, homing_home: Path
     assert home.ledger.lines() == []
 
 
-def test_on_this_computer_launch_says_which_guards_are_armed_and_that_nothing_is_rented(
-    home: Home, tmp_path: Path
-) -> None:
+def test_a_local_launch_lists_its_guards_and_says_that_nothing_is_rented(home: Home, tmp_path: Path) -> None:
     rented, agent, dead_man, off = guards(make_draft(home, tmp_path), home)
     assert rented.startswith("Nothing is rented")
     assert "$0.36/h is a made-up rate" in rented
@@ -177,11 +175,11 @@ def test_on_this_computer_launch_says_which_guards_are_armed_and_that_nothing_is
 
 
 @pytest.mark.slow
-def test_with_one_guard_alive_it_undoes_itself_unless_that_is_said_to_be_enough(
+def test_a_launch_with_one_live_guard_is_undone_unless_allowed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("homing.cloud.launch.launch.GUARDS_S", 0.5)
-    # A machine on which no second process comes to life.
+    # An instance on which no second guard process starts.
     monkeypatch.setattr("homing.cloud.launch.launch.count_alive", lambda *_: 1)
     with pytest.raises(StartTimeout, match="Only one guard is alive"):
         launch(make_draft(home, tmp_path, steps=100_000), home)
@@ -192,7 +190,7 @@ def test_with_one_guard_alive_it_undoes_itself_unless_that_is_said_to_be_enough(
 
 
 @pytest.mark.slow
-def test_the_first_heartbeat_tells_of_two_guards_on_the_instance(home: Home, tmp_path: Path) -> None:
+def test_the_first_heartbeat_reports_two_guards_on_the_instance(home: Home, tmp_path: Path) -> None:
     ready = make_draft(home, tmp_path, steps=100_000)
     done = launch(ready, home)
     assert done.heartbeat.has_dead_man
@@ -209,7 +207,7 @@ def test_the_worst_case_is_the_nearer_of_both_limits(home: Home, tmp_path: Path)
 
 @pytest.mark.acceptance(70, 113, 134)
 @pytest.mark.slow
-def test_an_agent_that_dies_at_once_is_undone_with_its_last_words(
+def test_a_launch_whose_agent_dies_at_once_is_undone_and_shows_its_output(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = make_draft(home, tmp_path)
@@ -233,7 +231,7 @@ def test_an_agent_that_dies_at_once_is_undone_with_its_last_words(
 
 
 @pytest.mark.slow
-def test_one_look_that_sees_no_process_is_not_its_death(
+def test_a_single_check_without_a_process_does_not_abort_a_launch(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider, quiet = home.provider("local"), [True, False, True]
@@ -278,7 +276,9 @@ def test_a_launch_that_cannot_push_its_inputs_never_creates(home: Home, tmp_path
     assert home.provider("local").list_owned() == []
 
 
-def test_another_rate_than_offered_is_sent_back(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_at_a_higher_rate_than_offered_is_destroyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready = make_draft(home, tmp_path)
     provider = home.provider("local")
     create = provider.create
@@ -289,7 +289,7 @@ def test_another_rate_than_offered_is_sent_back(home: Home, tmp_path: Path, monk
     assert marked_now(home) == []
 
 
-def test_when_undoing_fails_too_it_is_the_loudest_error(
+def test_a_launch_that_cannot_be_undone_raises_still_billing(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = make_draft(home, tmp_path)
@@ -302,7 +302,7 @@ def test_when_undoing_fails_too_it_is_the_loudest_error(
         raise StartTimeout("sent no heartbeat")
 
     monkeypatch.setattr(provider, "destroy", refuse)
-    monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # it stands for a rented machine
+    monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # local stands in for a paid provider
     monkeypatch.setattr("homing.cloud.launch.launch._first_heartbeat", raise_)
     monkeypatch.setattr("homing.cloud.launch.launch.destroy_lines", lambda home, lines: destroy_fast(home, lines))
     with pytest.raises(StillBilling) as caught:
@@ -317,7 +317,7 @@ def test_when_undoing_fails_too_it_is_the_loudest_error(
     assert home.ledger.unconfirmed() == []
 
 
-def test_a_ledger_that_cannot_be_asked_keeps_no_launch_from_undoing_itself(
+def test_a_failed_launch_is_undone_although_the_ledger_cannot_be_read(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def time_out(*args: object) -> None:
@@ -363,7 +363,7 @@ def test_a_failed_run_is_resumed_from_its_checkpoint_with_what_it_spent_before(h
     refresh(home)
     metrics = [json.loads(line) for line in (store / "metrics.jsonl").read_text().splitlines()]
     steps = [metric["step"] for metric in metrics]
-    # Nothing of the first attempt's history was lost, and the second went on where it had stopped.
+    # The history of the first attempt is complete, and the second resumed where it stopped.
     assert steps == list(range(1, len(steps) + 1))
     begun = [text for text in (store / "logs/trainer.log").read_text().splitlines() if "begins" in text]
     assert begun[0] == "trainer begins at step 1"
@@ -420,7 +420,7 @@ def test_a_launch_with_a_closed_terminal_still_undoes_itself(home: Home, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_ledger_that_cannot_be_written_does_not_keep_a_machine_running(
+def test_an_instance_is_destroyed_although_the_ledger_cannot_be_written(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch(make_draft(home, tmp_path, steps=100_000), home)
@@ -439,7 +439,7 @@ def test_a_ledger_that_cannot_be_written_does_not_keep_a_machine_running(
 
 
 @pytest.mark.slow
-def test_a_store_that_is_gone_is_not_made_anew_by_looking_or_writing_down(home: Home, tmp_path: Path) -> None:
+def test_writing_a_record_does_not_recreate_a_missing_store(home: Home, tmp_path: Path) -> None:
     row = launch(make_draft(home, tmp_path, steps=3), home).run
     list(watch(home, row, every_s=1))
     (tmp_path / "store").rename(tmp_path / "away")
@@ -450,7 +450,7 @@ def test_a_store_that_is_gone_is_not_made_anew_by_looking_or_writing_down(home: 
 
 @pytest.mark.acceptance(34)
 @pytest.mark.slow
-def test_what_travels_is_told_with_its_size_and_hash(home: Home, tmp_path: Path) -> None:
+def test_a_launch_reports_the_size_and_hash_of_its_inputs(home: Home, tmp_path: Path) -> None:
     said: list[str] = []
     ready = make_draft(home, tmp_path)
     launch(ready, home, notify=said.append)
@@ -461,7 +461,7 @@ def test_what_travels_is_told_with_its_size_and_hash(home: Home, tmp_path: Path)
 
 
 class _Flickering(FileStore):
-    """Fails its next so many reads of heartbeats."""
+    """Fails the next `left` reads of heartbeats."""
 
     left = 0
 
@@ -473,7 +473,7 @@ class _Flickering(FileStore):
 
 
 @pytest.mark.slow
-def test_a_store_that_fails_for_a_moment_after_the_first_heartbeat_ends_no_healthy_machine(
+def test_a_brief_store_failure_after_the_first_heartbeat_does_not_undo_a_launch(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = launching._first_heartbeat
@@ -495,7 +495,7 @@ def test_a_store_that_fails_for_a_moment_after_the_first_heartbeat_ends_no_healt
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("failures", "is_well"), [(2, True), (10_000, False)])
-def test_an_age_that_cannot_be_told_is_tried_again_and_never_left_untold(
+def test_sending_the_instance_age_is_retried_and_its_failure_undoes_the_launch(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, is_well: bool
 ) -> None:
     tries: list[int] = []
@@ -520,7 +520,7 @@ def test_an_age_that_cannot_be_told_is_tried_again_and_never_left_untold(
     assert marked_now(home) == []
 
 
-def test_what_is_in_the_store_is_told_with_every_data_that_a_run_has(tmp_path: Path) -> None:
+def test_the_description_of_the_inputs_names_the_data_of_every_phase(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     whole = run.data.manifest_sha256
     assert describe_inputs(run, [10, 20]).endswith(f"2 files, 30 B; data {whole[:12]}")

@@ -1,4 +1,4 @@
-"""A machine that cannot end its own billing: the limit it is given, the guards that count, and who ends it."""
+"""An instance that cannot end its own billing: its time limit, the guards that count, and what destroys it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from homing.wire.run_json import Limits
 
 @pytest.fixture
 def helpless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`local` as a cloud whose machines hold no key: what should end them only says so. It has a guard of its own."""
+    """`local` as a cloud whose instances have no API key to end themselves, with a guard of its own."""
     cannot = {**Local.cannot, "end_itself": "It cannot end itself."}
     cannot.pop("native_spend_limit", None)
     monkeypatch.setattr(Local, "cannot", cannot)
@@ -47,7 +47,7 @@ def planned(home: Home, tmp_path: Path, limits: Limits | None = None, limit: str
     return draft(LaunchOrder(run, "", is_prepared=True, offer=offer, spend_limit_usd=Decimal(limit)), home)
 
 
-def test_it_gets_as_much_time_as_the_plan_may_take_and_the_worst_case_counts_by_it(
+def test_it_gets_a_time_limit_from_the_plan_which_bounds_the_worst_case(
     home: Home, tmp_path: Path, helpless: None
 ) -> None:
     made = planned(home, tmp_path)
@@ -59,18 +59,18 @@ def test_it_gets_as_much_time_as_the_plan_may_take_and_the_worst_case_counts_by_
     assert "If it finishes while this computer is off, it keeps billing until" in said
 
 
-def test_a_nearer_limit_or_one_that_a_person_named_stays(home: Home, tmp_path: Path, helpless: None) -> None:
+def test_a_nearer_or_user_defined_limit_is_kept(home: Home, tmp_path: Path, helpless: None) -> None:
     assert planned(home, tmp_path, Limits(time_s=5000.0)).run.limits.time_s == 5000.0
     enough_s = planned(home, tmp_path).run.limits.time_s
     little = str(round(Decimal(str(enough_s)) * Decimal("0.36") / 3600 * Decimal("0.9"), 4))
-    assert planned(home, tmp_path, limit=little).run.limits.time_s == 0.0, "the spend limit comes first"
+    assert planned(home, tmp_path, limit=little).run.limits.time_s == 0.0, "the spend limit is reached first"
 
 
-def test_one_that_can_end_itself_gets_none(home: Home, tmp_path: Path) -> None:
+def test_an_instance_that_can_end_itself_gets_no_time_limit(home: Home, tmp_path: Path) -> None:
     assert planned(home, tmp_path).run.limits.time_s == 0.0
 
 
-def test_what_was_derived_for_one_machine_is_not_taken_to_the_next(home: Home, tmp_path: Path, helpless: None) -> None:
+def test_a_derived_time_limit_is_not_reused_for_the_next_attempt(home: Home, tmp_path: Path, helpless: None) -> None:
     made = planned(home, tmp_path)
     assert without_time(made.run).limits.time_s == 0.0
     assert "limits.time_s" not in without_time(made.run).origin
@@ -78,7 +78,7 @@ def test_what_was_derived_for_one_machine_is_not_taken_to_the_next(home: Home, t
     assert without_time(named) == named
 
 
-def test_its_own_two_do_not_count_and_one_guard_alone_is_refused_before_anything_is_rented(
+def test_a_launch_with_only_the_providers_guard_is_refused_before_renting(
     home: Home, tmp_path: Path, helpless: None
 ) -> None:
     made = planned(home, tmp_path)
@@ -94,18 +94,20 @@ def test_its_own_two_do_not_count_and_one_guard_alone_is_refused_before_anything
 
 
 @pytest.mark.slow
-def test_done_it_waits_for_whoever_looks_and_a_named_time_survives(home: Home, tmp_path: Path, helpless: None) -> None:
+def test_the_guard_destroys_the_finished_instance_and_a_set_time_limit_is_kept(
+    home: Home, tmp_path: Path, helpless: None
+) -> None:
     sign_in(home, 60, reached=["local"])
     done = launch(make_draft(home, tmp_path, steps=40, step_s=0.05), home)
     assert count_alive(planned_of(home, tmp_path), home, done.heartbeat) == 2
     row = home.ledger.find("moss")
     change_limit(home, propose(home, row, None, 7000.0), confirm_s=30.0)
     assert without_time(relaunch.load_documents(home, row).run).limits.time_s == 7000.0, (
-        "what a person named is no guess"
+        "a limit set by a person is kept"
     )
     store, beat = home.store_of(row), run_key(row.id, file_names.HEARTBEAT)
     assert wait_until(lambda: b'"ended"' in store.read(beat), timeout_s=120, every_s=0.2, world=home.world)
-    assert marked_now(home), "its machine is still there"
+    assert marked_now(home), "its instance still exists"
     made = guard_pass(home)
     assert any("still billing" in said for said in made.done), made
     assert marked_now(home) == []
@@ -113,7 +115,7 @@ def test_done_it_waits_for_whoever_looks_and_a_named_time_survives(home: Home, t
 
 
 @pytest.mark.slow
-def test_stop_ends_it_too_once_it_has_said_goodbye(home: Home, tmp_path: Path, helpless: None) -> None:
+def test_stop_destroys_it_after_its_last_heartbeat(home: Home, tmp_path: Path, helpless: None) -> None:
     sign_in(home, 60, reached=["local"])
     done = launch(make_draft(home, tmp_path, steps=1_000_000), home)
     ask_to_stop(home, done.run)

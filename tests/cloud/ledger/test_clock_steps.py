@@ -52,7 +52,7 @@ def age_s(home: Home, mark: str) -> float:
 
 
 @pytest.mark.parametrize("step_s", [5 * HOUR, -5 * HOUR, 86400.0])
-def test_open_lines_move_with_a_clock_that_is_set_and_once_only(home: Home, clock: Clock, step_s: float) -> None:
+def test_open_lines_are_shifted_once_when_the_clock_is_set(home: Home, clock: Clock, step_s: float) -> None:
     clock.t += HOUR
     clock.set_s = step_s
     (said,) = follow_clock(home)
@@ -63,8 +63,10 @@ def test_open_lines_move_with_a_clock_that_is_set_and_once_only(home: Home, cloc
 
 
 @pytest.mark.parametrize("step_s", [5 * HOUR, -5 * HOUR])
-def test_so_does_the_time_at_which_its_end_was_requested(home: Home, clock: Clock, step_s: float) -> None:
-    """An instance whose create call was never answered may appear for a while after that time."""
+def test_the_time_of_a_destroy_request_is_shifted_when_the_clock_is_set(
+    home: Home, clock: Clock, step_s: float
+) -> None:
+    """After an unanswered create call, the grace period counts from this time."""
     home.ledger.ask_destroy("old", clock.now())
     clock.t += 60
     clock.set_s = step_s
@@ -74,7 +76,7 @@ def test_so_does_the_time_at_which_its_end_was_requested(home: Home, clock: Cloc
     assert clock.now() - asked_at == 60
 
 
-def test_a_line_that_was_made_after_the_clock_was_set_forward_does_not_move(home: Home, clock: Clock) -> None:
+def test_a_line_made_after_the_clock_was_set_is_not_shifted(home: Home, clock: Clock) -> None:
     clock.set_s = 5 * HOUR
     open_line(home, "new")
     follow_clock(home)
@@ -82,7 +84,7 @@ def test_a_line_that_was_made_after_the_clock_was_set_forward_does_not_move(home
     assert age_s(home, "old") == 0
 
 
-def test_after_a_start_of_the_computer_and_for_seconds_nothing_moves(home: Home, clock: Clock) -> None:
+def test_a_reboot_or_a_small_drift_shifts_nothing(home: Home, clock: Clock) -> None:
     clock.set_s = MOST_DRIFT_S
     assert follow_clock(home) == []
     clock.set_s, clock.booted = 5 * HOUR, "second"

@@ -1,4 +1,4 @@
-"""One owner per run, whoever asks at the same time and from wherever."""
+"""Each run has one owner, also with concurrent requests from several machines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_first_taker_owns_it_and_the_next_number_supersedes(store: FileStore
         ownership.check(store, first)
 
 
-def test_the_loser_hears_who_took_it_when_from_where_and_what_to_do(store: FileStore) -> None:
+def test_a_refused_lease_names_its_owner_host_time_and_the_adopt_command(store: FileStore) -> None:
     take(store, owner="bbbbbb", host="attic")
     with pytest.raises(NotOwner) as caught:
         take(store, mark="m-9")
@@ -64,7 +64,7 @@ def test_an_adoption_that_names_the_running_instance_supersedes_nothing(store: F
     found = fence.superseded_by()
     assert found is not None
     assert found.mark == "m-2"
-    assert fence.superseded_by() == found  # and it stays so
+    assert fence.superseded_by() == found  # and it does not change
 
 
 def test_an_unreadable_store_supersedes_no_owner(store: FileStore, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_an_unreadable_store_supersedes_no_owner(store: FileStore, tmp_path: Pat
             look()
 
 
-def test_a_damaged_lease_is_damage_and_not_a_free_place(store: FileStore) -> None:
+def test_a_damaged_lease_does_not_count_as_free(store: FileStore) -> None:
     store.put_bytes(lease_key(RUN, 1), b"{")
     with pytest.raises(IntegrityError):
         ownership.newest(store, RUN)
@@ -107,7 +107,7 @@ def test_a_lost_answer_is_distinguished_from_a_lost_race(store: FileStore) -> No
     assert ownership.newest(store, RUN) is not None
 
 
-def test_a_list_that_is_late_does_not_hide_a_newer_lease(store: FileStore) -> None:
+def test_a_stale_list_does_not_hide_a_newer_lease(store: FileStore) -> None:
     class Late(FileStore):
         def list(self, prefix: str) -> list[Entry]:
             return super().list(prefix)[:1]
@@ -119,8 +119,8 @@ def test_a_list_that_is_late_does_not_hide_a_newer_lease(store: FileStore) -> No
     assert found.number == 3
 
 
-def test_of_many_threads_exactly_one_gets_each_number(store: FileStore) -> None:
-    """Two callers of one home and one mark as well: only the nonce tells them apart."""
+def test_exactly_one_of_many_threads_gets_each_lease_number(store: FileStore) -> None:
+    """Callers with the same home and mark differ only by the nonce."""
     for after in range(20):
         owners: list[Lease] = []
         refused: list[NotOwner] = []
@@ -152,7 +152,7 @@ def _race(root: str, owner: str, rounds: int, won: multiprocessing.Queue[tuple[i
     won.put((0, owner))
 
 
-def test_of_several_processes_exactly_one_gets_each_number(store: FileStore) -> None:
+def test_exactly_one_of_several_processes_gets_each_lease_number(store: FileStore) -> None:
     context = multiprocessing.get_context("fork")
     won: multiprocessing.Queue[tuple[int, str]] = context.Queue()
     owners = ["aaaaaa", "bbbbbb", "cccccc"]

@@ -1,4 +1,4 @@
-"""Every instance ever asked for, from the intent to the receipt."""
+"""Every instance ever requested, from the intent to the receipt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def line(run: RunRow, attempt: int = 1) -> LedgerLine:
 
 
 @pytest.mark.acceptance("X20")
-def test_the_intent_is_there_before_anything_else(ledger: Ledger) -> None:
+def test_the_intent_is_recorded_before_the_create_call(ledger: Ledger) -> None:
     ledger.intend(row(), line(row()))
     (found,) = ledger.lines()
     assert (found.state, found.billing, found.instance_id, found.created_at) == ("requested", "maybe", None, None)
@@ -54,7 +54,7 @@ def test_one_live_run_per_name(ledger: Ledger) -> None:
     assert ledger.find("moss").id == "moss-2"
 
 
-def test_of_many_racing_launches_of_one_name_one_wins(ledger: Ledger) -> None:
+def test_only_one_of_many_concurrent_launches_of_a_name_succeeds(ledger: Ledger) -> None:
     won: list[int] = []
 
     def race(number: int) -> None:
@@ -84,14 +84,14 @@ def test_an_ended_run_continues_with_another_attempt(ledger: Ledger) -> None:
     assert [each.attempt for each in ledger.lines("moss-1")] == [1, 2]
 
 
-def test_the_attempts_of_a_run_stand_in_their_order_also_where_the_clock_was_set_back(ledger: Ledger) -> None:
+def test_attempts_are_listed_in_order_even_after_a_clock_step_back(ledger: Ledger) -> None:
     ledger.intend(row(), line(row()))
     ledger.set_run("moss-1", state="failed")
     ledger.intend(row(), dataclasses.replace(line(row(), attempt=2), intent_at=400.0))
     assert [each.attempt for each in ledger.lines("moss-1")] == [1, 2]
 
 
-def test_the_first_wish_for_an_end_counts_and_an_earlier_one_by_a_clock_that_was_set_back(ledger: Ledger) -> None:
+def test_the_earliest_destroy_request_time_is_kept(ledger: Ledger) -> None:
     ledger.intend(row(), line(row()))
     mark = line(row()).mark
     assert ledger.destroy_asked_at(mark) is None
@@ -103,7 +103,7 @@ def test_the_first_wish_for_an_end_counts_and_an_earlier_one_by_a_clock_that_was
     assert ledger.destroy_asked_at(mark) == 500.0
 
 
-def test_create_is_refused_once_the_end_was_asked_for(ledger: Ledger) -> None:
+def test_create_is_refused_after_a_destroy_request(ledger: Ledger) -> None:
     ledger.intend(row(), line(row()))
     mark = line(row()).mark
     ledger.update(mark, destroy_asked_at=5.0)
@@ -132,7 +132,7 @@ def test_rows_cannot_be_deleted(ledger: Ledger) -> None:
     connection.close()
 
 
-def test_a_destroy_that_nobody_confirmed_is_remembered(ledger: Ledger) -> None:
+def test_an_unconfirmed_destroy_is_remembered(ledger: Ledger) -> None:
     ledger.intend(row(), line(row()))
     mark = line(row()).mark
     assert ledger.unconfirmed() == []
@@ -170,14 +170,14 @@ def damage(ledger: Ledger) -> None:
 
 
 def again(ledger: Ledger) -> tuple[Ledger, list[str]]:
-    """As the next process opens it, and what it says."""
+    """The ledger as the next process opens it, and its messages."""
     said: list[str] = []
     opened = Ledger(ledger._path, World())
     opened.file.notify = said.append
     return opened, said
 
 
-def test_a_damaged_ledger_without_a_backup_is_kept_aside_and_says_how_to_go_on_without_it(ledger: Ledger) -> None:
+def test_a_damaged_ledger_without_a_backup_is_moved_away_with_advice(ledger: Ledger) -> None:
     ledger.runs()
     damage(ledger)
     later, messages = again(ledger)
@@ -189,14 +189,14 @@ def test_a_damaged_ledger_without_a_backup_is_kept_aside_and_says_how_to_go_on_w
     assert temporary.read_bytes().startswith(b"no database at all")
 
 
-def test_an_attempt_that_is_in_the_ledger_already_is_not_begun_again(ledger: Ledger) -> None:
+def test_an_attempt_already_in_the_ledger_is_refused(ledger: Ledger) -> None:
     ledger.intend(row(), line(row()))
     ledger.set_run("moss-1", state="failed")
     with pytest.raises(UsageError, match="Another process launched"):
         ledger.intend(row(), line(row()))
 
 
-def test_a_run_whose_limit_was_changed_since_it_was_judged_is_not_launched_under_the_old_one(ledger: Ledger) -> None:
+def test_a_relaunch_is_refused_if_the_limit_changed_since_the_caller_read_it(ledger: Ledger) -> None:
     ledger.intend(row(), line(row()))
     ledger.set_run("moss-1", state="failed", reason="lost: no heartbeat")
     judged = ledger.find("moss")
@@ -230,12 +230,12 @@ def test_many_processes_may_open_a_new_ledger_at_once(tmp_path: Path) -> None:
     assert [client.communicate(timeout=60)[1] for client in clients] == [""] * 6
 
 
-def test_a_line_that_is_not_there_has_no_account(ledger: Ledger) -> None:
+def test_an_unknown_line_has_no_account(ledger: Ledger) -> None:
     assert ledger.account("homing-abc123-never-1") is None
 
 
-def test_a_ledger_is_read_where_the_disk_has_no_room_even_for_what_its_readers_share(ledger: Ledger) -> None:
-    # Without it nobody at home would find what bills: no guard, no destroy. A limit on the size of files stands for
+def test_the_ledger_is_readable_although_the_disk_has_no_room_for_shared_memory(ledger: Ledger) -> None:
+    # Without a readable ledger neither guard nor destroy finds what bills. A file size limit simulates
     # the full disk: SQLite cannot make the 32 KB that processes share in WAL mode.
     ledger.intend(row(), line(row()))
     code = (
@@ -249,7 +249,7 @@ def test_a_ledger_is_read_where_the_disk_has_no_room_even_for_what_its_readers_s
     assert ledger.lines() == [line(row())]
 
 
-def test_a_row_with_words_that_are_no_text_any_more_is_told_as_damaged(ledger: Ledger) -> None:
+def test_a_row_with_invalid_text_is_reported_as_damaged(ledger: Ledger) -> None:
     ledger.intend(row(), line(row()))
     Database(ledger._path).execute(("UPDATE lines SET provider = CAST(x'ff' AS TEXT)", ()))
     (found,) = ledger.lines()
@@ -258,10 +258,8 @@ def test_a_row_with_words_that_are_no_text_any_more_is_told_as_damaged(ledger: L
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_a_homing_that_was_stopped_in_the_midst_of_a_write_keeps_nobody_from_reading(
-    ledger: Ledger, is_new: bool
-) -> None:
-    # Ctrl-Z in another terminal: it holds the database until it goes on, and a guard must find what bills all the same.
+def test_a_process_suspended_during_a_write_does_not_block_readers(ledger: Ledger, is_new: bool) -> None:
+    # Ctrl-Z in another terminal: that process holds the database until it continues; a guard must still read it.
     ledger.intend(row(), line(row()))
     reader = Ledger(ledger._path, World()) if is_new else ledger
     with contextlib.closing(sqlite3.connect(ledger._path, isolation_level=None)) as stopped:
@@ -270,7 +268,7 @@ def test_a_homing_that_was_stopped_in_the_midst_of_a_write_keeps_nobody_from_rea
         before = time.monotonic()
         assert [found.note for found in reader.lines()] == [""]
         assert reader.find("moss").state == "launching"
-        assert time.monotonic() - before < 20, "it was not waited for"
+        assert time.monotonic() - before < 20, "the reader did not wait for the writer"
 
 
 def test_a_ledger_that_lacks_a_table_gets_it(ledger: Ledger) -> None:
@@ -283,7 +281,7 @@ def test_a_ledger_that_lacks_a_table_gets_it(ledger: Ledger) -> None:
     assert again.bills() == {"m": Decimal(1)}
 
 
-def test_the_open_lines_are_found_by_their_index_and_not_among_all_receipts(ledger: Ledger, tmp_path: Path) -> None:
+def test_open_lines_are_read_through_their_index(ledger: Ledger, tmp_path: Path) -> None:
     asked: list[str] = []
     execute = ledger.file.execute
 
@@ -301,7 +299,7 @@ def test_the_open_lines_are_found_by_their_index_and_not_among_all_receipts(ledg
     assert all("USING INDEX lines_open" in plan for plan in plans), plans
 
 
-def test_a_line_whose_end_is_no_time_is_among_the_open_ones(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_line_with_an_invalid_end_time_counts_as_open(ledger: Ledger, tmp_path: Path) -> None:
     for number, end in enumerate((None, "tomorrow", b"\xff", 1e300, 2000.0)):
         run = row(f"moss{number}")
         ledger.intend(run, line(run))

@@ -1,4 +1,4 @@
-"""The ledger's file, lost, damaged, read-only or on a full disk: what was written is still read."""
+"""The ledger's file lost, damaged, read-only or on a full disk: its content is still readable."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_a_lost_ledger_is_restored_from_its_backup_and_says_so(ledger: Ledger) -
     later, said = again(ledger)
     assert later.lines() == before
     assert "was missing. It was restored from its backup of" in said[0]
-    assert again(ledger)[0].lines() == before, "it is back for good"
+    assert again(ledger)[0].lines() == before, "the restored file stays"
     assert len(said) == 1
 
 
-def test_the_process_that_has_it_open_finds_it_again_too(ledger: Ledger) -> None:
-    # A guard lives for days; who removes the ledger meanwhile must not disarm it.
+def test_a_process_with_the_ledger_open_restores_it_after_its_removal(ledger: Ledger) -> None:
+    # A guard runs for days; removing the ledger meanwhile must not disarm it.
     before = ledger.lines()
     for path in ledger._path.parent.glob("ledger.sqlite*"):
         path.unlink()
@@ -65,7 +65,7 @@ def test_an_emptied_ledger_is_restored_and_its_backup_stays(ledger: Ledger) -> N
 
 
 class Removing(World):
-    """Somebody removes the ledger just before its `at`-th statement from now."""
+    """Removes the ledger just before the `at`-th statement from now."""
 
     at = 0
 
@@ -78,7 +78,7 @@ class Removing(World):
 
 
 @pytest.mark.parametrize("at", range(1, 8))
-def test_one_that_is_removed_between_two_statements_is_restored(ledger: Ledger, at: int) -> None:
+def test_a_ledger_removed_between_two_statements_is_restored(ledger: Ledger, at: int) -> None:
     before, world = ledger.lines(), Removing()
     guard = Ledger(ledger._path, world)
     guard.lines()
@@ -92,7 +92,7 @@ def test_one_that_is_removed_between_two_statements_is_restored(ledger: Ledger, 
 
 
 @pytest.mark.parametrize("at", range(1, 4))
-def test_without_a_backup_a_new_one_is_made(ledger: Ledger, at: int) -> None:
+def test_a_removed_ledger_without_a_backup_is_created_empty(ledger: Ledger, at: int) -> None:
     world = Removing()
     guard = Ledger(ledger._path, world)
     guard.lines()
@@ -105,7 +105,7 @@ def test_without_a_backup_a_new_one_is_made(ledger: Ledger, at: int) -> None:
     assert again(ledger)[0].lines() == [line(row())]
 
 
-def test_a_write_after_a_backup_could_not_be_put_back_does_not_make_an_empty_ledger(
+def test_a_write_after_a_failed_restore_does_not_create_an_empty_ledger(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = ledger.lines()
@@ -121,7 +121,7 @@ def test_a_write_after_a_backup_could_not_be_put_back_does_not_make_an_empty_led
     assert again(ledger)[0].lines() == before
 
 
-def test_a_log_without_its_ledger_is_not_played_into_the_restored_one(ledger: Ledger) -> None:
+def test_a_leftover_wal_is_not_applied_to_the_restored_ledger(ledger: Ledger) -> None:
     before = ledger.lines()
     held = sqlite3.connect(ledger._path)  # keeps the log from being removed with the last connection
     held.execute("SELECT * FROM lines").fetchall()
@@ -131,7 +131,7 @@ def test_a_log_without_its_ledger_is_not_played_into_the_restored_one(ledger: Le
     assert [each.instance_id for each in again(ledger)[0].lines()] == [each.instance_id for each in before]
 
 
-def test_a_damaged_ledger_is_kept_aside_and_the_backup_takes_its_place(ledger: Ledger) -> None:
+def test_a_damaged_ledger_is_moved_away_and_restored_from_its_backup(ledger: Ledger) -> None:
     before = ledger.lines()
     damage(ledger)
     later, said = again(ledger)
@@ -141,7 +141,7 @@ def test_a_damaged_ledger_is_kept_aside_and_the_backup_takes_its_place(ledger: L
     assert len(list(ledger._path.parent.glob("ledger-damaged-*"))) == 1
 
 
-def test_pages_that_were_overwritten_are_found_before_rows_are_missed(ledger: Ledger) -> None:
+def test_overwritten_pages_are_detected_and_the_ledger_is_restored(ledger: Ledger) -> None:
     before = ledger.lines()
     data = bytearray(ledger._path.read_bytes())
     for page in range(1, len(data) // 4096):
@@ -152,7 +152,7 @@ def test_pages_that_were_overwritten_are_found_before_rows_are_missed(ledger: Le
     assert "was damaged" in said[0]
 
 
-def test_a_backup_that_is_damaged_too_leaves_an_empty_ledger_and_says_so(ledger: Ledger) -> None:
+def test_a_damaged_backup_leaves_an_empty_ledger_with_a_message(ledger: Ledger) -> None:
     ledger.file.backup.write_bytes(b"no database either" * 300)
     damage(ledger)
     later, said = again(ledger)
@@ -160,7 +160,7 @@ def test_a_backup_that_is_damaged_too_leaves_an_empty_ledger_and_says_so(ledger:
     assert "There is no backup" in said[0]
 
 
-def test_the_backup_is_written_when_what_exists_changes_and_not_for_every_look(ledger: Ledger) -> None:
+def test_the_backup_is_written_only_after_significant_changes(ledger: Ledger) -> None:
     stamp = World().stamp(ledger.file.backup)
     ledger.update(MARK, spend_usd="0.25", note="running", billing="yes", instance_id="i-1")
     ledger.set_run("moss-1", state="launching")
@@ -170,7 +170,7 @@ def test_the_backup_is_written_when_what_exists_changes_and_not_for_every_look(l
     assert oct(World().mode(ledger.file.backup)) == "0o600"
 
 
-def test_who_finds_the_same_again_writes_nothing(ledger: Ledger) -> None:
+def test_an_update_without_a_change_writes_nothing(ledger: Ledger) -> None:
     wal = ledger._path.with_name("ledger.sqlite-wal")
     held = sqlite3.connect(ledger._path)
     held.execute("SELECT * FROM lines").fetchall()
@@ -183,7 +183,7 @@ def test_who_finds_the_same_again_writes_nothing(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("broken", [fill, make_read_only])
-def test_where_it_cannot_be_written_it_is_read_and_what_is_learned_stays_in_memory(
+def test_an_unwritable_ledger_is_read_and_updated_in_memory(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, broken: object
 ) -> None:
     before = ledger.lines()
@@ -203,12 +203,14 @@ def test_where_it_cannot_be_written_it_is_read_and_what_is_learned_stays_in_memo
     with pytest.raises(IntegrityError):
         later.intend(other, line(other))
     monkeypatch.undo()
-    assert ledger.lines() == before, "nothing of it was written"
+    assert ledger.lines() == before, "nothing was written"
     later.update(MARK, note="the disk has room again")
     assert [(each.state, each.note) for each in later.lines()] == [("running", "the disk has room again")]
 
 
-def test_a_look_begins_with_the_file_and_not_with_an_old_copy(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_again_reads_the_file_instead_of_the_copy_in_memory(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         fill(patch, ledger._path.parent)
         later, _ = again(ledger)
@@ -221,19 +223,19 @@ def test_a_look_begins_with_the_file_and_not_with_an_old_copy(ledger: Ledger, mo
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """One that every account of this computer can reach: the tests' own cannot be."""
+    """A folder that every user of this computer can read, unlike pytest's own."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
-def test_a_home_that_belongs_to_somebody_else_is_read_by_a_process_that_may_not_write_it(
+def test_a_process_without_write_permission_can_read_the_ledger(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = open_folder / "home" / "ledger.sqlite"
     mine = Ledger(path, World())
     mine.intend(row(), line(row()))
-    held = sqlite3.connect(path)  # so that the log is there, and has what the file has not
+    held = sqlite3.connect(path)  # keeps a WAL with content that the main file lacks
     held.execute("SELECT * FROM lines").fetchall()
     mine.update(MARK, note="only in the log")
     for each in [path.parent, *path.parent.rglob("*")]:

@@ -33,7 +33,7 @@ def test_the_larger_of_the_providers_figure_and_ours_counts() -> None:
     assert meter.line_spend(dataclasses.replace(LINE, spend_usd="5.00"), 1110.0) == Decimal("5.00")
 
 
-def test_a_clock_that_went_back_costs_nothing_less_than_nothing() -> None:
+def test_a_clock_set_back_never_makes_the_cost_negative() -> None:
     assert meter.line_spend(LINE, 0.0) == 0
 
 
@@ -43,7 +43,7 @@ def test_all_attempts_count() -> None:
 
 
 @given(st.decimals(0, 10_000, places=6))
-def test_what_is_shown_is_never_less_than_what_is_paid(amount: Decimal) -> None:
+def test_the_displayed_amount_is_never_below_the_cost(amount: Decimal) -> None:
     shown = Decimal(meter.show_usd(amount).removeprefix("$").replace(",", ""))
     assert shown >= amount
     assert shown - amount < Decimal("0.01" if amount > Decimal("0.9999") else "0.0001")
@@ -57,7 +57,7 @@ def test_a_meter_does_not_jump_when_it_passes_a_cent() -> None:
     assert {after - before for before, after in itertools.pairwise(read)} == {tick}
 
 
-def test_a_limit_to_type_is_whole_cents_and_enough() -> None:
+def test_a_suggested_limit_is_rounded_up_to_whole_cents() -> None:
     assert [meter.as_limit(Decimal(each)) for each in ("0.0712", "0.0042", "1234.5")] == ["0.08", "0.01", "1234.50"]
 
 

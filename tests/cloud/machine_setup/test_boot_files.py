@@ -28,7 +28,7 @@ from homing.wire.shard_manifest import DataManifest, Shard, Split
 from homing.world import World
 
 MAX_LINES = 1700
-# Ends a machine as a provider does: everything on it, the dead-man too, which would otherwise try again for ever.
+# Ends a machine like a provider: also the dead-man, which would otherwise retry for ever.
 FELL = """
 import glob, os, signal, sys
 open(sys.argv[1], "w").close()
@@ -135,7 +135,7 @@ def test_all_of_the_agents_package_ships(tmp_path: Path) -> None:
     assert {f"homing/instance/agent/{path.name}" for path in root.glob("agent/*.py")} <= shipped
 
 
-def test_the_zip_holds_no_line_beyond_them(tmp_path: Path) -> None:
+def test_the_zip_holds_only_agent_wire_and_world(tmp_path: Path) -> None:
     build_agent_zip(tmp_path / "a.zip", World())
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:
         names_in_zip = archive.namelist()
@@ -167,7 +167,7 @@ def test_the_zip_starts_bare_and_runs_to_the_end_of_billing(python: str, run: Ru
 
 
 @pytest.mark.parametrize("python", interpreters())
-def test_a_wrong_boot_file_is_told_in_a_sentence(python: str, tmp_path: Path) -> None:
+def test_an_invalid_boot_file_is_reported_without_a_traceback(python: str, tmp_path: Path) -> None:
     build_agent_zip(tmp_path / "agent.zip", World())
     (tmp_path / file_names.BOOT).write_text('{"schema": "homing.run/1"}')
     for path in (tmp_path / file_names.BOOT, tmp_path / "absent"):
@@ -194,18 +194,18 @@ def test_inputs_go_to_the_store_by_hash_and_arrive_where_training_looks(
 
 
 @pytest.mark.acceptance(26, 38)
-def test_what_is_in_the_store_already_is_not_pushed_again(run: Run, data_dir: Path, store: FileStore) -> None:
+def test_inputs_already_in_the_store_are_not_pushed_again(run: Run, data_dir: Path, store: FileStore) -> None:
     first = prepare_inputs(run, data_dir, store, World())
     stamps = {item.key: (Path(store.root) / item.key).stat().st_mtime_ns for item in first}
     assert prepare_inputs(run, data_dir, store, World()) == first
     assert {item.key: (Path(store.root) / item.key).stat().st_mtime_ns for item in first} == stamps
     changed = prepare_inputs(run, data_dir, store, World(), run_file_text="name: amber\n# changed\n")
     (sent,) = {item.key for item in changed} - set(stamps)
-    assert store.read(sent) == b"name: amber\n# changed\n", "of what changed only that"
+    assert store.read(sent) == b"name: amber\n# changed\n", "only the changed file"
     assert {key: (Path(store.root) / key).stat().st_mtime_ns for key in stamps} == stamps
 
 
-def test_a_shard_that_is_not_its_manifests_is_never_pushed(run: Run, data_dir: Path, store: FileStore) -> None:
+def test_a_shard_that_differs_from_its_manifest_is_not_pushed(run: Run, data_dir: Path, store: FileStore) -> None:
     (data_dir / "train-00000.bin").write_bytes(b"flipped")
     with pytest.raises(IntegrityError, match="not the file that its manifest describes"):
         prepare_inputs(run, data_dir, store, World())
@@ -227,7 +227,7 @@ def test_missing_or_changed_data_is_refused_with_the_verb_to_run(run: Run, data_
         prepare_inputs(run, data_dir, store, World())
 
 
-def test_boot_tells_the_agent_the_runs_limits_and_how_to_start(run: Run, tmp_path: Path) -> None:
+def test_boot_json_holds_the_limits_and_the_start_commands(run: Run, tmp_path: Path) -> None:
     boot = codec.loads(type(make(run, tmp_path)), codec.dumps(make(run, tmp_path)))
     assert boot.trainer_argv == [sys.executable, "-m", "homing.lm.train", str(tmp_path / "run")]
     assert boot.sync_argv == [sys.executable, "-m", "homing.store.sync", "--boot", str(tmp_path / "boot.json")]

@@ -1,4 +1,4 @@
-"""The exact tree as a wheel, and the versions it stands on."""
+"""The exact source tree as a wheel, and the versions it depends on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PLANTED = (
 
 
 @pytest.mark.regression("wheel-contents")
-def test_what_else_lies_in_the_package_folder_stays_at_home() -> None:
+def test_other_files_in_the_package_folder_are_not_sent() -> None:
     class Planted(World):
         def walk(self, path):  # type: ignore[no-untyped-def]
             return sorted([*super().walk(path), *PLANTED])
@@ -66,7 +66,7 @@ def test_what_else_lies_in_the_package_folder_stays_at_home() -> None:
 
 
 def test_every_data_file_of_the_repository_is_sent_and_every_name_on_the_list_is_there() -> None:
-    """Whoever adds one names it in DATA_FILES; without that an instance would lack it."""
+    """A new data file must be added to DATA_FILES, or instances would lack it."""
     package = Path(homing.__file__).parent
     tracked = subprocess.run(["git", "-C", package, "ls-files", "."], capture_output=True, text=True, check=False)
     if tracked.returncode or not tracked.stdout:
@@ -166,11 +166,11 @@ def test_a_tree_with_changes_is_refused_only_when_asked_for() -> None:
     code_bundle.check_committed(Git(""))
 
 
-def test_an_installed_package_inside_somebodys_repository_has_no_commit() -> None:
+def test_a_package_installed_inside_another_repository_has_no_commit() -> None:
     assert code_bundle.tree_state(Git(" M other.py\n", is_known=False)) == ("", [])
 
 
-def test_what_setuptools_keeps_for_itself_does_not_travel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_packages_vendored_by_setuptools_are_not_in_the_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     vendored = tmp_path / "setuptools/_vendor"
     (vendored / "tomli-2.4.0.dist-info").mkdir(parents=True)
     (vendored / "tomli-2.4.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tomli\nVersion: 2.4.0\n")

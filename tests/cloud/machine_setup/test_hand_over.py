@@ -1,4 +1,4 @@
-"""What a hand-over makes of ssh's answers, on a clock that is a number. Real connections are in test_startup.py."""
+"""How a hand-over handles the answers of ssh, on a simulated clock. For real connections see test_startup_script.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DENIED = Completed(255, "", "root@10.0.0.1: Permission denied (publickey).")
 
 
 class Answering(World):
-    """ssh answers these, one after the other, the last one for ever; each takes a second."""
+    """ssh gives these answers in turn and repeats the last one; each takes a second."""
 
     def __init__(self, *answers: Completed) -> None:
         self.answers, self.t, self.sent = list(answers), 0.0, []  # type: ignore[var-annotated]
@@ -52,7 +52,7 @@ def give(world: World, folder: Path, timeout_s: float = 60.0) -> None:
     hand_over(connection, request, world=world, timeout_s=timeout_s)
 
 
-def test_while_a_machine_boots_every_refusal_means_not_yet(tmp_path: Path) -> None:
+def test_refusals_are_retried_while_a_machine_boots(tmp_path: Path) -> None:
     world = Answering(REFUSED, CHANGED, DENIED, Completed(124, "", "timed out"), said("early", "x"), said("done"))
     give(world, tmp_path)
     assert len(world.sent) == 6
@@ -64,7 +64,7 @@ def test_while_a_machine_boots_every_refusal_means_not_yet(tmp_path: Path) -> No
     [(REFUSED, "Connection refused"), (CHANGED, "host key differs"), (DENIED, "Permission denied"),
      (said("early", "its startup script is not ready"), "not ready")],
 )  # fmt: skip
-def test_at_the_deadline_the_last_refusal_is_told(tmp_path: Path, last: Completed, word: str) -> None:
+def test_the_last_refusal_is_reported_at_the_deadline(tmp_path: Path, last: Completed, word: str) -> None:
     world = Answering(last)
     with pytest.raises(StartTimeout) as caught:
         give(world, tmp_path, timeout_s=30.0)
@@ -73,7 +73,7 @@ def test_at_the_deadline_the_last_refusal_is_told(tmp_path: Path, last: Complete
     assert caught.value.fix == "Try again: homing launch moss"
 
 
-def test_a_last_try_that_was_cut_short_hides_no_reason(tmp_path: Path) -> None:
+def test_a_timed_out_last_attempt_does_not_hide_the_reason(tmp_path: Path) -> None:
     with pytest.raises(StartTimeout) as caught:
         give(Answering(DENIED, Completed(124, "", "timed out after 0.1 s")), tmp_path, timeout_s=5.0)
     assert "Permission denied" in caught.value.why
@@ -88,7 +88,7 @@ def test_a_last_try_that_was_cut_short_hides_no_reason(tmp_path: Path) -> None:
         (said("failed", "OSError: no space left"), CreateFailed, "homing launch moss"),
     ],
 )
-def test_what_no_waiting_mends_is_told_at_once(
+def test_a_permanent_failure_is_reported_at_once(
     tmp_path: Path, answer: Completed, kind: type[HomingError], word: str
 ) -> None:
     world = Answering(answer)
@@ -98,7 +98,7 @@ def test_what_no_waiting_mends_is_told_at_once(
     assert word in caught.value.fix
 
 
-def test_the_order_carries_files_boot_and_secrets_and_only_stdin_does(tmp_path: Path) -> None:
+def test_files_boot_and_secrets_are_sent_through_stdin(tmp_path: Path) -> None:
     world = Answering(said("done"))
     give(world, tmp_path)
     (order,) = world.sent

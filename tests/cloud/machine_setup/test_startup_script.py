@@ -1,4 +1,4 @@
-"""The startup script, run for real: who ends billing when nobody comes, and what a hand-over leaves behind."""
+"""The startup script, run for real: what ends billing without a hand-over, and what a hand-over leaves behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.machine
 MARK = "homing-a1b2c3-moss-1"
 SECRETS = {"HF_TOKEN": "hf_canary-'with quotes' $HOME and\nlines", "AWS_SECRET_ACCESS_KEY": "canary/second+"}
 LONG_S = 600.0
-# In the agent's place: it tells what it was given, and may hold the dead-man's lock as that one would.
+# Stands in for the agent: it records what it received, and can hold the dead-man's lock.
 AGENT = """
 import fcntl, json, os, sys, time
 work = os.path.dirname(sys.argv[1])
@@ -51,7 +51,7 @@ with open(os.path.join(work, "seen.tmp"), "w") as file:
 os.rename(os.path.join(work, "seen.tmp"), os.path.join(work, "seen.json"))
 print("the stand-in agent lives", flush=True)
 import signal
-signal.signal(signal.SIGTERM, lambda *_: (print("the agent was told to stop", flush=True), sys.exit(75)))
+signal.signal(signal.SIGTERM, lambda *_: (print("the agent received SIGTERM", flush=True), sys.exit(75)))
 while True:
     time.sleep(0.1)
 """
@@ -188,12 +188,12 @@ def test_secrets_are_in_the_agents_environment_and_nowhere_else(rig: Rig) -> Non
     assert "canary" not in rig.script()
 
 
-def test_until_the_agent_takes_them_secrets_lie_in_memory_for_their_owner_only(rig: Rig) -> None:
+def test_secrets_wait_for_the_agent_in_memory_readable_by_their_owner_only(rig: Rig) -> None:
     machine = rig.machine()
     machine.wait_for("waiting for the hand-over")
     for pid, (line, _) in machine.processes().items():
         if "startup.sh" in line:
-            os.kill(pid, 19)  # SIGSTOP: nobody takes them
+            os.kill(pid, 19)  # SIGSTOP: the script does not pass them on
     rig.hand_over(machine)
     path = machine.memory / "secrets"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -227,7 +227,7 @@ def test_a_repeated_hand_over_changes_nothing(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_with_another_host_key_is_told_nothing(rig: Rig) -> None:
+def test_nothing_is_sent_to_a_machine_with_another_host_key(rig: Rig) -> None:
     machine = rig.machine()
     machine.wait_for("waiting for the hand-over")
     other = known_hosts_line(host_key(rig.folder / "home", "homing-other", rig.world), "127.0.0.1", machine.port)
@@ -240,7 +240,7 @@ def test_a_machine_with_another_host_key_is_told_nothing(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_that_never_answers_is_given_up_at_the_deadline(rig: Rig) -> None:
+def test_a_hand_over_without_an_answer_fails_at_the_deadline(rig: Rig) -> None:
     machine = rig.machine()
     connection = rig.connection(machine)
     machine.kill()
@@ -252,7 +252,7 @@ def test_a_machine_that_never_answers_is_given_up_at_the_deadline(rig: Rig) -> N
     assert caught.value.fix == "Try again: homing launch moss"
 
 
-def test_a_machine_that_has_ended_takes_nothing(rig: Rig) -> None:
+def test_a_machine_that_has_ended_rejects_the_files(rig: Rig) -> None:
     machine = rig.machine()
     machine.wait_for("waiting for the hand-over")
     (machine.root / "ended").touch()
@@ -265,14 +265,14 @@ def test_a_machine_that_has_ended_takes_nothing(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_hand_over_the_timer_ends_billing_and_goes_on_trying(rig: Rig) -> None:
+def test_without_a_hand_over_the_timer_ends_billing_and_keeps_retrying(rig: Rig) -> None:
     machine = rig.machine(end_within_s=1.0)
     wait(rig.ended.exists, "the end of billing")
     machine.wait_for("the end of billing was accepted")
     wait(lambda: rig.ended.read_text().count("end") >= 2, "a second try: it is still there")
 
 
-def test_a_machine_that_cannot_even_write_its_disk_is_ended(rig: Rig) -> None:
+def test_a_machine_that_cannot_write_its_disk_ends_billing(rig: Rig) -> None:
     (rig.folder / "machine-0").mkdir()
     (rig.folder / "machine-0/opt").write_text("a file where the folder should be")
     machine = rig.machine(end_within_s=1.0)
@@ -281,14 +281,14 @@ def test_a_machine_that_cannot_even_write_its_disk_is_ended(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_an_end_that_fails_says_that_it_bills_and_is_tried_again(rig: Rig) -> None:
+def test_a_failed_end_of_billing_is_logged_and_retried(rig: Rig) -> None:
     command = f"[ -e {rig.ended} ] && exit 0; touch {rig.ended}; echo no network; exit 7"
     machine = rig.machine(end_within_s=1.0, end_command=command)
     machine.wait_for("STILL BILLING: what ends it failed with 7. no network")
     machine.wait_for("the end of billing was accepted")
 
 
-def test_what_ends_billing_may_use_the_machines_own_environment(rig: Rig) -> None:
+def test_the_end_command_can_use_the_machines_environment(rig: Rig) -> None:
     machine = rig.machine(end_within_s=1.0, end_command=f'echo "$POD_ID" > {rig.ended}', env={"POD_ID": "pod-7"})
     wait(lambda: rig.ended.exists() and rig.ended.read_text(), "the end of billing")
     assert rig.ended.read_text() == "pod-7\n"
@@ -296,7 +296,7 @@ def test_what_ends_billing_may_use_the_machines_own_environment(rig: Rig) -> Non
 
 
 @pytest.mark.slow
-def test_a_living_dead_man_holds_the_timer_off_and_a_dead_one_does_not(rig: Rig) -> None:
+def test_the_timer_ends_billing_only_without_a_running_dead_man(rig: Rig) -> None:
     lock = rig.folder / "machine-0/opt/homing/work/dead-man.lock"
     lock.parent.mkdir(parents=True)
     with open(lock, "w") as held:
@@ -308,11 +308,11 @@ def test_a_living_dead_man_holds_the_timer_off_and_a_dead_one_does_not(rig: Rig)
 
 
 @pytest.mark.slow
-def test_a_timer_that_was_killed_is_started_again(rig: Rig) -> None:
+def test_a_killed_timer_is_restarted(rig: Rig) -> None:
     machine = rig.machine(end_within_s=3.0)
     machine.wait_for("waiting for the hand-over")
     scripts = sorted(pid for pid, (line, _) in machine.processes().items() if line.endswith("startup.sh"))
-    os.kill(scripts[1], 9)  # it is the first thing that the script starts
+    os.kill(scripts[1], 9)  # the timer is the script's first child
     machine.wait_for("the timer was gone and is started again")
     wait(rig.ended.exists, "the end of billing")
 
@@ -327,7 +327,7 @@ def test_a_virtual_machine_that_reboots_ends_itself(rig: Rig) -> None:
         hook.kill()
 
 
-def test_a_machine_that_was_used_and_is_started_again_ends_at_once(rig: Rig) -> None:
+def test_a_restart_after_the_hand_over_ends_billing_at_once(rig: Rig) -> None:
     machine = rig.machine()
     rig.hand_over(machine, rig.request(guarded="yes"))
     seen(machine)
@@ -337,7 +337,7 @@ def test_a_machine_that_was_used_and_is_started_again_ends_at_once(rig: Rig) -> 
     assert machine.log().count("starting the agent") == 1
 
 
-def test_one_that_has_ended_and_is_started_again_ends_at_once(rig: Rig) -> None:
+def test_a_restart_after_the_end_ends_billing_again_at_once(rig: Rig) -> None:
     machine = rig.machine(end_within_s=1.0)
     wait(rig.ended.exists, "the end of billing")
     machine.kill()
@@ -348,7 +348,7 @@ def test_one_that_has_ended_and_is_started_again_ends_at_once(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_one_whose_disk_was_emptied_knows_a_restart_by_the_time(rig: Rig) -> None:
+def test_a_restart_with_an_empty_disk_is_detected_by_the_time(rig: Rig) -> None:
     machine = rig.machine(begin_by=time.time() + 3600)
     machine.wait_for("waiting for the hand-over")
     assert not rig.ended.exists()
@@ -358,7 +358,7 @@ def test_one_whose_disk_was_emptied_knows_a_restart_by_the_time(rig: Rig) -> Non
 
 
 @pytest.mark.slow
-def test_a_restart_before_the_hand_over_goes_on_without_more_time(rig: Rig) -> None:
+def test_a_restart_before_the_hand_over_continues_with_the_same_deadline(rig: Rig) -> None:
     machine = rig.machine()
     machine.wait_for("waiting for the hand-over")
     machine.restart()
@@ -372,16 +372,16 @@ def test_a_restart_before_the_hand_over_goes_on_without_more_time(rig: Rig) -> N
     wait(rig.ended.exists, "the end of billing")
 
 
-def test_whoever_stops_the_container_is_heard_by_the_agent(rig: Rig) -> None:
+def test_a_sigterm_to_the_container_reaches_the_agent(rig: Rig) -> None:
     machine = rig.machine()
     rig.hand_over(machine, rig.request(guarded="yes"))
     seen(machine)
     machine.wait_for("the stand-in agent lives")
     first = min(pid for pid, (line, _) in machine.processes().items() if line.startswith("bash") and "startup" in line)
     os.kill(first, 15)
-    machine.wait_for("the agent was told to stop")
+    machine.wait_for("the agent received SIGTERM")
     machine.wait_for("the agent ended with exit code 75")
-    assert machine.is_running  # a first process that ends would be started anew, and bill
+    assert machine.is_running  # if the first process exited, the container would restart and bill
 
 
 # --- with the real agent ---
@@ -420,7 +420,7 @@ def test_the_real_agent_boots_trains_pushes_and_ends_the_machine(rig: Rig, tmp_p
     events = (machine.root / "work/run/events.jsonl").read_text()
     assert "already created" in events
     assert json.loads(store.read("runs/moss-1/outcome.json"))["state"] == "done"
-    assert "homing: ending billing" not in machine.log()  # the agent did, and the timer had no need to
+    assert "homing: ending billing" not in machine.log()  # the agent ended it, not the timer
 
 
 # --- without SSH ---
@@ -458,7 +458,7 @@ def server() -> Iterator[HTTPServer]:
     made.server_close()
 
 
-def test_a_machine_that_nobody_logs_in_to_fetches_what_it_needs(rig: Rig, server: HTTPServer) -> None:
+def test_a_machine_without_ssh_downloads_its_files(rig: Rig, server: HTTPServer) -> None:
     Files.num_refusals = 1
     url = f"http://127.0.0.1:{server.server_port}"
     names = {"agent": "agent.zip", "boot": "boot.json", "guarded": "guarded"}
@@ -469,7 +469,7 @@ def test_a_machine_that_nobody_logs_in_to_fetches_what_it_needs(rig: Rig, server
 
 
 @pytest.mark.parametrize("has_sha256sum", [True, False])
-def test_a_file_with_another_hash_is_never_used_and_the_timer_ends_billing(
+def test_a_download_with_a_wrong_hash_is_not_used_and_the_timer_ends_billing(
     rig: Rig, server: HTTPServer, has_sha256sum: bool, tmp_path: Path
 ) -> None:
     Files.num_refusals = 0

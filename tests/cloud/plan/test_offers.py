@@ -1,4 +1,4 @@
-"""Needs to offers from every provider, at once."""
+"""Offers of all providers for given needs, queried concurrently."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_offers_of_all_come_sorted_by_rate(home: Home, monkeypatch: pytest.Monke
     assert found.problems == []
 
 
-def test_one_dead_provider_is_told_with_its_fix_and_hides_nobody(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_provider_is_reported_with_its_fix_and_hides_no_other(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_shops(monkeypatch, north=Shop(error=REFUSED), south=Shop([offer()]))
     found = list_offers(Needs(), [], home)
     assert [each.provider for each in found.offers] == ["south"]
@@ -42,7 +44,7 @@ def test_one_dead_provider_is_told_with_its_fix_and_hides_nobody(home: Home, mon
     assert "export NORTH_API_KEY" in problem
 
 
-def test_one_that_does_not_answer_is_left_behind_at_its_deadline(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_provider_that_does_not_answer_in_time_is_skipped(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homing.cloud.ask_providers.ASK_S", 0.2)
     open_shops(monkeypatch, north=Shop(delay_s=5.0), south=Shop([offer()]))
     began = time.monotonic()
@@ -52,7 +54,7 @@ def test_one_that_does_not_answer_is_left_behind_at_its_deadline(home: Home, mon
     assert "did not answer within 0.2 s" in found.problems[0]
 
 
-def test_when_all_are_dead_the_error_is_theirs(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_all_providers_fail_their_error_is_raised(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     open_shops(monkeypatch, north=Shop(error=REFUSED))
     with pytest.raises(ProviderRefused, match="rejected the API key"):
         list_offers(Needs(), [], home)
@@ -62,22 +64,20 @@ def test_when_all_are_dead_the_error_is_theirs(home: Home, monkeypatch: pytest.M
         list_offers(Needs(), ["north"], home)
 
 
-def test_they_are_asked_at_once_and_not_one_after_another(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_providers_are_queried_concurrently(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     open_shops(monkeypatch, **{f"shop{n}": Shop([offer()], delay_s=0.5) for n in range(6)})
     began = time.monotonic()
     assert len(list_offers(Needs(), [], home).offers) == 6
     assert time.monotonic() - began < 2.5
 
 
-def test_a_mistake_of_ours_is_not_taken_for_a_provider_that_is_down(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_programming_error_does_not_count_as_a_provider_failure(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     open_shops(monkeypatch, north=Shop(error=KeyError("price")), south=Shop([offer()]))
     with pytest.raises(KeyError):
         list_offers(Needs(), [], home)
 
 
-def test_one_that_needs_more_than_a_key_is_told_of_only_when_it_was_named(
+def test_a_provider_that_needs_more_setup_is_reported_only_if_named(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hostless = UsageError("No SSH host is configured.")
@@ -87,7 +87,7 @@ def test_one_that_needs_more_than_a_key_is_told_of_only_when_it_was_named(
 
 
 @pytest.mark.acceptance(51)
-def test_so_many_cards_means_exactly_so_many_unless_all_are_wanted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_count_is_matched_exactly_and_zero_matches_all(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [offer(num_gpus=n, rate=str(n)) for n in (1, 2, 4, 8)]
     open_shops(monkeypatch, north=Shop(sizes))
     assert [each.num_gpus for each in list_offers(Needs("H100", 4), [], home).offers] == [4]
@@ -104,9 +104,7 @@ def test_an_unknown_card_lists_the_known_ones_and_the_nearest() -> None:
     assert "Did you mean H100" in caught.value.why
 
 
-def test_a_run_with_one_provider_gets_its_error_and_with_two_the_others_offers(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_provider_is_an_error_only_if_it_is_the_only_one(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     open_shops(monkeypatch, north=Shop(error=REFUSED), south=Shop([offer()]))
     with pytest.raises(ProviderRefused):
         find_offers(Needs(), ["north"], home)
@@ -115,7 +113,7 @@ def test_a_run_with_one_provider_gets_its_error_and_with_two_the_others_offers(
     assert "north" in found.problems[0]
 
 
-def test_why_something_was_left_out_is_said_when_asked(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_lists_why_an_offer_was_left_out(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     open_shops(monkeypatch, north=Shop([offer("H100"), offer("T4", rate="0.30")]))
     found = find_offers(Needs(memory_bytes=40 * 2**30), ["north"], home, explain=True)
     assert [each.device for each in found.offers] == ["H100"]
@@ -123,9 +121,7 @@ def test_why_something_was_left_out_is_said_when_asked(home: Home, monkeypatch: 
     assert (left.offer.device, "memory" in left.why) == ("T4", True)
 
 
-def test_what_a_provider_itself_would_not_let_us_take_is_among_them(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explain_includes_offers_that_the_provider_excludes(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     class Choosy(Shop):
         def left_out(self) -> list[tuple[Offer, str]]:
             return [(offer("A100", rate="0.90"), "runs only Windows")]
@@ -135,13 +131,13 @@ def test_what_a_provider_itself_would_not_let_us_take_is_among_them(
     assert (left.offer.device, left.why) == ("A100", "runs only Windows")
 
 
-def test_an_hour_is_dear_only_while_nobody_said_what_it_may_cost() -> None:
+def test_a_high_rate_needs_approval_only_without_a_rate_limit() -> None:
     assert is_dear(offer(num_gpus=8, rate="33.60"), None)
     assert not is_dear(offer(num_gpus=8, rate="33.60"), Decimal(40))
     assert not is_dear(offer(rate="2.49"), None)
 
 
-def test_every_rate_that_was_typed_in_has_a_date_and_a_source_and_says_that_it_was() -> None:
+def test_every_hard_coded_rate_has_a_date_and_a_source() -> None:
     assert TABLE
     for price in TABLE:
         assert price.usd_per_hour > 0
@@ -153,7 +149,7 @@ def test_every_rate_that_was_typed_in_has_a_date_and_a_source_and_says_that_it_w
     assert find_price("modal", "no such card") is None
 
 
-def test_where_only_the_disk_is_too_small_that_is_what_to_mend(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_only_the_disk_is_too_small_the_fix_is_to_free_space(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = Needs(memory_bytes=10**6, disk_bytes=40 * 10**6)
     monkeypatch.setattr("homing.world.World.free_bytes", lambda world, path: 9 * 10**6)
     with pytest.raises(NoOffer) as caught:

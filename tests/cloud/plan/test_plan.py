@@ -58,7 +58,7 @@ def test_a_plan_counts_tokens_steps_flops_and_dollars(plain: Home, tmp_path: Pat
 
 
 @pytest.mark.acceptance(62, "P4")
-def test_where_the_speed_comes_from_is_always_said(plain: Home, tmp_path: Path) -> None:
+def test_the_source_of_the_speed_is_always_given(plain: Home, tmp_path: Path) -> None:
     run = dataclasses.replace(make_run(tmp_path), id="moss-1")
     (offer,) = plain.provider("local").offers(Needs())
     assert estimate(run, offer, plain).text.startswith("assumed")
@@ -71,8 +71,8 @@ def test_where_the_speed_comes_from_is_always_said(plain: Home, tmp_path: Path) 
 
 
 @pytest.mark.regression("probe-under-load")
-def test_later_plans_probe_again_and_the_best_of_them_is_kept(home: Home, tmp_path: Path) -> None:
-    messages = ["1e10", "4e10", "2e10", "9e10"]  # the first while other programs were at work
+def test_later_plans_probe_again_and_keep_the_best_result(home: Home, tmp_path: Path) -> None:
+    messages = ["1e10", "4e10", "2e10", "9e10"]  # the first while other programs were running
 
     class Probed(NoTorch):
         probes = 0
@@ -98,11 +98,11 @@ def test_later_plans_probe_again_and_the_best_of_them_is_kept(home: Home, tmp_pa
         Probed.at += 60.0
         speeds.append(estimate(run, offer, probed).tokens_per_s / first.tokens_per_s)
     assert speeds == [pytest.approx(4.0)] * 3, "the best of them"
-    assert Probed.probes == 3, "and then it is known"
+    assert Probed.probes == 3, "afterwards the result is reused"
 
 
 @pytest.mark.acceptance(63)
-def test_no_figure_above_a_cards_peak_is_shown_or_kept(plain: Home, tmp_path: Path) -> None:
+def test_a_speed_above_the_peak_of_a_gpu_is_not_shown_or_stored(plain: Home, tmp_path: Path) -> None:
     run = dataclasses.replace(make_run(tmp_path), id="moss-1")
     peak = 989e12 / run.sizes.flops_per_token
     assert estimate(run, H100, plain).tokens_per_s < peak
@@ -136,8 +136,8 @@ def test_each_phase_of_a_run_that_came_home_has_a_speed_of_its_own(plain: Home, 
     assert timing.step_s(asked) == pytest.approx(asked.batch_tokens / 40.0)
 
 
-def test_what_came_home_is_remembered_phase_by_phase(plain: Home, tmp_path: Path) -> None:
-    """A chain's phases have speeds of their own, and of a phase with hardly a line nothing is believed."""
+def test_measured_speeds_are_stored_per_phase(plain: Home, tmp_path: Path) -> None:
+    """Each phase of a chain has its own speed; a phase with too few metrics is ignored."""
     run = dataclasses.replace(make_run(tmp_path), id="moss-1")
     kinds = ("pretrain", "sft", "rl")
     run = dataclasses.replace(run, phases=[dataclasses.replace(run.phases[0], kind=kind) for kind in kinds])
@@ -187,7 +187,7 @@ def test_needs_follow_the_run(tmp_path: Path) -> None:
         (Needs(gpu="A100"), "no A100"),
         (Needs(num_gpus=2), "GPUs"),
         (Needs(memory_bytes=2**40), "memory"),
-        (Needs(host_bytes=2**40), ""),  # of its host nothing was told
+        (Needs(host_bytes=2**40), ""),  # its host memory is unknown
         (Needs(max_rate_usd_per_hour=Decimal(1)), "over the limit"),
         (Needs(gpu="NVIDIA H100 80GB HBM3"), ""),
     ],
@@ -197,7 +197,7 @@ def test_what_an_offer_lacks_is_said_in_a_few_words(needs: Needs, word: str) -> 
     assert bool(word) == bool(lack(H100, needs))
 
 
-def test_a_machine_whose_own_memory_is_known_to_be_too_small_is_no_offer() -> None:
+def test_an_offer_with_too_little_host_memory_is_excluded() -> None:
     needs, messages = Needs(host_bytes=40 * 10**9), dataclasses.replace(H100, host_bytes=32 * 10**9)
     assert lack(messages, needs) == "has 32.00 GB of 40.00 GB host memory"
     assert lack(dataclasses.replace(messages, host_bytes=64 * 10**9), needs) == ""
@@ -229,7 +229,7 @@ def test_the_cheapest_to_finish_comes_first_and_not_the_lowest_rate(
 
 
 @pytest.mark.acceptance(129)
-def test_being_taken_away_costs_time_and_money_and_is_counted(
+def test_the_plan_counts_the_time_and_cost_of_interruptions(
     plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steady = shop_offer(rate="3.00")
@@ -240,11 +240,11 @@ def test_being_taken_away_costs_time_and_money_and_is_counted(
     taken = plan.offers[1]
     assert taken.seconds > plan.best.seconds
     assert taken.odds.num_interruptions == pytest.approx(0.5 * taken.seconds / 3600)
-    # What is lost each time is what stands between the two times.
+    # The difference is the time lost per interruption.
     assert taken.seconds - plan.best.seconds == pytest.approx(taken.odds.num_interruptions * taken.odds.lost_s)
 
 
-def test_how_often_a_spot_machine_is_taken_away_is_assumed_and_then_learned_where_nobody_told(
+def test_an_unknown_spot_interruption_rate_is_assumed_and_then_observed(
     plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sell(monkeypatch, shop_offer(is_spot=True))
@@ -258,15 +258,15 @@ def test_how_often_a_spot_machine_is_taken_away_is_assumed_and_then_learned_wher
     assert "observed: 2 in 30.0 h" in odds.text
 
 
-def test_one_that_is_taken_away_faster_than_it_gets_on_is_left_out_and_alone_it_is_no_offer(
+def test_an_offer_interrupted_faster_than_it_makes_progress_is_left_out(
     plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hopeless = shop_offer(rate="0.10", interruptions_per_hour=1000.0)
-    sell(monkeypatch, hopeless, shop_offer(rate="3.00"))
+    unusable = shop_offer(rate="0.10", interruptions_per_hour=1000.0)
+    sell(monkeypatch, unusable, shop_offer(rate="3.00"))
     plan = planned(tmp_path, plain)
     assert len(plan.offers) == 1
     assert "faster than it makes progress" in plan.left_out[0].why
-    sell(monkeypatch, hopeless)
+    sell(monkeypatch, unusable)
     with pytest.raises(NoOffer, match="ever finish"):
         planned(tmp_path, plain)
 
@@ -301,9 +301,7 @@ def test_a_gpu_older_than_our_torch_supports_is_no_offer_on_any_provider(
 
 
 @pytest.mark.acceptance(61)
-def test_the_phases_and_the_way_there_and_home_add_up_to_the_whole(
-    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_parts_of_a_plan_add_up_to_its_total(plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sell(monkeypatch, shop_offer())
     plan = planned(tmp_path, plain)
     parts = plan.best.phases(plan.run)
@@ -321,7 +319,7 @@ def test_storage_in_a_priced_store_is_part_of_the_cost(
     assert planned(tmp_path, plain, store="hf:moss/moss").best.storage_usd == 0
 
 
-def test_without_limits_the_worst_is_what_we_doubt_and_with_them_what_they_allow(
+def test_the_worst_case_is_the_spend_limit_or_twice_the_cost_without_one(
     plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sell(monkeypatch, shop_offer())
@@ -330,7 +328,7 @@ def test_without_limits_the_worst_is_what_we_doubt_and_with_them_what_they_allow
     assert planned(tmp_path, plain, limits=Limits(spend_usd="7.00")).best.worst_usd == Decimal("7.00")
 
 
-def test_what_the_limit_cannot_bring_home_comes_last_however_cheap(
+def test_an_offer_that_cannot_finish_within_the_limit_is_listed_last(
     plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick, slow = shop_offer("H100", 8, "24.00"), shop_offer("H100", 1, "5.00")
@@ -353,7 +351,7 @@ def test_what_does_not_fit_is_left_out_with_the_reason(
     assert (left.offer.device, "over the limit" in left.why) == ("H100", True)
 
 
-def test_a_far_machine_is_left_out_where_the_store_is_a_folder_here(
+def test_a_remote_offer_is_left_out_if_the_store_is_a_local_folder(
     plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far = Shop([shop_offer(rate="0.01")], cannot={"file_store": "It cannot read a folder here."})
@@ -366,10 +364,10 @@ def test_a_far_machine_is_left_out_where_the_store_is_a_folder_here(
     assert make_plan(only, plain).best.offer.provider == "south"  # a plan may come before a store
 
 
-def test_a_run_that_outlives_its_machine_says_who_goes_on_with_it(tmp_path: Path) -> None:
+def test_the_plan_says_what_relaunches_a_run_longer_than_the_instance_lifetime(tmp_path: Path) -> None:
     run, day = make_run(tmp_path), 86400.0
     short = dataclasses.replace(H100, lifetime_s=day)
-    assert relay_of(run, H100, 10 * day) == "", "this one lives as long as it is paid for"
+    assert relay_of(run, H100, 10 * day) == "", "this offer has no maximum lifetime"
     assert relay_of(run, short, 0.9 * day) == ""
     text = relay_of(run, short, 2.5 * day)
     assert "2 times" in text
@@ -382,7 +380,7 @@ def test_a_run_that_outlives_its_machine_says_who_goes_on_with_it(tmp_path: Path
 
 @pytest.mark.acceptance(8)
 @pytest.mark.parametrize(("precision", "works"), [("bf16", "fp32"), ("fp8", "fp32")])
-def test_a_card_that_cannot_compute_in_the_precision_is_left_out_with_the_one_that_works(
+def test_a_gpu_without_the_precision_is_left_out_and_the_reason_names_one_that_works(
     precision: str, works: str
 ) -> None:
     t4 = dataclasses.replace(H100, device="T4")
@@ -406,7 +404,7 @@ def big_run(tmp_path: Path, **phase: Any) -> Run:
 
 
 @pytest.mark.acceptance(64)
-def test_where_nothing_fits_the_lever_that_would_make_it_fit_is_named(
+def test_if_nothing_fits_the_fix_names_the_setting_that_would(
     plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sell(monkeypatch, shop_offer("T4"), shop_offer("RTX4090", host_bytes=64 * 10**9))
@@ -423,7 +421,7 @@ def test_where_nothing_fits_the_lever_that_would_make_it_fit_is_named(
     assert "To fit" not in caught.value.fix
 
 
-def test_the_way_of_the_state_to_the_card_and_back_takes_time_in_every_step(plain: Home, tmp_path: Path) -> None:
+def test_offloading_the_optimizer_adds_transfer_time_to_every_step(plain: Home, tmp_path: Path) -> None:
     near, far = (estimate(big_run(tmp_path, offload=kind), H100, plain) for kind in ("none", "optimizer"))
     more_s = 16 * 2048 / far.tokens_per_s - 16 * 2048 / near.tokens_per_s
     state = training_memory(big_run(tmp_path, offload="optimizer")).host
