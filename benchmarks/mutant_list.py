@@ -483,7 +483,7 @@ MUTANTS = [
         "src/homing/api/data/stale_shards.py",
         "    for folder, why in stale_shards(loaded):\n",
         "    for folder, why in ():\n",
-        ("tests/api/test_stale_shards.py::test_no_verb_uses_shards_of_other_text",),
+        ("tests/api/data/test_stale_shards.py::test_no_verb_uses_shards_of_other_text",),
     ),
     Mutant(
         "kernel-layout-unchecked",
