@@ -1,6 +1,6 @@
 """Converts between a Hugging Face config.json and our Model. Needs no torch, so that `config` can use it too.
 
-    model_of(config)   Hugging Face config.json -> wire Model; refuses every feature that our decoder lacks, by name
+    model_of(config)   Hugging Face config.json -> wire Model; the error names every feature that our decoder lacks
     config_of(model)   wire Model -> a config.json that transformers loads
 
 An absent key takes the default that transformers uses for that architecture.

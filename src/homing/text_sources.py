@@ -1,7 +1,7 @@
 """Expands the paths, globs and folders given by the user into a list of source files.
 
 The order is fixed (patterns as given, names sorted within one), because the order of documents is the order of tokens.
-A folder yields the files with a text extension; a path or a glob yields whatever it names.
+A folder yields the files with a text extension; a path or a glob yields every file that it matches.
 """
 
 from __future__ import annotations

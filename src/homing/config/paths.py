@@ -84,7 +84,7 @@ def shown(path: Path) -> str:
 
 
 def typed_name(file: Path) -> str:
-    """Return what a user types for this run file: its name in ./runs, else its path.
+    """Return how a user refers to this run file: by its name in ./runs, else by its path.
 
     The `name` inside the file may differ and would not be found, so every verb that prints a next command uses this.
     """

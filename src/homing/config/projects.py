@@ -2,7 +2,7 @@
 
     NAME -> ./runs/NAME.yaml (or .yml, .toml, .json)        PATH -> itself
 
-Run names are shared by the whole home, while run files, data and models belong to a folder.
+Run names are shared by everything in one home, while run files, data and models belong to a folder.
 
   launch, train -> $HOMING_HOME/runs/ID/project.json -> does this folder own the run of this name?
 

@@ -1,6 +1,6 @@
 """Checks the files named in the run file: whether they exist, and how large they are.
 
-  paths, globs, folders -> what is wrong with each        -> bytes, estimated without opening the files
+  paths, globs, folders -> the problem with each, if any -> bytes, estimated without opening the files
 
 Does not read the contents; `homing prep` does.
 """

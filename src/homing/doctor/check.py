@@ -3,8 +3,8 @@
 A provider adds its own checks with an optional method, `checks() -> list[Check]`, which only reads. A prepaid provider
 also has `balance()`: what is left, and the current spend per hour, or None if the provider does not report it. `doctor`
 checks it, and so does `launch` before it rents. When the balance runs out, the provider
-stops the machines without a last checkpoint, and the results are lost. So the balance is compared with what the run may
-cost while there is still time to add funds. This only warns: funds may be added during the run.
+stops the machines, without a last checkpoint and before the results are saved. So the balance is compared with what the
+run may cost, while there is still time to add funds. This only warns: funds may be added during the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `homing doctor` examines: the home, the folder it was called in, and the named run and providers."""
+"""The subject of `homing doctor`: the home folder, the current folder, and the named run and providers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from homing.wire.run_json import Run
 __all__ = ["Examined"]
 
 _FACTS_S = 60.0
-# Runs in a separate process, to report what an interpreter finds that has none of our modules loaded.
+# Runs in a separate process, so that the result does not depend on modules that are already loaded.
 _FACTS = """
 import json, re, sys
 from importlib import metadata

@@ -3,7 +3,7 @@
     directories -> disk -> gpu -> code -> environment -> compiler -> probe        then the agent fetches the inputs
 
 Runs as `python -m homing.instance.bootstrap boot.json`, straight from the uploaded wheel, in a separate process:
-whatever it runs may hang or exhaust the memory while the agent still enforces the limits.
+even if something that it runs hangs or exhausts the memory, the agent still enforces the limits.
 Each stage is reported with its name and duration. A failed stage ends the run without a retry; a stage that crashes
 this process is started at most MAX_TRIES times. Standard library only, Python 3.8: if the machine's Python is too old
 to train or cannot create environments, uv is installed, which finds or downloads a suitable one.

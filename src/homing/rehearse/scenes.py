@@ -107,7 +107,7 @@ def faults_of(scenes: dict[str, Scene]) -> Faults:
     return Faults(rates=rates, strikes=tuple(strike for scene in scenes.values() for strike in scene.strikes))
 
 
-_WAIT_S = 300.0  # for the run to reach the point where an act is played
+_WAIT_S = 300.0  # maximum time for the run to reach the point at which an act is played
 _SILENCE_S = 10.0  # how long a frozen machine is silent before the rehearsal destroys it, as a user would
 _DOWN_S = 5.0
 _NOTICE_S = 30.0
@@ -188,7 +188,7 @@ class Acts:
         self._notify("line", f"the store is back after {format_duration(_DOWN_S)}")
 
 
-_START_S = 60.0  # for the server to answer
+_START_S = 60.0  # maximum time for the server to respond
 _LEAVE_S = 60.0
 
 

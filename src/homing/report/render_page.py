@@ -171,7 +171,7 @@ def _table_html(table: Table) -> str:
 
 _MOST_EVENTS = 200
 _LEFT_OUT = ("samples", "kept", "stored", "next")
-# Keys in the providers' formats, and long strings of letters and digits after a word that announces a secret.
+# Keys in the providers' formats, and long alphanumeric strings after a word such as "token".
 _KEYS = re.compile(
     r"\b(rpa_|hf_|sk-|ak-|as-|AKIA|ASIA|ghp_|github_pat_|wandb_)[A-Za-z0-9_-]{8,}"
     r"|(?i:\b(api[_-]?key|token|secret|password|authorization|bearer)\b[\"']?\s*[:= ]\s*[\"']?)[A-Za-z0-9+/_.=-]{12,}"

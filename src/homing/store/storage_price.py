@@ -2,8 +2,8 @@
 
 Dollars per GB (10^9 bytes) and month, without tax, requests, transfer and free tiers, as published in 2025: AWS for S3
 Standard, first 50 TB, by region; Cloudflare for R2. Modal Volumes have a price per GiB, as `modal billing rates` showed
-it in 2026. Only the size is reported if no published price is known: for a self-hosted service, another region, or the
-Hub, where plans include storage.
+it in 2026. Only the size is reported if no published price is known: for a self-hosted service, any other region, or
+the Hub, whose plans include storage.
 """
 
 from __future__ import annotations

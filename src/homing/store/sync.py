@@ -44,7 +44,7 @@ _FETCHED = "fetched"  # in the work folder: hash of the boot.json for which the 
 
 
 class Superseded(HomingError):
-    """A newer lease names another instance: nothing from this one may reach the store any more."""
+    """A newer lease names another instance: this one must no longer write anything to the store."""
 
     exit_code = file_names.EXIT_SUPERSEDED
 
@@ -225,7 +225,7 @@ def watch(boot: Boot, store: Store, world: World) -> None:
 
 
 def bring_request(boot: Boot, store: Store, world: World) -> None:
-    """Copy the latest request of home from the store to where the agent reads it."""
+    """Copy the latest request from home out of the store to the file that the agent reads."""
     path = os.path.join(_run_dir(boot), file_names.REQUEST)
     try:
         wanted = store.read(run_key(boot.run_id, file_names.REQUEST))

@@ -73,7 +73,7 @@ def is_following(following: Following, world: World) -> bool:
 
 
 class Source(Protocol):
-    """Where the metrics are. `read` returns b"" if there are none yet, and raises if they cannot be read."""
+    """Source of the metrics. `read` returns b"" if there are none yet, and raises if they cannot be read."""
 
     def read(self, name: str) -> bytes: ...
 

@@ -1,6 +1,6 @@
 """Sinks for each tracker: MLflow, TensorBoard, trackio and Weights & Biases. Each loads its package when it is opened.
 
-MLflow        a folder at home, or a server behind a tunnel; servers open to the network are refused
+MLflow        a folder at home, or a server behind a tunnel; servers that are open to the network are rejected
 TensorBoard   event files, with tensorboard's own writer; loads neither torch nor tensorflow
 trackio       a local SQLite file, opened with `trackio show --project homing`; no server, no account
 W&B           without a key it records offline, and `wandb sync` uploads it later. Steps are a separate metric

@@ -1,4 +1,4 @@
-"""Serves a trained model to programs and browsers: what `homing serve` starts. Needs the extra `web`.
+"""The server that `homing serve` starts: it serves a trained model to programs and browsers. Needs the extra `web`.
 
     model_session    a loaded model: conversations and prompts to ids, ids to chunks of text up to a stop
     worker           generates one text at a time, in its own thread, with a short queue

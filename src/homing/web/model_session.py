@@ -77,14 +77,14 @@ class GenerationSession:
         return self._prompter is not None
 
     def check_bytes(self, texts: Iterable[str]) -> None:
-        """Raise TooLong for texts that cannot fit, whatever their tokens are, without encoding them."""
+        """Raise TooLong for texts that are too long for any tokenization, without encoding them."""
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if num_bytes > self.max_prompt_bytes:
             longest = self.max_prompt_bytes // self.context
             raise TooLong(-(-num_bytes // longest), is_at_least=True)
 
     def ask(self, messages: list[Message], is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
-        """Return a conversation as ids, with the assistant's turn opened; raises Fault if the template refuses it."""
+        """Return a conversation as ids, with the assistant's turn opened; raises Fault if the template rejects it."""
         assert self._prompter is not None, "a base model has no chat template"
         for message in messages:
             if len(message["content"]) > _FIRST_PART:  # check before the template makes copies of it

@@ -1,8 +1,8 @@
 """The formats of OpenAI's API: request body -> Wanted, generated text -> responses and chunks, refusals -> errors.
 
-Nothing is silently ignored: a field that would change the answer but is not supported is refused by name, unless it has
-the value that changes nothing (`n: 1`, `top_p: 1`). Fields that never change an answer, such as `user`, are accepted.
-null is the same as leaving a field out.
+Nothing is silently ignored: a field that would change the answer but is not supported raises an error that names it,
+unless it has the value that changes nothing (`n: 1`, `top_p: 1`). Fields that never change an answer, such as
+`user`, are accepted. null is the same as leaving a field out.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ turns.json holds the text that the template puts around messages, extracted at h
 begin USER end | begin_system SYSTEM system_user USER end | ... USER user_assistant ASSISTANT assistant_user USER end
 
 Does not evaluate Jinja: only `lm.data.chat.template`, at home, interprets a template. config and the trainer only need
-to know whether there is one, and which.
+to know whether there is a template, and which one.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Attempt:
 class Lease:
     """runs/<id>/lease/<number>.json, written once by create-if-absent and never changed; the highest number counts.
 
-    It says which home owns the run and which instance may write into its prefix. An instance with another mark has been
-    superseded: it ends its own billing and writes nothing more.
+    It says which home owns the run and which instance may write into its prefix. An instance with a different mark has
+    been superseded: it ends its own billing and writes nothing more.
     """
 
     number: int

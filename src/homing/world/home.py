@@ -86,7 +86,7 @@ class World(Machine):
     def create(self, path: PathLike, data: bytes) -> bool:
         """Create a file; return False if it already exists (the O_EXCL lease). Complete or absent, like write."""
         try:
-            # link(2) is the only call that both refuses an existing name and exposes only a finished file.
+            # link(2) is the only call that fails for an existing name and exposes only a finished file.
             with whole(path, os.link, 0o600 if self._is_private(path) else 0o644) as file:
                 file.write(data)
         except FileExistsError:
@@ -171,13 +171,13 @@ class World(Machine):
         return Database(path)
 
     def memory_database(self, image: bytes = b"") -> Database:
-        """Return a database in the memory of this process, empty or loaded from the image of another."""
+        """Return an in-memory database, empty or loaded from the image of another one."""
         return MemoryDatabase(image)
 
     # --- concurrency ---
 
     def together(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Any]:
-        """Run the calls in threads; return what each returned or raised, in order.
+        """Run the calls in threads; return the result or the exception of each, in order.
 
         The result of a call that takes too long is a TimeoutError, and its thread is abandoned.
         """
@@ -284,7 +284,7 @@ class Database:
                 # SQLite's own errors have a name; Python's error for text that cannot be decoded has none.
                 if not getattr(exc, "sqlite_errorname", "").startswith("SQLITE_IOERR_SHM"):
                     raise
-                # The disk is too full for the shared-memory file: with exclusive locking SQLite keeps that index in
+                # The disk is too full for the shared-memory file; with exclusive locking, SQLite keeps that index in
                 # memory.
                 return self._execute(statements, is_alone=True)
 
@@ -350,7 +350,7 @@ class Database:
 
 
 class MemoryDatabase(Database):
-    """A database in the memory of this process, made from the image of another one. Thread-safe."""
+    """An in-memory database, empty or loaded from the image of another one. Thread-safe."""
 
     def __init__(self, image: bytes = b"") -> None:
         super().__init__("a copy in memory")

@@ -1,7 +1,7 @@
 """Derive numbers from a model shape: parameters by part, FLOPs, steps, epochs, and the size of an rl step. No torch.
 
-The trainer counts its own parameters and refuses to start if they differ from these, so a formula that drifts from the
-decoder fails at the first step instead of on the bill.
+The trainer counts its own parameters and refuses to start if they differ from these, so a formula that no longer
+matches the decoder fails at the first step and does not show up only on the bill.
 
 The exact token count of an rl question is known only on the instance, after tokenization. Here it is an upper bound by
 task kind; the user's own prompts may fill the context. The trainer's side is lm.rl.rollout and lm.model.attention.
@@ -168,18 +168,18 @@ _OPEN_WEIGHTS_TURNS = 48  # the same for open weights, whose chat templates add 
 
 
 def num_rows(rl: Rl) -> int:
-    """Return the rows of one step."""
+    """Return the number of rows in one step."""
     return rl.prompts_per_step * rl.samples_per_prompt
 
 
 def rows_at_a_time(rl: Rl) -> int:
-    """Return the rows that are sampled together: whole groups of samples per prompt."""
+    """Return the number of rows that are sampled together: whole groups of samples per prompt."""
     prompts = (rl.rollout_rows or num_rows(rl)) // rl.samples_per_prompt
     return min(rl.prompts_per_step, max(1, prompts)) * rl.samples_per_prompt
 
 
 def prompt_tokens(model: Model, rl: Rl, *, is_open: bool = False) -> int:
-    """Return the tokens of the longest question. `is_open`: formatted with the chat template of open weights."""
+    """Return the token count of the longest question. `is_open`: formatted by the chat template of open weights."""
     turns = _OPEN_WEIGHTS_TURNS if is_open else _TURNS
     room = max(1, model.context - rl.max_new_tokens)
     longest = [_LONGEST_BYTES.get(task.kind) for task in rl.tasks]
@@ -199,7 +199,7 @@ def _least_bytes_per_token(vocab_size: int) -> float:
 
 
 def row_tokens(model: Model, rl: Rl, prompt: int = 0) -> int:
-    """Return the tokens of a trained row, including padding."""
+    """Return the token count of a trained row, including padding."""
     longest = (prompt or prompt_tokens(model, rl)) + rl.max_new_tokens - 1
     return min(model.context, round_up(longest, REACH))
 

@@ -3,7 +3,7 @@
 unknown key -> a secret? -> another trainer's name? -> a key of another section? -> the nearest spelling
 
 FOREIGN maps the names used by nanoGPT, nanochat, litgpt, axolotl, TRL, LLaMA-Factory and the Hugging Face Trainer to
-ours, and says what to do if no key of ours corresponds.
+ours, and says what to do if there is no corresponding key.
 """
 
 from __future__ import annotations

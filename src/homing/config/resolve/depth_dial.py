@@ -67,7 +67,7 @@ LATER_RATES = {
 # 0.37 by 0.04 bits.
 SMALL_BATCH = 2**16
 BY_WIDTH = ("lr_embedding", "lr_head")
-# Defaults that differ with Muon: those of the AdamW alongside it, and those of pretraining.
+# Defaults that differ with Muon: for the AdamW alongside it, and for pretraining.
 ADAM_WITH_MUON = {"beta1": 0.8, "eps": 1e-10}
 MUON_PRETRAIN = {"clip": 0.3, "weight_decay": 0.28}
 SWIFT_ROPE_BASE = 100_000.0

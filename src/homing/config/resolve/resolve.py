@@ -2,8 +2,8 @@
 
 tokenizer and prepared data -> vocabulary -> model -> phases -> the rest -> Run
 
-Rules that involve two keys or the data directory are checked here. Their mistakes join those of the schema, so that the
-user sees one complete list.
+Rules that involve two keys or the data directory are checked here. Their mistakes are added to those of the schema, so
+that the user sees one complete list.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ __all__ = ["ChatSource", "Phase", "PhaseData", "PhaseLora", "PhaseRl", "RlTask"]
 
 
 def _sources(value: Any) -> Any:
-    """Accept a plain path, or a list of plain paths, where no other key of the source is needed."""
+    """Accept a plain path, or a list of plain paths, for sources that need no other key."""
     listed = [value] if isinstance(value, (str, dict)) else value
     return [{"path": each} if isinstance(each, str) else each for each in listed] if isinstance(listed, list) else value
 

@@ -205,7 +205,7 @@ def _from_cache(hub: Any, repo_id: str, revision: str, note: str) -> Listing:
 
 
 def _snapshot(hub: Any, repo_id: str, revision: str) -> Path | None:
-    """Return the cached snapshot of `revision`. Without a revision: that of main, or else the newest one.
+    """Return the cached snapshot of `revision`; if none is given, the snapshot of main, else the newest one.
 
     The cache knows main by name only if it was fetched by that name.
     """

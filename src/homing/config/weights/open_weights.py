@@ -106,7 +106,7 @@ def read_source(text: str, *, base: Path | None = None) -> Source:
 
 
 def bring(source: Source) -> Path:
-    """Return a local folder with all files: the folder itself, or the Hub cache after downloading what is missing."""
+    """Return a local folder with all files: the given one, or the Hub cache after downloading missing files."""
     if not source.repo_id:
         return source.metadata_dir
     listing = Listing(source.repo_id, source.revision, {file.name: file.num_bytes for file in source.files}, {})
@@ -120,7 +120,7 @@ def _read_folder(folder: Path) -> Source:
             why="model.from is a folder with config.json, tokenizer.json and safetensors, or hf:OWNER/NAME.",
             fix="Fix the path, or use a model on the Hub: model.from: hf:OWNER/NAME",
         )
-    folder = folder.absolute()  # the trainer runs in another working directory
+    folder = folder.absolute()  # the trainer runs in a different working directory
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     return _source(str(folder.resolve()), folder, _chosen(sizes, str(folder)), Listing("", "", sizes, {}))
 

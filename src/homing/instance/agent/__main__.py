@@ -34,7 +34,7 @@ def main(argv: Optional[Sequence[str]] = None, simulated: Optional[Machine] = No
         print("Another agent is already running; this one exits.", file=sys.stderr)
         return 0
     if simulated is None:
-        # Also log errors to stderr, where the provider collects them: until the store can be reached, they are visible
+        # Also log errors to stderr, which the provider collects: until the store can be reached, they are visible
         # only there.
         handlers: List[logging.Handler] = [logging.FileHandler(agent.folder.log_path("agent")), logging.StreamHandler()]
         handlers[1].setLevel(logging.ERROR)

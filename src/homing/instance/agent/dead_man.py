@@ -1,7 +1,7 @@
 """The dead-man: a second guard on the instance, as a process that does not depend on the agent.
 
     before the limit       restarts a dead agent a few times, with pauses in between
-    restarts do not help   pushes what there is, then ends billing after a grace period
+    restarts do not help   pushes everything trained so far, then ends billing after a grace period
     the limit is near      ends billing, later than the agent would and earlier than the guard at home would
 
 It ends billing in the same way as the agent and never stops trying: as long as this process runs, the instance exists.

@@ -217,7 +217,7 @@ class Agent:
         self._event(f"run_{final.state}", final.reason, log_tail=final.log_tail)
 
     def _amended(self, outcome: Outcome) -> Outcome:
-        """Return the outcome plus what the trainer cannot know: whether the stop was requested.
+        """Return the outcome with facts that the trainer cannot know, such as whether the stop was requested.
 
         A stop that was not requested is not final: the run resumes on another instance."""
         is_preempted = (self.is_preempted or outcome.is_preempted) and outcome.state != "done"
@@ -264,7 +264,7 @@ class Agent:
         self._end_children()
 
     def _say_goodbye(self) -> None:
-        """Push the last heartbeat before billing ends: afterwards there is no instance to send it."""
+        """Push the last heartbeat before billing ends, because afterwards the instance no longer exists."""
         # Stay inside the limit, unless ending billing has failed: then money is spent anyway, and home must be told.
         spare_s = end.END_TRY_S if self.state == "ending" else min(end.END_TRY_S, self.dog.left_s(END / 2))
         self.state = "ending" if self.state == "ending" else "ended"

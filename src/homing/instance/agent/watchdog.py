@@ -52,7 +52,7 @@ class Limits:
         return self._before_s + self._world.boottime() - self._began
 
     def _read_clock(self) -> Optional[Tuple[float, float]]:
-        """Return what the first agent or dead-man since this boot recorded, or None.
+        """Return the values recorded by the first agent or dead-man since this boot, or None.
 
         The values are the seconds billed by then and the boot-clock time of that moment. None if nothing was recorded
         or the instance has rebooted since."""

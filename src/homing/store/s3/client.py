@@ -4,7 +4,7 @@
     connection.error(exc, ...)  an SDK exception -> StoreError with what, why and the command that fixes it
 
 boto3 opens its own connections, so this does not go through World; the simulator uses the folder store. Keys and tokens
-are never shown: an error names where the credentials came from.
+are never shown: an error only names the source of the credentials.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     GET /                        the page, and its files: page.css page.js uplot.css uplot.js
     GET /health                  liveness
-    GET /api/runs                all runs and what bills, now; /api/runs/live the same as server-sent events
-    GET /api/runs/RUN            one run, now; /api/runs/RUN/live likewise
+    GET /api/runs                all runs and what is billing now; /api/runs/live: the same as server-sent events
+    GET /api/runs/RUN            one run as it is now; /api/runs/RUN/live: the same as server-sent events
 
 A stream first sends everything, then only what is new. If there is nothing new, it sends a comment now and then, so
 that browser and server notice when the other is gone.
