@@ -1,7 +1,7 @@
-"""Commands for error messages: they name the run as the person typed it, so that they work when pasted.
+"""Commands for error messages. They name the run as the user typed it, so that they work when pasted.
 
-The name inside a run file may differ from the file's, and a file outside ./runs is found only by its path. Only the
-command line knows what was typed; it passes that with the order, and errors are built from it here.
+The name inside a run file may differ from the file's, and a file outside ./runs is found only by its path. Only the CLI
+knows what was typed; it passes that with the launch request, and this module builds the commands from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Words"]
 
 @dataclass(frozen=True)
 class Words:
-    name: str  # the run's own
+    name: str  # the run's own name
     typed: str = ""  # run file and overrides as typed on the command line; "": its name works too
     is_resume: bool = False
 

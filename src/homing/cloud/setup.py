@@ -1,9 +1,9 @@
-"""First-time setup of a provider, in repeatable steps: what exists already is left unchanged.
+"""First-time setup of a provider, in repeatable steps: anything that already exists is left unchanged.
 
-    home and owner -> an SSH key, if its machines are reached that way -> the store, if one was named
+    home and owner -> an SSH key, if its machines are reached by SSH -> the store, if one was named
                    -> the provider's own steps, from an optional method, setup_steps()
 
-Steps are data until they are executed, so that a person can see them all first.
+Steps are data until they are executed, so that the user can see them all first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Step:
     text: str  # what it creates, and where
     is_done: bool
     do: Callable[[], None]
-    costs: str = ""  # what it may cost to keep; "": nothing
+    costs: str = ""  # what keeping it may cost; "": nothing
 
 
 @runtime_checkable
@@ -86,7 +86,7 @@ def _is_there(url: str, home: Home) -> bool:
 
 
 def _make_store(url: str, home: Home) -> None:
-    """Create the store and test it: a bucket that cannot be written is useless."""
+    """Create the store and test it: a bucket that cannot be written to is useless."""
     if scheme_of(url) == "s3":
         _make_bucket(url)
     elif scheme_of(url) == "file":
@@ -100,7 +100,7 @@ def _make_bucket(url: str) -> None:
     address = parse_s3(url)
     s3 = connect(address)
     region = address.region or region_of(address)
-    # us-east-1 is the one region that must not be named.
+    # us-east-1 is the only region that must not be specified.
     where = {} if region in ("", "us-east-1") else {"CreateBucketConfiguration": {"LocationConstraint": region}}
     try:
         s3.client.create_bucket(Bucket=address.bucket, **where)

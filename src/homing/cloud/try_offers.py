@@ -1,19 +1,19 @@
-"""Which offer a launch takes: the one named on the command line, and the next one in the plan if it is gone.
+"""Which offer a launch uses: the one named on the command line, or the next one in the plan if it is gone.
 
     --cloud hyperstack --region canada-1 --instance-type H100     a provider that resells other clouds: all three
     --region us-east-1 --instance-type g5.xlarge                  a provider with its own machines: enough to tell apart
 
     launch -> started
-           -> sold out, or the machine never came up -> the next offer that may be taken without asking, or that a
-                                                        person agrees to
+           -> sold out, or the machine never came up -> the next offer that may be used without asking, or that the
+                                                        user agrees to
 
-If a named offer does not exist, the error lists the nearest ones; nothing else is taken instead.
+If a named offer does not exist, the error lists the nearest ones; no other offer is used instead.
 
-Nothing is left of a failed launch, so the same run continues as its next attempt, and its limit covers all of them. An
-agent that starts and then gives up is no reason to try the next offer: it would give up there too. Between two offers
-no instance of the run is alive, so a lock shows that the launch continues: a stop, a destroy or a new limit from
-another terminal applies then too. The question may stay open for long, so the run is checked again after each answer:
-if it was ended, it stays so; if its limit changed, the question is asked again.
+Nothing is left of a failed launch, so the same run continues as its next attempt, and its limit covers all of them. If
+an agent starts and then gives up, the next offer is not tried: the agent would give up there too. Between two offers no
+instance of the run is alive, so a lock shows that the launch continues: a stop, a destroy or a new limit from another
+terminal applies then too. The user may take a long time to answer, so the run is checked again after each answer: if it
+was ended, it stays ended; if its limit changed, the question is asked again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from homing.wire.run_json import Limits
 __all__ = ["MAY_COST", "Exact", "is_within_plan", "launch_any", "name_of", "only", "without_spot"]
 
 _NEAR = 5
-MAY_COST = Decimal("1.5")  # a replacement may cost this many times as much to finish as the agreed offer
+MAY_COST = Decimal("1.5")  # a replacement may cost this many times the agreed offer's cost to finish
 _TRIES = 5
 
 
@@ -126,7 +126,7 @@ def _near(plan: Plan, exact: Exact) -> list[str]:
 
 
 def is_within_plan(row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool:
-    """Return whether it may replace the agreed offer without asking again; limits.rate is consent in advance."""
+    """Return whether it may replace the agreed offer without asking again; limits.rate counts as consent."""
     if limit_usd_per_hour is not None:
         return row.offer.rate_usd_per_hour <= limit_usd_per_hour
     return row.cost_usd <= agreed.cost_usd * MAY_COST and not is_dear(row.offer, None)
@@ -140,9 +140,9 @@ def launch_any(
     notify: Callable[[str], None],
     agree: Callable[[OfferPlan, Draft], bool],
 ) -> tuple[Draft, Launched]:
-    """Launch on `first`, which is already agreed to, or else on one of `others`, in order.
+    """Launch on `first`, which the user has already agreed to, or else on one of `others`, in order.
 
-    `agree` is called for each of the others. Raises the last NoOffer or NeverCame if none is left or a person declines.
+    `agree` is called for each of the others. Raises the last NoOffer or NeverCame if none is left or the user declines.
     """
     ready, rest = first, [row for row in others if row.offer != first.order.offer][: _TRIES - 1]
     last: RunRow | None = None
@@ -171,7 +171,7 @@ def _resuming(first: Draft, home: Home) -> Iterator[None]:
 
 
 def _as_undone(first: Draft, home: Home) -> RunRow:
-    """Return the run as the failed launch left it. Raises EndedElsewhere if a person has ended it meanwhile."""
+    """Return the run as the failed launch left it. Raises EndedElsewhere if someone has ended it since."""
     run = home.ledger.run(first.run.id)
     if run is None or not run.reason.startswith(UNDONE):
         said = ("gone", "") if run is None else (run.state, run.reason)
@@ -188,7 +188,7 @@ def _next(
 ) -> tuple[Draft, RunRow] | None:
     """Take offers from `rest` until one can be launched. Return its draft and the run row it is based on.
 
-    None if nothing is left or a person declined.
+    None if nothing is left or the user declined.
     """
     last = _as_undone(first, home)
     while rest:
@@ -214,7 +214,7 @@ def _next(
 
 
 def _instead(first: Draft, last: RunRow, row: OfferPlan, home: Home) -> Draft:
-    """Return the same order on another offer, as a draft with the current limits (see `homing limit`)."""
+    """Return a draft of the same launch on a different offer, with the current limits (see `homing limit`)."""
     documents = relaunch.load_documents(home, last).run
     run = dataclasses.replace(first.order.run, id=first.run.id, limits=documents.limits, origin=documents.origin)
     limit = None if last.spend_limit_usd is None else Decimal(last.spend_limit_usd)

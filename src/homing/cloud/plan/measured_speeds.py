@@ -9,8 +9,8 @@
     an rl step      new tokens x (fixed time per layer + factor x weights and caches read / bandwidth + products), both
                     fitted to measured sampling, plus the training of its rows
 
-Bytes are what a layer keeps per token (see config.memory), as a proxy for everything that its elementwise operations
-read and write. No prediction exceeds the GPU's peak. Knows nothing of offers.
+Bytes are what a layer stores per token (see config.memory), as a proxy for everything that its elementwise operations
+read and write. No prediction exceeds the GPU's peak. This module knows nothing about offers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ __all__ = ["FILE", "LearnedRow", "SamplingRow", "StepRow", "Table", "find_row", 
 
 FILE = "measured.json"
 # Fraction of the peak in a whole step: large isolated matmuls reached 0.80 on an H200, and inside a step they share the
-# GPU. Rows of small models alone say little about matmuls, so they must not promise more than this for large ones.
+# GPU. Rows of small models alone say little about matmuls, so predictions for large models are capped at this.
 MOST_OF_PEAK = 0.70
-_FORWARD = 1 / 3  # of the cost of training a token
+_FORWARD = 1 / 3  # share of the cost of training a token
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """Training steps, as one benchmark measured them on one GPU."""
+    """Training speed that one benchmark measured on one GPU."""
 
     source: str  # the file in benchmarks/results, and which row of it if there are several
     card: str
@@ -55,19 +55,19 @@ class StepRow:
     lora: Lora | None = None
     is_nf4: bool = False  # qlora
     recompute: str = "none"
-    is_packed: bool = False  # several documents per row, masked from each other
+    is_packed: bool = False  # several documents per row, each masked from the others
 
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """Sampling new tokens of many rows at once."""
+    """Speed of sampling new tokens for many rows at once."""
 
     source: str
     card: str
     seconds: float
     shape: Model
     rows: int
-    prompt: int  # tokens of the longest
+    prompt: int  # tokens of the longest prompt
     num_new: int
     is_captured: bool
 
@@ -78,10 +78,10 @@ class LearnedRow:
 
     source: str
     card: str
-    recipe: str  # `stock` or `swift` as homing trains them, a modified one, or a peer
+    recipe: str  # `stock` or `swift` as homing trains them, a variant, or a different tool
     seconds: float
-    text_tokens: int  # of its training text: another text gives another figure
-    bits_per_byte: float  # held out; mean of its seeds
+    text_tokens: int  # of its training text; figures for different texts are not comparable
+    bits_per_byte: float  # on held-out text; mean over its seeds
     num_seeds: int
 
 
@@ -92,7 +92,7 @@ class Table:
     learned: tuple[LearnedRow, ...] = ()
 
     def without(self, source: str) -> Table:
-        """Return the table without rows from this source, to see what the others predict for it."""
+        """Return the table without rows from this source, to check how well the others predict it."""
         return Table(
             tuple(row for row in self.steps if not row.source.startswith(source)),
             tuple(row for row in self.sampling if not row.source.startswith(source)),
@@ -100,7 +100,7 @@ class Table:
         )
 
     def learned_by(self, one: str, other: str) -> tuple[LearnedRow, LearnedRow] | None:
-        """Return two recipes trained equally long on the same GPU and text, the longest such pair, or None."""
+        """Return two recipes trained for the same time on the same GPU and text, the longest such pair, or None."""
         found = [
             (row, match)
             for row in self.learned
@@ -147,7 +147,7 @@ def _in_bf16(row: StepRow) -> StepRow:
 
 
 def find_row(table: Table, card: str, run: Run, phase: Phase) -> StepRow | None:
-    """Return the newest row that matches exactly; never for rl: its time depends on its sample lengths."""
+    """Return the newest row that matches exactly; None for rl, whose time depends on its sample lengths."""
     precision = "bf16" if run.train.precision == "auto" else run.train.precision
     adapters, is_nf4 = _adapters(phase.lora), phase.method == "qlora"
     wanted = (card, _sizes_alone(run.model), precision, adapters, is_nf4, phase.recompute, is_packed(phase))
@@ -173,7 +173,7 @@ def _adapters(lora: Lora | None) -> tuple[int, bool, bool, frozenset[str]] | Non
 
 
 def is_packed(phase: Phase) -> bool:
-    """Return whether its rows hold conversations that are masked from each other."""
+    """Return whether its rows hold several conversations, each masked from the others."""
     return phase.kind == "sft" or (phase.data is not None and phase.data.kind == "chat")
 
 
@@ -198,8 +198,8 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Fit:
-    products: float  # seconds of FLOPs per second that they would take at the peak
-    passes: float  # how often what a layer keeps is read or written
+    products: float  # compute time as a multiple of the time at the peak
+    passes: float  # how often the stored bytes of a layer are read or written
     packed_s: float  # extra seconds per token with several documents per row; GPU-independent as far as we know
     fp8: float  # speed-up over bf16
 
@@ -242,7 +242,7 @@ def _fit(table: Table) -> _Fit:
 
 
 def _slower_s(fit: _Fit, packed: StepRow, plain: Sequence[StepRow]) -> float:
-    """Return the extra time per token of packed rows, against a measured row without packing or else a modelled one."""
+    """Return the extra time per token of packed rows, compared with an unpacked row (measured if possible)."""
     same = [row for row in plain if replace(row, source="", tokens_per_s=0.0, kind="") == replace(
         packed, source="", tokens_per_s=0.0, kind="", is_packed=False
     )]  # fmt: skip
@@ -282,7 +282,7 @@ def _precision(run: Run, gpu: Gpu) -> str:
 
 
 def rl_step_s(table: Table, gpu: Gpu, run: Run, phase: Phase, num_gpus: int = 1) -> float:
-    """Return the seconds of sampling, every sample at full length, and of training its rows. GPUs share the rows."""
+    """Return the seconds to sample, with every sample at full length, and to train on the rows. GPUs share the rows."""
     rl = phase.rl
     assert rl is not None
     rows = num_rows(rl) / num_gpus
@@ -315,7 +315,7 @@ def _sampling_s(table: Table, gpu: Gpu, run: Run, phase: Phase, rl: Rl, rows: fl
 
 
 def _read_bytes(model: Model, rows: float, prompt: int, num_new: int, size: int) -> float:
-    """Return the bytes read per new token of each row, mid-sample: all weights, and the caches up to there."""
+    """Return the bytes read per new token of each row, halfway through a sample: all weights, and the caches so far."""
     reach = prompt + num_new // 2 + REACH // 2
     return size * sizes_of(model).num_matmul_params + cache_bytes(model, 1, reach, size) * rows
 

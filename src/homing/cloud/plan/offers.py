@@ -2,8 +2,8 @@
 
     providers -> offers(needs), in parallel -> those that fit | rejected ones and why | providers that failed
 
-A provider that fails or does not answer hides no one else's offers. Sorted by hourly rate here; `plan` sorts by dollars
-to finish.
+A provider that fails or does not answer does not hide the offers of others. Sorted by hourly rate here; `plan` sorts by
+the cost to finish.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class LeftOut:
 class Found:
     offers: list[Offer] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)  # providers that could not be asked, one sentence each
+    problems: list[str] = field(default_factory=list)  # providers that could not be queried, one sentence each
 
 
 def find_offers(needs: Needs, providers: Sequence[str], home: Home, *, explain: bool = False) -> Found:
     """Return the offers of the run's providers that meet the needs.
 
-    Raises NoOffer, with what each lacks, if there is none.
+    Raises NoOffer, saying why each offer does not fit, if there is none.
 
-    With `explain`, each provider is asked once more for its other offers, so that a plan can say why they do not fit.
+    With `explain`, each provider is queried again for its other offers, so that a plan can say why they do not fit.
     """
     found, errors = _ask(providers, lambda provider: _look(provider, needs, explain=explain), home)
     if errors and len(providers) == 1:
@@ -68,11 +68,11 @@ def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
     """Return offers, lowest rate first, of these providers, or of all that are configured here if none is named."""
     names = list(providers) or configured(home.path, home.world)
     found, errors = _ask(names, lambda provider: _look(provider, needs), home)
-    if needs.num_gpus:  # exactly this many; a machine without GPUs stays, unless a GPU was asked for
+    if needs.num_gpus:  # exactly this many; machines without GPUs stay in the list, unless a GPU was requested
         kept = [offer for offer in found.offers if offer.num_gpus in (needs.num_gpus, 0)]
         found = Found(kept, found.left_out, found.problems)
     if not providers:
-        # It was not asked for by name, and it reports that it needs more than a key: a host, a run file.
+        # It was not requested by name, and it needs more than a key, such as a host or a run file.
         unnamed = {name for name, error in errors.items() if isinstance(error, UsageError)}
         problems = [_problem(name, error) for name, error in errors.items() if name not in unnamed]
         found = Found(found.offers, found.left_out, problems)
@@ -90,7 +90,7 @@ def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
 
 
 def check_gpu(name: str) -> str:
-    """Return our name of the GPU. Raises UsageError with the known names."""
+    """Return our name for the GPU. Raises UsageError, listing the known names."""
     gpu = find_gpu(name)
     if gpu is None:
         near = nearest_gpus(name)
@@ -103,7 +103,7 @@ def check_gpu(name: str) -> str:
 
 
 def is_dear(offer: Offer, limit_usd_per_hour: Decimal | None) -> bool:
-    """Return whether an offer is so expensive that no one has agreed to its hourly rate."""
+    """Return whether an offer's hourly rate is so high that the user must agree to it explicitly."""
     return limit_usd_per_hour is None and offer.rate_usd_per_hour > DEAR_USD_PER_HOUR
 
 
@@ -121,7 +121,7 @@ def _look(provider: Provider, needs: Needs, *, explain: bool = False) -> Found:
 def _ask(
     names: Sequence[str], look: Callable[[Provider], Found], home: Home
 ) -> tuple[Found, dict[str, HomingError | OSError]]:
-    """Query all providers in parallel. They are opened one by one first: that only reads a file or two."""
+    """Query all providers in parallel. They are opened one by one first, which only reads a file or two."""
     found, errors = Found(), dict[str, HomingError | OSError]()
     opened: dict[str, Provider] = {}
     for name in names:
@@ -141,7 +141,7 @@ def _ask(
 
 
 def _of_offers(error: HomingError | OSError) -> HomingError | OSError:
-    """Reword a timeout for someone who wants to rent: a query for offers leaves nothing billing."""
+    """Reword a timeout for someone who wants to rent: a query for offers cannot leave anything billing."""
     if not isinstance(error, ProviderSilent):
         return error
     return ProviderSilent(error.what, error.reason, "Try again in a minute; if a firewall blocks it: homing doctor")
@@ -175,7 +175,7 @@ def _no_offer(needs: Needs, providers: Sequence[str], home: Home, found: Found) 
             lacking += home.provider(name).offers(Needs())
     reasons += [f"{offer.provider} {offer.name} {lack(offer, needs)}." for offer in lacking]
     fix = "Change cloud.gpu, cloud.providers or limits.rate, or make the model smaller; see: homing verify RUN"
-    if set(providers) == {"local"}:  # usually the preset's choice, not the person's
+    if set(providers) == {"local"}:  # usually the preset's choice, not the user's
         fix = "Rent a GPU: homing plan RUN --set cloud.providers=runpod   or use a smaller model: homing verify RUN"
     small = [offer for offer in lacking if not lack(offer, dataclasses.replace(needs, disk_bytes=0))]
     if small:  # with more disk space it would fit

@@ -36,7 +36,7 @@ _UNKNOWN = "has a GPU unknown to homing, so its time and cost cannot be planned"
 
 @dataclass(frozen=True)
 class Buys:
-    """What the limits buy on one offer: where training would end, landing early if that is before the planned end."""
+    """What the limits buy on one offer: how many steps would be trained, and when the last one would end."""
 
     num_steps: int
     of_steps: int
@@ -82,7 +82,7 @@ class Plan:
     num_steps: int
     flops: float
     checkpoint_bytes: int
-    kept_bytes: int  # of all checkpoints kept at one time
+    kept_bytes: int  # maximum size of all checkpoints kept at the same time
     warnings: list[str]
     left_out: list[LeftOut] = field(default_factory=list)  # lowest rate first; only with explain=True
 
@@ -91,7 +91,7 @@ class Plan:
         return self.offers[0]
 
     def more_usd(self, row: OfferPlan) -> Decimal:
-        """Return how much more it costs to finish than the best offer."""
+        """Return how much more this offer costs to finish than the best one."""
         return row.cost_usd - self.best.cost_usd
 
 
@@ -153,7 +153,7 @@ def needs_of(run: Run) -> Needs:
 
 
 def _how_to_fit(run: Run, home: Home) -> str:
-    """Return what to lower so that training fits the largest GPU of its providers.
+    """Return which settings to lower so that training fits the largest GPU of its providers.
 
     "" if memory is not the problem or the offers cannot be listed.
     """
@@ -173,7 +173,7 @@ def _how_to_fit(run: Run, home: Home) -> str:
 def _reached(run: Run, offers: list[Offer], home: Home) -> tuple[list[Offer], list[LeftOut]]:
     """Return the offers that can reach the run's store, and the others.
 
-    If none can, all stay: a person may plan before choosing a store, and launch refuses.
+    If none can, all are returned: a user may plan before choosing a store, and launch checks again.
     """
     if not run.store.startswith("file:"):
         return offers, []
@@ -205,7 +205,7 @@ def _plan_offer(run: Run, offer: Offer, home: Home) -> OfferPlan:
 
 
 def _rank(run: Run, row: OfferPlan) -> tuple[bool, Decimal, float]:
-    """Sort key: cheapest to finish first; offers that the limit cannot bring home come last, however cheap."""
+    """Sort key: cheapest to finish first; offers that cannot finish within the limit come last, however cheap."""
     limit = run.limits.spend_usd
     return (limit is not None and row.minimum_usd > Decimal(limit), row.cost_usd, row.seconds)
 
@@ -232,7 +232,7 @@ def _odds_text(row: OfferPlan) -> str:
 
 
 def _is_unknown(row: OfferPlan) -> bool:
-    """Return whether the speed of a rented GPU is unknown. A person's own machine can be used without a plan."""
+    """Return whether the speed of a rented GPU is unknown. The user's own machine can be used without a plan."""
     return row.speed.source == "unknown" and row.offer.provider not in ("local", "ssh")
 
 
@@ -267,7 +267,7 @@ def _buys(run: Run, offer: Offer, timing: Timing) -> Buys | None:
 
 
 def _kept_bytes(run: Run) -> int:
-    # The ones kept, the best, and the one being written.
+    # The retained checkpoints, the best one, and the one being written.
     return max(phase.keep_last + 2 for phase in run.phases) * checkpoint_bytes(run)
 
 
@@ -297,7 +297,7 @@ def _warnings(run: Run, cheapest: OfferPlan) -> list[str]:
 
 
 def _all_weights(run: Run) -> list[str]:
-    """Return a warning per full fine-tuning phase after LoRA: it needs many times the memory, perhaps unintended."""
+    """Return a warning per full fine-tuning phase after LoRA: it needs many times the memory and may be unintended."""
     found = []
     for before, phase in zip([None, *run.phases], run.phases, strict=False):
         is_after = bool(phase.init_base) or (not phase.init_from and before is not None and before.method != "full")
@@ -314,7 +314,7 @@ def _all_weights(run: Run) -> list[str]:
 
 
 def relay_of(run: Run, offer: Offer, seconds: float) -> str:
-    """Return the message for a person if no machine of this kind lives as long as the run; "" otherwise."""
+    """Return a message for the user if no machine of this kind lives as long as the run; "" otherwise."""
     if not offer.lifetime_s or seconds <= offer.lifetime_s:
         return ""
     times = math.ceil(seconds / offer.lifetime_s) - 1

@@ -1,17 +1,18 @@
-"""Estimate how fast a machine trains each phase of a run, and say how we know.
+"""Estimate how fast a machine trains each phase of a run, and say where the figure comes from.
 
     measured   a run of the same shape on the same device, kept in $HOMING_HOME/speed.json; or a benchmark of that shape
-               on that GPU, from the table that ships with the package (see `measured`)
-    probed     matrix products on this CPU, in a separate process, because torch is loaded there. Other programs only
-               slow a probe down, so there are several at different times, and the best counts
+               on that GPU, from the table that ships with the package (measured_speeds.py)
+    probed     matrix products on this CPU, in a separate process that loads torch. Other programs can only
+               slow a probe down, so it is repeated at different times, and the best result counts
     modelled   from measurements of other shapes and GPUs, with the peak and bandwidth of this one; corrected by what
                the same shape reached on other GPUs, and consistent with the data sheets: a GPU that is at least as
                good in every figure is never rated slower
     assumed    a typical fraction of what such a machine can do, labelled as such
-    unknown    a GPU that is not in our table: as slow as the slowest that is, so that a person's own machine has an
+    unknown    a GPU that is not in our table: as slow as the slowest that is, so that the user's own machine has an
                estimate at all; plan leaves out rented ones
 
-Several GPUs are modelled as that many times one, and the text says so. No figure exceeds the device's peak.
+The speed of several GPUs is modelled as that of one times their number, and the text says so. No figure exceeds the
+device's peak.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from homing.wire.run_json import Model, Phase, Run
 __all__ = ["FORWARD_SHARE", "Pace", "Speed", "estimate", "recall", "remember", "shape_key"]
 
 FILE = "speed.json"
-CPU_SHARE = 0.35  # of pure matrix products: what an eager training step of a small decoder reaches
+CPU_SHARE = 0.35  # fraction of pure matmul speed that an eager training step of a small decoder reaches
 FLOPS_PER_CORE = 8e9  # fp32, if nothing could be measured: an ordinary core of the last ten years
 PROBE_TIMEOUT_S = 60.0
 MOST_PROBES = 3  # per device, over that many plans; the best is kept
-PROBE_AGAIN_S = 30.0  # any sooner, it would meet the same load as the previous one
+PROBE_AGAIN_S = 30.0  # any sooner, the load would be the same as for the previous one
 FORWARD_SHARE = 0.5  # an evaluated token costs the forward third of a trained one, in smaller batches
-SAMPLED_SHARE = 4.0  # without a GPU: a token in rl is first sampled, one by one, and then trained on
+SAMPLED_SHARE = 4.0  # without a GPU: in rl each token is first sampled, one by one, and then trained on
 HOST_BYTES_PER_S = 20e9  # between host and GPU, each way: PCIe 4 x16
 SOURCES = ("measured", "probed", "modelled", "assumed", "unknown")  # most reliable first
 
-# Prints FLOP/s of fp32 products at a size that stays in cache, as in a small decoder.
+# Prints FLOP/s of fp32 matmuls at a size that stays in cache, as in a small decoder.
 _PROBE = """
 import time, torch
 a, b = torch.randn(512, 512), torch.randn(512, 512)
@@ -71,11 +72,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class _Anchor:
-    """What this very phase reached on some GPU."""
+    """The speed that this same phase reached on some GPU."""
 
     gpu: Gpu
     pace: Pace
-    name: str  # of the GPU, and of the run that measured it
+    name: str  # name of the GPU, and of the run that measured it
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ def shape_key(model: Model) -> str:
 def _run_key(run: Run) -> str:
     """Return the key under which measured speeds are comparable.
 
-    LoRA trains about 1.5x as fast as the same shape in full, so they share no figure. Nor do steps with and without
-    optimizer offload.
+    LoRA trains about 1.5x as fast as full fine-tuning of the same shape, so their figures are separate. So are those
+    with and without optimizer offload.
     """
     methods = sorted({phase.method for phase in run.phases} - {"full"})
     offloads = sorted({f"offload.{phase.offload}" for phase in run.phases} - {"offload.none"})
@@ -142,7 +143,7 @@ def _pace(run: Run, phase: Phase, offer: Offer, home: Home, known: dict[str, Any
 
 
 def _rate_of(entry: dict[str, Any], phase: Phase) -> float | None:
-    """Return the measured speed of this phase; None if that run had none. Earlier entries have one figure for all."""
+    """Return the measured speed of this phase; None if unknown. Older entries have one figure for all phases."""
     by_phase = entry.get("phases")
     if by_phase is not None:
         return float(by_phase[phase.kind]) if phase.kind in by_phase else None
@@ -163,13 +164,13 @@ def _pace_on_processor(run: Run, phase: Phase, flops_per_s: float, source: str, 
 
 
 def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int, known: dict[str, Any]) -> Pace:
-    """Return the measured speed of such a GPU, else a modelled one, consistent with other GPUs' measurements."""
+    """Return the speed on such a GPU: measured, or else modelled consistently with measurements on other GPUs."""
     anchors = _anchors(run, phase, num_gpus, known)
     pace = anchors[gpu.name].pace if gpu.name in anchors else _modelled(run, phase, gpu, num_gpus)
     others = [anchor for anchor in anchors.values() if anchor.gpu != gpu]
     rate = pace.tokens_per_s
     if others and gpu.name not in anchors:
-        # How far the model is off for this shape, judged by the GPUs that have run it.
+        # How far the prediction is off for this shape, judging by the GPUs that have run it.
         off = statistics.geometric_mean(
             each.pace.tokens_per_s / _modelled(run, phase, each.gpu, num_gpus).tokens_per_s for each in others
         )
@@ -185,7 +186,7 @@ def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int, known: dict[s
 
 
 def _anchors(run: Run, phase: Phase, num_gpus: int, known: dict[str, Any]) -> dict[str, _Anchor]:
-    """Return the measurements by GPU: the newest run of this home on as many GPUs, else the shipped table's row."""
+    """Return the measurements by GPU: this home's newest run with that many GPUs, else a row of the shipped table."""
     found: dict[str, _Anchor] = {}
     table = measured_speeds.load_table()
     for card in table.cards:
@@ -207,7 +208,7 @@ def _anchors(run: Run, phase: Phase, num_gpus: int, known: dict[str, Any]) -> di
 
 
 def _between(rate: float, gpu: Gpu, anchors: Sequence[_Anchor]) -> float:
-    """Clamp the rate: at most what an equal or better GPU reached, at least what an equal or lesser one did."""
+    """Clamp the rate between what lesser or equal GPUs reached and what better or equal GPUs reached."""
     for anchor in anchors:
         if anchor.gpu.is_at_least(gpu):
             rate = min(rate, anchor.pace.tokens_per_s)
@@ -253,7 +254,7 @@ def _peak_rate(run: Run, phase: Phase, gpu: Gpu) -> float:
 
 
 def _with_offload(pace: Pace, run: Run, phase: Phase) -> Pace:
-    """Add the optimizer state's transfer to the GPU and back, once per step: both ways and all GPUs in parallel."""
+    """Add the transfer of the optimizer state to the GPU and back, once per step, in parallel on all GPUs."""
     if phase.offload == "none":
         return pace
     passing_s = training_memory(run, phase).host / HOST_BYTES_PER_S
@@ -273,7 +274,7 @@ def _is_possible(run: Run, phase: Phase, rate: float, gpu: Gpu | None, num_gpus:
 
 
 def recall(run: Run, offer: Offer, home: Home) -> dict[str, float] | None:
-    """Return the measured trip times of the newest run like this one; None if there is none.
+    """Return the measured trip times of the newest comparable run; None if there is none.
 
     Same shape, device, number of GPUs, provider and kind of store.
     """

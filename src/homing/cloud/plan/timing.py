@@ -4,17 +4,18 @@
              boot,    load,                               last      last
              inputs   compile                             save      checkpoint
 
-Each figure is measured (by the newest run on the same device, kept with the speeds), computed from sizes, or assumed,
-and `text` says which. Assumed ones err on the long side: a limit that launch accepts must bring a finished model home.
+Each figure is measured (by the newest run on the same device, stored with the speeds), computed from sizes, or assumed,
+and `text` says which. Assumed figures err on the long side: a limit that launch accepts must be enough to bring a
+finished model home.
 
 Preemptions add to that (`odds_of`):
 
     per preemption   the steps since the last checkpoint, on average half the interval between two
                      + another machine: boot, inputs, the checkpoint from the store, load and compile
     how often        as the provider reports; without a report, once in twenty hours is assumed for spot, combined with
-                     what this home has seen of that offer. Time lost to preemptions counts as exposed too
+                     what this home has observed for that offer. Time lost to preemptions is exposed to them as well
 
-A notice before the end would save the steps; it is not counted on, because it may not come.
+A preemption notice would save those steps, but the estimate does not rely on one.
 """
 
 from __future__ import annotations
@@ -53,31 +54,31 @@ __all__ = [
     "timing_of",
 ]
 
-# Assumed until a run on the same device was measured.
+# Assumed until a run on the same device has been measured.
 _START_S = 20.0  # the trainer loads torch and the data
 _COMPILE_S = 100.0  # and, on a GPU, compiles the model
-_HOME_S = 20.0  # processes that verify the push and report the end, and the call that ends billing
-_PUSH_BYTES_PER_S = {"file": 100e6}  # a disk; for network stores, the next line (200 Mbit/s)
+_HOME_S = 20.0  # verifying the push, reporting the end, and the call that ends billing
+_PUSH_BYTES_PER_S = {"file": 100e6}  # a local disk; network stores use the next line (200 Mbit/s)
 _NETWORK_BYTES_PER_S = 25e6
 _DISK_BYTES_PER_S = 50e6  # a save with fsync and verification
 _BYTES_PER_TOKEN = 4  # of a shard, upper bound
 _BYTES_PER_WEIGHT = 4  # upper bound
 
 _FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # what the trainer reserves for its last evaluation, save and sample
-_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors on speeds and times: same machine on another day; a guess
-_LEAST_STEPS = 20  # to measure the pace of a run and to have something to decay
-_END_S = 3.0  # to start ending the billing before the guards that come after the agent act
+_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors on speeds and times: for measured ones, for others
+_LEAST_STEPS = 20  # enough to measure the speed of a run and to have something to decay
+_END_S = 3.0  # for the agent to start ending the billing before the next guards act
 ASSUMED_HOURS = 20.0  # hours per preemption of a spot machine, as long as nothing else is known
 _TAKEN = "preempted"  # prefix of the ledger's note for such an end
 
 
 @dataclass(frozen=True)
 class Trip:
-    """What one run took besides its steps."""
+    """Time that one run took in addition to its steps."""
 
     arrive_s: float  # from the create call to the trainer's start
     start_s: float  # from there to its first step
-    home_s: float  # from its outcome to the end of billing, without the transfer of checkpoints
+    home_s: float  # from writing its outcome to the end of billing, without the transfer of checkpoints
     push_bytes_per_s: float
 
 
@@ -92,7 +93,7 @@ class Timing:
     doubt: float  # factor by which it may be slower
     text: str
     paces: dict[str, Pace] = field(default_factory=dict)  # by kind of phase; a missing one uses tokens_per_s
-    home_doubt: float = 1.0  # safety factor on home_s in reserves; assumed values are long enough already
+    home_doubt: float = 1.0  # safety factor on home_s in reserves; assumed values are already long enough
 
     @property
     def home_reserve_s(self) -> float:
@@ -104,7 +105,7 @@ class Timing:
         return self.arrive_s + self.start_s + work + self._finish_s(run) + _way_home_s(self.home_s, self.push_s)
 
     def parts(self, run: Run) -> list[tuple[str, float]]:
-        """Return the same by phase, with boot and start before and the way home after them."""
+        """Return the same time by phase, preceded by boot and start and followed by bringing the results home."""
         phases = [(p.kind, self._steps_s(p, p.num_steps) + self._finish_phase_s(p)) for p in run.phases]
         way_home = ("home", _way_home_s(self.home_s, self.push_s))
         return [("boot and start", self.arrive_s + self.start_s), *phases, way_home]
@@ -119,7 +120,7 @@ class Timing:
         return self._with_reserve(self.doubt * self.whole_s(run))
 
     def steps_in(self, run: Run, allowed_s: float) -> tuple[int, float]:
-        """Return how many of the planned steps fit into `allowed_s`, and when the last of them is done."""
+        """Return how many of the planned steps fit into `allowed_s`, and when the last of them ends."""
         land_s = allowed_s - self._kept_s(allowed_s) - self._finish_s(run)
         work_s = sum(self._steps_s(phase, phase.num_steps) for phase in run.phases)
         planned = sum(phase.num_steps for phase in run.phases)
@@ -150,12 +151,12 @@ class Timing:
         return _FINISH_DOUBT * self.doubt * seconds + _FINISH_SPARE_S
 
     def _kept_s(self, allowed_s: float) -> float:
-        """Return what the guards and the way home reserve of a limit."""
+        """Return how much of a limit is reserved for the guards and for bringing the results home."""
         end_s = reserve_s(END, allowed_s) + _way_home_s(self.home_reserve_s, self.push_s)
         return max(reserve_s(LAND, allowed_s), end_s)
 
     def _with_reserve(self, work_s: float) -> float:
-        """Return the limit that leaves this much for work: the guards' reserve grows with the limit."""
+        """Return the limit that leaves this much time for work: the guards' reserve grows with the limit."""
         allowed = work_s
         for _ in range(100):
             kept_s = self._kept_s(allowed)
@@ -203,7 +204,7 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
 
 
 def _way_home_s(home_s: float, push_s: float) -> float:
-    """Return the seconds to bring it home: a checkpoint may still be uploading when the last one is written."""
+    """Return the seconds to bring the results home: a checkpoint may still be uploading when the last is written."""
     return home_s + 2 * push_s
 
 
@@ -229,7 +230,7 @@ def checkpoint_bytes(run: Run) -> int:
 
 
 def remember_speed(home: Home, run: RunRow, store: Store) -> None:
-    """Keeps the measured speed and times of a run for the next plan; does nothing without the run's files at home."""
+    """Store the measured speed and times of a run for the next plan; does nothing without the run's files at home."""
     folder = home.run_dir(run.id)
     try:
         resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
@@ -244,11 +245,11 @@ def remember_speed(home: Home, run: RunRow, store: Store) -> None:
             trip = _trip_of(home, run, store)
             remember(resolved, offer["device"], offer["num_gpus"], middle, home, provider=offer["provider"], trip=trip)
     except (OSError, ValueError, KeyError, TypeError, HomingError):
-        return  # only hints for the plan: they must not fail a verb that has done its work
+        return  # only hints for the plan: a failure here must not fail a command that has done its work
 
 
 def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
-    """What the last attempt took besides its steps; None if it failed or has not ended."""
+    """Return the time that the last attempt took in addition to its steps; None if it failed or has not ended."""
     last, outcome = home.ledger.lines(run.id)[-1], read_document(store, run_key(run.id, file_names.OUTCOME), Outcome)
     if outcome is None or outcome.state == "failed" or last.created_at is None or last.destroyed_at is None:
         return None
@@ -258,7 +259,7 @@ def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
 
 
 def measure_trip(events: Sequence[Event], outcome: Outcome, created_at: float, ended_at: float) -> Trip | None:
-    """Compute the trip from what one attempt left in the store; None if something is missing."""
+    """Compute the trip from the files of one attempt in the store; None if something is missing."""
     own = [event for event in events if event.t >= created_at]
     first = next((event for event in own if event.kind == "first_step"), None)
     pushes = [event.data for event in own if event.kind == "checkpoint_pushed" and event.data.get("seconds")]
@@ -313,12 +314,12 @@ def _per_hour(offer: Offer, home: Home) -> tuple[float, str]:
     text = f"assumed: once every {ASSUMED_HOURS:g} h"
     if hours:
         text += f", and observed: {num_taken} in {hours:.1f} h"
-    # The assumption weighs as much as its own hours; observations take over as they accumulate.
+    # The assumption is weighted by its own hours; observations outweigh it as they accumulate.
     return (num_taken + 1) / (hours + ASSUMED_HOURS), text
 
 
 def _seen(offer: Offer, home: Home) -> tuple[int, float]:
-    """Return how often this home lost one of these to preemption, and in how many hours."""
+    """Return how often this home lost such a machine to preemption, and over how many hours."""
     if not home.has_ledger:
         return 0, 0.0
     lines = [line for line in home.ledger.lines() if (line.provider, line.offer) == (offer.provider, offer.name)]

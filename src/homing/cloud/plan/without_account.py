@@ -1,8 +1,8 @@
-"""Estimate a run at list prices, before there is an account, or at a rate that the person gives.
+"""Estimate a run without an account, at list prices or at a given rate.
 
     Run -> GPUs that it fits on -> speed of each, measured or modelled -> hours x a dated list price or the given rate
 
-A row is not an offer, so nothing here can be launched. Asks no provider.
+A row is not an offer, so nothing here can be launched. Makes no requests to providers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Listed:
     seconds: float  # from create to gone, as planned
     speed_source: str  # measured or modelled
     speed_text: str
-    rate_usd_per_hour: Decimal | None  # of all its GPUs; None: homing ships no list price for it
+    rate_usd_per_hour: Decimal | None  # for all its GPUs; None: homing has no list price for it
     rate_text: str  # the price list and its date
 
     @property
@@ -50,7 +50,7 @@ class Listed:
 
 
 def is_without_key(run: Run, home: Home) -> bool:
-    """Return whether the run names only clouds, and none of them has a key here."""
+    """Return whether the run names only cloud providers, and none of them has a key here."""
     env, world = home.world.environment(), home.world
     known = [ACCOUNTS.get(name) for name in run.cloud.providers]
     return all(account is not None and not account.is_set(env, world) for account in known)
@@ -86,7 +86,7 @@ def _own(run: Run, rate: Decimal) -> Iterator[tuple[Offer, str]]:
 
 
 def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
-    """Yield rows for the clouds that the run names; without a price list, hours only."""
+    """Yield rows for the clouds that the run names; only hours if there is no price list."""
     for provider in run.cloud.providers:
         prices = [price for price in TABLE if price.provider == provider]
         if not prices:

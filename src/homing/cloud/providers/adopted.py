@@ -1,7 +1,7 @@
-"""Another owner's provider account, restricted to what was adopted: those marks and nothing else.
+"""A different owner's view of a provider, restricted to the marks that were adopted from that owner.
 
-An adoption hands over single instances and the volumes that their run keeps or names, not the other home. Whatever else
-the provider would show or destroy stays hidden and untouched, even if requested by id.
+An adoption hands over individual instances and the volumes that their run keeps or names, not the whole home. Whatever
+else the provider would show or destroy stays hidden and untouched, even if requested by id.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class AdoptedOnly:
 
     def _checked(self, instance_id: str) -> Instance:
         instance = self._inner.describe(instance_id)
-        # An instance that is gone may have lost its mark, and there is nothing left to touch.
+        # An instance that is gone may have lost its mark, but there is nothing left to protect.
         if instance.state != "gone" and instance.mark not in self._marks:
             raise _not_adopted(instance_id, instance.mark)
         return instance

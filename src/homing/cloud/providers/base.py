@@ -1,11 +1,11 @@
-"""The interface for renting a machine: offers -> plan -> create -> describe -> destroy.
+"""The provider interface for renting a machine: offers -> plan -> create -> describe -> destroy.
 
     Needs    what a run requires of a machine      Offer     a machine that would start now, at a rate
     Place    folders and interpreter there         Order     what to start there, under which mark
     Request  the create call as data; what --dry-run prints
     Instance the state of one of our machines, as the provider reports it, in our terms
 
-Every call is safe to repeat and none outlives its timeout. Knows nothing of training.
+Every call is safe to repeat, and none outlives its timeout. This module knows nothing about training.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ __all__ = [
 
 InstanceState = Literal["requested", "booting", "ready", "preempted", "destroying", "gone", "unknown"]
 Billing = Literal["yes", "no", "maybe"]
-# Optional capabilities of a provider; each provider lists those it lacks, with a sentence to show.
+# Optional capabilities of a provider; each provider lists those it lacks, with a sentence to show to the user.
 Feature = Literal["native_deadline", "native_spend_limit", "end_itself", "spot", "ssh", "multi_node", "file_store"]
-KEY_ACCOUNT = "key:"  # prefix of an account known only by its key: another key may belong to the same account
+KEY_ACCOUNT = "key:"  # prefix of an account known only by its key: a different key may belong to the same account
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run requires of a machine. Zero and "" mean that it does not matter."""
+    """What a run requires of a machine. Zero and "" mean "no requirement"."""
 
     gpu: str = ""
     num_gpus: int = 1
-    memory_bytes: int = 0  # for training, on one device
+    memory_bytes: int = 0  # training memory needed on one device
     disk_bytes: int = 0
     max_rate_usd_per_hour: Decimal | None = None
-    precision: str = ""  # the GPU must support it
+    precision: str = ""  # must be supported by the GPU
     capability: tuple[int, int] = (0, 0)  # minimum compute capability of the GPU
     host_bytes: int = 0  # host memory, for offloaded state; if set, the machine must have a GPU
 
@@ -79,8 +79,8 @@ class Needs:
 @dataclass(frozen=True)
 class Offer:
     provider: str
-    name: str  # the provider's name for it, with which create requests it again
-    device: str  # our name of the GPU, or the CPU's
+    name: str  # the provider's name for it, which create uses to request it
+    device: str  # our name for the GPU, or the CPU's name
     num_gpus: int  # 0: it would train on the CPU
     num_cores: int
     memory_bytes: int  # of one device: the GPU's, or the machine's if there is no GPU
@@ -89,14 +89,14 @@ class Offer:
     region: str = ""
     boot_s: float = 60.0  # typical time from create to the agent's first heartbeat
     cloud: str = ""  # the underlying cloud, if the provider resells machines of others
-    instance_type: str = ""  # the provider's name of the machine type, if `name` says more than that
-    nvlink: bool | None = None  # whether its GPUs are connected directly; None: unknown
+    instance_type: str = ""  # the provider's name of the machine type, if `name` contains more than that
+    nvlink: bool | None = None  # whether its GPUs are connected by NVLink; None: unknown
     is_spot: bool = False  # cheaper, and may be preempted
-    interruptions_per_hour: float = 0.0  # estimated preemption rate of such an instance
+    interruptions_per_hour: float = 0.0  # estimated preemption rate
     stock: str = ""  # availability in the provider's terms: high, low
     as_of: float | None = None  # when its rate was valid; None: fetched just now
     rate_source: str = ""  # source of the rate if it is not the provider itself; "": the provider
-    lifetime_s: float = 0.0  # the provider ends it this long after its start, regardless of limits; 0: it does not
+    lifetime_s: float = 0.0  # the provider ends it this long after its start, regardless of limits; 0: never
     host_bytes: int = 0  # host memory, separate from GPU memory; 0: unknown
 
 
@@ -118,8 +118,8 @@ class Place:
     work_dir: str
     python: str  # the interpreter that has homing and torch once training begins
     end_billing: EndBilling
-    base_python: str = ""  # the interpreter that exists from the start, if it is a different one
-    # For code and environments that a later instance can reuse; "": the machine has everything it needs.
+    base_python: str = ""  # the interpreter that exists from the start, if different
+    # Where to keep code and environments that a later instance can reuse; "": the machine has everything it needs.
     cache_dir: str = ""
 
 
@@ -132,9 +132,9 @@ class Order:
     boot: Boot
     files: tuple[InputFile, ...] = ()
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # environment of the agent, never written to disk
-    start_within_s: float = math.inf  # how long hand_over may wait; after that the limit leaves no time to train
-    start_by: float = math.inf  # the same as a time of home's boot clock, which keeps running while a laptop sleeps
-    typed: str = ""  # the run as the user typed it; only for the commands in error messages, like is_resume
+    start_within_s: float = math.inf  # how long hand_over may wait; after that, no time would be left to train
+    start_by: float = math.inf  # the same as a time by home's boot clock, which keeps running while a laptop sleeps
+    typed: str = ""  # the run as the user typed it; like is_resume, only for commands in error messages
     is_resume: bool = False
 
     @property
@@ -144,7 +144,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Request:
-    """One create call as data: pure, so that --dry-run shows exactly what launch would do."""
+    """One create call as pure data, so that --dry-run shows exactly what launch would do."""
 
     provider: str
     mark: str
@@ -180,7 +180,7 @@ class Request:
 class Instance:
     """One of our machines, as the provider reports it.
 
-    An unrecognized state is `unknown` and counts as billing; only the provider can report an instance gone.
+    An unrecognized state is `unknown` and counts as billing; an instance is gone only if the provider says so.
     """
 
     id: str
@@ -192,11 +192,11 @@ class Instance:
     created_at: float | None = None
     ended_at: float | None = None  # when billing ended, according to the provider
     spend_usd: Decimal | None = None  # the provider's own figure
-    is_running: bool = True  # False only if the provider knows that none of our programs runs on it any more
+    is_running: bool = True  # False only if the provider knows that none of our programs is running on it any more
     detail: str = ""  # one sentence, or the provider's raw state
     page: str = ""  # the provider's web page for it
-    twins: tuple[str, ...] = ()  # set by create only: duplicates made by a call that seemed lost, already destroyed
-    problems: tuple[str, ...] = ()  # implausible figures in the provider's answer, one sentence each; they are ignored
+    twins: tuple[str, ...] = ()  # only set by create: duplicates from a call that seemed lost, already destroyed
+    problems: tuple[str, ...] = ()  # implausible figures in the provider's data, one sentence each; they are ignored
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,13 @@ class Resource:
     rate_usd_per_hour: Decimal = Decimal(0)
     created_at: float | None = None
     detail: str = ""
-    # Outlives its instance because the user asked for it: a volume for the next attempt, a budget alert.
+    # Outlives its instance at the user's request: a volume for the next attempt, a budget alert.
     is_kept: bool = False
 
 
 @dataclass(frozen=True)
 class Connection:
-    """How to log in by SSH. The host key is pinned: `known_hosts` is one line, and unknown keys are never accepted."""
+    """How to log in by SSH. The host key is pinned: `known_hosts` is one line, and any other key is rejected."""
 
     user: str
     host: str
@@ -230,9 +230,9 @@ class Provider(Protocol):
     page: str  # the provider's list of instances, printed when something goes wrong
     cannot: Mapping[Feature, str]  # feature -> the sentence shown to a user who asks for it
     guard: str  # the provider's own spend guard in a sentence; "" if it has none
-    settle_s: float  # how stale its list may be: absent means absent in several lists over this time
+    settle_s: float  # how stale its list may be: gone means absent from several lists over this time
 
-    def account(self) -> str: ...  # account of the key: stable, not secret, cached; raises rather than guess
+    def account(self) -> str: ...  # the key's account: stable, not secret, cached; raises instead of guessing
 
     def offers(self, needs: Needs) -> list[Offer]: ...
 
@@ -240,12 +240,12 @@ class Provider(Protocol):
 
     def create(self, request: Request) -> Instance: ...  # idempotent by mark; CreateFailed carries instance_id
 
-    # Send what create could not carry; has a deadline.
+    # Send what the create call could not include; has a deadline.
     def hand_over(self, request: Request, instance_id: str) -> None: ...
 
-    def describe(self, instance_id: str) -> Instance: ...  # gone is a state; an unrecognized state is unknown and bills
+    def describe(self, instance_id: str) -> Instance: ...  # `gone` is a state; an unrecognized one is `unknown`
 
-    def list_owned(self) -> list[Instance]: ...  # everything with our mark; raises rather than return nothing
+    def list_owned(self) -> list[Instance]: ...  # everything with our mark; raises if unknown, never []
 
     def destroy(self, instance_id: str) -> None: ...  # gone already is success
 
@@ -253,10 +253,10 @@ class Provider(Protocol):
 
     def place(self, mark: str) -> Place: ...  # pure; includes how the agent ends billing, as data
 
-    # Set the provider's own guard: what the instance may cost in total, and until when it may live, by our clock.
+    # Set the provider's own guard: the instance's maximum total cost, and its latest end by our clock.
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None: ...
 
-    def list_resources(self) -> list[Resource]: ...  # other than instances; raises rather than return nothing
+    def list_resources(self) -> list[Resource]: ...  # other than instances; raises if unknown, never []
 
     def destroy_resource(self, resource: Resource) -> None: ...  # gone already is success
 
@@ -278,14 +278,14 @@ class Preparing(Protocol):
 
 @runtime_checkable
 class Cautioning(Protocol):
-    """A provider with warnings that the user must see before anything is rented."""
+    """A provider with warnings that the user must see before renting anything."""
 
     def cautions(self) -> list[str]: ...  # one sentence each, for the settings in the run file
 
 
 @runtime_checkable
 class Delivering(Protocol):
-    """A provider with instances that cache the store: after home has written to it, they must be told to reload."""
+    """A provider whose instances cache the store: after home has written to it, they must be told to reload."""
 
     def deliver(self, instance_id: str) -> None: ...  # has a deadline; does nothing for an instance that is gone
 
@@ -294,16 +294,16 @@ class Delivering(Protocol):
 class Remembering(Protocol):
     """A provider that keeps a record of everything it ever created, so that any create call can be checked later."""
 
-    # None: nothing was ever created under it; raises if it cannot check
+    # None: nothing was ever created with this mark; raises if it cannot check
     def remember(self, mark: str) -> Instance | None: ...
 
 
 @runtime_checkable
 class Doubling(Protocol):
-    """A provider that creates a machine per create call, even under the same mark.
+    """A provider where every create call makes a new machine, even with the same mark.
 
-    After an unclear answer create is retried, so a launch with unknown outcome may have made up to `num_creates`
-    machines.
+    A create call without a clear response is retried, so a launch with an unknown outcome may have created up to
+    `num_creates` machines.
     """
 
     num_creates: int
@@ -313,7 +313,7 @@ class Doubling(Protocol):
 class ManyNamed(Protocol):
     """A provider that cannot always identify the account of a key; the account is then named after the key itself."""
 
-    # All names that a ledger row rented with this key may carry, account() first.
+    # All account names that ledger rows rented with this key may have, account() first.
     def account_names(self) -> tuple[str, ...]: ...
 
 
@@ -330,7 +330,7 @@ def lack(offer: Offer, needs: Needs) -> str:
     if (needs.gpu or needs.num_gpus > 1) and offer.num_gpus < needs.num_gpus:
         return f"has {offer.num_gpus} of {needs.num_gpus} GPUs"
     if has and has.compute_capability < needs.capability and offer.provider != "local":
-        # A local run uses the torch that is installed there.
+        # A local run uses the torch installed on this computer.
         is_, least = (".".join(map(str, each)) for each in (has.compute_capability, needs.capability))
         return f"has GPUs of compute capability {is_} ({has.name}); the torch we install needs {least}"
     if has and ((needs.precision == "bf16" and not has.has_bf16) or (needs.precision == "fp8" and not has.has_fp8)):
@@ -353,7 +353,8 @@ def lack(offer: Offer, needs: Needs) -> str:
 def key_account(provider: str, key: str) -> str:
     """Return the name of an account that is known only by its key, because the API does not identify it.
 
-    Eight bytes of a hash distinguish two keys; an API key has far too much entropy to be recovered from them.
+    Eight bytes of a hash are enough to distinguish two keys; an API key has far too much entropy to be recovered from
+    them.
     """
     return KEY_ACCOUNT + hashlib.sha256(f"homing account {provider} {key}".encode()).hexdigest()[:16]
 
@@ -381,7 +382,7 @@ def wait_until(
 ) -> bool:
     """Return True as soon as `check` does; after the deadline raise `on_timeout`, or return False if none is given.
 
-    `by`, a time of the boot clock, is a deadline too: the instance may bill while this computer sleeps and its
+    `by`, a time of the boot clock, is a deadline too: the instance may bill while this computer is asleep and its
     monotonic clock does not advance.
     """
     deadline = world.monotonic() + timeout_s

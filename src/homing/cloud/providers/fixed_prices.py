@@ -1,8 +1,8 @@
-"""The only hard-coded rates: for cases where the provider cannot be asked, with date and source.
+"""The only hard-coded rates, with date and source, for cases where the provider cannot be queried.
 
-RunPod can be asked with a key: its rows are for estimates before that (`list_prices`), and no offer uses them. An offer
-made from a row here carries its date (`Offer.as_of`) and says so (`Offer.rate_source`), so that a person sees how old
-the rate is. A rate reported by the provider itself always wins.
+RunPod can be queried with a key: its rows are only for estimates without one (`list_prices`), and no offer uses them.
+An offer made from a row here carries its date (`Offer.as_of`) and says so (`Offer.rate_source`), so that the user sees
+how old the rate is. A rate reported by the provider itself always wins.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Creates one instance per mark at providers without idempotent create calls: look, create, and look again if unclear.
+"""Create one instance per mark at providers without idempotent create calls: look, create, and look again if unclear.
 
     look for the mark -> POST -> created
                               -> no clear answer: look repeatedly while the list may be stale -> POST once more
-                              -> a clear no: the adapter interprets it
-    after any unclear answer: of two instances with one mark, the older is kept
+                              -> a definite refusal: the adapter interprets it
+    after any unclear answer: of two instances with the same mark, the older is kept
 
-If the outcome is still unknown at the end, it raises CreateFailed, with the id of what was created if there is one.
+If the outcome is still unknown at the end, it raises CreateFailed, with the id of the created instance if there is one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from homing.world import World
 
 __all__ = ["LOOKS", "TRIES", "Once", "look_for"]
 
-LOOKS = 3  # for our mark, spread over the time that the list may be stale
+LOOKS = 3  # number of searches for our mark, spread over the time that the list may be stale
 TRIES = 2
 
 
@@ -33,7 +33,7 @@ class Once:
     world: World
     find: Callable[[str], list[dict[str, Any]]]  # instances with a mark, the oldest first
     end: Callable[[str], None]  # by id
-    twins: list[str] = field(default_factory=list)  # duplicates that were created and destroyed: they have billed
+    twins: list[str] = field(default_factory=list)  # duplicates that were created and destroyed: they incurred charges
 
     def create(
         self,
@@ -41,7 +41,7 @@ class Once:
         post: Callable[[], dict[str, Any]],
         refused: Callable[[Unwelcome, Request], HomingError],
     ) -> dict[str, Any]:
-        """Return the provider's data of the instance that now exists; raises CreateFailed.
+        """Return the provider's data for the instance that now exists; raises CreateFailed.
 
         `post` may raise Unsure; it is called at most twice.
         """
@@ -56,7 +56,7 @@ class Once:
             except Unwelcome as exc:
                 if not num_unsure:
                     raise refused(exc, request) from exc
-                break  # not conclusive: the earlier call may still take effect and be the reason for this refusal
+                break  # inconclusive: the earlier call may still take effect, and may be the reason for this refusal
         if made is None:
             raise CreateFailed(
                 what=f"{self.name} did not start {request.offer.name}: no clear answer after {TRIES} tries.",
@@ -91,14 +91,14 @@ def look_for(
 ) -> dict[str, Any] | None:
     """Return the oldest instance with a mark, or None; retries while the list of `name` may be stale.
 
-    `why` is the unclear answer to the create call.
+    `why` describes the unclear response to the create call.
     """
     for look in range(LOOKS):
         if look:
             world.sleep(settle_s / (LOOKS - 1))
         try:
             found = find()
-        except ProviderRefused as exc:  # also a 4xx: here the list was refused, not the create call
+        except ProviderRefused as exc:  # including a 4xx: here the list call was refused, not the create call
             raise CreateFailed(
                 what=f"{name} may have started {mark}.",
                 why=f"{why}. Then: {exc.why}",

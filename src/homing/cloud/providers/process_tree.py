@@ -1,4 +1,4 @@
-"""A machine simulated by processes on this computer: found and killed by one variable in their environment.
+"""A machine simulated by processes on this computer, which are found and killed by a variable in their environment.
 
 `local` and the machines of the fake cloud are such process trees. They outlive the process that started them, and no
 pid needs to be recorded: a process with the variable belongs to the tree, whatever happened to its parent.
@@ -16,12 +16,12 @@ from homing.world import Process, World
 
 __all__ = ["MACHINE_ENV", "ProcessTree", "inherited"]
 
-# Set for another provider's machine on this computer, so that `local` does not take it for its own.
+# Set for machines of other providers on this computer, so that `local` does not mistake them for its own.
 MACHINE_ENV = "HOMING_MACHINE"
 
-_TERM_GRACE_S = 0.5  # as short as a rented machine gets when it is destroyed
+_TERM_GRACE_S = 0.5  # as short as for a rented machine that is destroyed
 _DEADLINE_S = 20.0
-# Variables that a machine inherits: an allowlist, not a blocklist, so that keys of other services stay at home.
+# Variables that a machine inherits: an allowlist, not a blocklist, so that keys for other services are not passed on.
 _ENV_NAMES = re.compile(
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|PYTHONHASHSEED|LD_LIBRARY_PATH|DYLD_\w+"
     r"|OMP_\w+|MKL_\w+|OPENBLAS_\w+|CUDA_\w+|NVIDIA_\w+|TORCH\w*_CACHE_DIR|TRITON_CACHE_DIR|SSL_CERT_\w+)"
@@ -48,14 +48,14 @@ class ProcessTree:
             self.world.signal(process.pid, number)
 
     def end(self) -> None:
-        """Kill all processes, scanning again after every signal: the tree may grow meanwhile."""
+        """Kill all processes, scanning again after every signal, because the tree may still be growing."""
         started = self.world.monotonic()
         num_quiet = 0
 
         def is_quiet() -> bool:
             nonlocal num_quiet
             left = self.processes()
-            # Two empty scans: during its exec a process has no visible environment.
+            # Require two empty scans: during exec, a process has no visible environment.
             num_quiet = 0 if left else num_quiet + 1
             is_patient = self.world.monotonic() - started < _TERM_GRACE_S
             for process in left:

@@ -25,13 +25,13 @@ PROVIDERS: dict[str, tuple[str, str | None]] = {
     "runpod": ("homing.cloud.providers.runpod.provider:Runpod", None),
     "ssh": ("homing.cloud.providers.ssh.provider:Ssh", None),
 }
-# Providers with instances that are visible only from this computer: asked from elsewhere they list nothing, which does
-# not mean gone.
+# Providers whose instances are visible only from this computer: elsewhere their lists are empty, which does not mean
+# that the instances are gone.
 HERE_ONLY = ("fake", "local", "ssh")
 # Providers on this computer: they answer at once or not at all.
 NEAR = ("fake", "local")
-# Cheap test for any trace of an account. Without one, the provider's module, which is slow to load, is not imported to
-# check.
+# Cheap tests for any trace of an account. If there is none, the provider's module, which is slow to load, is not
+# imported.
 _TRACES: dict[str, Callable[[Path, World], bool]] = {
     "aws": lambda home, world: world.exists(home / "aws"),
     "modal": lambda home, world: (
@@ -63,7 +63,7 @@ def configured(home: Path, world: World) -> list[str]:
 
 
 def open_provider(name: str, *, home: Path, owner: str, world: World) -> Provider:
-    """Return the provider's adapter; `owner` restricts what it may see and touch."""
+    """Return the provider's adapter; it sees and touches only resources of `owner`."""
     if name not in PROVIDERS:
         near = difflib.get_close_matches(name, PROVIDERS, n=1)
         raise UsageError(
@@ -76,7 +76,7 @@ def open_provider(name: str, *, home: Path, owner: str, world: World) -> Provide
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
-        # Only a missing third-party package is a matter of extras; a missing module of ours is a bug.
+        # Only a missing third-party package can be fixed by an extra; a missing module of our own is a bug.
         if extra is None or str(exc.name).startswith("homing"):
             raise
         raise MissingExtra("launch", extra, str(exc.name)) from exc

@@ -1,12 +1,12 @@
 """Client for a provider's REST API: JSON, timeouts, safe retries, and the mapping of its errors to ours.
 
-    GET, DELETE, PUT   retried after no answer, 408, 429 and 5xx, with growing pauses that respect Retry-After; so is a
+    GET, DELETE, PUT   retried after no response, 408, 429 and 5xx, with backoff that respects Retry-After; so is a
                        POST that the adapter declares idempotent
     POST               sent once; raises Unsure if it may have taken effect, so that the adapter checks before it
                        retries. Only 429 is retried: it means that nothing was done
 
-No answer never means "gone": it raises ProviderSilent, and so does an answer that lacks required fields (`legible`).
-Knows nothing of what is requested.
+A missing response never means "gone": it raises ProviderSilent, and so does a response that lacks required fields
+(`legible`). This module knows nothing about what is requested.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _BUSY, _TIMED_OUT = 429, 408
 
 
 class Unsure(Exception):
-    """A call that must not be retried blindly got no answer, or one that does not say whether it took effect."""
+    """A call that must not be retried blindly got no response, or one that leaves open whether it took effect."""
 
 
 class Unwelcome(ProviderRefused):
-    """A 4xx: the provider understood the request and refused. Raised by `create`, it means that nothing was created.
+    """A 4xx: the provider understood the request and refused it. If `create` raises it, nothing was created.
 
-    `status` and `text` are its own, for the adapter to interpret.
+    `status` and `text` are from the response, for the adapter to interpret.
     """
 
     def __init__(self, what: str, why: str = "", fix: str = "", *, status: int = 0, text: str = "") -> None:
@@ -52,9 +52,9 @@ class Unwelcome(ProviderRefused):
 
 
 def legible(ask: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a method that parses a provider's answer: a missing or unexpected field raises ProviderSilent.
+    """Decorate a method that parses a provider's response: a missing or unexpected field raises ProviderSilent.
 
-    Such a field must crash neither the guard at home nor a destroy that has more to do.
+    Such a field must crash neither the guard at home nor a destroy that still has work to do.
     """
 
     @functools.wraps(ask)
@@ -81,21 +81,21 @@ class Reply:
 
 @dataclass
 class Api:
-    """One provider's API with its key. `fix` is what a user does if the key is refused."""
+    """One provider's API with its key. `fix` tells the user what to do if the key is refused."""
 
     name: str
     url: str
     headers: dict[str, str] = field(repr=False)
     world: World
     fix: str
-    # How far the provider's clock is ahead of ours, by the Date header of its last answer; 0 if there was none.
+    # How far the provider's clock is ahead of ours, by the Date header of its last response; 0 if there was none.
     skew_s: float = field(default=0.0, init=False)
 
     def get(self, path: str) -> dict[str, Any]:
         return self._repeat("GET", path).body
 
     def items(self, path: str, key: str) -> list[dict[str, Any]]:
-        """Return a list; raises if it is missing from the answer rather than treating it as empty."""
+        """Return a list; raises if it is missing from the response, rather than treating it as empty."""
         found = self.get(path).get(key)
         if not isinstance(found, list):
             raise ProviderSilent(
@@ -109,7 +109,7 @@ class Api:
         return self._repeat("PUT", path, body).body
 
     def find(self, path: str) -> dict[str, Any] | None:
-        """GET one object; None only if the provider itself says that there is none."""
+        """GET one object; None only if the provider itself says that it does not exist."""
         try:
             return self.get(path)
         except Unwelcome as exc:
@@ -118,7 +118,7 @@ class Api:
             raise
 
     def delete(self, path: str) -> None:
-        """DELETE; absent already is success."""
+        """DELETE; succeeds if the object is already gone."""
         try:
             self._repeat("DELETE", path)
         except Unwelcome as exc:
@@ -141,7 +141,7 @@ class Api:
         return self._reply("POST", path, response).body
 
     def post_again(self, path: str, body: dict[str, Any] | None = None) -> None:
-        """POST with retries, for an idempotent effect. The answer is ignored: the caller reads the result back."""
+        """POST with retries, for an idempotent effect. The response is ignored: the caller reads the result back."""
         with contextlib.suppress(Unsure):  # 2xx without JSON
             self._repeat("POST", path, body)
 
@@ -177,7 +177,7 @@ class Api:
     def _reply(self, method: str, path: str, response: HttpResponse) -> Reply:
         text = _text_of(response)
         if response.status in (401, 403):
-            # With 403 the key is valid, but not allowed to do this.
+            # 403 means that the key is valid but not allowed to do this.
             what = f"{self.name} rejected the API key" + (f" for {method} {path}." if response.status == 403 else ".")
             raise Unwelcome(what, f"It answered {response.status} {text}", self.fix, status=response.status, text=text)
         if not 200 <= response.status < 300:
@@ -192,7 +192,7 @@ class Api:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            # A proxy's page instead of the answer is no answer: reading an empty list from it would be wrong.
+            # A proxy's error page is not a response from the provider: it must not be read as an empty list.
             if method == "POST":
                 raise Unsure(f"{self.name} answered {response.status} with something other than a JSON object")
             raise ProviderSilent(
@@ -210,12 +210,12 @@ def _is_unclear(response: HttpResponse) -> bool:
 
 def _pause_s(response: HttpResponse | None, number: int) -> float:
     wanted = response.headers.get("retry-after", "") if response is not None else ""
-    asked_s = read_figure(wanted, 10**9)  # missing, or a date: then use our own pause
+    asked_s = read_figure(wanted, 10**9)  # if it is missing or a date, use our own pause
     return min(max(float(asked_s or 0), _FIRST_PAUSE_S * float(2**number)), _LONGEST_PAUSE_S)
 
 
 def _text_of(response: HttpResponse) -> str:
-    """Return the provider's own message, shortened: for display, and for telling one refusal from another."""
+    """Return the provider's own message, shortened, for display and for distinguishing refusals."""
     text = response.body.decode("utf-8", "replace").strip()
     try:
         body = json.loads(text)

@@ -1,12 +1,12 @@
-"""Check which account rented an instance: in another account it is invisible to this key, but may still bill.
+"""Check which account rented an instance: in a different account it is invisible to this key but may still bill.
 
-    check_account   before an instance is taken for gone: raises OtherAccount, or the provider's error
-    note_account    an instance that a key shows is in the account of that key
+    check_account   before an instance counts as gone: raises OtherAccount, or the provider's error
+    note_account    records that an instance visible to a key is in that key's account
     check_own       a guard resumes a run in the account where it began, or not at all
-    vouch           a person's assurance that this key belongs to the account that rented it
+    vouch           the user's assurance that this key belongs to the account that rented it
 
-An account is what its provider calls it: a number, a workspace, a user; if its API does not say, a hash of the key.
-None in the ledger means unknown: then the current key is assumed to be the right one.
+An account is identified by the provider's name for it: a number, a workspace or a user; if the API does not report it,
+by a hash of the key. None in the ledger means unknown: in that case the current key is assumed to be the right one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_account(home: Home, provider: Provider, line: LedgerLine) -> None:
         return
     if line.instance_id is not None and provider.describe(line.instance_id).state != "gone":
         if not _is_unreported(rented, here[0]):
-            with contextlib.suppress(HomingError):  # this key shows it, so its account is known
+            with contextlib.suppress(HomingError):  # visible to this key, so its account is known
                 home.ledger.update(line.mark, account=here[0])
         return
     _check_known(provider.name, rented, here[0], f"homing destroy {line.run_id or line.mark}")
@@ -47,9 +47,9 @@ def check_account(home: Home, provider: Provider, line: LedgerLine) -> None:
 
 
 def is_elsewhere(home: Home, line: LedgerLine) -> bool:
-    """Return whether it is known to be in another account.
+    """Return whether it is known to be in a different account.
 
-    A provider that cannot be asked does not count as another.
+    If the provider cannot be queried, it does not count as a different account.
     """
     try:
         check_account(home, home.provider_of(line), line)
@@ -63,9 +63,9 @@ def is_elsewhere(home: Home, line: LedgerLine) -> bool:
 def note_account(
     home: Home, provider: Provider, lines: Sequence[LedgerLine], *, patience_s: float | None = None
 ) -> None:
-    """Record the account of lines that this key shows, where it may be new: unknown, or known only by a key's hash.
+    """Record the account of lines visible to this key, if it is not recorded yet or known only by a key's hash.
 
-    These instances are visible and alive, so nothing depends on this today, and a guard has more urgent work. One
+    These instances are visible and alive, so this is not urgent, and a guard has more important work. It makes one
     request for all of them, with a deadline; a provider that did not answer is not asked again for a while.
     """
     unsure = [line for line in lines if line.account is None or line.account.startswith(KEY_ACCOUNT)]
@@ -83,7 +83,7 @@ def note_account(
 
 
 def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> None:
-    """Raise OtherAccount if this key is another account's: no person is there to agree that it pays for the run."""
+    """Raise OtherAccount if this key is from a different account: no one is there to agree that it pays for the run."""
     before = [line for line in lines if line.provider == provider_name and line.account is not None]
     if not before:
         return
@@ -101,8 +101,8 @@ def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> No
 def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
     """Return one sentence per provider with accounts in the ledger that the current keys do not cover.
 
-    Resources kept there on request keep billing, and no list shows them. A changed key alone does not mean another
-    account.
+    Resources that were kept there on request continue to bill, and no list shows them. A changed key alone does not
+    mean a different account.
     """
     rented: dict[str, set[str]] = {}
     for line in lines:
@@ -118,10 +118,9 @@ def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
 
 
 def vouch(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
-    """Set the account of these lines to this key's, on a person's assurance. Return the changes as sentences.
+    """Set the account of these lines to this key's account, on the user's assurance. Return the changes as sentences.
 
-    If the provider or the ledger fails, the line stays unchanged and a warning says so; the destroy is tried all the
-    same.
+    If the provider or the ledger fails, the line stays unchanged and a warning says so; the destroy is still attempted.
     """
     notes = []
     for line in lines:
@@ -157,15 +156,15 @@ def _check_known(provider_name: str, rented: str, here: str, command: str) -> No
 
 
 def _is_unreported(rented: str, here: str) -> bool:
-    """Return whether the provider named the account earlier but now yields only a hash of the key.
+    """Return whether the provider identified the account earlier but now only a hash of the key is available.
 
-    That does not mean that it is another account.
+    That does not mean that it is a different account.
     """
     return here.startswith(KEY_ACCOUNT) and not rented.startswith(KEY_ACCOUNT)
 
 
 def _rented(home: Home, line: LedgerLine) -> str | None:
-    """Return the line's current account, or as read earlier if the ledger cannot be read (full disk)."""
+    """Return the line's current account, or the one read earlier if the ledger cannot be read (full disk)."""
     with contextlib.suppress(HomingError):
         return home.ledger.account(line.mark) or line.account
     return line.account

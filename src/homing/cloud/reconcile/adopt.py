@@ -1,4 +1,4 @@
-"""Adopt a run of another home: take over its lease, attempts, spend and run documents.
+"""Adopt a run from a different home: take over its lease, attempts, spend and run documents.
 
     stored_runs -> propose (what it is, costs and runs) -> adopt: lease, then ledger, documents, record, refresh
 
@@ -34,7 +34,7 @@ from homing.wire.stored_record import Attempt, Lease, RunRecord
 
 __all__ = ["Proposal", "adopt", "lines_of", "propose", "stored_runs"]
 
-_DATA = "data"  # in the run's folder at home: what a resume needs to know of the shards, which stay in the store
+_DATA = "data"  # in the run's folder at home: data about the shards for a resume; the shards stay in the store
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def stored_runs(store: Store) -> list[RunRecord]:
 
 
 def propose(store: Store, wanted: str, home: Home) -> Proposal:
-    """Return the proposal for a run id or name. A name means its run with an open attempt, else the newest."""
+    """Return the proposal for a run id or name. A name selects the run with an open attempt, else the newest."""
     records = stored_runs(store)
     found = [each for each in records if wanted in (each.run_id, each.run_name)]
     # Stable sort: the newest stays first. The writers' clocks only order the runs that have ended.
@@ -90,7 +90,7 @@ def propose(store: Store, wanted: str, home: Home) -> Proposal:
 
 
 def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[str]]:
-    """Adopt the run. Return its ledger row, and one sentence per thing that could not be asked or copied."""
+    """Adopt the run. Return its ledger row, and one sentence per provider or file that could not be read."""
     run_id = proposal.record.run_id
     if proposal.is_ours:
         return _settled(home, run_id, [])
@@ -98,7 +98,7 @@ def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[st
         after = proposal.lease.number if proposal.lease is not None else 0
         who = {"owner": home.owner, "host": home.world.host(), "mark": _mark_to_keep(proposal)}
         ownership.take(store, run_id, **who, after=after, world=home.world)
-    # Read again under our lease: the previous owner may have written it while the person was being asked.
+    # Read again under our lease: the previous owner may have written it while the user was being asked.
     record = read_document(store, run_key(run_id, file_names.RECORD), RunRecord) or proposal.record
     lines = [_restored(home, line) for line in _by_our_clock(lines_of(record), _last_word(store, run_id), home)]
     home.ledger.adopt_run(_row(record, store), lines, _foreign(record, home))
@@ -108,7 +108,7 @@ def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[st
 
 
 def _settled(home: Home, run_id: str, problems: list[str]) -> tuple[RunRow, list[str]]:
-    """Return the run after a refresh from the providers and the store, as far as they can be asked from here."""
+    """Return the run after a refresh from the providers and the store, as far as they can be reached from here."""
     problems = problems + refresh(home)
     row = home.ledger.run(run_id)
     assert row is not None, run_id
@@ -133,7 +133,7 @@ def _mark_to_keep(proposal: Proposal) -> str:
 
 
 def _restored(home: Home, line: LedgerLine) -> LedgerLine:
-    """Flag an open line that this home's own ledger had lost: what it had seen of the instance is lost too."""
+    """Flag an open line that this home's own ledger had lost: what was known about the instance is lost too."""
     is_lost = line.destroyed_at is None and home.is_ours(line.mark)
     return dataclasses.replace(line, note=RESTORED + line.note) if is_lost else line
 
@@ -175,10 +175,10 @@ def _last_word(store: Store, run_id: str) -> Heartbeat | None:
 
 
 def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -> list[LedgerLine]:
-    """Move the start of open attempts back where their agent has counted more time than our clock shows.
+    """Move the start of open attempts back if their agent has counted more time than our clock shows.
 
-    Another home's clock timed the create calls. If ours is behind, the age, and with it limit and receipt, would be too
-    small.
+    The create calls were timed by the other home's clock. If ours is behind it, the age would be too small, and so
+    would the receipt and the spend that counts toward the limit.
     """
     now, found = home.world.now(), []
     for line in lines:
@@ -202,7 +202,7 @@ def _row(record: RunRecord, store: Store) -> RunRow:
         name=record.run_name,
         state=record.state,
         created_at=record.created_at,
-        store=store.url,  # as addressed from here
+        store=store.url,  # the address as seen from here
         run_file_sha256=record.run_file_sha256,
         spend_limit_usd=record.spend_limit_usd,
         reason=record.reason,
@@ -212,7 +212,7 @@ def _row(record: RunRecord, store: Store) -> RunRow:
 
 
 def _fetch_documents(store: Store, record: RunRecord, home: Home) -> list[str]:
-    """Copy run.json, run.yaml and what a resume needs to know of the data; the shards themselves stay in the store."""
+    """Copy run.json, run.yaml and the data files that a resume needs; the shards themselves stay in the store."""
     run_id, folder = record.run_id, home.run_dir(record.run_id)
     home.world.mkdir(folder)
     run = read_document(store, run_key(run_id, file_names.RUN), Run)

@@ -4,11 +4,11 @@
                 absent (closed now, with its receipt) | unborn (a launch that died before its create call)
     resources   in use (its instance lives) | kept (on request, with its rate) | left over (belongs to nothing alive)
 
-A survey changes only the ledger. It never lists what is not ours, and reports providers that cannot be asked.
+A survey changes only the ledger. It lists only our own resources, and reports providers that cannot be queried.
 
-`check_lost` is the same question for one run: may an instance that the ledger does not know be billing?
+`check_lost` asks the same for one run: may an instance that is not in the ledger be billing?
 
-    the ledger has lines, and nothing here names the run     it was never launched from here
+    the ledger has lines, and the run is unknown here        it was never launched from here
     its folder at home, or its record in the store           ask its provider for its mark
     an empty ledger                                          ask every configured provider for our mark
 
@@ -69,8 +69,8 @@ class Finding:
 @dataclass(frozen=True)
 class Survey:
     findings: list[Finding]
-    problems: list[str]  # providers that could not be asked, one sentence each
-    is_blind: bool  # something may bill at a provider that could not be asked
+    problems: list[str]  # providers that could not be queried, one sentence each
+    is_blind: bool  # something may bill at a provider that could not be queried
 
     @property
     def to_answer(self) -> list[Finding]:
@@ -89,14 +89,14 @@ def survey(home: Home) -> Survey:
     for name, answer in _list_resources(home, lines, problems).items():
         if isinstance(answer, list):
             shown += [_resource(home, each, each.mark in live, before) for each in answer]
-        elif not isinstance(answer, UsageError):  # not set up here; refresh would have reported a line of it
+        elif not isinstance(answer, UsageError):  # not set up here: refresh reports it if there are lines
             problems.append(_not_asked(name, answer))
-            is_blind = True  # even if the ledger knows nothing there: finding that is the purpose of this command
+            is_blind = True  # even without a ledger line: this command looks for unknown instances
     return Survey(shown, problems + accounts_unseen(home, lines), is_blind)
 
 
 def billing_things(home: Home, known_problems: list[str]) -> tuple[list[Resource], list[str]]:
-    """Return what costs money besides instances, at every provider, and a sentence per provider that failed."""
+    """Return the billed resources other than instances at every provider, and a sentence per provider that failed."""
     found: list[Resource] = []
     problems: list[str] = []
     for name, answer in _list_resources(home, _of_others(home), known_problems).items():
@@ -108,10 +108,11 @@ def billing_things(home: Home, known_problems: list[str]) -> tuple[list[Resource
 
 
 def keep(home: Home, finding: Finding) -> str:
-    """Keep a forgotten instance: assign it to the run that its mark matches, else name it after its mark.
+    """Keep a forgotten instance: assign it to the run that its mark matches, or name it after its mark.
 
-    Return a sentence that says until when it bills. The person's decision binds the guard: it does not end the instance
-    as a leftover of a run that has ended or resumed elsewhere. The limit of that run still counts its dollars.
+    Return a sentence that says until when it bills. The guard respects the user's decision: it does not end the
+    instance as a leftover of a run that has ended or resumed elsewhere. Its cost still counts toward the limit of that
+    run.
     """
     assert finding.line is not None, finding
     mark = finding.mark
@@ -126,7 +127,7 @@ def keep(home: Home, finding: Finding) -> str:
 
 
 def kept_key(mark: str) -> str:
-    """Return the action log key that records that a person keeps this instance."""
+    """Return the action log key that records that the user keeps this instance."""
     return f"kept-{mark}"
 
 
@@ -166,7 +167,7 @@ def _instance(home: Home, line: LedgerLine, before: LedgerLine | None) -> Findin
 def _list_resources(
     home: Home, lines: list[LedgerLine], problems: list[str]
 ) -> dict[str, list[Resource] | HomingError | OSError]:
-    """List the resources of all providers except those that did not answer a moment ago, according to `problems`."""
+    """List the resources of all providers except those that, according to `problems`, have just failed to answer."""
     silent = _silent(home, problems)
     questions = {
         name: lambda open_=open_: open_().list_resources()
@@ -190,7 +191,7 @@ def _not_asked(name: str, exc: HomingError | OSError) -> str:
 
 
 def _askable(home: Home, lines: list[LedgerLine]) -> list[tuple[str, Callable[[], Provider]]]:
-    """Return our own view of each provider, plus one per owner of adopted instances."""
+    """Return our own view of each provider, plus one view per owner of adopted instances."""
     found: dict[str, Callable[[], Provider]] = {}
     for name in providers_in_use(home):
         found[name] = partial(home.provider, name)
@@ -225,14 +226,14 @@ def _of_others(home: Home) -> list[LedgerLine]:
     return home.ledger.lines_of_others(owner_prefix(home.owner))
 
 
-# --- an instance that the ledger does not know ---
+# --- instances that are not in the ledger ---
 
 
 def check_lost(home: Home, word: str, store: str = "") -> bool:
-    """Raise StillBilling if an instance that the ledger does not know may be billing, or if that could not be checked.
+    """Raise StillBilling if an instance that is not in the ledger may be billing, or if that could not be checked.
 
-    `word` is a name, an id, or "" for any run; `store` is where its record may be. What can be restored, with its
-    limit, is in the ledger afterwards. Return True if the providers were asked.
+    `word` is a name, an id, or "" for any run; `store` is where its record may be. Runs that can be restored are in the
+    ledger afterwards, with their limits. Return True if the providers were queried.
     """
     suspects = [read_lost(home, each) for each in unknown_ids(home) if is_called(each, word)]
     is_empty = home.has_owner and not home.ledger.lines() and not home.ledger.runs()
@@ -261,9 +262,9 @@ def check_lost(home: Home, word: str, store: str = "") -> bool:
 
 
 def is_lost(home: Home, run: RunRow) -> bool:
-    """Return whether the ledger has lost a run it once had, and no provider shows an instance of it.
+    """Return whether the ledger has lost a run that it once had, and no provider shows an instance of it.
 
-    Then nothing here will ever show how it ended. Raises StillBilling while an instance may be billing.
+    If so, nothing here will ever show how it ended. Raises StillBilling while an instance may be billing.
     """
     if home.ledger.run(run.id) is not None:
         return False
@@ -272,12 +273,12 @@ def is_lost(home: Home, run: RunRow) -> bool:
 
 
 def _was_used(home: Home) -> bool:
-    """Return whether anything was ever launched from here: then an empty ledger is a lost one."""
+    """Return whether anything was ever launched from here: if so, an empty ledger means that it was lost."""
     return bool(unknown_ids(home)) or home.world.exists(home.launch_lock("any").parent)
 
 
 def _recorded(home: Home, word: str, store: str) -> list[LostRun]:
-    """Return our runs with an open attempt in their record in the store."""
+    """Return our runs whose record in the store has an open attempt."""
     try:
         records = stored_runs(open_store(store, home.world, create=False))
     except (HomingError, WireError, OSError):
@@ -292,7 +293,7 @@ def _recorded(home: Home, word: str, store: str) -> list[LostRun]:
 
 
 def _refuse_stray(home: Home, word: str) -> None:
-    """Raise StillBilling for an instance with the run's name in its mark but without a known run."""
+    """Raise StillBilling for an instance whose mark contains the run's name but belongs to no known run."""
     begin = owner_prefix(home.owner) + (f"{plain_name(word)}-" if word else "") if home.has_owner else "none"
     for line in home.ledger.lines():
         if line.destroyed_at is None and not line.run_id and line.run_name == "?" and line.mark.startswith(begin):

@@ -1,8 +1,8 @@
-"""Recover what a home has lost but needs to recognize its instances.
+"""Recover lost data that a home needs to recognize its instances.
 
-owner lost    recovered from the marks in the ledger; the next use writes it again
-ledger lost   restored from its backup (ledger_file.py). For what no backup knows, the mark of an instance and the
-              documents of its run at home identify run and limit, and `refresh` records them again;
+owner lost    recovered from the marks in the ledger; the next use rewrites it
+ledger lost   restored from its backup (ledger_file.py). If a run is not in the backup, an instance's mark and the
+              run's documents at home identify the run and its limit, and `refresh` records them again;
               the rest comes back from the store with `homing adopt`
 both lost     instances carry an unknown mark: only the runs' own records in their stores identify it
 """
@@ -41,7 +41,7 @@ _RUN_ID = r"-\d{8}-\d{6}-[0-9a-f]{4}"  # follows the name, see mark.new_run_id
 
 @dataclass(frozen=True)
 class LostRun:
-    """A run launched from here that the ledger does not know, as far as its folder at home describes it."""
+    """A run launched from here that is not in the ledger, as described by its folder at home."""
 
     id: str
     name: str
@@ -59,7 +59,7 @@ class LostRun:
 
 
 def what_is_lost(home: Home) -> list[str]:
-    """Return one sentence per loss. Call it before anything else: the first use of a lost owner repairs it."""
+    """Return one sentence per loss. Call this first: the first use of a lost owner repairs it."""
     owner, runs = lost_owner(home), unknown_runs(home)
     said = [f"{home.owner_path} was lost; the marks in the ledger show that it is {owner}."] if owner else []
     if not runs:
@@ -77,14 +77,14 @@ def lost_owner(home: Home) -> str:
 
 
 def unknown_runs(home: Home) -> dict[str, str]:
-    """Return the runs launched from here that the ledger does not know, newest first, with their store."""
+    """Return the runs launched from here that are not in the ledger, newest first, with their store."""
     return {run_id: read_lost(home, run_id).store or "STORE" for run_id in unknown_ids(home)}
 
 
 def remembered(home: Home, instance: Instance) -> tuple[RunRow, list[LedgerLine]] | None:
     """Return the run and lines of an instance without a line, from the run's documents at home; None if there are none.
 
-    Includes its limit, so that the guard enforces it. The cost of earlier attempts becomes a separate line.
+    Includes its limit, so that the guard enforces it. The cost of earlier attempts is recorded as a separate line.
     """
     number = instance.mark.rpartition("-")[2]
     attempt = int(number) if number.isdigit() and int(number) >= 1 else 1
@@ -145,7 +145,7 @@ def unknown_ids(home: Home) -> list[str]:
 
 
 def read_lost(home: Home, run_id: str) -> LostRun:
-    """Return as much as can be read: a damaged document hides no run."""
+    """Return as much as can be read: a damaged document must not hide the run."""
     folder = home.run_dir(run_id)
     name = re.sub(_RUN_ID + "$", "", run_id)
     lost = LostRun(run_id, name, "")

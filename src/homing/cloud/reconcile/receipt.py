@@ -1,9 +1,9 @@
-"""Receipts: what an instance has cost, recorded once nothing of it is left. Never less than the provider bills.
+"""Receipts: what an instance has cost, recorded once nothing is left of it. Never less than the provider bills.
 
     end time   the provider's; else from the agent's final heartbeat; else when it was seen gone
     cost       the largest of rate x time, the provider's figure, the agent's count and the ledger's figure
 
-If no one knows when it ended, or whether it existed, the receipt is the most it can have cost, and its note says so.
+If it is unknown when it ended, or whether it existed, the receipt is the most it can have cost, and its note says so.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) 
         provider = home.provider_of(line)
         instance = provider.remember(line.mark) if isinstance(provider, Remembering) else None
     if instance is None and (provider is None or isinstance(provider, Remembering)):
-        # Never requested, or refused, or unknown to a provider that remembers every instance: it never existed.
+        # Never requested, refused, or unknown to a provider that keeps a record of every instance: it never existed.
         home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(line.spend_usd), note=note)
         return
     _close(home, line, instance, note)
@@ -60,7 +60,7 @@ def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) 
 def _is_refused(home: Home, line: LedgerLine) -> bool:
     """Return whether the provider refused the create call and no heartbeat contradicts it.
 
-    A create that was refused after a lost answer may have run.
+    If the refusal followed a create call whose response was lost, an instance may have run.
     """
     if line.state != REFUSED:
         return False
@@ -77,14 +77,14 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     ended_at, agent_usd = instance.ended_at if instance is not None else None, Decimal(0)
     if ended_at is None:
         beat = None
-        with contextlib.suppress(HomingError, WireError, OSError):  # store unreadable: then it counts until now
+        with contextlib.suppress(HomingError, WireError, OSError):  # store unreadable: it counts until now
             beat = last_beat(home, line)
         agent_usd = counted(line, beat, home.ledger.lines(line.run_id), now)
         ended_at = _goodbye(home, line, beat, agent_usd, now)
     until = ended_at if ended_at is not None else now
     count = _most_machines(home, line, instance) if ended_at is None else 1
     ours = count * max(meter.cost(rate, until - at) for at in _beginnings(home, line, instance))
-    if agent_usd > ours:  # the clock at home was set back; it also billed from its last heartbeat to its end
+    if agent_usd > ours:  # home's clock was set back; the time from its last heartbeat to its end was billed too
         ours = agent_usd + meter.cost(rate, meter.MARGIN_S)
     written = Decimal(line.spend_usd)
     seen = written if ended_at is not None else seen_spend(home, line)
@@ -93,12 +93,12 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     billed = reported or Decimal(0)
     spend = max(ours, seen, billed)
     if ended_at is None:
-        known = max(written, agent_usd, billed)  # proven lifetime, in dollars
+        known = max(written, agent_usd, billed)  # cost of the proven lifetime
         most = count * most_usd(home, line)
         if line.note.startswith(RESTORED):
-            most = min(most, Decimal(line.limit_usd or most))  # its guards held that limit, as far as anyone knows
+            most = min(most, Decimal(line.limit_usd or most))  # as far as we know, its guards enforced that limit
             if line.intent_at > now and most.is_finite():
-                spend = most  # this clock was set back since, and nothing else shows how long ago it began
+                spend = most  # this clock has been set back since, and nothing else shows how long ago it began
         spend = max(known, min(spend, most))
         if spend - known > meter.cost(rate, meter.MARGIN_S):
             note = AT_MOST + note
@@ -106,7 +106,7 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
 
 
 def _most_machines(home: Home, line: LedgerLine, instance: Instance | None) -> int:
-    """Return how many instances may exist under the mark if none was seen: as many as the launch may have requested."""
+    """Return how many instances may exist with the mark if none was seen: as many as the launch may have requested."""
     provider = home.provider_of(line)
     return provider.num_creates if instance is None and isinstance(provider, Doubling) else 1
 
@@ -124,42 +124,41 @@ def _beginnings(home: Home, line: LedgerLine, instance: Instance | None) -> list
     assert line.created_at is not None, line
     began = [line.created_at]
     their_start = instance.created_at if instance is not None and instance.ended_at is not None else None
-    # By the clock that also gives its end: ours may be ahead by more than the whole lifetime. A difference of more than
-    # a month cannot be the start of this instance.
+    # Use the clock that also gives its end: ours may be ahead by more than the whole lifetime. A difference of more
+    # than a month cannot be the start of this instance.
     if their_start is not None and line.created_at - their_start <= _MONTH_S:
         began.append(their_start)
     asked_at = home.ledger.destroy_asked_at(line.mark) if instance is None else None
     if asked_at is not None:
-        # A destroy request comes after the create call. If its time is earlier, the clock was set back meanwhile.
+        # A destroy request comes after the create call. If its time is earlier, the clock was set back in between.
         began.append(asked_at)
     return began
 
 
 def most_usd(home: Home, line: LedgerLine) -> Decimal:
-    """Return the most that the provider's own guard, set in the create call itself, lets it cost.
+    """Return the most that the instance can cost under the provider's own guard, which the create call itself sets.
 
-    Infinite without a guard that acts in every case: then the instance is gone, but no one can say what ended it, or
-    when.
+    Infinite if no guard acts in every case: then the instance is gone, but it is unknown what ended it, or when.
     """
     run, limit, provider = home.ledger.run(line.run_id), line.limit_usd, home.provider_of(line)
     if run is None or limit is None or not provider.guard or "native_deadline" in provider.cannot:
         return Decimal("Infinity")
     largest, lines = Decimal(limit), home.ledger.lines(run.id)
     if not any(each.attempt > line.attempt for each in lines):
-        # The largest limit it ever had: the limit may have changed during its life. The limit of a later attempt never
+        # The largest limit it ever had: the limit may have changed while it ran. The limit of a later attempt never
         # applied to it.
         largest = max(largest, Decimal(run.spend_limit_usd or limit))
     earlier = [each for each in lines if each.attempt < line.attempt]
-    # An attempt closed after that launch counted less then than it does now.
+    # An attempt that was closed after that launch counted for less then than it does now.
     closed = [each for each in earlier if each.destroyed_at is not None and each.destroyed_at <= line.intent_at]
     return largest - sum((Decimal(each.spend_usd) for each in closed), Decimal(0))
 
 
 def at_their_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return the lines with each open instance in another account, where no one here sees it end, at its maximum cost.
+    """Return the lines, with open instances in a different account, whose end we cannot see, at their maximum cost.
 
-    A constant, so that a launch, its agent and the guard at home compute the same total. If nothing bounds it, or its
-    provider cannot be asked, the line stays open at its rate.
+    That cost is constant, so that a launch, its agent and the guard at home compute the same total. If it has no bound,
+    or the provider cannot be queried, the line stays open at its rate.
     """
     return [_at_its_most(home, line) if _is_open(line) and is_elsewhere(home, line) else line for line in lines]
 
@@ -167,8 +166,8 @@ def at_their_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
 def left_at_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
     """Like `at_their_most`, for a live run: only attempts left open when the last one was launched.
 
-    They count as that launch counted them. The last attempt itself counts by its rate, whatever key is set here: the
-    limit applies to it.
+    They count as that launch counted them. The last attempt itself counts by its rate, whatever key is set here,
+    because the limit applies to it.
     """
     return [
         _at_its_most(home, line)
@@ -183,9 +182,9 @@ def _is_open(line: LedgerLine) -> bool:
 
 
 def _is_apart(home: Home, line: LedgerLine, last: LedgerLine) -> bool:
-    """Return whether the line is in another account than the last attempt.
+    """Return whether the line is in a different account than the last attempt.
 
-    The ledger decides where it can: a provider that does not answer would make two machines count where the launch
+    The ledger decides if it can: with a provider that does not answer, two machines would count although the launch
     counted one.
     """
     is_known = line.provider == last.provider and line.account is not None and last.account is not None
@@ -206,7 +205,7 @@ def _at_its_most(home: Home, line: LedgerLine) -> LedgerLine:
 
 
 def at_its_rate(home: Home, line: LedgerLine, instance: Instance) -> LedgerLine:
-    """Raise the line's rate to the rate that the provider shows, if higher, and record it.
+    """Raise the line's rate to the rate that the provider reports, if higher, and record it.
 
     Not every provider still reports the rate once the machine is gone.
     """
@@ -236,10 +235,10 @@ def last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:
 
 
 def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine], now: float) -> Decimal:
-    """Return this attempt's dollars by its agent's own count, which a clock set back at home cannot change."""
+    """Return this attempt's cost by its agent's own count, which does not depend on home's clock."""
     try:
         reported = Decimal(beat.spend_usd if beat is not None else 0)
-    except ArithmeticError:  # damaged: must not abort a status check
+    except ArithmeticError:  # damaged data must not abort a status check
         reported = Decimal(0)
     if not reported.is_finite():
         return Decimal(0)
@@ -248,9 +247,9 @@ def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine
 
 
 def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decimal:
-    """Return what the agent of `line` counts for an earlier attempt, or more.
+    """Return an upper bound for what the agent of `line` counts for an earlier attempt.
 
-    An attempt left open in another account was handed to the agent at the most it can cost.
+    The agent was given the maximum cost of an attempt left open in a different account.
     """
     spend = meter.line_spend(earlier, now)
     was_open = earlier.destroyed_at is None or earlier.destroyed_at > line.intent_at
@@ -260,18 +259,18 @@ def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decima
 
 
 def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: Decimal, now: float) -> float | None:
-    """Return by when an instance that reported its own end had stopped billing; None if it did not report one.
+    """Return by when an instance that reported its own end had stopped billing; None if it did not report it.
 
-    Not every provider tells when an instance ended, or remembers it for long, and a laptop may be closed for days.
+    Not every provider reports when an instance ended, or keeps that for long, and a laptop may be closed for days.
     """
     if beat is None or beat.state != "ended" or not can_end_itself(home.provider_of(line)):
         return None
     if line.note.startswith(RESTORED):
-        # Destroying itself may take several tries, and with the ledger the time it was last listed is lost.
+        # Destroying itself may take several tries, and if the ledger was lost, so was the time it was last listed.
         return None
     assert line.created_at is not None, line
     rate = Decimal(line.rate_usd_per_hour)
-    # The larger of its clock and its dollars, which include the age that home reported to it.
+    # Use the later of its clock and its spend, which includes the age that home reported to it.
     lived_s = max(0.0, beat.t - beat.started_at, float(counted_usd / rate * 3600) if rate > 0 else 0.0)
     return min(now, line.created_at + lived_s + meter.MARGIN_S)
 
@@ -279,8 +278,8 @@ def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: 
 def seen_spend(home: Home, line: LedgerLine) -> Decimal:
     """Return the ledger's figure, but never less than this process has itself seen accrue.
 
-    A clock set back must not reduce the spend: a process that looks repeatedly, like the guard, counts by a stopwatch
-    and records that. A single look records nothing: its clock may be the wrong one.
+    Setting the clock back must not reduce the spend: a process that checks repeatedly, like the guard, measures the
+    time with a stopwatch and records the result. A single check records nothing: its clock may be wrong.
     """
     spend, at = meter.line_spend(line, home.world.now()), home.world.monotonic()
     before = home.seen_spend.get(line.mark)
@@ -293,8 +292,8 @@ def seen_spend(home: Home, line: LedgerLine) -> Decimal:
 def their_spend(home: Home, line: LedgerLine, instance: Instance) -> tuple[Decimal | None, list[str]]:
     """Return the provider's cost figure (None if missing or implausible), and the problems with it.
 
-    A figure far above rate x time is not a bill, and once recorded it would stay in the ledger for good. It may exceed
-    ours because of a minimum term, a price increase or a clock set back.
+    A figure far above rate x time is not a bill, and once recorded it would stay in the ledger permanently. It may
+    exceed ours because of a minimum term, a price increase or a clock that was set back.
     """
     usd, problems = read_figure(instance.spend_usd, MOST_USD), list(instance.problems)
     if usd is None:
@@ -311,7 +310,7 @@ def their_spend(home: Home, line: LedgerLine, instance: Instance) -> tuple[Decim
 
 
 def _rate_of(instance: Instance) -> Decimal:
-    """Return the rate, validated again: a recorded rate stays."""
+    """Return the rate, validated again, because a recorded rate is permanent."""
     return read_figure(instance.rate_usd_per_hour, MOST_USD_PER_HOUR) or Decimal(0)
 
 

@@ -1,12 +1,12 @@
-"""Bring the ledger up to date with what the providers and the store report; those are authoritative.
+"""Bring the ledger up to date with what the providers and the store report; they are authoritative.
 
     list_owned of all providers  ->  open lines get state and spend; an instance that ended by itself gets its receipt
-                                     an instance without a line, or with a closed one, gets an open line
-    heartbeat, outcome           ->  the run's state; the lease: whether another home has adopted it
+                                     an instance without a line, or with a closed line, gets an open line
+    heartbeat, outcome           ->  the run's state; the lease: whether a different home has adopted it
     changes                      ->  the run's record in its store
 
-A provider or store that cannot be asked is reported and changes nothing: unknown, never gone. The same holds for an
-instance in another account, which this key cannot see (account_owner.py).
+If a provider or store cannot be queried, that is reported and changes nothing: its instances are unknown, never gone.
+The same holds for an instance in a different account, which this key cannot see (account_owner.py).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ __all__ = [
     "unread",
 ]
 
-LOOKS = 3  # provider lists lag: gone means absent from this many lists over the provider's settle time
+LOOKS = 3  # provider lists may be stale: gone means absent from this many lists over the provider's settle time
 _RECORD_S = 86400.0  # how long after its end a run's record is still updated
-CREATE_GRACE_S = 900.0  # how long a create call without an answer may still take effect
+CREATE_GRACE_S = 900.0  # how long a create call without a response may still take effect
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class _View:
 def refresh(
     home: Home, *, by: float = math.inf, silent: set[str] | None = None, reached: set[str] | None = None
 ) -> list[str]:
-    """Bring the ledger up to date. Return one sentence per provider or store that could not be asked.
+    """Bring the ledger up to date. Return one sentence per provider or store that could not be queried.
 
-    `by` is when a limit needs the caller; no answer is awaited much longer. `silent` receives the marks of instances at
-    providers that did not answer, `reached` the names of the providers that listed our instances.
+    `by` is when the caller must enforce a limit; calls do not wait much longer than that. `silent` receives the marks
+    of instances at providers that did not answer, `reached` the names of the providers that listed our instances.
     """
     home.ledger.file.look_again()
     follow_clock(home)
@@ -96,7 +96,7 @@ def unread(run: RunRow) -> str:
 
 
 def unasked(name: str) -> str:
-    """Return the prefix of the problem sentence for a provider that could not be asked."""
+    """Return the prefix of the problem sentence for a provider that could not be queried."""
     return f"Could not query {name}, so its instances may be billing:"
 
 
@@ -113,7 +113,7 @@ def is_absent(provider: Provider, home: Home, mark: str, instance_id: str | None
 
 
 def end_resources(provider: Provider, mark: str) -> str:
-    """Destroy the volumes, keys and groups under the mark. Return "" if none is left, otherwise what is."""
+    """Destroy the volumes, keys and groups with the mark. Return "" if none is left, otherwise what remains."""
     for resource in _resources(provider, mark):
         provider.destroy_resource(resource)
     left = _resources(provider, mark)
@@ -125,12 +125,12 @@ def _resources(provider: Provider, mark: str) -> list[Resource]:
 
 
 def providers_in_use(home: Home) -> list[str]:
-    """Return the providers in the ledger under our own mark, plus those configured on this machine."""
+    """Return the providers of ledger lines with our own mark, plus those configured on this machine."""
     return sorted(home.ledger.providers(owner_prefix(home.owner)) | set(configured(home.path, home.world)))
 
 
 def _adopted_groups(home: Home) -> list[list[LedgerLine]]:
-    """Return the lines of adopted instances, grouped by the provider and home that must be asked about them."""
+    """Return the lines of adopted instances, grouped by the provider and home to query about them."""
     lines = home.ledger.lines_of_others(owner_prefix(home.owner))
     adopted = home.ledger.adopted() if lines else {}
     groups: dict[tuple[str, str, str, str], list[LedgerLine]] = {}
@@ -170,7 +170,8 @@ def _list_owned(home: Home, views: list[_View], by: float) -> list[list[Instance
 
     Remote providers run in parallel with a deadline, so that none blocks the guard.
 
-    Local ones answer at once or not at all and are asked one after another, which keeps the order deterministic.
+    Local ones answer immediately or not at all; they are queried one after another, which keeps the order
+    deterministic.
     """
     far = {view.title: view.look for view in views if view.name not in NEAR}
     answers = ask_all(far, home.world, patience_s(home.world, by))
@@ -195,7 +196,7 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
     problems: list[str] = []
     shown = {mark for each in listed for mark in (each.mark, duplicate_mark(each.mark, each.id))}
     known = home.ledger.lines_marked(shown, of_first=view.num_lines) if shown else {}
-    # As they were before the provider was asked: a line that another client has closed since is not reopened.
+    # As they were before the query: a line that another client has closed since then is not reopened.
     lines = {**{mark: line for mark, line in known.items() if line.provider == name}, **lines}
     others = {mark: line.provider for mark, line in known.items() if line.provider != name}
     owned = _by_line(listed, lines)
@@ -223,7 +224,7 @@ def _note_all_owned(
                 f"{name} lists {first.id} and {instance.id} under the same mark {first.mark}: both are billing."
             )
         if shown_mark(mark) in others:
-            # An id of one provider in another provider's line would make the instance of that line unknown.
+            # Writing one provider's id to a different provider's line would make that line's instance unknown.
             where = others[shown_mark(mark)]
             problems.append(f"{name} lists {instance.id} under the mark {mark}, which is on {where}.")
             continue
@@ -238,7 +239,7 @@ def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, 
     """Map ledger marks to instances, giving each duplicate a separate line.
 
     Of two instances under one mark, the one in the ledger (else the older) has the mark's line. The other, from a
-    create call that seemed lost and took effect late, gets its own line, also after the first is gone.
+    create call that seemed lost and took effect late, gets its own line, even after the first is gone.
     """
     found: dict[str, Instance] = {}
     for instance in listed:
@@ -246,7 +247,7 @@ def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, 
         is_another = known is not None and known.instance_id not in (None, instance.id)
         if duplicate_mark(mark, instance.id) in lines or (first is None and is_another):
             found[duplicate_mark(mark, instance.id)] = instance
-        elif first is None or first.id == instance.id:  # a list may show one twice
+        elif first is None or first.id == instance.id:  # a list may contain an instance twice
             found[mark] = instance
         elif known is not None and known.instance_id == instance.id:
             found[mark], found[duplicate_mark(mark, first.id)] = instance, first
@@ -256,7 +257,7 @@ def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, 
 
 
 def note_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
-    """Record a duplicate instance under a line's mark, billed from the create call on.
+    """Record a duplicate instance under a line's mark, billed since the create call.
 
     Return problems with its figures.
     """
@@ -290,7 +291,7 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list
         note = "was closed, but the provider still lists it"
         home.ledger.reopen(line.mark, instance_id=instance.id, note=note, now=home.world.now())
     if line is not None and line.damaged:
-        # Repair columns that the provider knows: from here on its cost can be counted again.
+        # Repair damaged columns from the provider's data, so that its cost can be counted again.
         line = at_its_rate(home, line, instance)
         home.ledger.update(line.mark, created_at=line.created_at, offer=line.offer, account=line.account)
     known = line or _forgotten(instance, home.world.now())
@@ -323,7 +324,7 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
     if line.instance_id is None and home.world.now() - line.created_at < CREATE_GRACE_S:
         return []  # its create call may be in progress in another process
     if home.world.is_locked(home.launch_lock(line.mark)):
-        return []  # its launch waits for it and destroys it on timeout; a new instance may appear late
+        return []  # its launch is waiting for it and destroys it on timeout; a new instance may be listed late
     try:
         check_account(home, provider, line)
     except OtherAccount as exc:
@@ -331,13 +332,13 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
         return [say(exc)]
     if not is_absent(provider, home, line.mark, line.instance_id):
         return []
-    # Resources created for this one attempt are useless now, and a volume keeps billing.
+    # Resources created for this attempt are useless now, and a volume keeps billing.
     left = end_resources(provider, line.mark)
     if left:
         home.ledger.update(line.mark, note=left)
         return [f"{line.mark} has ended, but {left}"]
     if line.instance_id is None:
-        # Perhaps it lived and ended unseen: while its store cannot be read, nothing is known.
+        # It may have run and ended unseen: while its store cannot be read, nothing is known.
         beat = last_beat(home, line)
         receipt(home, line, None, "never seen at the provider" if beat is None else "seen only through its heartbeats")
     else:
@@ -348,7 +349,7 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
 
 
 def _forgotten(instance: Instance, now: float) -> LedgerLine:
-    """Return a line for an instance that the ledger does not know.
+    """Return a line for an instance that is not in the ledger.
 
     The mark ends in the attempt number. The run id in it may be shortened, so it is not used as one.
     """
@@ -372,8 +373,8 @@ def _forgotten(instance: Instance, now: float) -> LedgerLine:
 def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
     """Update the runs from their stores. Remote stores are read in parallel with a deadline, like the providers.
 
-    Retries at one store would keep the guard from every limit. The parallel part only reads: an answer that arrives
-    after the deadline must not change anything.
+    Otherwise retries at one store would keep the guard from enforcing limits. The parallel part only reads: a response
+    that arrives after the deadline must not change anything.
     """
     lines = home.ledger.lines_of(run.id for run in runs)
     reads = {run.id: partial(_read_run, home, run, lines[run.id]) for run in runs}
@@ -393,7 +394,7 @@ def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
 
 
 def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | RunReports | str | None:
-    """Return another owner's lease, the run's own reports, or why they cannot be read; None if there are none."""
+    """Return a different owner's lease, the run's own reports, or why they cannot be read; None if there are none."""
     if all(line.created_at is None for line in lines):  # nothing was written yet, and there may be no store
         return None
     other = other_owner(home, run)
@@ -412,16 +413,16 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | R
     if last is not None and last.destroyed_at is None and isinstance(found, RunReports) and _is_as_noted(run, found):
         return
     if [line.mark for line in home.ledger.lines(run.id)] != [line.mark for line in lines]:
-        return  # another attempt began while the store was read; it has its own reports
+        return  # a new attempt began while the store was being read; it has its own reports
     if isinstance(found, Lease):
         home.ledger.set_run(run.id, only_live=True, state=ADOPTED, reason=f"adopted {describe(found)}")
     elif found is not None and found.outcome is not None and not found.is_saved:
         _note_unsaved(home, run, last, found)
     elif found is not None and found.outcome is not None:
         outcome = found.outcome
-        # The exit code of `homing watch`: a requested stop is no failure, and a limit has its own code.
+        # The exit code of `homing watch`: a requested stop is not a failure, and a limit has its own code.
         code = LimitReached.exit_code if found.is_limit else int(outcome.state == "failed")
-        ended_at = min(outcome.t or now, now)  # its clock may be ahead, and the guard counts from here
+        ended_at = min(outcome.t or now, now)  # its clock may be ahead, and the guard counts from this time
         # An instance that home destroys gets the same signal as one that is preempted.
         is_cut = outcome.is_preempted or found.is_unasked
         is_taken = is_cut and last is not None and not home.ledger.is_destroy_asked(last.mark)
@@ -439,7 +440,7 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | R
 
 
 def _is_as_noted(run: RunRow, found: RunReports) -> bool:
-    """Return whether the run is working as the ledger says (the usual case), so that nothing needs to be written."""
+    """Return whether the ledger already matches a running run (the usual case), so that no write is needed."""
     return found.outcome is None and found.heartbeat is not None and _reported_state(found.heartbeat) == run.state
 
 
@@ -450,8 +451,8 @@ def _reported_state(beat: Heartbeat) -> str:
 def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: RunReports) -> None:
     """Mark a run as lost if its final model was never verified in the store and its machine has given up or is gone.
 
-    All steps are trained. While the machine still pushes, the run is not done; later the work since the newest
-    checkpoint is lost.
+    All steps are trained. While the machine is still pushing, the run is not done; after that, the work since the
+    newest checkpoint is lost.
     """
     is_gone = last is not None and last.destroyed_at is not None
     has_given_up = found.heartbeat is not None and found.heartbeat.state in ("kept", "ending", "ended")
@@ -462,7 +463,7 @@ def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: RunRe
 
 
 def _write_records(home: Home, problems: list[str], by: float) -> list[str]:
-    """Update the records of live and recently ended runs; older ones are written, or their store is gone.
+    """Update the records of live and recently ended runs; older ones are up to date, or their store is gone.
 
     The lease is read first, from remote stores in parallel with a deadline: a store that hangs is not written to.
     """

@@ -40,7 +40,7 @@ __all__ = [
     "say_figures",
 ]
 
-STALE_S = 60.0  # a heartbeat older than this is reported as stale, unless the store's write pace explains it
+STALE_S = 60.0  # a heartbeat older than this is reported as stale, unless the store's write interval explains it
 BY_REWARD = "rl"  # the phase where the loss is meaningless
 _PASS = "val_pass_at_"
 
@@ -67,7 +67,7 @@ class Status:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the ledger says live but the heartbeat is older than the store's write pace explains."""
+        """Whether the ledger says live but the heartbeat is older than the store's write interval explains."""
         late_s = STALE_S + 2 * pace_of(self.run.store)
         return self.run.is_live and self.heartbeat_age_s is not None and self.heartbeat_age_s > late_s
 
@@ -109,7 +109,7 @@ def check_interval(every_s: float, flag: str = "--every") -> float:
 
 
 def look(home: Home, run: RunRow, lines: list[LedgerLine] | None = None) -> Status:
-    """Read the ledger and the store. An unreadable store is reported in `problem`, not as an empty answer.
+    """Read the ledger and the store. An unreadable store is reported in `problem`, not as empty data.
 
     `lines` are the run's attempts, if the caller has just read them.
     """
@@ -197,7 +197,7 @@ def figures_of(home: Home, run: RunRow, beat: Heartbeat | None) -> dict[str, flo
 
 
 def newest_figures(metrics: Iterable[Metric]) -> dict[str, float]:
-    """Merge the metrics in order; values of the last evaluation stay until the next one."""
+    """Merge the metrics in order; the values of an evaluation stay until the next one."""
     figures: dict[str, float] = {}
     for metric in metrics:
         figures |= metric.more
@@ -205,14 +205,14 @@ def newest_figures(metrics: Iterable[Metric]) -> dict[str, float]:
 
 
 def say_figures(figures: Mapping[str, float]) -> list[str]:
-    """Format known figures: `reward 0.250`, and of the last evaluation `held-out pass@1 0.100, pass@4 0.300`."""
+    """Format known figures: `reward 0.250`, and for the last evaluation `held-out pass@1 0.100, pass@4 0.300`."""
     said = [f"reward {figures['reward']:.3f}"] if "reward" in figures else []
     passed = sorted((int(name[len(_PASS) :]), share) for name, share in figures.items() if name.startswith(_PASS))
     return said + ([f"held-out {', '.join(f'pass@{k} {share:.3f}' for k, share in passed)}"] if passed else [])
 
 
 def how_far(seen: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[str, float] | None = None) -> list[str]:
-    """Return the parts of the line that the trainer knows, rented or not; only known values."""
+    """Return the parts of the status line that come from the trainer, rented or not; unknown values are left out."""
     parts = []
     if len(phases) > 1 and seen.phase in phases:
         parts.append(f"{seen.phase} {phases.index(seen.phase) + 1}/{len(phases)}")
@@ -232,9 +232,9 @@ def how_far(seen: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[st
 
 
 def reached(status: Status, beat: Heartbeat) -> Heartbeat:
-    """Return the heartbeat moved forward to where the ended trainer says it got.
+    """Return the heartbeat, moved forward to the step that the ended trainer reported.
 
-    A heartbeat learns steps and phases from metrics lines alone; those come every few steps, and the first may be
+    A heartbeat gets steps and phases only from metrics lines, which are written every few steps, and the first may be
     missing.
     """
     outcome = status.reports.outcome if status.reports else None

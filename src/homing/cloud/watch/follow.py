@@ -1,4 +1,4 @@
-"""Watch a run: turn heartbeats, metrics and events into reports for a person, until the run ends.
+"""Watch a run: turn heartbeats, metrics and events into reports for the user, until the run ends.
 
     store --poll--> Report(head | line | event | sample | alert | problem)  ...  Report(end)
 
@@ -37,7 +37,7 @@ __all__ = ["DEFAULT_EVERY_S", "Report", "watch"]
 T = TypeVar("T")
 DEFAULT_EVERY_S = 10.0
 _POLL_S = 2.0  # how often to check for the end, whatever the interval between lines
-_BLIND_S = 300.0  # how long to wait for an unreadable store once nothing of the run bills
+_BLIND_S = 300.0  # how long to wait for an unreadable store once no instance of the run bills
 _REFRESH_S = 10.0  # how often to ask the provider
 
 
@@ -89,7 +89,7 @@ class _Watch:
             self.refresh_due = now + _REFRESH_S
             yield from self._guard()
         if any(text.startswith(unread(self.run)) for text in self.refresh_problems):
-            return  # reported by the pass; do not wait for it again, because a watch is also a guard
+            return  # the guard pass reported it; do not wait for the store again, because a watch is also a guard
         status = look(self.home, self.run)
         if status.problem:
             raise StoreError(status.problem)
@@ -107,7 +107,7 @@ class _Watch:
         yield from reports
 
     def _ask(self, question: Callable[[], T]) -> T:
-        """Ask the store with a deadline: while it hangs, no one here would check the limit."""
+        """Query the store with a deadline: while it hangs, the limit would not be checked here."""
         return ask_store(self.run.store, question, f"The store of {self.run.id}", self.home.world)
 
     def _guard(self) -> Iterator[Report]:
@@ -212,17 +212,18 @@ class _Watch:
         if run is None or run.is_live or open_lines(self.home, run):
             return False
         if run.is_interrupted and self.interrupted_by != run.reason:
-            # Another process may have noticed it before our own pass did: check once more whether it can resume.
+            # Another process may have noticed the end before our own pass did: check once more whether the run can
+            # resume.
             self.interrupted_by, self.refresh_due = run.reason, self.home.world.monotonic()
             return False
         self.run = run
         return True
 
     def _check_lost(self) -> Iterator[Report]:
-        """End the watch if the ledger has lost the run and nothing of it bills.
+        """End the watch if the ledger has lost the run and no instance of it bills.
 
         If a provider still shows an instance, the next pass restores its line and limit. Providers that do not answer
-        are asked again.
+        are queried again.
         """
         now = self.home.world.monotonic()
         if now < self.lost_due:
@@ -244,9 +245,9 @@ class _Watch:
         )
 
     def _check_blind(self) -> None:
-        """End the watch if nothing of the run bills and its store has been unreadable for a while.
+        """End the watch if no instance of the run bills and its store has been unreadable for a while.
 
-        How the run ended is recorded only there, and it may never become readable again.
+        Only the store records how the run ended, and it may never become readable again.
         """
         blind = next((text for text in [*self.refresh_problems, self.problem] if _is_unread(text, self.run)), "")
         now = self.home.world.boottime()
@@ -266,7 +267,7 @@ class _Watch:
         status = look(self.home, self.run)
         try:
             yield from self._new_reports(status)
-            # The spend has changed by now, but the caller prints it anyway: only a new step is worth a line.
+            # The spend has changed since, but the caller prints it anyway: only a new step is worth a line.
             if not self.last_line or self.last_shown != _where(status, self._beat(status)):
                 self.line_due = self.home.world.monotonic()
                 yield from self._line(status, self.line_due)

@@ -1,4 +1,4 @@
-"""Progress of a run: how far it is, how long it still trains, and what it will have cost when billing ends.
+"""Progress of a run: how far it is, how long it will still train, and its total cost when billing ends.
 
 current phase                           the trainer's own estimate, from its heartbeat
 later phases, and bringing it home      the plan, for the current machine
@@ -34,7 +34,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Ahead:
-    eta_s: float  # until training ends: of all phases, or of the current one if later ones are unknown
+    eta_s: float  # until training ends: all phases, or only the current one if later ones are unknown
     is_whole: bool = True
     end_usd: Decimal | None = None  # total spend when billing ends; None if unknown
 
@@ -53,12 +53,12 @@ def planned(home: Home, run: RunRow) -> Planned | None:
 
 
 def planned_usd(home: Home, run: RunRow, phases: Sequence[str]) -> Decimal | None:
-    """Planned cost of these phases on the run's machine; None if the run's files are not at home."""
+    """Return the planned cost of these phases on the run's machine; None if the run's files are not at home."""
     return _planned(home, run, lambda parts: [seconds for name, seconds in parts if name in phases])
 
 
 def trip_usd(home: Home, run: RunRow) -> Decimal | None:
-    """Planned cost of one attempt besides its phases: to boot, to start, and to push the result and end."""
+    """Return the planned cost of one attempt outside its phases: to boot, to start, to push the result and to end."""
     return _planned(home, run, lambda parts: [parts[0][1], parts[-1][1]])
 
 
@@ -82,7 +82,7 @@ def ahead(status: Status, beat: Heartbeat | None, plan: Planned | None) -> Ahead
 
 
 def to_finish(status: Status) -> Decimal | None:
-    """Cost of the rest of the phase, by the trainer's own estimate; None if that is unknown."""
+    """Return the cost of the rest of the phase, by the trainer's own estimate; None if unknown."""
     beat = status.reports.heartbeat if status.reports else None
     if beat is None or not status.lines:
         return None
@@ -116,7 +116,7 @@ def progress_line(
 
 
 def _at_the_end(status: Status, found: Ahead | None) -> str:
-    """The predicted final cost. It may exceed the limit until the trainer notices and lands inside it."""
+    """Return the predicted final cost. It may exceed the limit until the trainer notices and lands within it."""
     if found is None or found.end_usd is None:
         return ""
     is_over = status.limit_usd is not None and found.end_usd > status.limit_usd

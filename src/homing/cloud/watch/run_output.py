@@ -1,10 +1,10 @@
-"""What a run writes while it trains: new events, validations and samples since the last poll, and its logs.
+"""Read the output of a run while it trains: new events, validations and samples since the last poll, and its logs.
 
     events.jsonl, metrics.jsonl, samples/ --EventFeed.reports--> Report(event | sample | alert), in order
     logs of trainer, agent and sync       --read_log, follow-->  lines
 
-A rented run's directory is in the store, that of a run trained on this computer is in the home. The feed knows no clock
-and no provider; of money it knows only the ledger's lines. Following a log loses no line while the store is
+A rented run's directory is in the store; that of a run trained on this computer is in the home. The feed uses no clock
+and no provider, and gets costs only from the ledger's lines. Following a log loses no lines while the store is
 unreachable.
 """
 
@@ -39,7 +39,7 @@ __all__ = ["PROGRAMS", "EventFeed", "Report", "boot_log", "check_program", "foll
 
 _ALERTS = ("alert", "limit_warning", "preempted", "end_billing_failed")  # events that need attention
 _EVALUATING = "evaluating"  # progress of an evaluation, repeated
-_FIRST_EVENTS = 20  # of the past, when a watch begins
+_FIRST_EVENTS = 20  # how many past events to show when a watch begins
 _FIRST_SAMPLES = 5
 _FIRST_VALIDATIONS = 5
 PROGRAMS = ("trainer", "agent", "sync")
@@ -71,7 +71,7 @@ class EventFeed:
         self.figures: dict[str, dict[str, float]] = {}  # by phase, metrics that only it has
 
     def copy(self) -> EventFeed:
-        """Return a copy to read with: if reading fails half-way or is late, the original is unchanged."""
+        """Return a copy to read with: if reading fails halfway or takes too long, the original is unchanged."""
         made = copy.copy(self)
         made._events, made._metrics = copy.copy(self._events), copy.copy(self._metrics)
         made._samples, made._reported, made._times = set(self._samples), set(self._reported), dict(self._times)
@@ -82,7 +82,7 @@ class EventFeed:
     def reports(self, lines: Sequence[LedgerLine] = (), now: float = 0.0) -> Iterator[Report]:
         """Yield reports since the last call, in the order they happened.
 
-        `lines` are the attempts of a rented run; `now` is until when the last of them has accrued costs.
+        `lines` are the attempts of a rented run; `now` is the time until which the last of them has accrued costs.
         """
         # A watch of a resumed run reports each earlier attempt in one line.
         since = lines[-1].intent_at if self._is_first and len(lines) > 1 else -math.inf
@@ -104,12 +104,12 @@ class EventFeed:
         if since > -math.inf:
             yield from self._past(events, lines, now)
             events = [event for event in events if event.t >= since]
-        if self._is_first:  # of the past, only the last ones, without file transfers
+        if self._is_first:  # only the last of the past events, without file transfers
             events = [event for event in events if event.source != "sync"][-_FIRST_EVENTS:]
         self._is_first = False
         for place, event in enumerate(events):
             mark = _mark(event)
-            if mark in self._reported:  # a new attempt starts the file with the events it found
+            if mark in self._reported:  # a new attempt's file starts with the events of earlier attempts
                 continue
             self._reported.add(mark)
             if event.kind == "sampled":
@@ -139,7 +139,7 @@ class EventFeed:
             yield line.intent_at, Report("event", said, data)
 
     def _is_passed(self, event: Event, later: Sequence[Event]) -> bool:
-        """Return whether the same evaluation has progressed or ended since: only the newest count is worth showing."""
+        """Return whether the same evaluation has progressed or ended since: only the newest count is shown."""
         last = self.measured.get(event.phase)
         is_over = last is not None and last.step >= (event.step or 0)
         return is_over or any(each.kind == _EVALUATING for each in later)
@@ -147,7 +147,7 @@ class EventFeed:
     def _new_samples(self, since: float) -> Iterator[tuple[float, Report]]:
         prefix = run_key(self._run_id, file_names.SAMPLES) + "/"
         entries = self._store.list(prefix)
-        if not self._samples:  # of the past, only the last ones; a long run has hundreds
+        if not self._samples:  # only the last of the past samples; a long run has hundreds
             self._samples.update(entry.key for entry in entries[:-_FIRST_SAMPLES])
         if since > -math.inf:
             self._samples.update(entry.key for entry in entries if self._sampled_at(entry.key[len(prefix) :]) < since)
@@ -190,7 +190,7 @@ def _late(event: Event, lines: Sequence[LedgerLine]) -> str:
 
 
 def _dollars(event: Event, lines: Sequence[LedgerLine]) -> str:
-    """Return what finishing the plan would have cost: the trainer itself knows only seconds."""
+    """Return what finishing the plan would have cost: the trainer itself only knows the time."""
     needs_s = event.data.get("needs_s")
     if event.source != "trainer" or not isinstance(needs_s, float) or not lines:
         return ""
@@ -201,7 +201,7 @@ def _dollars(event: Event, lines: Sequence[LedgerLine]) -> str:
 def _validation(metric: Metric) -> str:
     at = f"validation at step {metric.step:,}: "
     held_out = {name: value for name, value in metric.more.items() if name.startswith("val_")}
-    if "val_reward" in held_out:  # then the loss is only pass_reward minus the reward
+    if "val_reward" in held_out:  # in that case the loss is just pass_reward minus the reward
         return at + ", ".join([f"reward {held_out['val_reward']:.3f}", *say_figures(held_out)])
     bits = metric.val_bits_per_byte
     return f"{at}loss {metric.val_loss:.3f}" + (f", {bits:.3f} bits per byte" if bits is not None else "")
@@ -242,7 +242,7 @@ def follow_tail(tail: Tail, ask: Callable[[], bool], world: World, notify: Calla
     """Yield lines until `ask` returns True. The file offset survives failed reads, so no line is lost or repeated."""
     said = ""
     while True:
-        # Ask before the last read, so that everything written until the end is still read.
+        # Call `ask` before the last read, so that everything written before the end is read.
         is_over = False
         try:
             is_over = ask()
@@ -259,7 +259,7 @@ def follow_tail(tail: Tail, ask: Callable[[], bool], world: World, notify: Calla
 
 
 def _is_pushing(home: Home, run: RunRow) -> bool:
-    """Return whether the machine is there and has not reported its final push."""
+    """Return whether the machine still exists and has not reported its final push."""
     lines = home.ledger.lines(run.id)
     if run.state == ADOPTED or not billing_lines(lines):
         return False

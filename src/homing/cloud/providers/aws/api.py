@@ -1,7 +1,7 @@
 """Client for the AWS API: boto3 builds and parses requests, World sends them, and nothing is retried blindly.
 
-    call    reads, and writes that may be repeated: retried after no answer, throttling and 5xx, with growing pauses
-    items   a whole list, page by page; raises if it is missing from the answer rather than treating it as empty
+    call    reads and idempotent writes: retried with backoff after no response, throttling and 5xx
+    items   a whole list, page by page; raises if the response lacks the list, rather than treating it as empty
     once    run_instances and the like: only throttling is retried; Unsure if it may have taken effect
 
 boto3 signs, serializes and parses; its own transport and retries are switched off, so that every call and every pause
@@ -25,17 +25,17 @@ from homing.world import HttpRequest, NetworkError, World
 
 __all__ = ["GLOBAL", "AwsApi", "AwsRefused"]
 
-GLOBAL = "us-east-1"  # where IAM, Budgets and the price list answer for all regions
+GLOBAL = "us-east-1"  # endpoint of IAM, Budgets and the price list for all regions
 _TIMEOUT_S = 30.0
-_MOST_SKEW_S = 240.0  # a signature five minutes old is refused, and the Date header is slightly old itself
+_MOST_SKEW_S = 240.0  # AWS refuses a signature that is five minutes old, and the Date header is slightly old itself
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 20.0
-# Returned before anything is done: retrying is always safe.
+# Returned before anything has been done, so retrying is always safe.
 _BUSY = (
     "RequestLimitExceeded", "Throttling", "ThrottlingException", "EC2ThrottledException", "TooManyRequestsException",
     "RequestThrottled", "RequestThrottledException", "PriorRequestNotComplete",
 )  # fmt: skip
-# A 5xx that is nevertheless a clear no: lack of capacity is reported as a service error.
+# A 5xx that is nevertheless a definite refusal: lack of capacity is reported as a service error.
 _CLEAR = (*_BUSY, "Insufficient", "Unfulfillable")
 _WHO = ("AuthFailure", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken", "RequestExpired",
         "UnrecognizedClientException", "InvalidSignatureException", "ExpiredTokenException")  # fmt: skip
@@ -57,7 +57,7 @@ class AwsApi:
         self._world = world
         self._clients: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()  # offers of several providers are fetched in parallel
-        # How far the AWS clock is ahead of ours, by the Date header of the last answer; 0 if there was none.
+        # How far the AWS clock is ahead of ours, by the Date header of the last response; 0 if there was none.
         self.skew_s = 0.0
 
     @property
@@ -68,7 +68,7 @@ class AwsApi:
 
     @functools.cached_property
     def account(self) -> str:
-        """Return the account number, which every key may query, whatever its permissions."""
+        """Return the account number, which any key may query, whatever its permissions."""
         return str(self.call("sts", "get_caller_identity", GLOBAL)["Account"])
 
     def call(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class AwsApi:
             page = self.call(service, operation, region, **params, **more)
             yield page
             token = page.get("NextToken")
-            if page.get("IsTruncated"):  # IAM's form of pagination
+            if page.get("IsTruncated"):  # how IAM paginates
                 more = {"Marker": str(page["Marker"])}
             elif token:
                 more = {"NextToken": str(token)}
@@ -123,7 +123,8 @@ class AwsApi:
     def _send(self, service: str, operation: str, region: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send one request.
 
-        Raises AwsRefused for a clear no, Unsure if there is no answer or it does not say whether it took effect.
+        Raises AwsRefused for a definite refusal, Unsure if there is no response or it does not say whether the request
+        took effect.
         """
         from botocore import exceptions as sdk
 
@@ -145,7 +146,7 @@ class AwsApi:
         except (NetworkError, sdk.BotoCoreError) as exc:
             raise Unsure(str(exc)) from exc
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as exc:
-            # botocore parses numbers and times while reading: a `NaN` among them makes the answer unreadable.
+            # botocore parses numbers and times while reading: a `NaN` among them makes the response unreadable.
             raise Unsure(f"AWS answered {operation} with an unreadable number ({exc})") from exc
         self._note_clock(answer)
         return answer
@@ -172,7 +173,7 @@ class AwsApi:
 
     @functools.cached_property
     def _session(self) -> Any:
-        """Return one session for all regions: a credentials file that changes must not switch accounts between them."""
+        """Return one session for all regions, so that a changed credentials file does not mix two accounts."""
         try:
             import boto3
             import botocore.session
@@ -188,14 +189,14 @@ class AwsApi:
 
 @functools.cache
 def _loader() -> Any:
-    """Return one loader for all regions: the service description of EC2 alone is megabytes to parse."""
+    """Return one loader for all regions: the service description of EC2 alone is several megabytes of JSON."""
     import botocore.loaders
 
     return botocore.loaders.create_loader()
 
 
 def _through(world: World) -> Callable[..., Any]:
-    """Return a handler for botocore's before-send event: what it returns is used as the answer."""
+    """Return a handler for botocore's before-send event: its return value is used as the response."""
 
     def send(request: Any, **_: Any) -> Any:
         from botocore.awsrequest import AWSResponse

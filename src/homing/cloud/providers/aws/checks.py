@@ -1,6 +1,6 @@
-"""Checks of `homing doctor` for AWS: the account of the key, permission to start instances, and the quotas.
+"""Checks of `homing doctor` for AWS: the key's account, the permission to start instances, and the quotas.
 
-New accounts have zero quota for GPU instances and learn of it at the first launch; these checks report it earlier.
+New accounts have a quota of zero for GPU instances, which users otherwise discover at their first launch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _check_right(api: AwsApi, creation: Creation, region: str) -> Check:
 
 
 def _check_network(creation: Creation, region: str) -> Check:
-    """Check where an instance would get its address; an account may have deleted its default network."""
+    """Check which network an instance would start in: the account's default VPC may have been deleted."""
     try:
         subnets, network = creation.subnets(region)
     except HomingError as exc:
@@ -66,7 +66,7 @@ def _check_network(creation: Creation, region: str) -> Check:
 
 
 def _check_quota(market: Market, region: str, family: str, kind: str) -> Check:
-    """Check the quota of a family; it suffices if either spot or on-demand allows something."""
+    """Check the quota of a family; it is enough if either spot or on-demand allows an instance."""
     quotas = [market.quota(region, kind, is_spot=is_spot) for is_spot in (True, False)]
     name, known = f"aws.quota-{family.lower()}", [quota for quota in quotas if quota.num_cores is not None]
     if not known:

@@ -1,8 +1,8 @@
-"""Starts one EC2 instance: tries the zones of an offer in turn until one has capacity.
+"""Start one EC2 instance: try the zones of an offer in turn until one has capacity.
 
 zones that cost no more than was offered -> image, subnet, group, role, files -> run_instances, zone by zone
 no capacity       the next zone; none left: NoOffer          quota    refused, with its code and its page
-no clear answer   repeats the same call, which its ClientToken makes safe, then looks for the mark. Never tries another
+no clear answer   repeats the same call, which its ClientToken makes safe, then looks for the mark. Never tries a new
                   zone: this one may have started the instance
 """
 
@@ -38,11 +38,11 @@ _NO_ROOM = (
     "Unsupported", "SpotMaxPriceTooLow", "InsufficientFreeAddressesInSubnet",
 )  # fmt: skip
 _QUOTA = ("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded")
-_PROFILE_S = 90.0  # a new instance profile is not visible to EC2 at once
+_PROFILE_S = 90.0  # a new instance profile is not visible to EC2 immediately
 _PROFILE_EVERY_S = 3.0
 _PAUSE_S = 1.0
 _LINK_S = 3600.0  # validity of the presigned URLs from which an instance gets its first files
-_END_ALONE_S = 1800.0  # without our agent an instance ends itself after this time at the latest
+_END_ALONE_S = 1800.0  # an instance without our agent ends itself after at most this time
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Creation:
         volume = self.things.find_volume(region, request.mark) if self.settings.volume else None
         if volume is None:
             return zones
-        # A volume cannot leave its zone; in another zone its content would have to be created again.
+        # A volume cannot leave its zone; in a different zone its content would have to be created again.
         return [zone for zone in zones if zone == volume["AvailabilityZone"]]
 
     def subnets(self, region: str) -> tuple[dict[str, str], str]:
@@ -140,7 +140,7 @@ class Creation:
         return max(found, key=lambda image: (str(image["CreationDate"]), str(image["ImageId"])))
 
     def _profile(self, request: Request) -> str:
-        """Create the role and return its instance profile; "" if the store is not AWS S3, where no role applies."""
+        """Create the role and return its instance profile; "" if the store is not AWS S3 and needs no role."""
         address = s3_of(request.order.boot.store, self.world.environment())
         if address is None:
             return ""
@@ -163,9 +163,9 @@ class Creation:
     def _fetches(self, request: Request) -> tuple[Fetch, ...]:
         """Put the instance's first files into the store; return each with its hash and a presigned URL.
 
-        A URL opens only its own key, for an hour. The files are always written again: the keys are predictable, so an
-        existing object may be someone else's. The instance compares each file with the hash in its user data before
-        using it.
+        Each URL gives access to a single key, for an hour. The files are always written again: the keys are
+        predictable, so an existing object may be someone else's. The instance compares each file with the hash in its
+        user data before using it.
         """
         store = open_store(request.order.boot.store, self.world)
         assert isinstance(store, S3Store), store.url
@@ -189,7 +189,7 @@ class Creation:
             except Unsure as exc:
                 problem = exc
             except AwsRefused as exc:
-                # The token was used before with other parameters: that earlier call may have succeeded.
+                # The token was used before with different parameters: that earlier call may have succeeded.
                 if problem is None and exc.code != "IdempotentParameterMismatch":
                     raise
                 problem = exc

@@ -1,7 +1,7 @@
 """One EC2 instance as data: its user data and the parameters of run_instances. Pure functions.
 
 user data     startup.sh plus a timer of the operating system and the persistent volume; no secrets
-run_instances spot with a maximum price, shutdown means terminate, IMDSv2, tags on everything it creates
+run_instances spot with a maximum price, terminate on shutdown, IMDSv2, tags on everything it creates
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = [
 MARK_TAG, RATE_TAG, SSH_TAG, RUN_TAG = "homing-mark", "homing-rate", "homing-ssh", "homing-run"
 VOLUME_WAIT_S = 300
 FOLLOW_S = 60
-_SAME_CLOCK_S = 10.0  # a Date header has whole seconds and some latency: a smaller difference is ignored
+_SAME_CLOCK_S = 10.0  # ignore smaller differences: a Date header has whole seconds and some latency
 _MOST_USER_DATA = 16_384
-_HOPS = 2  # one more than the instance itself needs, so that a container on it can query the metadata too
+_HOPS = 2  # one more than the instance itself needs, so that containers on it can query the metadata too
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def ends_in_s(boot: Boot) -> float:
 
 
 def prepare_text(boot: Boot, *, has_volume: bool, skew_s: float = 0.0) -> str:
-    """Return shell code for startup.sh: what an AWS instance does before login is possible.
+    """Return shell code for startup.sh that an AWS instance runs before login is possible.
 
     `skew_s` is how far AWS's clock, which its instances use, is ahead of the clock that recorded the start of billing.
     """
@@ -77,7 +77,7 @@ def prepare_text(boot: Boot, *, has_volume: bool, skew_s: float = 0.0) -> str:
     ahead_s = int(skew_s) if abs(skew_s) > _SAME_CLOCK_S else 0
     settings = {
         "SYSTEM_TIMER_AT": int(boot.started_at + ahead_s + seconds) if is_limited else 0,
-        # By the instance's own clock, but never later than a correct clock would allow.
+        # By the instance's own clock, but never later than with a correct clock.
         "SYSTEM_TIMER_MAX_M": max(1, int(seconds // 60)) if is_limited else 0,
         "FOLLOW_S": FOLLOW_S,
         "VOLUME_WAIT_S": VOLUME_WAIT_S if has_volume else 0,
@@ -89,7 +89,7 @@ def prepare_text(boot: Boot, *, has_volume: bool, skew_s: float = 0.0) -> str:
 def user_data(script: str) -> bytes:
     """Return the script, compressed if it is too long; cloud-init decompresses it.
 
-    Presigned URLs with session keys are long.
+    Presigned URLs that contain session tokens are long.
     """
     data = script.encode()
     if len(data) > _MOST_USER_DATA:
@@ -106,8 +106,8 @@ def user_data(script: str) -> bytes:
 def client_token(mark: str, zone: str) -> str:
     """Return the same token for the same try.
 
-    Another zone is another call: EC2 refuses a token that comes back with other parameters, perhaps even after a failed
-    try.
+    Each zone gets its own token: EC2 refuses a token that is reused with different parameters, perhaps even after a
+    failed call.
     """
     return hashlib.sha256(f"{mark} {zone}".encode()).hexdigest()
 
@@ -154,7 +154,7 @@ def run_parameters(request: Request, launch: Launch) -> dict[str, Any]:
     if launch.key_name:
         parameters["KeyName"] = launch.key_name
     if launch.most_usd_per_hour is not None:
-        # One-time: a persistent request would rent again after we have terminated it.
+        # One-time: a persistent request would start a new instance after we terminate this one.
         spot = {
             "SpotInstanceType": "one-time",
             "InstanceInterruptionBehavior": "terminate",
@@ -172,8 +172,8 @@ def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
 def policy_of(bucket: str, prefix: str, partition: str = "aws") -> str:
     """Return the instance's IAM policy: read, write and list below one prefix of one bucket, nothing else.
 
-    IfExists: checking for the bucket or a key sends no prefix, and a strict condition would turn every "not found" into
-    "forbidden".
+    IfExists: requests that check for the bucket or a key send no prefix, and a strict condition would turn every "not
+    found" into "forbidden".
     """
     arn = f"arn:{partition}:s3:::{bucket}"
     below = [f"{prefix}*"] if prefix else ["*"]

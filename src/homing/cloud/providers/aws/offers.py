@@ -2,12 +2,13 @@
 
     describe_instance_types -> offerings by zone -> spot prices by zone, price list -> offers
 
-A spot offer is named after its zone, or after its region if any zone may serve it. Its rate is the most that an hour
-can cost: the price in its most expensive zone plus the headroom up to which `MaxPrice` is set, the root disk and the
-public address. Results are cached for a few minutes. Rents nothing.
+A spot offer is named after its zone, or after its region if any zone may be used. Its rate is the most that an hour can
+cost: the price in its most expensive zone plus the headroom that `MaxPrice` allows, the root disk and the public
+address. Results are cached for a few minutes. Rents nothing.
 
-`guide` needs neither account nor network: which types of a fixed list can train a model, computed from the memory that
-each phase needs on the type's GPU, with rates from the dated price table. `homing plan RUN` queries AWS itself.
+`guide` needs neither account nor network. It shows which types of a fixed list can train a model, computed from the
+memory that each phase needs on the type's GPU, with rates from the dated price table. `homing plan RUN` queries AWS
+itself.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ TYPES: dict[str, tuple[str, int, int, int]] = {
     "p5.48xlarge": ("H100", 8, 192, 2048),
 }
 FRESH_S = 300.0
-BOOT_S = 150.0  # the first reads from an image of tens of GB are slow
+BOOT_S = 150.0  # slow because the first reads from an image of tens of GB are slow
 _HOURS = 730  # hours in a month, as AWS counts
 # gp3 and a public address; the us-east-1 list of 2026-08 has 0.08 and 0.005. Other regions charge up to 50% more for
-# the disk, and the price list has disks in a different format: better to overestimate.
+# the disk, and the price list has disks in a different format, so these overestimate.
 _DISK_USD_PER_GB_MONTH = Decimal("0.12")
 _ADDRESS_USD_PER_HOUR = Decimal("0.005")
 _SAME_AS_LIST = ("us-east-1", "us-east-2", "us-west-2")  # regions with the same list prices as us-east-1
@@ -86,10 +87,10 @@ _QUOTAS = (
 
 @dataclass(frozen=True)
 class Choice:
-    """What to look for according to the run file, and the disks, which cost extra per hour."""
+    """The run file's selection, and the disks, which cost extra per hour."""
 
     regions: tuple[str, ...]
-    types: tuple[str, ...] = ()  # in the form of AWS filters: g5.*
+    types: tuple[str, ...] = ()  # as AWS filters: g5.*
     is_spot: bool = True
     headroom: Decimal = Decimal("0.1")
     root_gb: int = LEAST_GB
@@ -182,7 +183,7 @@ class Market:
                                   LocationType="availability-zone", Filters=only)  # fmt: skip
         zones: dict[str, list[str]] = {}
         for row in by_zone:
-            if re.fullmatch(f"{name}[a-z]", row["Location"]):  # not local zones in other cities
+            if re.fullmatch(f"{name}[a-z]", row["Location"]):  # excludes local zones in other cities
                 zones.setdefault(row["InstanceType"], []).append(row["Location"])
         seen = [_kind(each, zones.get(each["InstanceType"], []), types) for each in found]
         kinds = [kind for kind in seen if kind is not None]
@@ -202,7 +203,7 @@ class Market:
         rows = self._api.items("ec2", "describe_spot_price_history", "SpotPriceHistory", region,
                                InstanceTypes=kinds, ProductDescriptions=["Linux/UNIX", "Linux/UNIX (Amazon VPC)"],
                                StartTime=since)  # fmt: skip
-        # With a start time of now, AWS returns the last change in each zone, which is the current price.
+        # If the start time is now, AWS returns the last change in each zone, which is the current price.
         rows.sort(key=lambda row: row["Timestamp"])
         read = Figures("aws")
         prices = {
@@ -236,7 +237,7 @@ class Market:
             found = self._api.call("service-quotas", "get_service_quota", region, ServiceCode="ec2", QuotaCode=code)
             return read_figure(found["Quota"]["Value"], 10**9)
         except (HomingError, KeyError):
-            return None  # not permitted to query; EC2 itself refuses what exceeds it
+            return None  # no permission to query it; EC2 itself refuses requests over the quota
 
     # --- offers ---
 
@@ -382,7 +383,7 @@ class Row:
 
 
 def guide(run: Run) -> list[Row]:
-    """Return a row for every type, in table order. For one GPU: sharding over several is not taken into account."""
+    """Return a row for every type, in table order. Assumes one GPU: sharding is not taken into account."""
     rows = []
     for name, (card, num_gpus, num_cores, memory_gib) in TYPES.items():
         each = [fits(run, phase, {card: GPUS[card]})[0] for phase in run.phases]

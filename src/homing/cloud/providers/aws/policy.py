@@ -70,11 +70,11 @@ OPERATIONS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 _SPOT_ROLE = "arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot"
 _OURS = ["arn:aws:iam::*:role/homing/*", "arn:aws:iam::*:instance-profile/homing/*"]
-_LISTS = ("iam:ListRoles", "iam:ListInstanceProfiles")  # these accept no path as their resource
+_LISTS = ("iam:ListRoles", "iam:ListInstanceProfiles")  # these do not support a path in the resource
 
 
 def policy_document(bucket: str = "") -> str:
-    """Return the policy as JSON for the console or `aws iam put-user-policy`; for all buckets if none is given."""
+    """Return the policy as JSON for the console or `aws iam put-user-policy`, for all buckets if none is given."""
     actions = {action for operations in OPERATIONS.values() for needed in operations.values() for action in needed}
     roles = {action for action in actions if action.startswith("iam:")} - set(_LISTS)
     storage = {action for action in actions if action.startswith("s3:")}

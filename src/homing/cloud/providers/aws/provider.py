@@ -1,7 +1,7 @@
 """EC2 as a provider: spot first, one instance per mark, and no account keys on the instance.
 
-    offers    aws_market: types, zones, prices, quotas        create   zones in turn, each with its own ClientToken
-    place     `shutdown -h now`: shutting down terminates     things   aws_things: role, group, volume, budget
+    offers    offers.py: types, zones, prices, quotas         create   zones in turn, each with its own ClientToken
+    place     `shutdown -h now`: shutting down terminates     storage  storage.py: role, group, volume, budget
 
 An instance id is REGION/i-..., so that it can be looked up without the run file. The regions ever used are recorded in
 $HOMING_HOME/aws/; a home without that record queries all regions. The instance's role grants access to one prefix of
@@ -57,11 +57,11 @@ from homing.world import World
 __all__ = ["Aws"]
 
 _GONE_CODES = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")
-_YOUNG_S = 60.0  # a new id is not visible everywhere at once
+_YOUNG_S = 60.0  # a new id is not visible everywhere immediately
 _RUNNING_S = 300.0
 _HAND_OVER_S = 600.0
 _LOOK_S = 2.0
-_DESCRIBE_EVERY_S = 2.0  # callers that wait poll more often than EC2's rate limit allows
+_DESCRIBE_EVERY_S = 2.0  # waiting callers poll more often than EC2's rate limit allows
 _STATES: dict[str, InstanceState] = {
     "pending": "requested",
     "running": "ready",
@@ -102,7 +102,7 @@ class Aws:
     def is_configured(home: Path, world: World) -> bool:
         """Return True if this home has ever used AWS.
 
-        Keys alone do not show that: they may belong to a bucket at another service.
+        Keys alone do not show that: they may be for a bucket at a different service.
         """
         return world.exists(home / "aws")
 
@@ -130,7 +130,7 @@ class Aws:
         fitting = [offer for offer in self._market.offers(choice) if not lack(offer, needs)]
         allowed = [offer for offer in fitting if self._is_within_quota(offer)]
         if fitting and not allowed:
-            raise self._over_quota(fitting[0])  # raise rather than return nothing: new accounts have a quota of zero
+            raise self._over_quota(fitting[0])  # raise, not an empty list: new accounts have a quota of zero
         return allowed
 
     def place(self, mark: str) -> Place:
@@ -237,7 +237,7 @@ class Aws:
         if not region:
             return  # not an EC2 id
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # not shown, or unreadable: terminate it all the same
+            with contextlib.suppress(ProviderSilent):  # missing or unreadable: terminate it anyway
                 self._own(instance_id, self._find(instance_id) or {})
         try:
             self.api.call("ec2", "terminate_instances", region, InstanceIds=[name])
@@ -246,7 +246,7 @@ class Aws:
                 raise
 
     def log(self, instance_id: str) -> str:
-        """Return the console output, which includes our script's; EC2 keeps the last 64 KB and may deliver it late."""
+        """Return the console output, including our script's; EC2 keeps the last 64 KB and may deliver it late."""
         region, _, name = instance_id.rpartition("/")
         if not region:
             return ""
@@ -262,7 +262,7 @@ class Aws:
         raise AssertionError("the second try returns or raises")
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: the timer on the instance follows the limits that the agent writes down (aws_prepare.sh)."""
+        """Do nothing: the timer on the instance follows the limits that the agent records (see prepare.sh)."""
 
     # --- other resources ---
 
@@ -294,7 +294,7 @@ class Aws:
         return check_aws(self.api, self._market, self._creation(), list(self._choice(Needs()).regions))
 
     def setup_steps(self) -> list[Step]:
-        """Return the one set-up step: record the regions, so that all verbs of this home query AWS.
+        """Return the only setup step: record the regions, so that all commands of this home query AWS.
 
         Everything else is created per run and destroyed with it.
         """
@@ -365,7 +365,7 @@ class Aws:
     def _check_way(self, order: Order, secrets: dict[str, str]) -> None:
         """Raise UsageError if the instance could not get its files or secrets.
 
-        Without SSH only presigned URLs of a bucket can deliver files, and nothing can deliver secrets.
+        Without SSH, files can only be delivered by presigned URLs of a bucket, and secrets cannot be delivered at all.
         """
         if self._settings.ssh_from:
             return
@@ -383,14 +383,14 @@ class Aws:
         return self._home / "aws" / f"regions-{self._owner}.json"
 
     def regions(self) -> list[str]:
-        """Return the regions where we may have something; all regions if this home has no record."""
+        """Return the regions where we may have resources; all regions if this home has no record."""
         if self._world.exists(self._memory):
             return sorted(json.loads(self._world.read(self._memory)))
         rows = self.api.items("ec2", "describe_regions", "Regions", self.api.region or GLOBAL)
         return sorted(str(row["RegionName"]) for row in rows)
 
     def _remember(self, *regions: str) -> None:
-        """Record regions, on disk before anything is created there: from then on list_owned queries them."""
+        """Record regions on disk before anything is created there: from then on list_owned queries them."""
         known = set(json.loads(self._world.read(self._memory))) if self._world.exists(self._memory) else set()
         if not known.issuperset(regions):
             self._world.mkdir(self._memory.parent)
@@ -463,7 +463,7 @@ class Aws:
         return instance
 
     def _our_time(self, read: Figures, name: str, value: Any) -> float | None:
-        """Convert to our clock: their clock may differ from ours, but ages do not."""
+        """Convert a time to our clock: the provider's clock may differ from ours, but ages are the same."""
         moment = read.moment(name, value, self._world.now() + self.api.skew_s)
         return None if moment is None else moment - self.api.skew_s
 
@@ -485,5 +485,5 @@ def _ended_at(body: dict[str, Any]) -> datetime.datetime | None:
         at = datetime.datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S")
     except ValueError:
         return None
-    # Given in whole seconds: use the end of that second.
+    # It has whole seconds: use the end of that second.
     return at.replace(tzinfo=datetime.UTC) + datetime.timedelta(seconds=1)

@@ -3,7 +3,8 @@
     made for one attempt, under its mark, and destroyed with it      role + instance profile, group
     kept at the user's request until `destroy --all --kept`          volume of a run, budget of a home
 
-Each is looked up before it is created and is tagged in the creating call itself. Destroying what is gone is success.
+Each is looked up before it is created and is tagged in the creating call itself. Destroying a resource that is already
+gone succeeds.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _THERE = ("EntityAlreadyExists", "InvalidGroup.Duplicate", "InvalidPermission.Du
 def make_role(api: AwsApi, mark: str, owner: str, policy: str) -> str:
     """Create role and instance profile; return the profile's name.
 
-    Both are identifiable as ours at once, because the owner is in their path.
+    Both are identifiable as ours from the start, because the owner is in their path.
     """
     tags = tag_list({MARK_TAG: mark, "Name": mark})
     common = {"Path": _path(owner), "Tags": tags}
@@ -83,7 +84,7 @@ def make_group(api: AwsApi, region: str, network: str, mark: str, ssh_from: str)
 
 
 def make_budget(api: AwsApi, prefix: str, dollars: str, email: str) -> None:
-    """Create the account's monthly budget. Its mails are hours late: an alert, not a limit."""
+    """Create the account's monthly budget. Its emails arrive hours late, so it is an alert and not a limit."""
     account = api.account
     budget = {
         "BudgetName": f"{prefix}budget",
@@ -108,7 +109,7 @@ def make_budget(api: AwsApi, prefix: str, dollars: str, email: str) -> None:
 
 
 class Things:
-    """All resources of ours, in the regions ever used."""
+    """All our resources, in every region ever used."""
 
     def __init__(self, api: AwsApi, prefix: str, owner: str, world: World) -> None:
         self._api, self._prefix, self._owner, self._world = api, prefix, owner, world
@@ -191,7 +192,7 @@ class Things:
             raise UsageError(what=f"This home has no {resource.kind!r} on AWS.", fix="homing reconcile")
 
     def _destroy_role(self, name: str) -> None:
-        """Delete from the outside in: a role that is in a profile cannot be deleted."""
+        """Delete the profile first: a role that is in a profile cannot be deleted."""
         self._drop("iam", "remove_role_from_instance_profile", GLOBAL, InstanceProfileName=name, RoleName=name)
         self._drop("iam", "delete_instance_profile", GLOBAL, InstanceProfileName=name)
         self._drop("iam", "delete_role_policy", GLOBAL, RoleName=name, PolicyName=_POLICY)
@@ -228,7 +229,7 @@ class Things:
         ]
 
     def _roles(self) -> list[Resource]:
-        """Return roles and profiles: a launch killed between the two has left one without the other."""
+        """Return roles and profiles: a launch that was killed in between has created only one of the two."""
         found: dict[str, Resource] = {}
         for operation, key in (("list_roles", "Role"), ("list_instance_profiles", "InstanceProfile")):
             for row in self._api.items("iam", operation, f"{key}s", GLOBAL, PathPrefix=_path(self._owner)):
@@ -245,7 +246,7 @@ class Things:
             rows = self._api.call("budgets", "describe_budgets", GLOBAL, **asked).get("Budgets", [])
         except AwsRefused as exc:
             if exc.code.startswith(("AccessDenied", "NotFound")):
-                return []  # without permission to see budgets it cannot have created one
+                return []  # without permission to list budgets, this key cannot have created one
             raise
         names = [str(row["BudgetName"]) for row in rows]
         ours = [name for name in names if name.startswith(self._prefix)]
@@ -256,7 +257,7 @@ class Things:
 
 
 def s3_of(store: str, environment: dict[str, str]) -> S3Address | None:
-    """Return the bucket's address if the store is AWS S3 itself: only there the instance's role applies."""
+    """Return the bucket's address if the store is AWS S3 itself: the instance's role applies only there."""
     if not store.startswith("s3:") or environment.get("AWS_ENDPOINT_URL_S3"):
         return None
     address = parse_s3(store)

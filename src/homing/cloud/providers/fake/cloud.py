@@ -1,13 +1,13 @@
-"""A complete simulated cloud in one object: rents machines, bills them by its own clock, and fails as configured.
+"""A complete simulated cloud in one object: rents out machines, bills them by its own clock, and fails as configured.
 
     HttpRequest -> handle -> HttpResponse, or NetworkError if the connection is cut (before or after the effect)
     tick        -> scheduled changes: boots, preemptions, hangs, the guard; `next_due` says when the next is due
-    bill        -> what was billed from when to when: the truth that tests compare our ledger with
+    bill        -> what was billed from when to when: the reference that tests compare our ledger with
 
-Like real clouds it does not deduplicate by name, keeps ended instances for a while and then answers 404, and bills
-every second from create until it is gone, disks too. It does not run its machines itself: `Machines` is processes on
-this computer for the server, actors for a simulator. It has no clock, randomness or I/O of its own and depends only on
-its arguments and the requests, so that one seed replays one day.
+Like real clouds, it does not deduplicate by name, keeps ended instances for a while and then answers 404, and bills
+machines and disks for every second from create until they are gone. It does not run its machines itself: `Machines` are
+processes on this computer for the server, and actors for a simulator. It has no clock, randomness or I/O and depends
+only on its arguments and the requests, so that the same seed always gives the same sequence of events.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FakeCloud:
         seed: int = 0,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_change` is called after each effect and before its answer: to survive a crash, save the state there."""
+        """`on_change` is called after each effect and before the response: to survive a crash, save the state there."""
         self.settings = settings or Settings()
         self.faults = faults or Faults()
         self.offers = offers
@@ -68,7 +68,7 @@ class FakeCloud:
         self._on_change = on_change
         self._dice = Dice(self.faults, Random(seed))
         self._things: dict[str, Thing] = {}
-        self._live: dict[str, Thing] = {}  # those that bill, which a tick has to check
+        self._live: dict[str, Thing] = {}  # those that bill, which each tick checks
         self._keys: dict[str, dict[str, Any]] = {}
         self._num_made = 0
         self._due = math.inf
@@ -126,7 +126,7 @@ class FakeCloud:
         ]
 
     def live(self) -> dict[str, int]:
-        """Return mark -> number of instances that bill now. Two for one mark is a duplicate."""
+        """Return mark -> number of instances that bill now. Two for the same mark means a duplicate."""
         found: dict[str, int] = {}
         for thing in self._live.values():
             if thing.kind == "instance":
@@ -166,7 +166,7 @@ class FakeCloud:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Resume from a `dump`; the next tick restarts machines that should run and do not."""
+        """Resume from a `dump`; the next tick restarts machines that should be running but are not."""
         assert state["version"] == _STATE_VERSION, state["version"]
         self._num_made = state["num_made"]
         self._things = {body["id"]: Thing(**body) for body in state["things"]}
@@ -217,7 +217,7 @@ class FakeCloud:
         return self._notice(thing)
 
     def _caller(self, request: HttpRequest) -> Thing | None:
-        """Return None for the account's key, the instance for an instance's key."""
+        """Return the instance that the key belongs to, or None for the account's key."""
         key = next((value for name, value in request.headers.items() if name.lower() == KEY_HEADER), "")
         if key == self._api_key:
             return None
@@ -263,7 +263,7 @@ class FakeCloud:
     def _decide_fate(self, thing: Thing, ways: tuple[str, ...]) -> None:
         now, faults = thing.created_at, self.faults
         thing.boots_at = now + self.settings.boot_s + (faults.slow_boot_s if "boot_slow" in ways else 0.0)
-        # Drawn whether it is needed or not: one fault must not shift the random numbers of all that follow.
+        # Draw it even if it is not needed: one fault must not shift the random numbers of the following ones.
         at = now + faults.take_after_s[0] + self._dice.rng.random() * (faults.take_after_s[1] - faults.take_after_s[0])
         if "boot_never" in ways:
             thing.boots_at = math.inf
@@ -297,8 +297,8 @@ class FakeCloud:
         now = self.now()
         if thing.ended_at is not None:
             raise Refusal(404, f"no instance {thing.id}")
-        # It must be visible again for as long as its list may be stale before it lies again: otherwise two lies could
-        # not be told from the real end.
+        # Before it lies again, it must have been visible for as long as the list may be stale: otherwise two lies could
+        # not be distinguished from the real end.
         if "destroy_lies" in ways and now >= thing.hidden_until + self.settings.settle_s:
             thing.hidden_until = now + self.faults.lie_s
             self._is_changed = True
@@ -389,7 +389,7 @@ class FakeCloud:
         env = {**thing.env, INSTANCE_KEY_ENV: self._instance_key(thing.id)}
         self._machines.start(thing.id, files, list(thing.argv), env)
         thing.is_started = self._is_changed = True
-        thing.files, thing.env = {}, {}  # the machine has them; there is no need to keep secrets
+        thing.files, thing.env = {}, {}  # the machine has them now; do not keep secrets
 
     def _end(self, thing: Thing, at: float, by: str) -> None:
         thing.ended_at, thing.ended_by = at, by
@@ -473,7 +473,7 @@ def _take_guard(thing: Thing, body: dict[str, Any]) -> None:
         until = None if end_by is None else float(end_by)
     except (ArithmeticError, TypeError, ValueError) as exc:
         raise Refusal(400, f"a guard of {usd!r} dollars until {end_by!r} is not valid") from exc
-    # Decimal accepts "NaN", which would be a guard that never acts.
+    # Decimal accepts "NaN", with which the guard would never act.
     if (limit is not None and not (limit.is_finite() and limit >= 0)) or (until is not None and math.isnan(until)):
         raise Refusal(400, f"a guard of {usd!r} dollars until {end_by!r} is not valid")
     thing.guard_usd, thing.guard_end_by = (None if limit is None else str(limit)), until

@@ -5,8 +5,8 @@
                   busy                      429 with Retry-After, no effect
     create        no_capacity dearer        refused with a message; started at a higher rate than offered
                   boot_slow boot_never boot_dies
-                  preempt notice_preempt    it is taken away, without or with a notice
-                  hang                      its programs freeze, it keeps billing
+                  preempt notice_preempt    it is preempted, without or with a notice
+                  hang                      its programs freeze, but it keeps billing
                   leaves_volume             its disk remains and bills after the instance is gone
     list          list_late                 the state of some seconds ago
     describe      odd_state                 an undocumented state
@@ -52,7 +52,7 @@ ROUTES = ("account", "offers", "create", "list", "describe", "destroy", "guard",
 
 @dataclass(frozen=True)
 class Strike:
-    """One fault at one place: the n-th request of a route (of all requests if none is named) fails in this way."""
+    """One fault at a fixed point: the n-th request to a route (or of all requests, without a route) fails this way."""
 
     way: str
     nth: int = 1
@@ -69,11 +69,11 @@ class Faults:
     list_lag_s: float = 1.0  # maximum age of a stale list
     slow_boot_s: float = 30.0
     dearer_by: float = 1.5
-    take_after_s: tuple[float, float] = (5.0, 60.0)  # after create: when it is preempted or hangs
+    take_after_s: tuple[float, float] = (5.0, 60.0)  # how long after create it is preempted or hangs
     notice_s: float = 10.0
-    lie_s: float = 1.0  # how long a destroy that lied appears to have worked
+    lie_s: float = 1.0  # how long a lying destroy appears to have worked
     stubborn_tries: int = 3
-    clock_skew_s: float = 0.0  # of the provider's clock relative to the true one
+    clock_skew_s: float = 0.0  # offset of the provider's clock from true time
 
     def __post_init__(self) -> None:
         named = [(strike.of, strike.way) for strike in self.strikes]
@@ -105,7 +105,7 @@ class Faults:
 
 
 class Dice:
-    """Decides for each request which faults occur. Its state can be saved, so that a restart continues the sequence."""
+    """Decides which faults each request gets. Its state can be saved, to continue the sequence after a restart."""
 
     def __init__(self, faults: Faults, rng: Random) -> None:
         self.faults, self.rng = faults, rng
@@ -117,7 +117,7 @@ class Dice:
         for name in ("", route):
             self.counts[name] = self.counts.get(name, 0) + 1
         ways = [s.way for s in self.faults.strikes if s.of in ("", route) and self.counts[s.of] == s.nth]
-        # Always draw the same number of times: whether one fault occurs must not shift all that come after it.
+        # Always draw the same number of times: whether one fault occurs must not change the ones after it.
         ways += [way for way, chance in self._chances[route] if self.rng.random() < chance]
         about_request = [way for way in ways if way in REQUEST_WAYS][:1]
         own = [way for way in ways if way in _OWN_WAYS.get(route, ())]

@@ -1,10 +1,10 @@
-"""The fake cloud's machines on this computer: a folder and a process tree each.
+"""The fake cloud's machines on this computer: each is a folder and a process tree.
 
     $HOMING_HOME/fake/machines/<instance id>/   work/ (files from its create call)  boot.log
 
-A rented machine has its own disk, and its programs get paths on it. Here all share one disk, so the folder replaces the
-root of that disk in the machine's arguments and boot.json. Each call may be repeated, even by a server that was killed
-and restarted: a machine's processes are found by a variable in their environment.
+A rented machine has its own disk, and its programs use paths on it. Here all machines share one disk, so the machine's
+folder replaces the root of its disk in its arguments and boot.json. Each call may be repeated, even by a server that
+was killed and restarted: a machine's processes are found by a variable in their environment.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HostMachines:
     def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None:
         folder = self._root / instance_id
         if self._world.exists(folder / "started") or self._tree(instance_id).processes():
-            return  # started by an earlier server, which was killed before it could record that
+            return  # started by an earlier server that was killed before it could record it
         self._world.mkdir(folder / "work")
         try:
             self._bring(folder, files)
@@ -61,7 +61,7 @@ class HostMachines:
     def freeze(self, instance_id: str) -> None:
         tree = self._tree(instance_id)
         tree.send(signal.SIGSTOP)
-        tree.send(signal.SIGSTOP)  # again, for processes that were starting during the first scan
+        tree.send(signal.SIGSTOP)  # once more, for processes that were starting during the first scan
 
     def log(self, instance_id: str) -> str:
         path = self._root / instance_id / "boot.log"
@@ -71,14 +71,14 @@ class HostMachines:
         return self._world.read(path, start, _LOG_BYTES).decode("utf-8", "replace")
 
     def wait_until_ended(self) -> bool:
-        """Wait; return False if something could not be ended in time, in which case a restarted server keeps trying."""
+        """Wait for the machines to end. Return False if some did not end in time; a restarted server tries again."""
         return wait_until(lambda: not self._to_end.unfinished_tasks, timeout_s=_END_S, every_s=0.05, world=self._world)
 
     def _bring(self, folder: Path, files: dict[str, bytes]) -> None:
         for name, data in files.items():
             target = folder / "work" / _inside(name)
             self._world.mkdir(target.parent)
-            # Only boot.json is text with paths; an archive must arrive unchanged.
+            # Only boot.json contains paths; archives must stay unchanged.
             content = data.replace(ROOT_DIR.encode(), str(folder).encode()) if name == file_names.BOOT else data
             self._world.write(target, content)
 
@@ -101,7 +101,7 @@ class HostMachines:
 
 
 def machine_prefix(root: Path) -> str:
-    """Return the start of the variable's value for machines in `root`: servers use the same instance numbers."""
+    """Return the prefix of the variable's value for machines in `root`: all servers use the same instance numbers."""
     return f"fake/{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]}/"
 
 

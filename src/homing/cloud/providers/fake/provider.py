@@ -1,9 +1,10 @@
 """The fake cloud as a provider: simulated rented machines that cost nothing, over real HTTP.
 
-    $HOMING_HOME/fake/server.json, else HOMING_FAKE_URL + HOMING_FAKE_KEY    its address; neither: it is not queried
+    $HOMING_HOME/fake/server.json, else HOMING_FAKE_URL + HOMING_FAKE_KEY    its address; without one, it is not queried
 
 Written like the adapter of a real cloud: every call goes through `rest`, create is never repeated without looking for
-our mark, an unrecognized state is `unknown` and bills, and only the provider can report an instance gone.
+our mark, an unrecognized state is `unknown` and counts as billing, and an instance is gone only if the provider says
+so.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ __all__ = ["KEY_ENV", "SERVER", "URL_ENV", "WORK_DIR", "Fake"]
 URL_ENV = "HOMING_FAKE_URL"
 KEY_ENV = "HOMING_FAKE_KEY"
 SERVER = "fake/server.json"  # below home: address and key of this home's server
-# Root of a machine's own disk. The server's machines share our disk, so it replaces this by each machine's folder.
+# Root of a machine's own disk. The server's machines share our disk, so the server substitutes each machine's folder.
 ROOT_DIR = "/fake-machine"
 WORK_DIR = f"{ROOT_DIR}/work"
 
 log = logging.getLogger(__name__)
 _MOST_S = 86400
-_DESCRIBE_EVERY_S = 7.5  # eight queries a minute for one instance are enough for any wait
+_DESCRIBE_EVERY_S = 7.5  # eight queries per minute are enough for any wait on one instance
 _STATES: dict[str, InstanceState] = {
     "requested": "requested",
     "booting": "booting",
     "ready": "ready",
-    "preempting": "ready",  # it lives until it is taken: destroying it now would cost its last checkpoint
+    "preempting": "ready",  # it is alive until it is preempted: destroying it now would lose its last checkpoint
     "deleting": "destroying",
     "deleted": "gone",
 }
@@ -117,7 +118,7 @@ class Fake:
         return [offer for offer in found if offer is not None and not lack(offer, needs)]
 
     def place(self, mark: str) -> Place:
-        """Return the place; the machine ends itself with the key from the cloud, which can end only this machine."""
+        """Return the place; the machine ends itself with a key from the cloud that can end only this machine."""
         end = EndBilling(
             kind="request",
             method="DELETE",
@@ -147,7 +148,7 @@ class Fake:
         return dataclasses.replace(self._instance(made), twins=tuple(once.twins))
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Do nothing: create carried everything."""
+        """Do nothing: the create call delivered everything."""
 
     @legible
     def describe(self, instance_id: str) -> Instance:
@@ -171,7 +172,7 @@ class Fake:
         self._looked.pop(instance_id, None)
         path = f"/instances/{quote(instance_id, safe='')}"
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # not shown, or unreadable: delete it all the same
+            with contextlib.suppress(ProviderSilent):  # missing or unreadable: delete it anyway
                 body = self._api.find(path)
                 if body is not None:
                     self._own(body)
@@ -182,12 +183,12 @@ class Fake:
         return "" if body is None else str(body["log"])
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Set what this instance may cost in total, and until when it may live, by our clock."""
+        """Set the instance's maximum total cost and its latest end by our clock."""
         if not self._about["has_guard"]:
             return  # listed in `cannot`, and launch has reported it
         body: dict[str, Any] = {"spend_limit_usd": str(spend_limit_usd), "end_by": None}
         if end_by is not None:
-            # Their clock may differ from ours, and the guard uses theirs.
+            # The provider's clock may differ from ours, and its guard uses its own.
             body["end_by"] = end_by + self._skew_s(self._api.get("/account"))
         try:
             self._api.put(f"/instances/{quote(instance_id, safe='')}/guard", body)
@@ -217,7 +218,7 @@ class Fake:
 
     @cached_property
     def _api(self) -> Api:
-        # This home's own server first: a rehearsal must use the cloud that it started, whatever the environment names.
+        # This home's own server first: a rehearsal must use the cloud that it started, whatever the environment says.
         env, path = self._world.environment(), self._home / SERVER
         if not self._world.exists(path) and env.get(URL_ENV):
             return self._open(api_address(env, URL_ENV, ""), env.get(KEY_ENV, ""))
@@ -273,7 +274,7 @@ class Fake:
             "files": {path: base64.b64encode(data).decode("ascii") for path, data in files.items()},
         }
         if self._about["has_guard"]:
-            # In the create call itself: set afterwards, it would be missing if this process dies in between.
+            # In the create call itself: if it were set afterwards, it would be missing if this process died in between.
             guard: dict[str, Any] = {"spend_limit_usd": None, "end_by": None}
             if boot.spend_limit_usd is not None:
                 # It acts last of all guards, but inside the limit: a disk that is left behind keeps billing.
@@ -287,7 +288,7 @@ class Fake:
         return body
 
     def _with_mark(self, mark: str, *, is_prefix: bool = False) -> list[dict[str, Any]]:
-        """Return the live instances with a mark, the oldest first: of two with one mark the first is kept."""
+        """Return the live instances with a mark, oldest first: of two with the same mark, the first is kept."""
         bodies = self._api.items(f"/instances?prefix={quote(mark)}", "instances")
         found = [body for body in bodies if body["name"] == mark or (is_prefix and body["name"].startswith(mark))]
         return sorted(found, key=lambda body: (read_moment(body["created_at"]) or 0.0, body["id"]))
@@ -327,7 +328,7 @@ class Fake:
         return instance
 
     def _skew_s(self, body: dict[str, Any]) -> float:
-        """Return how far their clock is ahead of ours: the clocks may differ, the ages do not."""
+        """Return how far the provider's clock is ahead of ours: the clocks may differ, but ages are the same."""
         now = read_moment(body["now"])
         return 0.0 if now is None else now - self._world.now()
 

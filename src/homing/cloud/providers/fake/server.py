@@ -2,16 +2,16 @@
 
     DIR/fake/server.json   address and key; exists while the server is in use           (0600)
              state.json    what it rents and bills, saved before each answer             (0600)
-             machines/     see fake_machines
+             machines/     see machines.py
 
-It may be killed at any moment and restarted: it takes the same port and key, continues billing by the clock, and finds
-its machines. It exits by itself when no instance lives and there were no requests for a while. In addition to the
-cloud's own paths it has /double/..., with which a rehearsal decides what goes wrong and when:
+It may be killed at any moment and restarted: it uses the same port and key, continues billing by the clock, and finds
+its machines again. It exits by itself when no instance is alive and there have been no requests for a while. In
+addition to the cloud's own paths it has /double/..., which a rehearsal uses to decide what goes wrong and when:
 
     PUT /double/faults   POST /double/preempt {instance, notice_s}   POST /double/hang {instance}
     GET /double/bill     POST /double/leave (ends the server, if nothing lives)
 
-This module stands for the outside world, so it is the only one here that opens a socket.
+This module represents the outside world, so it is the only one here that opens a socket.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Server:
         before = self._read_state()
         self.api_key = before["api_key"] if before else world.random_hex(32)
         self.machines = HostMachines(home / "fake" / "machines", world)
-        # A restart is the same cloud: its settings must not change under its customers.
+        # After a restart it is still the same cloud: its settings must not change while it is in use.
         self.settings = Settings(**before["settings"]) if before else settings
         self.cloud = FakeCloud(
             now=world.now,
@@ -69,7 +69,7 @@ class Server:
         self.turn = threading.RLock()
         self.asked_at = world.monotonic()
         self.is_leaving = False
-        # The machines know this address, so it must survive a restart.
+        # The machines use this address, so it must survive a restart.
         self.http = _listen(before["port"] if before else port, self)
         self.port = int(self.http.server_address[1])
         if before:
@@ -161,7 +161,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         try:
             reply = self.owner.answer(HttpRequest(self.command, self.path, headers, self.rfile.read(length)))
         except NetworkError:
-            with contextlib.suppress(OSError):  # the connection is cut: no answer, not even an error
+            with contextlib.suppress(OSError):  # cut the connection: no response, not even an error
                 self.connection.shutdown(socket.SHUT_RDWR)
             return
         self.send_response(reply.status)
@@ -181,7 +181,7 @@ class _Listener(http.server.ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         exc = sys.exc_info()[1]
-        if not isinstance(exc, ConnectionError):  # a machine that was ended while it waited for its answer
+        if not isinstance(exc, ConnectionError):  # ignore machines that were ended while waiting for a response
             super().handle_error(request, client_address)
 
 

@@ -1,4 +1,4 @@
-"""Data of the fake cloud: offers, settings, things that bill, the interface of its machines, and its HTTP format."""
+"""Data types of the fake cloud: offers, settings, billed resources, the interface of its machines, the HTTP format."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ VOLUME_USD_PER_GB_HOUR = Decimal("0.0001")
 
 
 class Machines(Protocol):
-    """What runs the cloud's machines. Every call may be repeated; none may wait for a machine."""
+    """Runs the cloud's machines. Every call may be repeated; none may wait for a machine."""
 
     def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None: ...
 
-    def end(self, instance_id: str) -> None: ...  # immediate and final; an unknown id is success
+    def end(self, instance_id: str) -> None: ...  # immediate and final; an unknown id is not an error
 
     def is_running(self, instance_id: str) -> bool: ...
 
-    def notice(self, instance_id: str, seconds: float) -> None: ...  # it will be taken away; clouds send SIGTERM
+    def notice(self, instance_id: str, seconds: float) -> None: ...  # it will be preempted; clouds send SIGTERM
 
     def freeze(self, instance_id: str) -> None: ...
 
@@ -58,12 +58,12 @@ class FakeOffer:
 
 @dataclass(frozen=True)
 class Settings:
-    """Properties of the cloud; unlike faults they are documented and can be relied on."""
+    """Properties of the cloud; unlike faults, they are documented and can be relied on."""
 
-    has_guard: bool = True  # its own guard: ends an instance at a spend or a date
+    has_guard: bool = True  # its own guard, which ends an instance at a given spend or date
     settle_s: float = 2.0  # how stale its list may be
     boot_s: float = 0.5  # from create to the first command
-    destroy_s: float = 0.0  # from the delete call until it is gone; bills until then
+    destroy_s: float = 0.0  # from the delete call until it is gone; it bills until then
     retention_s: float = 86400.0  # how long ended instances are still described
     deduplicates: bool = False  # by name; most real clouds do not
 
@@ -90,7 +90,7 @@ class Thing:
     ended_at: float | None = None
     ended_by: str = ""
     offer: str = ""
-    # What it runs, until it has started.
+    # The program it will run; cleared once it has started.
     files: dict[str, str] = field(default_factory=dict)  # base64
     argv: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
@@ -100,14 +100,14 @@ class Thing:
     notices_at: float = math.inf
     taken_at: float = math.inf
     hangs_at: float = math.inf
-    leaves_at: float = math.inf  # a delete call was accepted and takes effect then
+    leaves_at: float = math.inf  # when an accepted delete call takes effect
     guard_usd: str | None = None
     guard_end_by: float | None = None
     is_started: bool = False
     is_dead: bool = False
     is_hung: bool = False
     is_noticed: bool = False
-    hidden_until: float = -math.inf  # a destroy that lied appears to have worked until then
+    hidden_until: float = -math.inf  # until then, a lying destroy appears to have worked
     tries_left: int = 0  # destroy calls still needed, if it is stubborn
     leaves_volume: bool = False
 
@@ -134,7 +134,7 @@ def state_of(thing: Thing, at: float) -> str:
         return "preempting"
     if thing.is_started:
         return "ready"
-    # A cloud acknowledges the call at once; the machine itself comes later.
+    # A cloud acknowledges the call at once; the machine itself appears later.
     return "requested" if at <= thing.created_at else "booting"
 
 

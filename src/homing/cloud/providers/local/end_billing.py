@@ -1,4 +1,4 @@
-"""Ends the billing of a local instance: python -I end_billing.py INSTANCE_DIR MARK
+"""End the billing of a local instance: python -I end_billing.py INSTANCE_DIR MARK
 
     write ended.json (complete or absent) -> SIGTERM to everything with the mark -> SIGKILL after a grace period -> exit
 
@@ -22,7 +22,7 @@ DEADLINE_S = 20.0
 
 def main(instance_dir: str, mark: str) -> int:
     with contextlib.suppress(OSError):
-        # On a full disk its processes are killed all the same, which may free some space.
+        # Even if the disk is full, its processes are killed, which may free some space.
         write_ended(instance_dir, "agent")
     if not fell(mark):
         return 1
@@ -36,7 +36,7 @@ def fell(mark: str) -> bool:
     num_quiet = 0
     while True:
         others = [pid for pid, found in marked(mark) if found == mark and pid != os.getpid()]
-        # Two empty scans: during its exec a process has no visible environment.
+        # Require two empty scans: during exec, a process has no visible environment.
         num_quiet = 0 if others else num_quiet + 1
         if num_quiet == 2:
             return True
@@ -52,7 +52,7 @@ def fell(mark: str) -> bool:
 def write_ended(instance_dir: str, by: str) -> None:
     path = os.path.join(instance_dir, "ended.json")
     if os.path.exists(path):
-        return  # the first end counts: billing does not end twice
+        return  # the first end counts
     body = {"schema": "homing.local-ended/1", "ended_at": time.time(), "by": by, **boot_clock()}
     write_whole(path, json.dumps(body).encode())
 
@@ -60,7 +60,7 @@ def write_ended(instance_dir: str, by: str) -> None:
 def boot_clock() -> Dict[str, Any]:
     """Return the boot clock and boot id, to measure the billed time even if the wall clock is changed.
 
-    The same as wire/control_files.py, which is not available here.
+    A copy of the function in wire/control_files.py, which is not available here.
     """
     clock = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
     try:
@@ -72,7 +72,7 @@ def boot_clock() -> Dict[str, Any]:
 
 
 def write_whole(path: str, data: bytes) -> None:
-    """Write a file, complete or absent: to a temporary file, synced and renamed, and the rename synced too."""
+    """Write a file atomically: write a temporary file, sync and rename it, then sync the folder."""
     temporary = f"{path}.tmp-{os.getpid()}"
     with open(temporary, "wb") as file:
         file.write(data)
@@ -87,7 +87,7 @@ def write_whole(path: str, data: bytes) -> None:
 
 
 def marked(prefix: str) -> Iterator[Tuple[int, str]]:
-    """Yield pid and mark of the live processes with a mark that starts with `prefix`."""
+    """Yield pid and mark of the live processes whose mark starts with `prefix`."""
     wanted = f"HOMING_MARK={prefix}"
     if os.path.isdir("/proc/self"):
         for name in os.listdir("/proc"):
@@ -99,7 +99,7 @@ def marked(prefix: str) -> Iterator[Tuple[int, str]]:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     state = file.read().rsplit(b")", 1)[1].split()[0]
             except (OSError, IndexError):
-                continue  # it ended meanwhile, or it belongs to another user
+                continue  # it has ended, or it belongs to a different user
             for entry in entries:
                 if entry.startswith(wanted.encode()) and state not in (b"Z", b"X"):
                     yield int(name), entry.split(b"=", 1)[1].decode("utf-8", "replace")

@@ -3,14 +3,15 @@
     $HOMING_HOME/local/<instance id>/
     ├── instance.json      mark, rate, created_at: on disk before the process starts; billing begins here
     ├── started.json       the first process was started
-    ├── destroy.json       destroy was requested: nothing may start here any more
+    ├── destroy.json       destroy was requested: nothing may start here from now on
     ├── ended.json         when billing ended
     ├── end_billing.py     the command with which the agent ends billing by itself
     ├── boot.log
     └── work/              boot.json, agent.zip, run/, data/
 
 It behaves like a rented machine, so that the whole control plane can be tried and tested without an account: the
-process tree outlives the process that started it, and after all its processes have died it still bills until destroyed.
+process tree outlives the process that started it, and even after all its processes have died, it bills until it is
+destroyed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from homing.world import World
 
 __all__ = ["DEFAULT_RATE_USD_PER_HOUR", "RATE_ENV", "Local"]
 
-DEFAULT_RATE_USD_PER_HOUR = Decimal("0.36")  # made up: a cent every hundred seconds, so that a short run shows cents
+DEFAULT_RATE_USD_PER_HOUR = Decimal("0.36")  # made up: a cent per 100 s, so that even a short run costs something
 RATE_ENV = "HOMING_LOCAL_RATE"
 
 _LOG_BYTES = 4000
@@ -118,7 +119,8 @@ class Local:
         if not self._exists(folder, "started.json") and not self._tree(request.mark).processes():
             self._start(request, folder)
         if self._exists(folder, "destroy.json"):
-            # Requested between our check and our start: that destroy may have looked for processes before we started.
+            # Requested between our check and our start: that destroy may have scanned for processes before ours
+            # started.
             self.destroy(request.mark)
             raise CreateFailed(
                 what=f"Instance {request.mark} was destroyed while it was starting.",
@@ -128,7 +130,7 @@ class Local:
         return self.describe(request.mark)
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Do nothing: create carried everything."""
+        """Do nothing: the create call delivered everything."""
 
     def describe(self, instance_id: str) -> Instance:
         folder = self._folder(instance_id)
@@ -136,7 +138,7 @@ class Local:
         try:
             made = self._read(folder / "instance.json")
         except ProviderRefused as exc:
-            # Rate and start time are lost, but not whether it runs or has ended: destroy still works.
+            # Rate and start time are lost, but it is still known whether it runs or has ended: destroy still works.
             is_over = self._exists(folder, "ended.json") and not processes
             return self._instance(instance_id, "gone" if is_over else "unknown", detail=exc.what)
         if made is None:
@@ -178,8 +180,8 @@ class Local:
     def _running(self) -> set[str]:
         """Return the marks of processes here, except those of other providers' machines on this computer.
 
-        A child of such a machine may start or end between two scans of the process table. So the scan for those
-        machines is done both before and after, and one process inside a machine excludes its mark.
+        A child of such a machine may start or end between two scans of the process table. So those machines are scanned
+        for both before and after, and a single process inside a machine excludes its mark.
         """
         inside = {process.pid for process, _ in self._world.marked(MACHINE_ENV, "")}
         marked = self._world.marked(names.MARK_ENV, self._prefix)
@@ -198,11 +200,11 @@ class Local:
         is_recorded = self._world.exists(folder / "instance.json")
         if is_recorded and not self._exists(folder, "destroy.json"):
             with contextlib.suppress(OSError):
-                # On a full disk its processes are killed all the same; writing ended.json then fails.
+                # Even if the disk is full, its processes are killed; writing ended.json then fails.
                 self._write(folder / "destroy.json", {"asked_at": self._world.now()})
         self._tree(instance_id).end()
         if is_recorded:
-            # create, not write: if the agent ended billing first, its time counts.
+            # Create, do not overwrite: if the agent ended billing first, its time counts.
             body = {"schema": "homing.local-ended/1", "ended_at": self._world.now(), "by": "destroy"}
             body.update(boottime=self._world.boottime(), boot_id=self._world.boot_id())
             self._world.create(folder / "ended.json", _json(body))
@@ -233,7 +235,7 @@ class Local:
         cores = self._world.run(["getconf", "_NPROCESSORS_ONLN"], timeout_s=10)
         memory_bytes, processor = self._machine()
         gpu, gpu_memory_bytes = gpus[0] if gpus else ("", 0)
-        # A folder that does not exist yet will be on the disk of its nearest parent.
+        # A folder that does not exist yet will be on the disk of its nearest existing parent.
         parent = next(p for p in (self._root, *self._root.parents) if self._world.exists(p))
         return Offer(
             provider=self.name,
@@ -330,7 +332,7 @@ class Local:
         until = ended_at if ended_at is not None else now
         lived_s = self._lived_s(made or {}, ended)
         if lived_s is not None:
-            created_at = until - lived_s  # by the same clock as the end: it may have been adjusted since
+            created_at = until - lived_s  # by the same clock as the end, which may have been adjusted since the start
         seconds = Decimal(str(max(0.0, until - created_at))) if created_at is not None else Decimal(0)
         return Instance(
             id=instance_id,

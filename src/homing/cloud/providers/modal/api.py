@@ -1,9 +1,9 @@
 """Calls to Modal's SDK, each with a deadline, and the mapping of its errors to ours.
 
-    ask      reads, and calls that may be repeated: retried while Modal is silent or busy, then ProviderSilent
+    ask      reads and idempotent calls: retried while Modal does not answer or is busy, then ProviderSilent
     create   once; Unsure if it may have taken effect, so that the adapter checks before it retries
 
-Knows nothing of what is rented or why.
+It knows nothing about what is rented or why.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["APP", "ModalApi"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-APP = "homing"  # contains all our sandboxes, of every home
+APP = "homing"  # contains the sandboxes of all homes
 _TRIES = 3  # in addition to the SDK's own retries within a second
-_BUILD_S = 2400.0  # an image with torch, the first time
+_BUILD_S = 2400.0  # for the first build of an image with torch
 _LOG_LINES = 200
 _RELOAD_S = 55
 _NO_ANSWER: Any = object()
-Sandboxes = list[Any]  # named outside the class, in which `list` is a method
+Sandboxes = list[Any]  # defined outside the class, because `list` is a method there
 
 
 class ModalApi:
@@ -49,7 +49,7 @@ class ModalApi:
     def workspace(self) -> str:
         """Return the workspace's name, including the environment if one is set.
 
-        Another environment lists nothing of ours.
+        Our resources are not listed in other environments.
         """
 
         async def look() -> str:
@@ -65,7 +65,7 @@ class ModalApi:
     # --- app, volume, image and rates ---
 
     def app(self, *, may_create: bool) -> Any | None:
-        """Return our app; None if it was never created, so that there is nothing in it."""
+        """Return our app; None if it was never created, which means that we have no sandboxes."""
         names = {"create_if_missing": may_create, "client": self.connection.client}
         return self.ask("App.lookup", lambda: self.connection.sdk.App.lookup.aio(APP, **names), absent=None)
 
@@ -99,7 +99,7 @@ class ModalApi:
     def create(self, argv: list[str], timeout_s: float, **wanted: Any) -> Any:
         """Create a sandbox and return it once scheduled; raises Unsure or Unwelcome.
 
-        After `timeout_s` in the queue the SDK withdraws it.
+        After `timeout_s` in the queue, the SDK cancels it.
         """
         connection = self.connection
         try:
@@ -124,7 +124,7 @@ class ModalApi:
         )
 
     def list(self, app: Any, tags: dict[str, str]) -> Sandboxes:
-        """Return the running sandboxes. One that ends meanwhile is simply not included."""
+        """Return the running sandboxes. A sandbox that ends during the call is simply not included."""
 
         async def look() -> Sandboxes:
             found = self.connection.sdk.Sandbox.list.aio(app_id=app.app_id, tags=tags, client=self.connection.client)
@@ -145,7 +145,7 @@ class ModalApi:
         try:
             return self.ask("Sandbox.logs", read, absent="")
         except (Unwelcome, ProviderSilent) as exc:
-            return f"(could not read Modal's log: {exc.why})"  # read in addition to an error that is reported anyway
+            return f"(could not read Modal's log: {exc.why})"  # only supplements an error that is reported anyway
 
     def reload(self, sandbox: Any) -> str:
         """Reload the mounts; return why that failed, or ""."""
@@ -165,7 +165,7 @@ class ModalApi:
     def ask(
         self, what: str, make: Callable[[], Awaitable[T]], *, timeout_s: float = TIMEOUT_S, absent: T = _NO_ANSWER
     ) -> T:
-        """Run a call with retries; `absent` is returned if Modal itself says that there is none."""
+        """Run a call with retries; return `absent` if Modal itself says that the object does not exist."""
         connection = self.connection
         for number in range(1, _TRIES + 1):
             try:

@@ -1,7 +1,7 @@
 """The content of a sandbox: image, files, first command, timeout, and access to its store.
 
 image      Debian with the versions of requirements-instance.txt, built by Modal once per list; or the user's own
-files      agent, wheel and boot.json, mounted in their current version; none of them is in the image
+files      agent, wheel and boot.json, mounted in their current version; they are not part of the image
 command    copies them to the work folder, starts the agent, and runs until billing ends or no agent is left
 timeout    from the limits: Modal's own guard, the last of all; never more than Modal allows
 store      a `modal:` Volume is mounted, so that no token is needed; any other store gets its keys as a Secret
@@ -49,14 +49,15 @@ __all__ = [
 MOUNT = f"{ROOT}/store"  # where the Volume is mounted in a sandbox
 PYTHON = "python3"
 _PYTHON_VERSION = "3.12"
-_PARCEL = f"{ROOT}/parcel"  # where the files are mounted; copied from there, because a mount may be read-only
+_PARCEL = f"{ROOT}/parcel"  # where the files are mounted; they are copied from there, because a mount may be read-only
 _OVER = f"{WORK_DIR}/over"
 _ENTRY_PID = f"{WORK_DIR}/entry.pid"
-_LEAST_S = 60  # Modal's own default is five minutes; less than this could not even boot
-_LATE_SHARE = 0.9  # of the reserve: later than the landing that the limits demand, so that a limit still ends the run
+_LEAST_S = 60  # Modal's own default is five minutes; with less than this, it could not even boot
+_LATE_SHARE = 0.9  # of the reserve: after the landing required by the limits, so that those end the run first
 
-# The sandbox ends when this command does: so it runs while the agent or the dead-man lives, and the dead-man can
-# restart a crashed agent. It finds them by their command line, which is also part of its own, so it excludes itself.
+# The sandbox ends when this command does, so it runs as long as the agent or the dead-man is alive, and the dead-man
+# can restart a crashed agent. It finds them by their command line, which is also part of its own, so it excludes
+# itself.
 _ENTRY = f"""mkdir -p {WORK_DIR} && cp -R {_PARCEL}/. {WORK_DIR}/ || exit 1
 echo $$ > {_ENTRY_PID}
 "$@" & agent=$!
@@ -84,7 +85,7 @@ def entry_argv(argv: tuple[str, ...]) -> list[str]:
 
 
 def make_request(offer: Offer, order: Order) -> Request:
-    """Return the request, without the account's token; a store that is a Volume becomes a mounted folder."""
+    """Return the request, without the account's token; if the store is a Volume, it becomes a mounted folder."""
     boot, secrets = order.boot, dict(order.secrets)
     if volume_of(boot.store):
         boot = dataclasses.replace(boot, store=f"{parse_modal(boot.store).url}?mount={MOUNT}", secret_names=[])
@@ -108,7 +109,7 @@ def volume_of(store: str) -> str:
 def timeout_s(boot: Boot) -> int:
     """Return the timeout: the nearer limit minus the reserve of the provider's guard.
 
-    The guard acts last, but inside the limit.
+    The guard acts last, but within the limit.
     """
     allowed = _allowed_s(boot)
     left = allowed - reserve_s(PROVIDER, allowed, boot.stop_grace_s) if math.isfinite(allowed) else math.inf
@@ -116,7 +117,7 @@ def timeout_s(boot: Boot) -> int:
 
 
 def start_within_s(boot: Boot, now: float) -> float:
-    """Return how long the start may still take: until the run would have to land. By home's clock."""
+    """Return how long the start may still take, by home's clock, before there would be no time left to train."""
     allowed = _allowed_s(boot)
     if math.isinf(allowed):
         return allowed
@@ -159,7 +160,7 @@ def _allowed_s(boot: Boot) -> float:
 
 
 def _leave_s(boot: Boot) -> float:
-    """Return when the run must leave this sandbox: its timeout cannot be changed, even if a limit is raised later."""
+    """Return when the run must leave this sandbox, whose timeout cannot be changed even if a limit is raised later."""
     end_s = float(timeout_s(boot))
     reserve = reserve_s(LAND, end_s, boot.stop_grace_s)
     if end_s < LIFETIME_S:

@@ -1,9 +1,9 @@
-"""Modal's offers: a table of its GPUs, at the rates that Modal reports or, failing that, at dated ones.
+"""Modal's offers: a table of its GPUs, at the rates that Modal reports or, failing that, at dated list prices.
 
     GPUs x 1, 2, 4, 8  ->  GPU + reserved cores + reserved memory  ->  one rate per hour
 
-Modal bills the larger of what is reserved and what is used, so usage is capped at the reservation: then the rate is the
-maximum. There is no list of free GPUs: a sandbox without a free GPU waits in a queue.
+Modal bills the larger of what is reserved and what is used. Usage is capped at the reservation, so that the rate is
+also the maximum. There is no list of free GPUs: if none is free, a sandbox waits in a queue.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from homing.gpus import GPUS
 __all__ = ["CPU_ONLY", "Size", "gpu_string", "make_offers", "rate_key"]
 
 CPU_ONLY = "cpu"
-_CPU_ONLY_FACTOR = 2  # a machine without a GPU gets twice as much as one GPU would: the CPU does all the work
+_CPU_ONLY_FACTOR = 2  # without a GPU, twice the cores and memory per GPU: the CPU does all the work
 LIFETIME_S = 86400.0  # no sandbox lives longer
 _BOOT_S = 90.0  # a container with a large image; includes the agent's bootstrap and first push
 _COUNTS = (1, 2, 4, 8)
@@ -33,8 +33,8 @@ _REST_SOURCE = "copied from modal.com/pricing on 2026-06-27"
 class Card:
     name: str  # Modal's name
     device: str  # our name
-    most: int  # in one machine
-    asked_as: str = ""  # if the plain name may yield another GPU
+    most: int  # maximum number in one machine
+    asked_as: str = ""  # if the plain name may yield a different GPU
 
 
 _CARDS = (

@@ -1,12 +1,12 @@
-"""Modal as a provider: a run is a Sandbox with the mark as its name, which ends when its command ends.
+"""Modal as a provider: a run is a Sandbox named after the mark, which ends when its command ends.
 
     name       unique among the running sandboxes of our app: Modal itself makes create idempotent
-    tags       owner, mark, rate and time of the create call: Modal's list does not have them
+    tags       owner, mark, rate and time of the create call, which Modal's list does not include
     timeout    set in the create call, from the limits; cannot be changed later, and is a day at most
     queue      if no GPU is free, Modal queues the sandbox at no cost, for as long as the run file allows and the limit
-               leaves time to train; then it is withdrawn
+               leaves time to train; then it is canceled
 
-The account's token stays at home. Uses the SDK, imported on first use; see modal_api for its calls and their deadlines.
+The account's token stays at home. Uses the SDK, imported on first use; see api.py for its calls and their deadlines.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["Modal"]
 
 _DEFAULTS: dict[str, Any] = {"cores": 2.0, "memory": 16 * 2**30, "queue": 600.0, "image": "", "registry": ""}
 _OWNER, _MARK, _RATE, _CREATED, _VOLUME = (f"homing-{name}" for name in ("owner", "mark", "rate", "created", "volume"))
-_DESCRIBE_EVERY_S = 4.0  # per sandbox; callers that wait ask several times a second
+_DESCRIBE_EVERY_S = 4.0  # per sandbox; waiting callers ask several times a second
 _DELIVER_S = 120.0
 _RATES_S = 300.0  # how long a list of rates counts as current
 _ENDED_BY = {124: "ended by Modal's sandbox timeout", 137: "terminated"}
@@ -93,7 +93,7 @@ class Modal:
         ]
 
     def setup_steps(self) -> list[Step]:
-        """Return the steps that the first launch would otherwise do while the user waits."""
+        """Return the steps that the first launch would otherwise perform while the user waits."""
         has_app = self._api.app(may_create=False) is not None
         return [
             Step(f"the app {APP} in the workspace, which holds the sandboxes", has_app, self._make_app),
@@ -133,7 +133,7 @@ class Modal:
         return self._instance(made["sandbox"])
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Do nothing: create carried everything."""
+        """Do nothing: the create call delivered everything."""
 
     @legible
     def describe(self, instance_id: str) -> Instance:
@@ -152,7 +152,8 @@ class Modal:
         if app is None:
             return []
         found = [self._instance(sandbox) for sandbox in self._api.list(app, {_OWNER: self._owner})]
-        # A sandbox without tags has ended since it was listed: Modal keeps the tags from the create call on.
+        # A sandbox without tags has ended since it was listed: a running sandbox always has the tags of its create
+        # call.
         return [instance for instance in found if instance.state != "gone" and instance.mark]
 
     @legible
@@ -174,7 +175,7 @@ class Modal:
         """
 
     def deliver(self, instance_id: str) -> None:
-        """Make the sandbox see what home wrote into the Volume: it does not reload it by itself."""
+        """Make the sandbox see what home wrote to the Volume: it does not reload the Volume by itself."""
         sandbox = self._find(instance_id)
         if sandbox is None or sandbox.returncode is not None or not self._tags_of(self._own(sandbox)).get(_VOLUME):
             return
@@ -182,7 +183,7 @@ class Modal:
 
         def is_seen() -> bool:
             nonlocal problem
-            # Fails while a file on the mount is open, as during the push of a checkpoint.
+            # This fails while a file on the mount is open, for example during a checkpoint push.
             problem = self._api.reload(sandbox)
             return not problem
 
@@ -222,7 +223,7 @@ class Modal:
 
     def _post(self, request: Request, folder: Path) -> dict[str, Any]:
         began, configured_s = self._world.monotonic(), float(self._settings["queue"])
-        # The agent counts from the create call on: a GPU that comes after the landing time would be rented for nothing.
+        # The agent counts from the create call: a GPU that comes after the landing time would be rented for nothing.
         queue_s = min(configured_s, machine.start_within_s(request.order.boot, self._world.now()))
         wanted = self._wanted(request, folder)
         argv = machine.entry_argv(request.argv)
@@ -230,7 +231,7 @@ class Modal:
             sandbox = self._api.create(argv, queue_s, **wanted)
         except Unwelcome as exc:
             if exc.text == "AlreadyExistsError":
-                raise Unsure(exc.why) from exc  # created by an earlier call with a lost answer: the name is the mark
+                raise Unsure(exc.why) from exc  # created by an earlier call that got no response: the name is the mark
             self._take_back(request)
             raise
         except Unsure as exc:
@@ -272,7 +273,7 @@ class Modal:
         }
 
     def _take_back(self, request: Request) -> None:
-        """Terminate the queued sandbox: the SDK does so when it gives up waiting, but only as best effort."""
+        """Terminate the queued sandbox: the SDK does so when it gives up waiting, but only on a best-effort basis."""
         sandbox = self._api.by_name(request.mark)
         if sandbox is not None:
             self._api.terminate(sandbox)
@@ -282,7 +283,7 @@ class Modal:
         return [] if sandbox is None else [{"id": sandbox.object_id, "sandbox": sandbox}]
 
     def _find(self, instance_id: str) -> Any | None:
-        # Anything else was never a sandbox id; Modal may report it as an invalid request instead of "not found".
+        # Anything else is not a sandbox id; Modal may report it as an invalid request instead of "not found".
         return self._api.by_id(instance_id) if instance_id.startswith("sb-") else None
 
     def _own(self, sandbox: Any) -> Any:

@@ -1,10 +1,10 @@
-"""RunPod's API beyond plain REST calls: what its refusals mean, the account and its balance, and a pod's log.
+"""Parts of RunPod's API beyond plain REST calls: the meaning of its refusals, the account and balance, and a pod's log.
 
 refusals  only the message distinguishes lack of capacity from a bad request
-account   from the older GraphQL API, because REST v2 has neither id nor balance. Each is one query without side
-          effects, sent once; None if the key lacks the permission or the answer has an unexpected form
+account   from the older GraphQL API, because REST v2 provides neither id nor balance. Each is one query without side
+          effects, sent once; None if the key lacks the permission or the response has an unexpected format
 log       GET /pods/ID/logs?source=container&tail=N  ->  id: ...  data: {"ts", "source", "line"}  ->  text
-          An event stream does not end by itself: one that breaks is resumed after its last event, a silent one has
+          An event stream does not end by itself: a broken one is resumed after its last event; a silent one has
           delivered everything available
 """
 
@@ -32,7 +32,7 @@ _QUERY = "query { myself { clientBalance currentSpendPerHr } }"
 _WHO = "query { myself { id } }"
 _TAIL = 1000  # lines of a log
 _QUIET_S = 3.0
-_LONGEST_S = 10.0  # per read; the output of a program that writes without a pause is cut there
+_LONGEST_S = 10.0  # per read; the output of a program that never stops writing is cut off there
 _READS = 4
 
 
@@ -80,15 +80,15 @@ def read_balance(api: Api) -> Balance | None:
         log.warning("runpod returned an invalid balance: %.100r", myself)
     except (Unsure, ProviderRefused) as exc:
         log.info("runpod returned no balance: %s", exc)
-    except (KeyError, TypeError):  # GraphQL refuses with status 200, `errors` and no data
+    except (KeyError, TypeError):  # GraphQL reports a refusal with status 200, `errors` and no data
         log.info("runpod's answer has no balance: %s", body.get("errors"))
     return None
 
 
 def read_account(api: Api) -> str | None:
-    """Return the account's id, which stays the same when its keys change, or None.
+    """Return the account's id, which does not depend on the key, or None.
 
-    Raises ProviderSilent if there is no answer: that does not mean another account.
+    Raises ProviderSilent if there is no response, which does not mean a different account.
     """
     try:
         body = api.post(GRAPHQL, {"query": _WHO})

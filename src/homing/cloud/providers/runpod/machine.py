@@ -1,7 +1,7 @@
-"""RunPod's data of a pod: the body of the create call, the first command, how the pod ends itself, and its state.
+"""A RunPod pod as data: the body of the create call, the first command, how the pod ends itself, and its state.
 
     args       bash -c '...': the startup script, compressed; RunPod runs it through the image's entrypoint
-    may_end    written by the pod at boot: whether the key that RunPod gave it can see this pod at all
+    may_end    written by the pod at boot: whether the key that RunPod gave it can see this pod
     end        DELETE with that pod-scoped key; else GraphQL, else runpodctl, else at least a stop
 
 Pure: makes no requests.
@@ -41,7 +41,7 @@ _STATES: dict[str, InstanceState] = {
     "PROVISIONING": "requested",
     "STARTING": "booting",
     "RUNNING": "ready",
-    "EXITED": "preempted",  # its GPU is released and its program is gone; what remains is a disk that bills
+    "EXITED": "preempted",  # its GPU is released and its program is gone; only a disk remains, which bills
     "TERMINATED": "gone",
 }
 _SAID = {
@@ -105,14 +105,14 @@ print("no: " + "; ".join(name + ": " + problem for name, problem in said.items()
 
 
 def end_command(url: str) -> str:
-    """Return shell code that ends the billing of the pod it runs in; exit code 0 means that this was accepted."""
+    """Return shell code that ends the billing of the pod it runs in; exit code 0 means that it was accepted."""
     pod = f'"${POD_ENV}"'
     others = " || ".join(f"runpodctl {verb} {pod}" for verb in ("pod delete", "remove pod", "stop pod"))
     return f"{_python(url, _END)} || {others}"
 
 
 def end_billing(url: str) -> EndBilling:
-    # The header is not sent from here; naming its variable hides the key from the trainer and from sync.
+    # No header is sent from here; listing its variable hides the key from the trainer and from sync.
     return EndBilling(kind="command", argv=["bash", "-c", end_command(url)], header_env={"authorization": KEY_ENV})
 
 
@@ -124,7 +124,7 @@ def probe_command(url: str) -> str:
 def args_of(startup: str) -> str:
     """Return the pod's first command as the single string that the API takes."""
     packed = base64.b64encode(gzip.compress(startup.encode(), mtime=0)).decode()
-    # Through a file: commands in a script on stdin could consume the rest of it.
+    # Use a file: if the script came on stdin, its commands could consume the rest of it.
     return f"bash -c 'f=$(mktemp) && echo {packed} | base64 -d | gzip -d > $f && exec bash $f'"
 
 
@@ -156,7 +156,7 @@ def body_of(mark: str, choice: Choice, settings: dict[str, Any], *, args: str, m
 
 
 def instance_of(pod: dict[str, Any], *, page: str, now: float, spend_usd: Decimal | None = None) -> Instance:
-    """Convert RunPod's data of a pod to an Instance.
+    """Convert RunPod's data for a pod to an Instance.
 
     RUNNING without a runtime means that the host has not started it yet.
     """

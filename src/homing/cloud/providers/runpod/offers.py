@@ -2,7 +2,7 @@
 
     GET /catalog/gpus?include=AVAILABILITY&product=POD&count=N&cloud=...&minCudaVersion=...   once per cloud and count
 
-An offer's name holds all that create needs to request it again. Availability is a hint, not a reservation.
+An offer's name contains everything that create needs to request it. Availability is a hint, not a reservation.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from homing.gpus import Gpu, find_gpu
 __all__ = ["ANYWHERE", "COUNTS", "Choice", "Wanted", "dollars", "find", "storage_rate"]
 
 log = logging.getLogger(__name__)
-COUNTS = (1, 2, 4, 8)  # queried if any number will do
-ANYWHERE = "any"  # as a region: RunPod places the pod
-# Storage is not in the catalogue: dollars per GB and month from RunPod's price page of 2026-08.
+COUNTS = (1, 2, 4, 8)  # queried if no number is given
+ANYWHERE = "any"  # region of an offer if RunPod chooses the data center
+# The catalogue has no storage prices: dollars per GB per month from RunPod's price page of 2026-08.
 _DISK_USD_PER_GB_MONTH = Decimal("0.10")
 _HOURS_PER_MONTH = Decimal(730)
 _ROUND = Decimal("0.0001")  # RunPod sends 32-bit floats: 3.29 arrives as 3.2899999618530273
-_BOOT_S = 240.0  # pull the image, create the environment, fetch the inputs
+_BOOT_S = 240.0  # to pull the image, create the environment and fetch the inputs
 _MOST_GB = 10**6
 
 
@@ -40,7 +40,7 @@ class Wanted:
     counts: tuple[int, ...]
     clouds: tuple[str, ...]  # secure, community
     disk_gb: int  # of the container, included in the rate
-    free_bytes: int  # part of it that is free for a run
+    free_bytes: int  # the part of it that is free for a run
     min_cuda: str  # minimum CUDA version of the host's driver
     data_centers: tuple[str, ...] = ()  # allowed data centers; (): any
 
@@ -127,7 +127,7 @@ def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Ite
 
 
 def _card(name: str, memory_gb: int) -> Gpu | None:
-    """Return our GPU of that name if its memory agrees: one name may contain another (A40 and A4000)."""
+    """Return our GPU of that name if its memory matches: one name may contain another (A40 and A4000)."""
     card = find_gpu(name)
     if card is None or abs(card.memory_gib - memory_gb) > 0.1 * card.memory_gib:
         return None

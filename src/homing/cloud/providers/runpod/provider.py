@@ -1,12 +1,12 @@
-"""RunPod by its REST API v2: pods, which are containers, in its own data centers or on community machines.
+"""RunPod as a provider, through its REST API v2: pods are containers in its own data centers or on community machines.
 
     RUNPOD_API_KEY, else ~/.runpod/config.toml as written by runpodctl     the account's key; it stays at home
-    RUNPOD_API_URL                                                         another address of the API, for tests
+    RUNPOD_API_URL                                                         a different address of the API, for tests
 
-RunPod has no timer and no spend limit for a pod, it restarts a container that has ended, and create is not idempotent.
-So the pod's first command is our own timer, the pod ends itself with the key that RunPod put into it, and we create
-only after looking for our mark. The account-wide list of SSH keys is never changed: our key is in the pod's own
-environment.
+RunPod has no timer and no spend limit for a pod, it restarts a container that has ended, and its create call is not
+idempotent. So the pod's first command starts our own timer, the pod ends itself with the key that RunPod put into it,
+and we create a pod only after looking for our mark. The account-wide list of SSH keys is never changed: our key is in
+the pod's own environment.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ log = logging.getLogger(__name__)
 KEY_ENV = machine.KEY_ENV
 URL_ENV = "RUNPOD_API_URL"
 _URL = "https://api.runpod.io/v2"
-_DESCRIBE_EVERY_S = 7.5  # the account may make about 60 requests per minute in total
+_DESCRIBE_EVERY_S = 7.5  # the account is allowed about 60 requests per minute in total
 _BILL = "/billing/pods?bucketSize=day&lastN=31"
 _BILL_EVERY_S = 300.0
 _ACCOUNT_EVERY_S = 300.0
-_SSH_S = 120.0  # until a new pod shows its address
-_TIMER_S = 300.0  # beyond the start limit: then the pod's own timer ends a pod that was never handed over
+_SSH_S = 120.0  # how long to wait for a new pod's address
+_TIMER_S = 300.0  # after the start limit plus this time, the pod's own timer ends it if there was no hand-over
 # Beyond the start limit, to allow for clock differences: a first command that starts later is a restart.
 _LATE_S = 120.0
-_SAME_CLOCK_S = 10.0  # a Date header has whole seconds and some latency: a smaller difference is ignored
+_SAME_CLOCK_S = 10.0  # ignore smaller differences: a Date header has whole seconds and some latency
 _ENVIRONMENT_BYTES = 15 * 10**9  # torch with its CUDA libraries, unpacked, plus pip's temporary files
 _LEAST_DISK_GB = 20
 _SPARE = 1.1
@@ -92,7 +92,7 @@ _MOST_ENV = 50
 
 @dataclasses.dataclass(frozen=True)
 class _Bill:
-    """RunPod's cost of a pod; None if it has no figure yet, or the key may not see it."""
+    """RunPod's cost figure for a pod; None if there is none yet, or the key may not see it."""
 
     at: float = -math.inf
     usd: Decimal | None = None
@@ -121,7 +121,7 @@ class Runpod:
         self._looked: dict[str, tuple[float, Instance]] = {}
         self._made: dict[str, float] = {}  # ids that this process created, and when
         self._bills: dict[str, _Bill] = {}
-        self._account = (0.0, "")  # when the account was queried, and the answer
+        self._account = (0.0, "")  # when the account was queried, and the result
 
     @staticmethod
     def is_configured(home: Path, world: World) -> bool:
@@ -146,7 +146,7 @@ class Runpod:
         return said
 
     def checks(self) -> list[Check]:
-        """Checks of `homing doctor`. The permission to start a pod can only be seen at a launch."""
+        """Checks of `homing doctor`. Whether the key may start a pod only shows at a launch."""
         found = [ok("runpod.bill", "The key can read billing: homing compares the ledger with it.")]
         try:
             self._api.items(_BILL, "records")
@@ -169,7 +169,8 @@ class Runpod:
     def account(self) -> str:
         """Return the account's id, or a name derived from the key if the key may not query the id.
 
-        In the latter case it is queried again now and then: GraphQL reports a failure in the same words as a refusal.
+        In the latter case it is queried again from time to time: GraphQL reports a failure in the same way as a
+        refusal.
         """
         now, (at, account) = self._world.monotonic(), self._account
         if not account or (account.startswith(KEY_ACCOUNT) and now - at >= _ACCOUNT_EVERY_S):
@@ -198,7 +199,7 @@ class Runpod:
         place = startup_script.place(machine.end_billing(self._url))
         if not self._settings["volume"]:
             return place
-        # The next pod can reuse what was installed and fetched once.
+        # Later pods can reuse what was installed and fetched.
         return dataclasses.replace(place, cache_dir=f"{self._settings['volume_path']}/cache/homing")
 
     def plan(self, offer: Offer, order: Order) -> Request:
@@ -226,7 +227,7 @@ class Runpod:
         made = once.create(request, post, refused)
         self._made[str(made["id"])] = self._world.monotonic()
         instance = self._instance(made)
-        # The rate may be lower than offered, or unknown until the pod runs: count the offered rate; hand_over checks it
+        # The rate may be lower than offered, or unknown until the pod runs: use the offered rate; hand_over checks it
         # again.
         rate = max(instance.rate_usd_per_hour, request.offer.rate_usd_per_hour)
         return dataclasses.replace(instance, rate_usd_per_hour=rate, twins=tuple(once.twins))
@@ -250,7 +251,7 @@ class Runpod:
             return self._instance(self._own(pod))
         made_at = self._made.get(instance_id)
         if made_at is not None and self._world.monotonic() - made_at < self.settle_s and known is not None:
-            return known  # created just now and not shown yet
+            return known  # just created and not visible yet
         gone = Instance(instance_id, "", self.name, "gone", "no", Decimal(0), detail="no longer known to RunPod")
         bill = self._bill(instance_id)
         return dataclasses.replace(gone, spend_usd=bill.usd, problems=bill.problems)
@@ -267,7 +268,7 @@ class Runpod:
         self._looked.pop(instance_id, None)
         self._made.pop(instance_id, None)
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # not shown, or unreadable: delete it all the same
+            with contextlib.suppress(ProviderSilent):  # missing or unreadable: delete it anyway
                 pod = self._find(instance_id)
                 if pod is not None:
                     self._own(pod)
@@ -291,7 +292,7 @@ class Runpod:
         self._api.delete(f"/network-volumes/{quote(resource.id, safe='')}")
 
     def connection(self, instance_id: str) -> Connection | None:
-        """Return how to log in; never cached, since a pod that was stopped and started has another port."""
+        """Return how to log in; never cached, because a pod that was stopped and restarted has a different port."""
         found: list[dict[str, Any] | None] = [None]
 
         def is_settled() -> bool:
@@ -310,7 +311,7 @@ class Runpod:
 
     @cached_property
     def _key(self) -> str:
-        """Return the API key, read once: the file may change to another account's while this process uses the first."""
+        """Return the API key. It is read only once, because the file may change to the key of a different account."""
         key = _find_key(self._world)
         if not key:
             raise UsageError(
@@ -335,7 +336,7 @@ class Runpod:
         return self._configured if self._configured is not None else _DEFAULTS
 
     def _disk_gb(self, needs: Needs) -> int:
-        """Return the disk size from the run file, if the run fits on it; else what the run needs, with some room."""
+        """Return the disk size from the run file, if the run fits on it; else what the run needs, plus headroom."""
         needed = math.ceil((needs.disk_bytes + _ENVIRONMENT_BYTES) * _SPARE / 10**9)
         if self._settings["disk"] is None:
             return max(_LEAST_DISK_GB, needed)
@@ -362,7 +363,7 @@ class Runpod:
         return named if volume is None else (volume.data_center,)
 
     def _volume(self) -> Volume | None:
-        """Return the volume that the run file names; None if it names none, or one that create will make."""
+        """Return the volume that the run file names; None if it names none, or if create will make it."""
         settings = self._settings
         if not settings["volume"]:
             return None
@@ -414,8 +415,9 @@ class Runpod:
     def _times(self, request: Request) -> tuple[float, float]:
         """Return how long the pod's timer waits for the hand-over, and until when its first command may begin.
 
-        A restart empties the disk, so a first command that begins in time may be the second one. Even then its timer,
-        which starts again, must fire before the limit. The times are by RunPod's clock, and ours may differ by hours.
+        A restart empties the disk, so even a first command that begins in time may be a second run of it. Its timer,
+        which then starts again, must still fire before the limit. The times are by RunPod's clock, and ours may differ
+        by hours.
         """
         boot, start_s = request.order.boot, float(self._settings["start_limit"])
         limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
@@ -448,7 +450,7 @@ class Runpod:
         return self._api.find(_path(instance_id))
 
     def _with_mark(self, mark: str) -> list[dict[str, Any]]:
-        """Return the live pods with a mark, the oldest first: of two with one mark the first is kept."""
+        """Return the live pods with a mark, oldest first: of two with the same mark, the first is kept."""
         found = [pod for pod in self._pods() if pod.get("name") == mark and pod["status"] != "TERMINATED"]
         return sorted(found, key=lambda pod: (str(pod["createdAt"]), str(pod["id"])))
 
@@ -490,7 +492,7 @@ class Runpod:
         usd, problems = None, tuple[str, ...]()
         try:
             usd, problems = self._read_bill(instance_id)
-        except ProviderRefused as exc:  # the pod's state is known all the same, and our own meter continues
+        except ProviderRefused as exc:  # the pod's state is known anyway, and our own meter continues
             log.info("runpod returned no billing data: %s", exc.why)
         self._bills[instance_id] = _Bill(now, usd or known.usd, problems)
         return self._bills[instance_id]

@@ -1,8 +1,9 @@
-"""Starts a new pod: waits until SSH works, sends its files, and checks that it can end itself.
+"""Start a new pod: wait until SSH works, send its files, and check that it can end itself.
 
     PROVISIONING -> STARTING -> RUNNING -> an address for port 22 -> our sshd -> files and secrets -> may it end itself?
 
-On a bad host a pod never gets further. Every wait here has a deadline, and its error says what the pod was doing.
+On a bad host, a pod may get stuck at any of these. Every wait has a deadline, and its error says what the pod was
+doing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["EVERY_S", "Start"]
 
 log = logging.getLogger(__name__)
 EVERY_S = 3.0
-_RIGHT_S = 60.0  # for the pod to find out what its own key may do
+_RIGHT_S = 60.0  # how long the pod may take to find out what its own key may do
 _ASK_S = 30.0
 
 Pod = dict[str, Any]
@@ -39,7 +40,7 @@ class Start:
         self._run = request.order.run_name
 
     def reach(self, find: Callable[[], Pod | None], read: Callable[[Pod], Instance]) -> Pod:
-        """Return the pod once it has an address; raises at once for problems that waiting will not solve."""
+        """Return the pod once it has an address; raises immediately for problems that waiting cannot solve."""
         found: list[Pod | None] = [None]
 
         def is_reached() -> bool:
@@ -60,7 +61,7 @@ class Start:
     def check_right(self, connection: Connection, *, must_end_itself: bool) -> None:
         """Check that the pod can end itself; raises CreateFailed if it cannot and `must_end_itself` is set.
 
-        A pod that cannot query itself by any API cannot end itself, and RunPod has no guard of its own.
+        A pod that cannot query itself through any API cannot end itself either, and RunPod has no guard.
         """
         known_hosts = Path(self.request.order.files[0].source).with_name("known_hosts")  # as written by hand_over
         to = f"{connection.user}@{connection.host}"

@@ -21,7 +21,7 @@ __all__ = ["Volume", "check_volume", "find_volume", "list_volumes", "make_volume
 
 # RunPod's price page of 2026-08, dollars per GB and month: up to 1 TB, and above.
 _USD_PER_GB_MONTH = (Decimal("0.07"), Decimal("0.05"))
-# The API reports no price for a high-performance volume: assume twice the standard price. None of ours is one.
+# The API reports no price for high-performance volumes: assume twice the standard price. We never create one.
 _HIGH_PERFORMANCE = 2
 _FIRST_GB = 1000
 _HOURS_PER_MONTH = Decimal(730)
@@ -56,8 +56,8 @@ def find_volume(volumes: list[Volume], wanted: str, prefix: str) -> Volume | Non
 
 
 def make_volume(api: Api, name: str, num_gb: int, data_center: str, settle_s: float) -> Volume:
-    """Create exactly one volume: the API does not deduplicate by name, so after a lost answer the list is checked."""
-    # The type is given, because a data center's default may be the more expensive one.
+    """Create exactly one volume: the API does not deduplicate by name, so after a lost response the list is checked."""
+    # Specify the type, because a data center's default may be the more expensive one.
     body = {"name": name, "size": num_gb, "dataCenter": data_center, "type": "STANDARD"}
     try:
         return _volume(api.post("/network-volumes", body))
@@ -107,6 +107,6 @@ def check_volume(volume: Volume, settings: dict[str, Any]) -> None:
 
 
 def _volume(body: dict[str, Any]) -> Volume:
-    # A volume with an implausible size is listed all the same, so that it can be deleted.
+    # List a volume even if its size is implausible, so that it can be deleted.
     size = read_figure(body["size"], _MOST_GB)
     return Volume(str(body["id"]), str(body["name"]), int(size or 0), str(body["dataCenter"]), str(body["type"]))

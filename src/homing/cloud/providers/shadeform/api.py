@@ -1,9 +1,9 @@
-"""Shadeform's API calls, and the interpretation of its answers about an instance.
+"""Shadeform's API calls, and the interpretation of its data for an instance.
 
     types, instances, info, create, update, delete     ssh_keys, add_key, delete_key
 
-All changes are POSTs. Delete and update answer 200 with an empty body and may be repeated; create may not. Makes no
-decisions. Never calls GET /sshkeys/ID/info: it may return a private key.
+All changes are POSTs. Delete and update return 200 with an empty body and may be repeated; create may not. This module
+makes no decisions. Never calls GET /sshkeys/ID/info: it may return a private key.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from homing.cloud.providers.shadeform.offers import SPOT, rate_of
 
 __all__ = ["Account", "detail_of", "is_over", "mark_of", "rate_now", "state_of"]
 
-_LOOKS = 3  # for the guard that was sent, spread over the time that an answer may be stale
+_LOOKS = 3  # number of checks for the guard that was sent, spread over the time that a response may be stale
 _STATES: dict[str, InstanceState] = {
     "creating": "requested",
     "pending_provider": "requested",
     "pending": "booting",
     "active": "ready",
-    # From here on it is not billed; the machine itself may take minutes to disappear.
+    # In this state it is no longer billed; the machine itself may take minutes to disappear.
     "deleting": "gone",
     "deleted": "gone",
 }
@@ -52,11 +52,11 @@ class Account:
         return self.api.find(f"/instances/{_path(instance_id)}/info")
 
     def create(self, body: dict[str, Any]) -> str:
-        """Create an instance and return its id; raises Unsure if something may have been created all the same."""
+        """Create an instance and return its id; raises Unsure if it may have been created despite an error."""
         try:
             made = self.api.post("/instances/create", body)
         except Unwelcome as exc:
-            if "INTERNAL_SERVER_ERROR" in exc.text:  # comes as a 409, and says nothing about what was done
+            if "INTERNAL_SERVER_ERROR" in exc.text:  # sent as a 409; does not say whether anything was created
                 raise Unsure(exc.why) from exc
             raise
         if not made.get("id"):
@@ -71,14 +71,14 @@ class Account:
         self.api.post_again(f"/instances/{_path(instance_id)}/delete")
 
     def with_mark(self, mark: str) -> list[dict[str, Any]]:
-        """Return the live instances with a mark, the oldest first: of two with one mark the first is kept."""
+        """Return the live instances with a mark, oldest first: of two with the same mark, the first is kept."""
         found = [body for body in self.instances() if mark_of(body) == mark and not is_over(body)]
         return sorted(found, key=lambda body: (moment_of(body.get("created_at")) or 0.0, str(body["id"])))
 
     def read_back(
         self, instance_id: str, guard: Thresholds, *, is_earlier_fine: bool = False
     ) -> tuple[dict[str, Any] | None, str]:
-        """Return the instance, and how its guard differs from this one, or ""; retries while answers may be stale."""
+        """Return the instance, and how its guard differs from this one, or ""; retries while responses may be stale."""
         body, why = None, ""
         for _ in self._looks():
             body, why = self.info(instance_id), "it is not listed"
@@ -122,7 +122,7 @@ class Account:
 
 
 def state_of(body: dict[str, Any]) -> InstanceState:
-    """Return our state; an undocumented one is unknown, and bills."""
+    """Return our state; an undocumented one is `unknown` and counts as billing."""
     return _STATES.get(str(body.get("status")), "unknown")
 
 

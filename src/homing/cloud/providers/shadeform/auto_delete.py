@@ -3,8 +3,9 @@
     boot.json, rate, their clock -> Thresholds -> auto_delete {spend_threshold: "3.14", date_threshold: RFC 3339}
                                                -> alert, the same at a share of both: an e-mail, nothing is deleted
 
-It acts last of all guards, but inside the limit (the PROVIDER share of wire/guard_order.py). How late it may act is not
-documented. The values are read back and compared with those sent; an instance with other values counts as unguarded.
+It acts last of all guards, but within the limit (the PROVIDER share of wire/guard_order.py). How late it may act is not
+documented. The values are read back and compared with those sent; an instance with different values counts as
+unguarded.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ __all__ = ["Thresholds", "moment_of", "thresholds_of"]
 
 ALERT_SHARE = Decimal("0.6")
 _CENT = Decimal("0.01")
-_SAME_S = 5.0  # a time may come back without its fraction, and their clock is known to a second or two
+_SAME_S = 5.0  # a time may come back without its fraction, and Shadeform's clock is known to within a second or two
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds in dollars of this instance, and in Unix seconds by Shadeform's clock."""
+    """Thresholds for this instance, in dollars and in Unix seconds by Shadeform's clock."""
 
     spend_usd: Decimal
     date: float
@@ -50,7 +51,7 @@ class Thresholds:
         return dataclasses.replace(self, date=min(self.date, date))
 
     def why_not(self, shown: Any, *, is_earlier_fine: bool = False) -> str:
-        """Return how the guard that the instance shows differs from this one; "" if it does not."""
+        """Return how the guard on the instance differs from this one; "" if it does not."""
         shown = shown if isinstance(shown, dict) else {}
         spend, date = _dollars(shown.get("spend_threshold")), moment_of(shown.get("date_threshold"))
         if spend != self.spend_usd:
@@ -64,7 +65,7 @@ class Thresholds:
 def thresholds_of(boot: Boot, rate_usd_per_hour: Decimal, skew_s: float) -> Thresholds:
     """Return the thresholds for a launch.
 
-    Spend and date express the same moment twice, so either one enforces the limit.
+    Spend and date express the same moment in two ways, so either one enforces the limit.
     """
     assert boot.spend_limit_usd is not None, "every rental has a spend limit"
     limit, before = Decimal(boot.spend_limit_usd), Decimal(boot.spent_before_usd)
@@ -73,11 +74,11 @@ def thresholds_of(boot: Boot, rate_usd_per_hour: Decimal, skew_s: float) -> Thre
 
 
 def thresholds(rate_usd_per_hour: Decimal, left_usd: Decimal, began: float, until: float) -> Thresholds:
-    """Return thresholds that come before the spend and the time by the share reserved for the provider's guard."""
+    """Return thresholds below the spend and time limits by the share reserved for the provider's guard."""
     allowed = min(allowed_s(rate_usd_per_hour, left_usd, Decimal(0), 0.0), until - began)
     kept_s = reserve_s(PROVIDER, allowed)
-    # At a low rate a cent is a minute, and rounding down would act before the guards that can still save work: round
-    # up, but not over the limit. The date is exact to the second.
+    # At a low rate a cent is a minute, and with rounding down it would act before the guards that can still save work:
+    # round up, but not over the limit. The date is exact to the second.
     spend = (left_usd - meter.cost(rate_usd_per_hour, kept_s)).quantize(_CENT, rounding=ROUND_CEILING)
     spend = min(spend, _cents(left_usd))
     if spend < _CENT:

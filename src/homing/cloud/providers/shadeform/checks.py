@@ -1,6 +1,6 @@
-"""Checks of `homing doctor` for Shadeform: are the clouds in cloud.shadeform available, and is everything guarded?
+"""Checks of `homing doctor` for Shadeform: are the clouds in cloud.shadeform available, and are all instances guarded?
 
-The API reports neither balance nor permissions: any key may do all that the account may. The checks change nothing.
+The API reports neither balance nor permissions: any key has all permissions of the account. The checks change nothing.
 """
 
 from __future__ import annotations

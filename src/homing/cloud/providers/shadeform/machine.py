@@ -1,11 +1,11 @@
-"""A Shadeform machine: its startup script, how it ends its billing, and access to it by SSH.
+"""A Shadeform machine: its startup script, how it ends its billing, and SSH access to it.
 
-    create call  -> startup script, with the host key and without any key of the account
+    create call  -> startup script, with the host key but no API key
     hand-over    -> the request that ends billing, once the id is known
     by SSH       -> user and address, and running one command there
 
-The host key was made at home and sent in the startup script, so it is known before the machine exists. Addresses are
-reused by other machines, so each machine has its own known_hosts file, next to its key.
+The host key is generated at home and sent in the startup script, so it is known before the machine exists. IP addresses
+are reused by other machines, so each machine has its own known_hosts file, next to its key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ASK_S = 30.0
 
 
 def place_of(url: str, *, is_self_deleting: bool) -> Place:
-    """Return where our files are on the machine, and how it ends its billing: only with the account's own key."""
+    """Return where our files are on the machine, and how it ends its billing, which needs the account's own key."""
     if not is_self_deleting:
         return startup_script.place(EndBilling(kind="command", argv=["echo", _NO_KEY_THERE]))
     delete = f"{url}/instances/{_ID}/delete"
@@ -52,7 +52,8 @@ def with_id(request: Request, instance_id: str) -> Request:
 def launch_configuration(mark: str, end_within_s: float, home: Path, world: World) -> dict[str, Any]:
     """Return the startup script in the format of the create call.
 
-    Its timer can end nothing, because there is no key before the hand-over; until then the guard's early date applies.
+    Its timer cannot end anything, because there is no key before the hand-over; until then the guard's early date
+    applies.
     """
     script = startup_script.startup_script(
         mark=mark,
@@ -67,13 +68,13 @@ def launch_configuration(mark: str, end_within_s: float, home: Path, world: Worl
 
 
 def connection_of(body: dict[str, Any], home: Path, world: World) -> Connection | None:
-    """Return how to log in; None before it has an address, or if another home launched it and pinned its host key."""
+    """Return how to log in; None before it has an address, or if a different home launched it and has its host key."""
     if not body.get("ip") or state_of(body) != "ready":
         return None
     key = find_host_key(home, mark_of(body), world)
     if key is None:
         return None
-    host, port = str(body["ip"]), read_port(body.get("ssh_port")) or 22  # null in some replies, which means 22
+    host, port = str(body["ip"]), read_port(body.get("ssh_port")) or 22  # null in some responses, which means 22
     user = str(body.get("ssh_user") or "shadeform")
     return Connection(user, host, port, str(login_key(home, world).private_path), known_hosts_line(key, host, port))
 

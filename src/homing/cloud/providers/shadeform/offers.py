@@ -3,7 +3,7 @@
     instance type x availability (region, on_demand | spot) -> Offer | left out, with the reason
 
 The price of a type is in whole cents; that of a spot entry is a string of dollars. Type names are free-form: the GPU is
-identified by gpu_type, memory and interconnect, never by parsing a type's name.
+identified by gpu_type, memory and interconnect, never by parsing the type name.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from homing.gpus import GPUS, Gpu, find_gpu
 __all__ = ["ON_DEMAND", "SPOT", "Catalogue", "Choice", "choose_os", "offer_name", "rate_of", "read_catalogue"]
 
 ON_DEMAND, SPOT = "on_demand", "spot"
-_MOST = 10**6  # GPUs, cores or GB of one machine
-_BOOT_S = 600.0  # if the type does not say; 3 to 20 minutes are typical
+_MOST = 10**6  # maximum GPUs, cores or GB of one machine
+_BOOT_S = 600.0  # default if the type gives none; 3 to 20 minutes is typical
 _HAND_OVER_S = 60.0
-_MEMORY_OFF = 0.1  # tolerance for GPU memory compared with our table: 192 GB are sold as 180
+_MEMORY_OFF = 0.1  # tolerance when comparing GPU memory with our table: 192 GB is sold as 180
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _offer(provider: str, name: str, body: dict[str, Any], entry: dict[str, Any]
 
 
 def _card(gpu_type: str, memory_gb: int, interconnect: str) -> Gpu | None:
-    """Return the GPU of our table with that name and memory. `A4000` contains the name of an A40 and is not one."""
+    """Return the GPU in our table with that name and memory. `A4000` contains "A40" but is a different GPU."""
     named = find_gpu(gpu_type)
     if named is None:
         return None

@@ -1,13 +1,13 @@
-"""Shadeform: one account for a dozen clouds; whole machines, which it deletes by itself at a given spend or date.
+"""Shadeform as a provider: one account for a dozen clouds; whole machines, which it deletes at a given spend or date.
 
-    SHADEFORM_API_KEY     the account's key; there are no restricted ones. It stays at home unless
+    SHADEFORM_API_KEY     the account's key; there are no restricted keys. It stays at home unless
                           cloud.shadeform.self_delete
-    HOMING_SHADEFORM_URL  another address of the API, for tests
+    HOMING_SHADEFORM_URL  a different address of the API, for tests
 
 Its API has no idempotency key, no logs and no stop. So our mark is looked for before and after each create, boot.log is
 read by SSH, and destroy is a delete. Billing ends at the state `deleting`. The create call sets Shadeform's guard to
-the time that a start may take; it is read back, and is extended to the whole run after the hand-over: if this computer
-dies during the launch, the cost is one boot and no more.
+the time that a start may take. The guard is read back, and is extended to the whole run after the hand-over, so that if
+this computer dies during the launch, only one boot is paid for.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _URL = "https://api.shadeform.ai/v1"
 _KEYS_PAGE = "https://platform.shadeform.ai/settings/api"
 _WALLET_PAGE = "https://platform.shadeform.ai/settings/billing"
 _START_S = 1800.0
-_DESCRIBE_EVERY_S = 7.5  # eight queries a minute for one instance are enough for any wait
+_DESCRIBE_EVERY_S = 7.5  # eight queries per minute are enough for any wait on one instance
 _LOOK_EVERY_S = 5.0
 _LOG_BYTES = 20_000
 
@@ -100,7 +100,7 @@ class Shadeform:
     def account(self) -> str:
         """Return a name derived from the key, because the API does not identify the account.
 
-        Another key may belong to the same account.
+        A different key may belong to the same account.
         """
         return key_account(self.name, self._api.headers[KEY_HEADER])
 
@@ -138,7 +138,7 @@ class Shadeform:
         return [offer for offer in self._ask_catalogue().offers if not lack(offer, needs)]
 
     def left_out(self) -> list[tuple[Offer, str]]:
-        """Return the catalogue entries that we cannot use, with the reason, as of the last query."""
+        """Return the catalogue entries that we cannot use, with reasons, as of the last query."""
         return self._catalogue.left_out
 
     def place(self, mark: str) -> Place:
@@ -157,7 +157,7 @@ class Shadeform:
         sent: list[tuple[dict[str, Any], Thresholds]] = []
 
         def post() -> dict[str, Any]:
-            if not sent:  # a retry sends the same body, including its dates
+            if not sent:  # retries send the same body, including its dates
                 guard = self._full(request).by(self._their_now() + self._start_s + meter.MARGIN_S)
                 sent.append((self._create_body(request, guard), guard))
             return {"id": self._account.create(sent[0][0])}
@@ -167,11 +167,11 @@ class Shadeform:
         if sent:
             armed = self._armed(request, instance_id, sent[0][1])
             return dataclasses.replace(armed, twins=tuple(once.twins))
-        # An earlier call created it; its guard may already be that of a launch that got further.
+        # An earlier call created it; its guard may already have been extended by a launch that got further.
         return self._armed(request, instance_id, self._full(request), is_earlier_fine=True)
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Send files and secrets by SSH; then extend the guard from the time of a start to that of the whole run."""
+        """Send files and secrets by SSH, then extend the guard from the start time to the whole run."""
         within_s = min(self._start_s, request.order.start_within_s)
         until = self._world.monotonic() + within_s
         connection = self._await_connection(request, instance_id, within_s)
@@ -201,20 +201,20 @@ class Shadeform:
     def destroy(self, instance_id: str) -> None:
         self._looked.pop(instance_id, None)
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # not shown, or unreadable: delete it all the same
+            with contextlib.suppress(ProviderSilent):  # missing or unreadable: delete it anyway
                 body = self._account.info(instance_id)
                 if body is not None and is_over(self._own(body)):
                     return
         try:
             self._account.delete(instance_id)
         except Unwelcome:
-            # Gone meanwhile, or being deleted: done. Some clouds refuse before the machine is active.
+            # Already gone or being deleted: done. Some clouds refuse a delete before the machine is active.
             body = self._account.info(instance_id)
             if body is not None and not is_over(body):
                 raise
 
     def log(self, instance_id: str) -> str:
-        """Return the machine's own boot.log by SSH, since Shadeform keeps no log; or why it cannot be read now."""
+        """Return the machine's own boot.log by SSH, because Shadeform keeps no log; or why it cannot be read now."""
         instance = self.describe(instance_id)
         if instance.state == "gone":
             return ""
@@ -227,7 +227,7 @@ class Shadeform:
         return done.out
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Set what this instance may cost in total, and until when it may live, by our clock."""
+        """Set the instance's maximum total cost and its latest end by our clock."""
         body = self._account.info(instance_id)
         if body is None or is_over(self._own(body)):
             return  # an instance that is gone needs no guard
@@ -331,7 +331,7 @@ class Shadeform:
             "cloud": offer.cloud,
             "region": offer.region,
             "shade_instance_type": offer.instance_type,
-            # Shadeform's own account at that cloud; a linked one would not be covered by its guard.
+            # Use Shadeform's own account at that cloud: its guard would not cover a linked account.
             "shade_cloud": True,
             "name": request.mark,
             "tags": [request.mark],  # a name can be changed in the console
@@ -358,7 +358,7 @@ class Shadeform:
     def _armed(
         self, request: Request, instance_id: str, guard: Thresholds, *, is_earlier_fine: bool = False
     ) -> Instance:
-        """Return the new instance once it shows the guard that was sent; one that does not is destroyed."""
+        """Return the new instance once it shows the guard that was sent; destroy it if it does not."""
         try:
             body, why = self._account.read_back(instance_id, guard, is_earlier_fine=is_earlier_fine)
         except ProviderRefused as exc:
@@ -367,7 +367,7 @@ class Shadeform:
             if mark_of(body) == request.mark:
                 return self._instance(body)
             why = f"its name is {body.get('name')!r} and its tags are {body.get('tags')!r}"
-        with contextlib.suppress(ProviderRefused):  # launch keeps trying, by the id
+        with contextlib.suppress(ProviderRefused):  # launch retries with the id
             self._account.delete(instance_id)
         raise CreateFailed(
             what=f"Shadeform started {request.mark} without the requested auto_delete; homing destroys it.",
@@ -377,7 +377,7 @@ class Shadeform:
         )
 
     def _arm(self, instance_id: str, guard: Thresholds) -> None:
-        """Set another guard and read it back; an instance that is gone needs none."""
+        """Set a new guard and read it back; an instance that is gone needs none."""
         try:
             self._account.update(instance_id, guard)
         except Unwelcome:
@@ -421,10 +421,10 @@ class Shadeform:
         return found[0]
 
     def _looked_there(self, instance: Instance) -> Instance:
-        """Check by SSH whether the agent has given up; for Shadeform the instance is active whatever runs on it.
+        """Check by SSH whether the agent has given up; for Shadeform the instance is active whatever happens on it.
 
-        An agent that gave up before it could reach the store has left a marker file; without this check a launch would
-        pay for its whole wait.
+        An agent that gave up before it could reach the store has left a marker file; without this check, a launch would
+        wait, and pay, until its timeout.
         """
         if self._is_self_deleting or self._world.monotonic() > self._handed.get(instance.id, float("-inf")):
             return instance
@@ -471,7 +471,7 @@ class Shadeform:
         return instance
 
     def _our_time(self, read: Figures, name: str, body: dict[str, Any]) -> float | None:
-        """Convert to our clock: their clock may differ from ours, but ages do not."""
+        """Convert a time to our clock: the provider's clock may differ from ours, but ages are the same."""
         moment = read.moment(name, body.get(name), self._their_now())
         return None if moment is None else moment - self._api.skew_s
 

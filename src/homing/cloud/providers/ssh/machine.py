@@ -1,11 +1,12 @@
 """One SSH host: its pinned key, the `ssh` command line, and the interpretation of failures.
 
-    pin     host_key of the run file, else the key pinned earlier, else known_hosts; else HostKeyUnknown, for the user
+    pin     host_key in the run file, else the key pinned earlier, else known_hosts; else HostKeyUnknown, for the user
             to decide
-    call    ssh USER@HOST python3 -c ...  with far_end.py and the order on stdin -> its answer
+    call    ssh USER@HOST python3 -c ...  with remote.py and the request on stdin -> its response
 
-The host's key is always pinned and a changed one is refused: the order carries secrets, and the answer decides whether
-something bills. The user's ssh config is not read, so that nothing in it can weaken this. Every call has a deadline.
+The host's key is always pinned and a changed one is refused: the request contains secrets, and the response decides
+whether something bills. The user's ssh config is not read, so that nothing in it can weaken this. Every call has a
+deadline.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from homing.world import Completed, World
 __all__ = ["Host", "HostKeyChanged", "HostKeyUnknown", "fingerprint", "ssh_argv"]
 
 CONNECT_S = 10.0
-_ALIVE_S = 10  # ssh exits after three intervals without an answer
+_ALIVE_S = 10  # ssh exits after three intervals without a response
 _TRIES = 3
 _PREFERRED = ("ssh-ed25519", "ecdsa-", "rsa-", "ssh-rsa")
 _START = (
@@ -45,7 +46,7 @@ _START = (
 
 
 class HostKeyUnknown(UsageError):
-    """First contact: `line` is the key that the host shows; only the user can say whether it is the right one."""
+    """First contact: `line` is the key that the host presents; only the user can say whether it is the right one."""
 
     def __init__(self, host: Host, line: str) -> None:
         self.host, self.line = host, line
@@ -58,7 +59,7 @@ class HostKeyUnknown(UsageError):
 
 
 class HostKeyChanged(ProviderRefused):
-    """The host shows another key than the pinned one: possibly a man-in-the-middle attack."""
+    """The host presents a different key than the pinned one: possibly a man-in-the-middle attack."""
 
 
 class Host:
@@ -67,7 +68,7 @@ class Host:
         self.settings, self._world = settings, world
         self.user = settings.user or world.environment().get("USER") or world.run(["id", "-un"], 10.0).out.strip()
         for word, value in (("host", settings.host), ("user", self.user)):
-            if not re.fullmatch(r"[A-Za-z0-9_:][\w.:%-]*", value):  # a leading dash would be an option of ssh
+            if not re.fullmatch(r"[A-Za-z0-9_:][\w.:%-]*", value):  # a leading dash would be parsed as an ssh option
                 raise UsageError(what=f"cloud.ssh.{word} is {value!r}, which is no {word}.", fix=f"cloud.ssh.{word}")
         self.name = f"{self.user}@{settings.host}:{settings.port}"
         self.folder = folder / self.name
@@ -79,7 +80,7 @@ class Host:
         return cls(codec.loads(Ssh, world.read(path)), folder, world) if world.exists(path) else None
 
     def remember(self, mark: str) -> None:
-        """Record a mark, on disk before a create call: from then on list_owned asks this host for it."""
+        """Record a mark on disk before a create call: from then on list_owned asks this host for it."""
         self._world.mkdir(self.folder / "marks")
         self._world.write(self.folder / "host.json", codec.dumps(self.settings, indent=1).encode())
         self._world.write(self.folder / "marks" / mark, b"")
@@ -132,7 +133,7 @@ class Host:
         return line or self._raise(Completed(255, "", found.err or "it returned no host key"))
 
     def _best(self, lines: list[str]) -> str:
-        """Return one key, the strongest type first; the host name is rewritten, because it may be hashed."""
+        """Return the key of the strongest type; the host name is rewritten, because it may be hashed."""
         keys = [" ".join(line.split()[1:3]) for line in lines if len(line.split()) >= 3]
         ranked = sorted(keys, key=lambda key: next((n for n, kind in enumerate(_PREFERRED) if key.startswith(kind)), 9))
         return f"{self.pattern} {ranked[0]}" if ranked else ""
@@ -144,7 +145,7 @@ class Host:
         return Connection(self.user, self.settings.host, self.settings.port, key, self.pin())
 
     def call(self, verb: str, timeout_s: float = 60.0, **order: Any) -> dict[str, Any]:
-        """Run a verb on the host and return its answer. Every verb is idempotent, so a broken connection is retried."""
+        """Run a verb on the host and return its response. Verbs are idempotent, so broken connections are retried."""
         connection = self.connection()
         if connection.key_path and not self._world.exists(connection.key_path):
             raise UsageError(
@@ -190,7 +191,7 @@ class Host:
 
 
 def ssh_argv(connection: Connection, known_hosts: Path) -> list[str]:
-    """Return the `ssh` command up to the destination; `known_hosts` is a file with the connection's one line."""
+    """Return the `ssh` command up to the destination; `known_hosts` is a file with only the connection's line."""
     argv = ["ssh", "-F", "none", "-p", str(connection.port)]
     if connection.key_path:
         argv += ["-i", connection.key_path, "-o", "IdentitiesOnly=yes"]

@@ -1,13 +1,12 @@
-"""Any SSH host as a provider: each instance is a process tree in its own folder on the host, as on `local`.
+"""Any SSH host as a provider: each instance is a process tree in its own folder on the host, as with `local`.
 
     $HOMING_HOME/ssh/USER@HOST:PORT/   host.json  known_hosts  marks/<mark>       what was created there, written
                                        beforehand
-    on the host: WORK_DIR/<mark>/ and HOMING_MARK in its processes (see far_end)  next to them cache/: environments,
+    on the host: WORK_DIR/<mark>/ and HOMING_MARK in its processes (remote.py)    next to them cache/: environments,
     code
 
 An instance id is MARK@USER@HOST:PORT, so that the ledger alone says which host to ask. A host that cannot be reached
-raises an error; it never makes anything "gone". The rate comes from the run file, and the spend limit is counted with
-it.
+raises an error; it never makes anything "gone". The rate comes from the run file, and spend is computed from it.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Ssh:
         return "hosts of one's own"  # the instance id says which host
 
     def configure(self, settings: Settings) -> None:
-        """Use the host that the run file names; without it only hosts used before can be queried."""
+        """Use the host that the run file names; without it, only hosts that were used before can be queried."""
         self._host, self._facts = Host(settings, self._root, self._world), {}
 
     def meet(self) -> None:
@@ -99,7 +98,7 @@ class Ssh:
             memory_bytes=card_mib * 2**20 if card else memory_bytes,
             rate_usd_per_hour=Decimal(host.settings.rate_usd_per_hour),
             disk_bytes=read.whole("disk_bytes", facts["disk_bytes"]) or 0,
-            # A given interpreter starts at once; an environment with torch is a download of some gigabytes.
+            # A given interpreter starts immediately; an environment with torch is a download of several gigabytes.
             boot_s=15.0 if host.settings.python else 300.0,
             host_bytes=memory_bytes,
         )
@@ -123,7 +122,7 @@ class Ssh:
             offer=offer,
             order=order,
             argv=(self._python(), "-I", f"{work_dir}/agent.zip", f"{work_dir}/{file_names.BOOT}"),
-            # The host may be this very computer: `local` must not take its processes for its own.
+            # The host may be this computer: `local` must not mistake these processes for its own.
             env={file_names.MARK_ENV: order.mark, MACHINE_ENV: f"ssh/{order.mark}"},
         )
 
@@ -170,7 +169,7 @@ class Ssh:
         return self._instance(host, answer)
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Do nothing: create carried everything."""
+        """Do nothing: the create call delivered everything."""
 
     def describe(self, instance_id: str) -> Instance:
         host, mark = self._find(instance_id)
@@ -180,7 +179,7 @@ class Ssh:
         return instance
 
     def remember(self, mark: str) -> Instance | None:
-        # Marks are recorded at home before every create call, until the instance is seen gone; otherwise ask the
+        # Marks are recorded at home from before the create call until the instance is seen gone; otherwise ask the
         # current host.
         host = next((host for host in self._hosts_in_use() if mark in host.marks()), self._host)
         if host is None:
@@ -189,7 +188,7 @@ class Ssh:
         return None if answer.get("made", "damaged") is None else self._instance(host, answer)
 
     def list_owned(self) -> list[Instance]:
-        """Query every host on which something was created and not seen to end.
+        """Query every host where something was created that has not been seen to end.
 
         Marks of a host that does not answer are listed as unknown, so that nothing is hidden; raises if no host
         answers.
@@ -206,7 +205,7 @@ class Ssh:
                 found += [self._unknown(host, mark, exc) for mark in host.marks()]
         if failures and len(failures) == len(hosts):
             raise failures[0]
-        # Two names of one machine both show a process; the name under which it was created has the full record.
+        # If a machine has two names, both show its processes; the name used for the create call has the full record.
         best = {each.mark: each for each in sorted(found, key=lambda each: each.created_at is not None)}
         return [best[mark] for mark in sorted(best)]
 
@@ -291,7 +290,7 @@ class Ssh:
         state = _STATES.get(answer["state"], "unknown")
         read = Figures(host.name)
         rate = read.rate("rate_usd_per_hour", made.get("rate_usd_per_hour") if made else None) or Decimal(0)
-        # Its clock may differ from ours: durations are measured by its clock, times are converted to ours.
+        # The host's clock may differ from ours: durations are measured by its clock, times are converted to ours.
         host_now = read_moment(answer["now"])
         now = host_now if host_now is not None else self._world.now()
         created_at = read.moment("created_at", made.get("created_at") if made else None, now)
@@ -320,7 +319,7 @@ class Ssh:
 
 
 def _proof(boot: Boot) -> tuple[str, str]:
-    """Return path and hash of a small object that home has just put into a file: store; "" for other stores."""
+    """Return path and hash of a small object that home has just written to a file: store; "" for other stores."""
     pushed = [item for item in boot.inputs if item.key]
     if not boot.store.startswith("file:") or not pushed:
         return "", ""

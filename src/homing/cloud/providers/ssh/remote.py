@@ -1,4 +1,4 @@
-"""The program that runs on an SSH host: one order as JSON on stdin, one answer as JSON on stdout. Sent with every call.
+"""The program that runs on an SSH host: reads a JSON request from stdin, writes a JSON response. Sent with every call.
 
     facts      hardware of the machine             list       every instance of one owner
     create     folder, files, first process        describe   one instance
@@ -6,9 +6,10 @@
 
     WORK_DIR/<mark>/   instance.json started.json destroy.json ended.json end_billing.py boot.log work/   as on `local`
 
-Nothing is installed and nothing stays in memory: each call is a separate process. Files and secrets come with the
-order, on the encrypted stdin; a secret goes into the environment of the first process and is never written to disk. It
-needs Python 3.8 and `local_end`, which is sent along, and accesses the machine directly, without a World.
+Nothing is installed and nothing stays in memory: each call is a separate process. Files and secrets are part of the
+request, on the encrypted stdin; secrets go into the environment of the first process and are never written to disk. It
+needs Python 3.8 and end_billing.py, which is sent along as `local_end`, and accesses the machine directly, without a
+World.
 """
 
 import base64
@@ -31,7 +32,7 @@ except ImportError:
     from homing.cloud.providers.local import end_billing as local_end
 
 Answer = Dict[str, Any]
-SIGN = "homing-answer: "  # prefix of the answer: a login shell may print other lines
+SIGN = "homing-answer: "  # prefix of the response: a login shell may print other lines
 LOG_BYTES = 4000
 READ_BYTES = 1 << 20
 TURN_S = 10.0
@@ -70,7 +71,7 @@ def create(order: Answer) -> Answer:
         if not _exists(folder, "started.json") and not _pids(order["mark"]):
             _start(order, folder)
     if _exists(folder, "destroy.json"):
-        # Requested between our check and our start: that destroy may have looked for processes before we started.
+        # Requested between our check and our start: that destroy may have scanned for processes before ours started.
         return dict(destroy(order), refused="destroyed")
     return describe(order)
 
@@ -81,7 +82,7 @@ def describe(order: Answer) -> Answer:
     try:
         made, ended = _read(folder, "instance.json"), _read(folder, "ended.json")
     except ValueError as exc:
-        # Rate and start time are lost, but not whether it runs or has ended: destroy still works.
+        # Rate and start time are lost, but it is still known whether it runs or has ended: destroy still works.
         is_over = _exists(folder, "ended.json") and not num_pids
         return dict(answer, state="gone" if is_over else "unknown", detail=f"its record is corrupt: {exc}")
     answer.update(made=made, ended=ended)
@@ -116,11 +117,11 @@ def list_(order: Answer) -> Answer:
 def destroy(order: Answer) -> Answer:
     folder = _folder(order)
     with contextlib.suppress(OSError):
-        # On a full disk its processes are killed all the same; writing ended.json then fails.
+        # Even if the disk is full, its processes are killed; writing ended.json then fails.
         os.makedirs(folder, exist_ok=True)
         with _turn(folder):
             if not _exists(folder, "destroy.json"):
-                # Even for an unknown mark: a create call that is still under way finds the file and starts nothing.
+                # Even for an unknown mark: a create call in progress finds the file and starts nothing.
                 _write(os.path.join(folder, "destroy.json"), {"asked_at": time.time()})
     if not local_end.fell(order["mark"]):
         return {"error": f"processes {_pids(order['mark'])} survived SIGKILL"}
@@ -144,7 +145,7 @@ def log(order: Answer) -> Answer:
 def facts(order: Answer) -> Answer:
     root = _root(order)
     near = root
-    while not os.path.exists(near):  # a folder that does not exist yet will be on the disk of its nearest parent
+    while not os.path.exists(near):  # a missing folder will be on the disk of its nearest existing parent
         near = os.path.dirname(near)
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     rows = [[word.strip() for word in line.split(",")] for line in _out(query).splitlines() if line.count(",") == 2]
@@ -203,12 +204,12 @@ def _sweep(order: Answer) -> None:
 
 @contextlib.contextmanager
 def _turn(folder: str) -> Iterator[None]:
-    """Hold the folder's lock, but wait only TURN_S for it: ending an instance matters more than the order of calls."""
+    """Hold the folder's lock, but wait at most TURN_S for it: ending an instance matters more than serialization."""
     deadline = time.monotonic() + TURN_S
     with open(os.path.join(folder, "lock"), "w", encoding="utf-8") as lock:
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when this process ends in any way
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when this process ends, however it ends
                 break
             except OSError:
                 if time.monotonic() > deadline:
@@ -234,7 +235,7 @@ def _start(order: Answer, folder: str) -> None:
         child = subprocess.Popen(
             order["argv"], env=env, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
-    child.returncode = 0  # prevents the ResourceWarning about a child that is not waited for
+    child.returncode = 0  # avoids the ResourceWarning about a child that is not waited for
     _write(os.path.join(folder, "started.json"), {"started_at": time.time()})
 
 
