@@ -245,7 +245,7 @@ class Provider(Protocol):
 
     def describe(self, instance_id: str) -> Instance: ...  # `gone` is a state; an unrecognized one is `unknown`
 
-    def list_owned(self) -> list[Instance]: ...  # everything with our mark; raises if unknown, never []
+    def list_owned(self) -> list[Instance]: ...  # everything with our mark; raises if it cannot list it
 
     def destroy(self, instance_id: str) -> None: ...  # gone already is success
 
@@ -256,7 +256,7 @@ class Provider(Protocol):
     # Set the provider's own guard: the instance's maximum total cost, and its latest end by our clock.
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None: ...
 
-    def list_resources(self) -> list[Resource]: ...  # other than instances; raises if unknown, never []
+    def list_resources(self) -> list[Resource]: ...  # other than instances; raises if it cannot list them
 
     def destroy_resource(self, resource: Resource) -> None: ...  # gone already is success
 
