@@ -43,7 +43,7 @@ LOSS_TOLERANCE = 0.75
 
 BYTES_PER_PARAM = 8  # fp32 weights and gradients; the activations of two short rows are small in comparison
 BYTES_PER_FROZEN = 6  # read in at most fp32, plus the stored form
-MEMORY_SHARE = 0.6  # of free memory: the user needs the machine for other things too
+MEMORY_SHARE = 0.6  # share of free memory to use: the user needs the machine for other things too
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ _BATCHES_WAITING = 8
 
 @dataclass(frozen=True)
 class Row:
-    """`ids[1:]` are predicted from what precedes them; those marked in `is_target` count. At most context + 1 ids."""
+    """Each of `ids[1:]` is predicted from the ids before it; those in `is_target` count. At most context + 1 ids."""
 
     ids: Sequence[int]
-    is_target: NDArray[np.bool_]  # as long as ids; the first is never a target
+    is_target: NDArray[np.bool_]  # same length as `ids`; the first id is never a target
 
 
 @dataclass(frozen=True)

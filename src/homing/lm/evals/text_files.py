@@ -6,8 +6,8 @@ Every token of the text is predicted once: the first from the token that begins 
 `window - stride` tokens of context if the text has them. The document token itself has no bytes and is never predicted.
 So the result is slightly lower than the trainer's: its rows may begin anywhere, with little context at first.
 
-The units are stretches of the text by bytes: a token belongs to the one in which it begins. They are the same for every
-tokenizer, so that models with different tokenizers can be compared stretch by stretch.
+The units are stretches of text of a fixed number of bytes; a token belongs to the stretch in which it begins. They are
+the same for every tokenizer, so that models with different tokenizers can be compared stretch by stretch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from homing.wire import file_names
 
 __all__ = ["LARGEST_WINDOW", "STRETCH_BYTES", "Text", "held_out_text", "measure_text", "text_in_files"]
 
-LARGEST_WINDOW = 2048  # by default: longer contexts add little and cost much
+LARGEST_WINDOW = 2048  # default limit: longer contexts gain little and cost a lot
 STRETCH_BYTES = 2048
 
 
@@ -155,7 +155,7 @@ class _Sums:
         return nats, num_bytes, tokens
 
     def _new_stretches(self, num_bytes: int, ids: list[int]) -> NDArray[np.int64]:
-        """Return for each id the stretch in which it begins. Each document begins a new one."""
+        """Return for each id the stretch in which it begins. Each document begins a new stretch."""
         sizes = self._token_bytes[ids]
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         count = -(-num_bytes // STRETCH_BYTES)

@@ -44,8 +44,8 @@ class Proof:
     reader: str  # the package that opened it, with its version
     max_gap: float  # largest difference of a logit
     num_logit_rows: int
-    num_texts: int  # with equal ids
-    num_chats: int  # with equal ids; 0 without a template
+    num_texts: int  # texts with equal ids
+    num_chats: int  # chats with equal ids; 0 without a template
     note: str = ""  # something that users of the export must know
 
     def to_dict(self) -> dict[str, Any]:

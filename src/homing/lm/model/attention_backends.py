@@ -132,7 +132,7 @@ def race(
                 continue
             _run(attend, heads)  # it must also support the full context
             return Race(name, {}, refused)
-        except Exception as exc:  # not built for this GPU, dtype or shape: many kinds of errors
+        except Exception as exc:  # may be unsupported for this GPU, dtype or shape, which raises many kinds of errors
             refused[name] = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:200]
     winner = min(seconds, key=lambda name: seconds[name]) if seconds else last
     return Race(winner, seconds, refused)

@@ -22,7 +22,7 @@ from homing.lm.model.opaque_ops import opaque
 __all__ = ["fp8_product", "takes_fp8"]
 
 _LEAST_SIZE = 128  # smaller products are no faster in FP8
-_MULTIPLE = 16  # of every dimension
+_MULTIPLE = 16  # every dimension must be a multiple of this
 _FINE, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 
 

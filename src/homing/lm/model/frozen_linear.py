@@ -4,7 +4,7 @@
 
 Layers that read the same x are computed together, each writing its columns of one y, as a single matmul if their
 weights are in one tensor. Backward reads W again (NF4 is dequantized a second time), so only x and the low-rank x A^T
-are saved in between. The op is opaque to torch.compile, which optimizes what is around it.
+are saved in between. The op is opaque to torch.compile, which optimizes the code around it.
 
 Dropout uses a generator seeded with (seed, step, row, layer): it carries no state, so a resumed run, and a block that
 is recomputed in backward, drop the same elements.
@@ -265,8 +265,8 @@ def _product(
     x_ND = x.reshape(-1, x.shape[-1])
     y_NF = x.new_empty(len(x_ND), sum(widths))
     h_NR = x.new_empty(len(x_ND), 0) if a_RD is None else _narrow(x_ND, a_RD, key, dropout)
-    # The narrow products come first: a wide matmul accumulates into y at no extra cost, a narrow one would reread all
-    # of y.
+    # The narrow products come first: a wide matmul accumulates into y at no extra cost, but a narrow one would have to
+    # reread all of y.
     is_begun = has_bias or b_Fr is not None
     for part in _parts(widths, has_adapter) if is_begun else ():
         y_Nf = y_NF[:, part.columns]

@@ -232,7 +232,7 @@ def is_same(one: Lora, other: Lora) -> bool:
 
 
 def adapters_now(model: Decoder) -> dict[str, Adapter | None]:
-    """Return a copy of each layer's current adapter, or None where it has no effect yet because B is zero."""
+    """Return a copy of each layer's current adapter, or None if it has no effect yet because B is zero."""
     return {
         name: copy.deepcopy(adapter).requires_grad_(False) if bool(adapter.lora_B.any()) else None
         for name, layer in _adapted_layers(model)

@@ -45,8 +45,9 @@ def mean_loss(
 ) -> Tensor:
     """Return the mean loss in nats over the targets that are not IGNORED, each multiplied by its weight.
 
-    Divides by their number or by `num_targets`, that of the whole batch if this is a part of it (as a tensor: fp32, on
-    the device, at least 1). Returns 0 if there are none, so an empty row has no effect.
+    Divides by their number, or by `num_targets` (the number in the whole batch) if this is a part of a batch. If
+    `num_targets` is a tensor, it must be fp32, on the device and at least 1. Returns 0 if there are no targets, so an
+    empty row has no effect.
     """
     if num_targets is None:
         count = (targets_N != IGNORED).sum().clamp(min=1).float()

@@ -39,7 +39,7 @@ from homing.wire.run_json import Phase, Rl, Run
 
 __all__ = ["Reinforce"]
 
-SAMPLES = "samples.safetensors"  # in a checkpoint saved between two updates on one rollout
+SAMPLES = "samples.safetensors"  # part of a checkpoint saved between two updates on one rollout
 
 
 class Reinforce:
@@ -128,7 +128,7 @@ class Reinforce:
     def start_log_probs(self, model: Decoder, experience: Experience) -> Tensor | None:
         """Return the targets' log-probabilities under the phase's initial weights; None if there is no KL term.
 
-        A frozen base needs no second copy: it is evaluated with the initial adapters, or without any if those were new.
+        A frozen base needs no second copy: it is evaluated with the initial adapters, or without them if they were new.
         """
         if self.start is not None:
             return log_probs(self.start, experience)

@@ -100,7 +100,7 @@ class Calculator:
         return all(name in tokenizer.specials for name in TOOL_TOKENS)
 
     def answer(self, ids: Sequence[int]) -> list[int]:
-        """Return the tokens to insert after what the model wrote so far; empty if no call has just ended."""
+        """Return the tokens to insert after the model's output so far; empty if no call has just ended."""
         written = list(ids)
         is_turn = len(written) > 1 and written[-1] == self._turn_end
         at = len(written) - (2 if is_turn else 1)

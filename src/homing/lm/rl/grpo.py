@@ -106,7 +106,7 @@ class Experience:
     ids_RT: Tensor
     targets_RT: Tensor
     advantage_R: Tensor
-    num_targets: int  # on all ranks
+    num_targets: int  # total over all ranks
     sampled_RT: Tensor | None = None  # log-probabilities at sampling time, if there are several updates
     start_RT: Tensor | None = None  # under the phase's initial weights, if there is a KL term
 

@@ -32,8 +32,8 @@ _HELD_OUT_OF = 10  # one in this many questions
 
 @dataclass(frozen=True)
 class Question:
-    text: str  # as a person reads it; passed to a reward.py
-    ids: tuple[int, ...]  # up to where the answer begins
+    text: str  # the readable text; passed to a reward.py
+    ids: tuple[int, ...]  # the prompt, up to where the answer begins
     answer: str  # "" if there is none
 
 

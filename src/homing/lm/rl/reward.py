@@ -1,6 +1,6 @@
 """Runs the user's reward.py, `def reward(prompt, completion, answer) -> float`, isolated from the trainer.
 
-    trainer -> a separate process (reward_process): no keys, no network where possible, limited memory
+    trainer -> a separate process (reward_process): no keys, no network if possible, limited memory
             <- a number for each sample, or the error and its line in the file
 
 Each call has a deadline. If it passes, the process and everything it started is killed, and a new process replaces it.
@@ -28,7 +28,7 @@ from homing.lm.rl.reward_process import kill_descendants
 
 __all__ = ["OwnReward"]
 
-_START_S = 60.0  # for the reward's own imports
+_START_S = 60.0  # time limit for starting, including the reward's own imports
 _KILL_S = 5.0
 _LAST_WORD_S = 2.0
 _MOST_ANSWER_BYTES = 1 << 16  # a response is a number, or an error of up to 500 characters
@@ -63,7 +63,7 @@ class OwnReward:
         self._close()
 
     def judge(self, asked: Sequence[tuple[str, str, str]]) -> list[float | None]:
-        """Return rewards for (prompt, completion, answer); None where it failed."""
+        """Return a reward for each (prompt, completion, answer); None if it failed."""
         rewards = [self._judge_one(*one) for one in asked]
         if rewards and all(reward is None for reward in rewards):
             raise RunFailed(

@@ -3,7 +3,7 @@
     argv: FILE, memory in bytes.  First line out: {"ready": true, "not_bounded": [...]} or {"problem": ...}
     then  {"prompt", "completion", "answer"} -> {"reward": 0.5} or {"problem": ..., "line": 12}
 
-    trainer -> supervisor -> (first process of a new namespace, where the system allows one) -> worker: reward.py
+    trainer -> supervisor -> (first process of a new namespace, if the system allows one) -> worker: reward.py
 
 The output of print() goes to stderr, so that it cannot be mistaken for a response. The process has no network access if
 the system allows dropping it, none of the trainer's environment variables, and limited memory, and it ends with its

@@ -40,7 +40,7 @@ __all__ = ["Decoding", "Sample", "Sampler", "copy_weights", "lean_copy"]
 
 @dataclass(frozen=True)
 class Sample:
-    """What the model wrote after a prompt, including the token that ended it."""
+    """The tokens that the model wrote after a prompt, including the one that ended the sample."""
 
     ids: list[int]
     is_own: list[bool]  # False: inserted by a tool

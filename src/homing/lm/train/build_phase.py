@@ -1,4 +1,4 @@
-"""Builds what a phase trains with: its data, the model with its initial weights, and the optimizer.
+"""Builds everything a phase needs to train: its data, the model with its initial weights, and the optimizer.
 
 Initial weights: init_from, else the previous phase, else the open weights of the run, else random initialization.
 

@@ -101,7 +101,7 @@ class Pace:
         self._phase, self._can_evaluate = phase, can_evaluate
         self._checkpoint_bytes, self._sampled_layers = checkpoint_bytes, sampled_layers
         self._rates = rates or Rates()
-        self._rates_at_start = dataclasses.replace(self._rates)  # for guesses; `_rates` is updated by measurements
+        self._rates_at_start = dataclasses.replace(self._rates)  # used for guesses; measurements update `_rates`
         # In rl, the first of every `updates_per_rollout` steps generates the samples for all of them, so only complete
         # rounds show the speed.
         self._round = phase.rl.updates_per_rollout if phase.rl else 1

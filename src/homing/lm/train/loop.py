@@ -153,7 +153,7 @@ class _Phase:
         self.checkpoints = CheckpointManager(session, phase, self._event)
         self.final: Path | None = None
         self.state = TrainState(phase=phase.kind, step=0, num_tokens=0, rows_consumed=0)
-        self.evaluation: Evaluation | None = None  # of the current step, or None
+        self.evaluation: Evaluation | None = None  # the current step's evaluation, or None
         self.scale = 0.0  # learning rate of the last step, as a fraction of the peak
         self.begun_at = 0.0  # when the current step began
         self.is_plain_reported = False  # whether the warning about plain-text samples was given
@@ -206,7 +206,7 @@ class _Phase:
                 self._read_figures(0 if is_first else LATE.get(self.s.device.type, 0), is_paced=not is_first)
                 self._settle_save()
 
-                # What is due now: the first rank decides whether to stop or to end earlier.
+                # Decide what is due now: the first rank decides whether to stop or to end earlier.
                 stop = self._decide()
                 due = self._due(stop)
                 if is_first and self.engine.is_first_longer:

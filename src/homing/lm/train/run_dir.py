@@ -38,7 +38,7 @@ def locked(run_dir: Path) -> Iterator[None]:
                 why="They would overwrite each other's checkpoints.",
                 fix="Wait for it, or stop it: Ctrl-C there saves a checkpoint and exits.",
             ) from None
-        (run_dir / file_names.OUTCOME).unlink(missing_ok=True)  # from an earlier attempt
+        (run_dir / file_names.OUTCOME).unlink(missing_ok=True)  # left over from an earlier attempt
         yield
 
 

@@ -40,9 +40,9 @@ __all__ = ["TEMPLATE", "ChatTemplate", "Rendering", "find_template"]
 
 _RENDER_S = 10.0  # for one conversation, which usually takes a millisecond
 _START_S = 60.0  # importing and compiling, on a busy machine
-_MEMORY_BYTES = 1 << 30  # of address space
+_MEMORY_BYTES = 1 << 30  # limit on the process's address space
 _MOST_SOURCE = 1 << 20  # characters
-_MOST_TEXT_BYTES = 512 << 20  # of JSON
+_MOST_TEXT_BYTES = 512 << 20  # limit on the rendered text, as JSON
 _MOST_EXCEEDED = 3  # conversations that may exceed these limits before the template is rejected
 
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")

@@ -46,7 +46,7 @@ class Chunk:
     documents: list[bytes] = field(default_factory=list)
     num_text_bytes: int = 0
     after: Position = BEGINNING
-    read_bytes: int = 0  # of `Inputs.num_bytes`, when this chunk was complete
+    read_bytes: int = 0  # how many of `Inputs.num_bytes` were read when this chunk was complete
 
 
 class _Pace:

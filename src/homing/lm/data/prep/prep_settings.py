@@ -57,11 +57,11 @@ class Progress:
     done_bytes: int = 0
     total_bytes: int = 0
     num_tokens: int = 0
-    elapsed_s: float = 0.0  # in this stage, in this process
-    eta_s: float | None = None  # of this stage
+    elapsed_s: float = 0.0  # time spent in this stage by this process
+    eta_s: float | None = None  # remaining time of this stage
     is_tokenizer_given: bool = False  # whether its size and sample are fixed already
     warning: str = ""
-    note: str = ""  # for information; nothing to fix
+    note: str = ""  # informational; nothing to fix
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,14 @@ from homing.units import counted, format_bytes
 __all__ = ["Scan", "Scanner", "marker_note", "part_note", "passage_note", "rule_by_passages", "scan_warnings"]
 
 
-_MOST_NAMED = 20  # at most this many of the files that were split into documents
+_MOST_NAMED = 20  # maximum number of files to record in each list of names
 
 
 @dataclass(frozen=True)
 class Scan:
     """The result of pass one, kept in the state file so that pass one need not be repeated after a kill."""
 
-    sha256s: list[str]  # of the files; "" for one that was not read completely
+    sha256s: list[str]  # hash of each file; "" if it was not read completely
     num_documents: int
     num_text_bytes: int
     num_val_documents: int  # in validation files; 0 if the split is by hash

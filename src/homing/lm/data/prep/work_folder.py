@@ -37,7 +37,7 @@ __all__ = ["STATE", "Work", "find_finished", "open_work", "publish", "sync_folde
 
 WORK_FOLDER = ".prep"
 STATE = "state.json"
-_FORMAT = 2  # of state.json; any other format is discarded
+_FORMAT = 2  # version of state.json's format; any other version is discarded
 
 
 class Work:

@@ -96,7 +96,7 @@ def open_conversations(
 @dataclass(frozen=True)
 class _Epoch:
     members: NDArray[np.int64]  # conversations, row after row
-    row_starts: NDArray[np.int64]  # where each row begins among them, then their number
+    row_starts: NDArray[np.int64]  # index in `members` at which each row begins, then the number of members
 
 
 class PackedConversations:

@@ -34,7 +34,7 @@ def dtype_for(vocab_size: int) -> str:
 @dataclass
 class _State:
     shards: list[dict[str, Any]] = field(default_factory=list)  # closed ones
-    num_tokens: int = 0  # in the open one
+    num_tokens: int = 0  # in the open shard
     num_documents: int = 0
     num_text_bytes: int = 0  # of the split, over all shards
 

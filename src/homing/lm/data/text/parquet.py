@@ -188,7 +188,7 @@ _PAGE_TYPE, _PAGE_UNPACKED, _PAGE_PACKED = 1, 2, 3
 
 @dataclass(frozen=True)
 class Group:
-    largest_row_bytes: int  # upper bound of what one row can take from dictionaries
+    largest_row_bytes: int  # upper bound on the bytes that one row can take from dictionaries
 
 
 def check_pages(path: str) -> list[Group]:

@@ -41,7 +41,7 @@ _BYTE_ORDER_MARKS = (
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE = 0x184D2A50  # and the 15 numbers after it
 _ZSTD_BLOCK_BYTES = 128 << 10  # largest amount of text in one block
-_ZSTD_BLOCKS = 4096  # per call: a block may be empty
+_ZSTD_BLOCKS = 4096  # limit per call, because blocks may be empty
 
 
 class Reading(io.RawIOBase):

@@ -19,7 +19,7 @@ __all__ = ["cast_both_ways", "dequantize_nf4"]
 
 _TILE = 64
 _CHUNK = 4096
-_BYTES = 1024  # of NF4 per program
+_BYTES = 1024  # bytes of NF4 per program
 
 
 def cast_both_ways(x_ND: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

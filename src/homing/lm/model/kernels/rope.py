@@ -24,7 +24,7 @@ from homing.lm.model.kernels.layout_checks import check, launching
 __all__ = ["rotate", "rotate_backward"]
 
 _WARPS = 4
-_ROWS, _TURNS = 32, 8  # of one program in backward: heads at a time, and iterations
+_ROWS, _TURNS = 32, 8  # heads at a time and iterations of one program in backward
 
 
 def rotate(

@@ -4,9 +4,9 @@
     swiglu           gate_up (N, 2F) -> silu(gate) * up (N, F)
     differentiate_   logits (N, V) -> losses (N), and (softmax - one hot) / count over the memory of the logits
 
-A separate norm would read again what the addition has just written, and a third pass would add its gradient to that of
-the residual stream: here every element is read and written once. The gradient of SwiGLU has the layout that the joint
-projection before it needs, so nothing is concatenated. Cross-entropy is written for logits that a matmul has just
+A separate norm would reread the sum that the addition has just written, and a third pass would add its gradient to that
+of the residual stream: here every element is read and written once. The gradient of SwiGLU has the layout that the
+joint projection before it needs, so nothing is concatenated. Cross-entropy is written for logits that a matmul has just
 produced in bf16: one program per row reads its row twice, the second time from the cache, and computes in fp32. Nothing
 as wide as the vocabulary is ever stored in fp32.
 """
@@ -25,7 +25,7 @@ __all__ = ["differentiate_", "sum_norm", "sum_norm_backward", "swiglu", "swiglu_
 _PROGRAMS = 1024  # in the backward of the norm: rows of partial sums of the weight's gradient
 _SWIGLU_COLS = 1024  # per program
 _IGNORED = tl.constexpr(-100)  # the target of a token without a loss
-_LOSS_COLS = 4096  # at a time
+_LOSS_COLS = 4096  # columns read at a time
 _LOSS_WARPS = 8
 
 

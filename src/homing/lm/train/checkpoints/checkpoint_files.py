@@ -255,7 +255,7 @@ def retain(phase_dir: Path, *, keep_last: int, damaged: list[Refused] | None = N
 
 
 def clean_up(phase_dir: Path) -> list[str]:
-    """Remove what a killed save or deletion left behind. Call before anything writes to `phase_dir`."""
+    """Remove the remains of a killed save or deletion. Call before anything writes to `phase_dir`."""
     stale = [path for prefix in (_TEMPORARY, _GONE) for path in phase_dir.glob(f"{prefix}*")]
     for path in stale:
         shutil.rmtree(path)

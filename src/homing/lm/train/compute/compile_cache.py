@@ -134,7 +134,7 @@ class CompileCache:
             self._notify("compile_cache_loaded", text, sha256=record.sha256, num_bytes=record.num_bytes)
 
     def save(self, new: Parts) -> None:
-        """Save what the first step compiled, unless all of it was in the cache already.
+        """Save the code compiled in the first step, unless all of it was in the cache already.
 
         `new`: the counts of that step.
         """

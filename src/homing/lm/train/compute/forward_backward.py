@@ -48,8 +48,8 @@ Shape = tuple[tuple[int, ...], bool, bool]
 
 @dataclass(frozen=True)
 class Timing:
-    host_s: float  # until everything was launched
-    whole_s: float  # until the GPU was done
+    host_s: float  # time until everything was launched
+    whole_s: float  # time until the GPU had finished
 
 
 class Card(Graphs):

@@ -22,7 +22,7 @@ from homing.wire.run_json import Model, Phase, Train
 __all__ = ["Choices", "lower_micro_batch", "memory_warning", "pick_attention", "pick_choices", "set_up_device",
            "what_else"]  # fmt: skip
 
-_CPU_TOKENS = 4096  # per micro-batch: larger ones were no faster on two cores and only took memory
+_CPU_TOKENS = 4096  # per micro-batch: larger ones were no faster on two cores and only took more memory
 _NEAR_LIMIT = 0.95  # fraction of GPU memory
 _GPU_TOKENS = 131072  # per micro-batch: beyond this, more rows do not use the GPU better
 

@@ -7,7 +7,7 @@
 
 Every rank holds the same weights and optimizer state, so rank 0 alone writes checkpoints, and a run can resume with a
 different number of ranks. Decisions travel between hosts (gloo) and never wait for a GPU; gradients travel between GPUs
-(NCCL) where there are any. With a single rank, the usual case, nothing is sent or waited for.
+(NCCL) if there are any. With a single rank, the usual case, there is no communication.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class AdamBase(ABC):
 
 
 class AdamGroup(AdamBase):
-    """AdamW with decoupled weight decay and fp32 moments. Uses one fused kernel where torch has one for the device."""
+    """AdamW with decoupled weight decay and fp32 moments. Uses one fused kernel if torch has one for the device."""
 
     def __init__(
         self, named: Named, *, lr: float, betas: tuple[float, float], eps: float, decay: float,

@@ -38,7 +38,7 @@ def lr_scale(
     """Return the learning rate of a step as a fraction of the peak, in [0, 1].
 
     If warmup and decay overlap, as in a very short run, the lower rate counts. `warm_from` is the step at which the
-    warmup begins: 0, or where training resumed after a landing.
+    warmup begins: 0, or the step at which training resumed after a landing.
     """
     # Half a step of tolerance: rounding may put the start of a moved curve just after this step.
     if landing is not None and step >= landing.begin_step - 0.5:
