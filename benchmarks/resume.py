@@ -149,7 +149,7 @@ def _wait_for_save(run_dir: Path) -> None:
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            if any(name.startswith(".aside-") for name in os.listdir(run_dir / CHECKPOINTS)):
+            if any(name.startswith(".partial-") for name in os.listdir(run_dir / CHECKPOINTS)):
                 return
 
 

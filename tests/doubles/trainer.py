@@ -27,7 +27,7 @@ from homing.wire.event_lines import Event, Metric, Outcome
 def write_checkpoint(run_dir: Path, phase: str, step: int, *, is_final: bool = False, size: int = 2000) -> Path:
     """Write a complete checkpoint with made-up content, as the real trainer does: manifest last, then rename."""
     folder = run_dir / file_names.CHECKPOINTS / phase
-    temporary = folder / f".aside-{step}"
+    temporary = folder / f".partial-{step}"
     temporary.mkdir(parents=True, exist_ok=True)
     files = []
     for name in (

@@ -99,7 +99,7 @@ def test_each_phase_is_held_against_its_own_plan(clock: Clock, run_dir: Path) ->
     lines(clock, run_dir, [3.0] * 30, tokens_per_s=900.0)
     lines(clock, run_dir, [3.0] * 30, tokens_per_s=18.0, phase="rl")
     lines(clock, run_dir, [3.0] * 30, tokens_per_s=1.0, phase="sft")
-    assert alarms(lookout) == [], "of sft nobody has planned a speed"
+    assert alarms(lookout) == [], "no speed is planned for sft"
     lines(clock, run_dir, [3.0] * 30, tokens_per_s=5.0, phase="rl")
     assert alarms(lookout) == ["slow"]
 
@@ -160,7 +160,7 @@ def test_it_follows_limits_that_home_changed(clock: Clock, run_dir: Path) -> Non
 
 
 class Messages(Clock):
-    """The machine's own address answers as it is told."""
+    """The machine's own address answers as configured."""
 
     def __init__(self, *answers: int | Exception) -> None:
         super().__init__()

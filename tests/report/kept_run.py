@@ -88,7 +88,7 @@ def trained(state: str = "done") -> Subject:
 
 
 def launched(home: Home, store: str, state: str = "done") -> Subject:
-    """Two attempts, the second of which nobody saw end."""
+    """Two attempts, the second without an observed end."""
     first, second = (make_mark(home.owner, RUN_ID, number) for number in (1, 2))
     row = RunRow(RUN_ID, "moss", "running", 90.0, store, "f" * 64, "12")
     line = LedgerLine(first, RUN_ID, "moss", 1, "fake", "1x H200", "3.6", "12", 90.0, created_at=90.0)
@@ -97,7 +97,7 @@ def launched(home: Home, store: str, state: str = "done") -> Subject:
     home.ledger.set_run(RUN_ID, state="stopped", reason="preempted: taken away")
     again = dataclasses.replace(line, mark=second, attempt=2, intent_at=1000.0, created_at=1000.0)
     home.ledger.intend(row, again, home.ledger.run(RUN_ID))
-    home.ledger.close(second, at=1900.0, spend_usd=Decimal("1.10"), note=f"{AT_MOST}nobody saw it end")
+    home.ledger.close(second, at=1900.0, spend_usd=Decimal("1.10"), note=f"{AT_MOST}its end was not seen")
     home.ledger.set_run(RUN_ID, state=state, reason="Every phase is trained.", ended_at=1900.0)
     offer = {"provider": "fake", "name": "1x H200", "device": "NVIDIA H200", "num_gpus": 1, "region": "eu"}
     home.world.mkdir(home.run_dir(RUN_ID))

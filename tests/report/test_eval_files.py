@@ -57,7 +57,7 @@ def test_two_held_out_figures_of_one_checkpoint_are_distinguished(tmp_path: Path
         went < page.index("about 16,000 held-out tokens each time") < evals < page.index("on the tokens in the table")
     )
     alone = render_markdown(add_evals(report(), written(tmp_path, DOCUMENT)))
-    assert "on the tokens in the table" not in alone, "there is no other figure to tell it from"
+    assert "on the tokens in the table" not in alone, "there is no other figure to distinguish it from"
 
 
 def test_of_a_comparison_only_this_runs_model_is_shown(tmp_path: Path) -> None:

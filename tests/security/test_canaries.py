@@ -41,7 +41,7 @@ def home(homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     for name in ("RUNPOD_API_URL", "HOMING_SHADEFORM_URL", "AWS_ENDPOINT_URL_EC2", "MODAL_SERVER_URL"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens: these clouds cannot be asked
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no server listens: these clouds cannot be asked
     found = Home(homing_home, World())
     yield found
     clear(homing_home)

@@ -1,4 +1,4 @@
-"""A store, or a disk, that somebody else can write to: their code never runs on the instance.
+"""A store, or a disk, that others can write to: their code never runs on the instance.
 
 The objects that an instance gets are known by their hash before they exist, so another writer can plant one, or swap
 its bytes after the upload. Whatever is there: it is compared with the hash that came by the create call, and written

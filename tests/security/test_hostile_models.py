@@ -1,4 +1,4 @@
-"""A model folder from a stranger: nothing in it runs, nothing is written beside it, and each is refused in words.
+"""A model folder from a stranger: nothing in it runs, nothing is written next to it, and each is refused in words.
 
 Weights are safetensors and everything else is JSON, so there is no code to run; these files try all the same: pickles
 under our names, headers that lie about sizes, shapes that would fill the memory, documents that a parser chokes on.

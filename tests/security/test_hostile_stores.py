@@ -1,4 +1,4 @@
-"""A store that somebody else can write to: what comes out of it stays inside its folder and never runs.
+"""A store that others can write to: what comes out of it stays inside its folder and never runs.
 
 Manifests name files, and names are where an archive has always broken out: each way of writing "elsewhere" is tried on
 the person's machine (fetch) and on the instance (resume, inputs). The bytes behind the names are right, and so are
@@ -153,7 +153,7 @@ HOSTILE = [
 ]
 # Of a run that a limit ended: each of the three is read.
 BEAT = Heartbeat(t=1.0, mark="m", attempt=1, state="ended", started_at=0.0, rate_usd_per_hour="1", spend_usd="1")
-SIGNS = {
+HOSTILE_REPORTS = {
     file_names.HEARTBEAT: BEAT,
     file_names.OUTCOME: Outcome("stopped", "", 0),
     file_names.EVENTS: Event(1.0, "agent", "landed", ""),
@@ -162,7 +162,7 @@ SIGNS = {
 
 @pytest.fixture
 def reports(store: FileStore) -> dict[str, str]:
-    written = {name: codec.dumps(document) + "\n" for name, document in SIGNS.items()}
+    written = {name: codec.dumps(document) + "\n" for name, document in HOSTILE_REPORTS.items()}
     for name, text in written.items():
         store.put_bytes(f"runs/{RUN_ID}/{name}", text.encode())
     assert read_reports(store, RUN_ID, None).is_limit
@@ -171,7 +171,7 @@ def reports(store: FileStore) -> dict[str, str]:
 
 @pytest.mark.parametrize("document", [file_names.HEARTBEAT, file_names.OUTCOME])
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_signs_of_life_are_told_as_such(
+def test_hostile_heartbeats_are_reported_as_such(
     store: FileStore, reports: dict[str, str], document: str, text: bytes
 ) -> None:
     store.put_bytes(f"runs/{RUN_ID}/{document}", text)

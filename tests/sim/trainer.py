@@ -105,7 +105,7 @@ class Trainer:
 
     def _save(self, step: int, *, is_final: bool) -> None:
         world, folder = self.world, f"{self.dir}/{file_names.CHECKPOINTS}/{PHASE}"
-        temporary = f"{folder}/.aside-{step}"
+        temporary = f"{folder}/.partial-{step}"
         world.rmtree(temporary)
         world.mkdir(temporary)
         files = []

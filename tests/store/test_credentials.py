@@ -49,6 +49,6 @@ def test_the_hub_needs_the_token_also_the_saved_one(tmp_path: Path, monkeypatch:
     (tmp_path / "token").write_text("hf_saved")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     assert secrets("hf:me/x", {}) == dict.fromkeys(NAMES, "hf_saved")
-    # What it is called at home matters to nobody there; by both names, for a host may have another under one of them.
+    # What it is called at home does not matter there; by both names, for a host may have another under one of them.
     both = {"HUGGINGFACEHUB_API_TOKEN": "hf_2", "HF_TOKEN": "hf_1"}
     assert secrets("hf:me/x", both) == dict.fromkeys(NAMES, "hf_2")

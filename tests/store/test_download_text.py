@@ -1,4 +1,4 @@
-"""Text that lies in a store: each file read once, patterns, and all of one commit of the Hub."""
+"""Text in a store: each file read once, patterns, and all of one commit of the Hub."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_all_files_of_a_pattern_come_from_one_reported_commit(
 
     def get(store: HubStore, key: str, path: str, sha256: str | None = None) -> None:
         plain(store, key, path, sha256)
-        if key == "1.jsonl":  # somebody pushes while we bring
+        if key == "1.jsonl":  # another process pushes during the download
             put(hub, {f"en/{number}.jsonl": b"new" for number in range(3, 7)})
 
     monkeypatch.setattr(HubStore, "get", get)

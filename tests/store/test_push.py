@@ -22,7 +22,7 @@ from homing.world import World
 
 
 class Recording(FileStore):
-    """A real store that remembers the order of writes and fails where it is told to."""
+    """A real store that remembers the order of writes and fails where configured."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir()
@@ -33,7 +33,7 @@ class Recording(FileStore):
 
     def _note(self, verb: str, key: str) -> None:
         if self.fails_after is not None and len(self.calls) >= self.fails_after:
-            raise StoreError("The store is down.", "told to", "wait")
+            raise StoreError("The store is down.", "as configured", "wait")
         self.calls.append((verb, key))
 
     def put(self, key: str, path: str) -> Entry:
@@ -101,7 +101,7 @@ def test_content_goes_first_then_the_manifest_then_the_pointers(run_dir: Path, s
     assert whole_steps(store) == [("pretrain", 10)]
     assert events(run_dir) == ["checkpoint_pushed"]
     make_pusher(run_dir, store).push_everything()
-    assert events(run_dir) == ["checkpoint_pushed"]  # verified again, and not news
+    assert events(run_dir) == ["checkpoint_pushed"]  # verified again, not a new event
     assert store.read("runs/amber-1/logs/trainer.log") == b"hello\n"
     pushed = codec.loads(Pushed, (run_dir / file_names.PUSHED).read_bytes())
     assert (pushed.phase, pushed.step, pushed.problem) == ("pretrain", 10, "")
@@ -272,7 +272,7 @@ def test_the_model_of_another_run_of_that_name_is_never_replaced(run_dir: Path, 
     assert (manifest.run_id, manifest.step) == ("amber-2", 20)
     assert "The model is at models/amber-2/" in (run_dir / file_names.EVENTS).read_text()
     write_checkpoint(run_dir, "pretrain", 30, is_final=True)
-    make_pusher(run_dir, store).push_everything()  # the first run itself may go on
+    make_pusher(run_dir, store).push_everything()  # the first run itself may continue
     assert codec.loads(CheckpointManifest, store.read("models/amber/manifest.json")).step == 30
 
 

@@ -92,10 +92,10 @@ def test_a_run_lives_on_the_hub(hub: Hub, home: Home, tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_used_stops_a_launch_before_anything_is_written_down(
     moto: Server, keys: None, home: Home, tmp_path: Path
 ) -> None:
-    ready = draft_in(f"s3://nobody-made-it?endpoint={moto.endpoint}", home, tmp_path)
+    ready = draft_in(f"s3://missing-bucket?endpoint={moto.endpoint}", home, tmp_path)
     with pytest.raises(StoreError):
         dry_run(ready, home)
-    with pytest.raises(StoreError, match="nobody-made-it"):
+    with pytest.raises(StoreError, match="missing-bucket"):
         launch(ready, home)
     assert home.ledger.runs() == []
     assert home.ledger.lines() == []

@@ -183,7 +183,7 @@ def test_once_exits_0_only_when_everything_is_in_the_store(boot: Boot, store: St
 
 
 class Patient(World):
-    """Ends the endless watch after so many passes, and acts between them."""
+    """Ends the endless watch after N passes, and acts between them."""
 
     def __init__(self, *between: object) -> None:
         self.between = list(between)
@@ -265,7 +265,7 @@ def test_an_instance_that_another_has_superseded_pushes_nothing_and_says_so(
     boot = dataclasses.replace(with_inputs(boot, store, a=b"aaa"), fence=1)
     write_checkpoint(Path(boot.work_dir) / "run", "pretrain", 10)
     lease(store, 1, "m")
-    lease(store, 2, "somebody-else")
+    lease(store, 2, "another-owner")
     before = [entry.key for entry in store.list("")]
     assert run_sync(boot, flag) == file_names.EXIT_SUPERSEDED
     assert [entry.key for entry in store.list("")] == before
@@ -297,7 +297,7 @@ def test_a_watch_ends_when_it_is_superseded_in_its_midst(boot: Boot, store: Stor
 
     class Adopts(World):
         def sleep(self, seconds: float) -> None:
-            lease(store, 2, "somebody-else")
+            lease(store, 2, "another-owner")
 
     write_checkpoint(Path(boot.work_dir) / "run", "pretrain", 10)
     assert run_sync(boot, "--watch", Adopts()) == file_names.EXIT_SUPERSEDED

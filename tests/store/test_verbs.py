@@ -74,6 +74,6 @@ def test_progress_of_a_transfer_is_reported(cli: Homing, tmp_path: Path, monkeyp
 
 
 def test_a_store_that_refuses_exits_7_with_a_fix(cli: Homing, moto: Server, keys: None) -> None:
-    said = cli("store", "ls", "--store", f"s3://nobody-made-it?endpoint={moto.endpoint}")
+    said = cli("store", "ls", "--store", f"s3://missing-bucket?endpoint={moto.endpoint}")
     assert said.code == 7
-    assert "has no bucket nobody-made-it" in said.err
+    assert "has no bucket missing-bucket" in said.err

@@ -24,7 +24,7 @@ Make = Callable[[str], Follower]
 
 
 def notify(follower: Follower, run_dir: Path) -> None:
-    """In two parts, with a fall back between: steps 5 and 6 are told twice, and the second telling counts."""
+    """In two parts, with a fall back between: steps 5 and 6 are reported twice, and the second report counts."""
     earlier = [dataclasses.replace(metric(step, loss=99.0), t=METRICS[0].t + step / 2) for step in (5, 6)]
     before = [*METRICS[:4], *earlier]
     write(run_dir, *before)
@@ -57,7 +57,7 @@ def test_mlflow(follower: Make, run_dir: Path, tmp_path: Path, monkeypatch: pyte
     assert run.data.params == {"width": "64"}
     messages = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "pretrain/loss")}
     assert list(messages.items()) == LOSSES
-    # A follower that starts again goes on with the same run.
+    # A restarted follower continues the same run.
     (tmp_path / "mlflow.json").unlink()
     assert follower("mlflow").catch_up()
     assert len(client.search_runs([experiment.experiment_id])) == 1

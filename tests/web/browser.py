@@ -10,7 +10,7 @@ Whoever leaves the `with` asserts that nothing outside loopback was asked for, a
 that a test expects it names before: `page.expect_error("401")`.
 
 It speaks the DevTools protocol over two pipes: no port is open, and the browser ends when this process does. Where
-chromium is absent the tests that want it are skipped aloud, and fail where CI is set.
+chromium is absent the tests that want it are skipped with a message, and fail where CI is set.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Browser:
         try:
             page.goto(url)
             yield page
-            page.js("0")  # what happened before has been told when this is answered
+            page.js("0")  # earlier events have arrived when this is answered
         finally:
             del self._pages[session]
             self.call("Target.disposeBrowserContext", browserContextId=context)
@@ -156,7 +156,7 @@ class Browser:
 class Page:
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
-        self.errors: list[str] = []  # console.error, exceptions nobody caught, requests refused by server or policy
+        self.errors: list[str] = []  # console.error, uncaught exceptions, requests refused by server or policy
         self.requests: list[str] = []  # addresses, in the order they were asked for
         self.outside: list[str] = []  # those of them that are not on loopback
         self._loaded: set[str] = set()

@@ -111,7 +111,7 @@ def at_work(folder: Path) -> Iterator[None]:
 
 
 def rent(home: Home, *, run_id: str = RENTED, mark: str = MARK, limit: str = "12.00", began: float = 600.0) -> Path:
-    """A run in the ledger that bills at a provider which nobody here can ask; returns its folder in the store."""
+    """A run in the ledger that bills at a provider which cannot be asked here; returns its folder in the store."""
     now, store = home.world.now(), home.path / "store"
     row = RunRow(run_id, run_id.split("-")[0], "running", now - began, f"file:{store}", "0" * 64, limit)
     line = LedgerLine(

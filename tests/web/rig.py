@@ -54,13 +54,13 @@ class Script:
             self.step()
             self.given_up.release()
 
-        def submit_and_tell(worker: Worker, work: Any) -> Text:
+        def submit_and_record(worker: Worker, work: Any) -> Text:
             text = submit(worker, work)
             self.queued.release()
             return text
 
         self._monkeypatch.setattr(Text, "cancel", cancel_and_step)
-        self._monkeypatch.setattr(Worker, "submit", submit_and_tell)
+        self._monkeypatch.setattr(Worker, "submit", submit_and_record)
 
     def step(self, count: int = 1) -> None:
         assert self._steps is not None, "hold() first"
@@ -97,7 +97,7 @@ def make_model(folder: Path, phase: str = "pretrain") -> Path:
 
 
 def lasting_port() -> int:
-    """One for a server that comes back: below those that the kernel deals out, so that nobody gets it meanwhile."""
+    """A port for a server that comes back: below the range that the kernel assigns, so no other process takes it."""
     for port in random.sample(range(20_000, 30_000), 50):
         with listen("127.0.0.1", port) as sock:
             if sock.getsockname()[1] == port:

@@ -105,7 +105,7 @@ def test_an_empty_home_is_shown_as_empty(board: Board) -> None:
     board._tick()
     messages = sections(board)
     assert (messages["runs"], messages["money"]["is_empty"]) == ([], True)
-    assert messages["money"]["words"] == ["Asking the providers ..."], "nobody said yet that nothing bills"
+    assert messages["money"]["words"] == ["Asking the providers ..."], "no answer yet, so no claim that nothing bills"
     board._ask()
     board._tick()
     assert sections(board)["money"]["words"] == ["Nothing is billing."]
@@ -150,7 +150,7 @@ def test_a_store_that_does_not_answer_holds_back_its_own_line_alone(
     board._tick()
     rows = {row["run"].split("-")[0]: row for row in sections(board)["runs"]}
     assert "has not responded" in rows["slow"]["problem"]
-    assert len([thread for thread in looks if "slow" in thread.name]) == 1, "nobody is sent after one who waits"
+    assert len([thread for thread in looks if "slow" in thread.name]) == 1, "no second request while one is waiting"
     is_free.set()
     for thread in looks:
         thread.join()
@@ -261,7 +261,7 @@ def test_a_store_that_is_away_is_a_problem_and_no_empty_run(board: Board, home: 
     folder = rent(home)
     folder.parent.parent.rename(home.path / "elsewhere")
     messages = run_in(board, RENTED)
-    assert messages["problems"], "blindness is told"
+    assert messages["problems"], "the failed request is reported"
 
 
 def test_a_pending_read_is_shown_while_it_waits(board: Board, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,12 +454,12 @@ def test_a_plan_is_remembered_when_the_launch_has_its_machine(home: Home, monkey
 
 
 def test_secrets_are_hidden_wherever_they_stand() -> None:
-    mask = Mask({"HF_TOKEN": "a-value-of-mine", "MY_API_KEY": "short", "HOME": "/home/somebody"})
+    mask = Mask({"HF_TOKEN": "a-value-of-mine", "MY_API_KEY": "short", "HOME": "/home/person"})
     assert mask({"a": ["it is a-value-of-mine.", ("short", 7)], "b": None}) == {
         "a": ["it is ***.", ["short", 7]],
         "b": None,
     }
-    assert mask("sk-abcdefghijklmnopqrst and /home/somebody") == "*** and /home/somebody"
+    assert mask("sk-abcdefghijklmnopqrst and /home/person") == "*** and /home/person"
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,7 @@ def test_secrets_are_hidden_wherever_they_stand() -> None:
         ({}, "ASIAABCDEFGHIJKLMNOP", "***"),
         ({}, "a\n-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabcd\n-----END RSA PRIVATE KEY-----\nb", "a\n***\nb"),
         ({}, "cut: -----BEGIN PRIVATE KEY-----\nMIIE\n", "cut: ***"),
-        ({"HOME": "/home/somebody"}, "the pad_token is <pad>", "the pad_token is <pad>"),
+        ({"HOME": "/home/person"}, "the pad_token is <pad>", "the pad_token is <pad>"),
     ],
 )
 def test_secrets_are_known_by_name_and_by_form(environment: dict[str, str], text: str, shown: str) -> None:
@@ -500,13 +500,13 @@ def test_commands_are_those_that_the_verbs_say() -> None:
 def test_a_failed_read_is_reported_and_retried(
     board: Board, looks: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_mended, was_tried = threading.Event(), threading.Event()
+    is_fixed, was_tried = threading.Event(), threading.Event()
 
     def tick() -> float:
         if not was_tried.is_set():
             was_tried.set()
             raise OSError  # has no words
-        if not is_mended.is_set():
+        if not is_fixed.is_set():
             raise OSError("no such disk")
         board.end()
         return 0.0
@@ -516,7 +516,7 @@ def test_a_failed_read_is_reported_and_retried(
     thread.start()
     assert was_tried.wait(30)
     until(lambda: "no such disk" in str(sections(board).get("failure board")))
-    is_mended.set()
+    is_fixed.set()
     thread.join(30)
     assert sections(board)["failure board"] == ""
 

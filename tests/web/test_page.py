@@ -124,7 +124,7 @@ def test_the_newest_words_are_in_sight_unless_one_reads_above(
         script.step(1000)
         page.until(IDLE)
         assert page.js("document.querySelector('#log').scrollTop") > 100
-        assert page.js(place), "it is not covered by what stands below"
+        assert page.js(place), "it is not covered by what is below"
         ask(page, "second", is_answered=False)
         assert page.js(place)
         page.js("document.querySelector('#log').scrollTop = 0")

@@ -121,7 +121,7 @@ def test_a_template_that_never_ends_is_the_requests_fault_each_time_and_the_next
     assert {each["param"] for each in errors} == {"messages"}
     assert all("template" in each["message"] and "longer than 0.5 s" in each["message"] for each in errors)
     assert [each["code"] for each in errors[2:]] == ["chat_template_failed"] * 2
-    assert not any(str(tmp_path) in each["message"] for each in errors), "where it lies is nothing to a client"
+    assert not any(str(tmp_path) in each["message"] for each in errors), "its path is none of the client's business"
 
 
 @pytest.mark.acceptance("X16")

@@ -1,4 +1,4 @@
-"""Clients that send too much or too slowly: the server refuses or closes them, and goes on answering the others."""
+"""Clients that send too much or too slowly: the server refuses or closes them, and keeps answering the others."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def _run_dir(loaded: Loaded, name: str, again: str, *, must_exist: bool, is_fres
         if not unfinished:
             (run_dir / PROJECT_NOTE).write_bytes(project_note(str(Path.cwd())))
         document = codec.dumps(dataclasses.replace(loaded.run, id=run_dir.name), indent=1)
-        temporary = run_dir / f".{file_names.RUN}.aside"
+        temporary = run_dir / f".{file_names.RUN}.partial"
         temporary.write_text(document, encoding="utf-8")
         os.replace(temporary, run_dir / file_names.RUN)
     except OSError as exc:

@@ -292,7 +292,7 @@ def test_rl_with_lora_on_seven_billion_fits_where_full_rl_is_refused() -> None:
     assert fit("RTX4090", **{**adapters, "method": "qlora"}).is_fitting
     small = fit("T4", **{**adapters, "method": "qlora"})
     assert not small.is_fitting
-    assert small.lower, "and it is told what to lower"
+    assert small.lower, "and it names what to lower"
 
 
 def test_buffers_that_no_graph_keeps_are_not_there_in_backward_and_fewer_rows_need_less() -> None:

@@ -126,5 +126,5 @@ def test_the_estimate_of_bytes_per_token_is_near_what_was_counted(vocab_size: in
     assert usual == 1.0
     if len(counted) > 1:
         assert found == pytest.approx(sum(counted) / len(counted), rel=0.02), "between the kinds of text"
-    assert all(least * found <= each <= most * found for each in counted), "what is told as a range holds"
+    assert all(least * found <= each <= most * found for each in counted), "the range that is printed holds"
     assert bytes_per_token(200_000) == bytes_per_token(32_768), "of a large one little is gained"

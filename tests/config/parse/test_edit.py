@@ -35,7 +35,7 @@ def test_a_key_is_written_where_it_belongs(tmp_path: Path, before: str, after: s
     else:
         assert problem == ""
     assert path.read_text() == after
-    assert not list(tmp_path.glob(".*")), "nothing is left beside it"
+    assert not list(tmp_path.glob(".*")), "no other file is left"
 
 
 @pytest.mark.parametrize("dashes", ["  - a.txt\n  - b.txt", "    - a.txt\n    - b.txt"])

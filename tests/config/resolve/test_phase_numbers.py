@@ -135,7 +135,7 @@ def test_a_phase_after_lora_starts_from_the_adapter_and_its_base_weights(
     (mid / file_names.ADAPTER_CONFIG).write_text(json.dumps(messages))
     assert load(RUN, "train.only=sft").run.phases[0].init_base == str(base)
 
-    # Fetched to where the suggestion says, the adapter too: neither lies in a run directory then.
+    # Fetched to where the suggestion says, the adapter too: neither is in a run directory then.
     (folder / "models").mkdir()
     fetched = base.rename(folder / "models/base-1-pretrain")
     mid.rename(folder / "models/base")

@@ -25,7 +25,7 @@ WEIGHTS = b"weights of mid"
 
 @pytest.fixture
 def on_hub(hub: Hub, load: Load, tmp_path: Path) -> dict[str, File]:
-    """The files of a checkpoint in a folder of hf:me/moss, beside another one."""
+    """The files of a checkpoint in a folder of hf:me/moss, next to another one."""
     folder = trained(tmp_path / "elsewhere", load(RUN), "mid")
     (folder / file_names.WEIGHTS).write_bytes(WEIGHTS)
     manifest = json.loads((folder / file_names.MANIFEST).read_text())
@@ -60,7 +60,7 @@ def test_what_is_not_there_or_not_as_its_manifest_says_is_a_mistake_of_that_key(
     assert "has no checkpoint in nowhere" in wrong.problem
     (wrong,) = mistakes(RUN, "train.only=sft", "phases.2.init_from=hf:me")
     assert "hf:OWNER/REPO/path" in wrong.problem
-    changed = {**on_hub, f"mid_checkpoints/{file_names.WEIGHTS}": File(b"somebody else's", True)}
+    changed = {**on_hub, f"mid_checkpoints/{file_names.WEIGHTS}": File(b"of another owner", True)}
     hub.repos["model", "me/moss"].commits.append(Commit("b" * 40, "changed", changed))
     (wrong,) = mistakes(RUN, "train.only=sft", f"phases.2.init_from=hf:me/moss@{'b' * 40}/mid_checkpoints")
     assert "does not match its manifest" in wrong.problem

@@ -248,18 +248,18 @@ def test_one_command_asks_the_hub_once_and_a_commit_is_asked_about_once_for_all(
     real = hub.answer
     monkeypatch.setattr(hub, "answer", lambda ask: (asked.append(ask.path.split("?")[0]), real(ask)))
     first = read_source("hf:them/model")
-    assert sum("/api/models/" in path for path in asked) >= 2, "which commit, and what lies in it"
+    assert sum("/api/models/" in path for path in asked) >= 2, "which commit, and what it contains"
     asked.clear()
     assert read_source("hf:them/model") == first
     assert asked == []
 
     another_command(monkeypatch)
     assert read_source("hf:them/model") == first
-    assert len(asked) == 1, "main may have moved on; what lies in the commit cannot have"
+    assert len(asked) == 1, "main may have moved on; the content of the commit cannot"
     asked.clear()
     another_command(monkeypatch)
     assert read_source(first.address) == first
-    assert asked == [], "named with its commit nobody need be asked"
+    assert asked == [], "with its commit named, no request is needed"
 
     changed = {name: File(data, is_lfs=False) for name, data in documents(rope_theta=5.0).items()}
     hub.add("them/model").commits.append(Commit("d" * 40, "newer", changed))
@@ -294,7 +294,7 @@ def test_only_public_weights_with_a_hash_may_be_left_to_a_rented_machine(
     assert read_source(f"hf:them/open@{'c' * 40}").hub_files == (file,), "an older homing's memory is asked about anew"
     bring(read_source("hf:them/open"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert read_source("hf:them/open").hub_files == (), "from the cache alone nobody knows"
+    assert read_source("hf:them/open").hub_files == (), "unknown from the cache alone"
 
 
 def test_a_hub_behind_a_password_is_not_for_everybody(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

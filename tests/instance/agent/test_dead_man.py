@@ -149,7 +149,7 @@ def test_on_an_ill_disk_a_dead_agent_is_given_up_as_soon_as_on_a_good_one(
 
 
 def in_its_loop(machine: Machine, dead_man: DeadMan, seconds: float) -> str:
-    """Why it would end the machine within that time, going on after what fails as its own loop does."""
+    """Why it would end the machine within that time, continuing after a failure as its own loop does."""
     for _ in range(int(seconds)):
         machine.pass_s(1)
         with contextlib.suppress(OSError):

@@ -280,7 +280,7 @@ def test_a_store_that_stays_away_does_not_hold_the_machine_past_its_limit(instan
     instance.trainer_pid()
     (tmp_path / "store").rename(tmp_path / "away")
     assert agent.wait(60) in (file_names.EXIT_FAILED, file_names.EXIT_STOPPED)
-    assert instance.outcome().state != "done", "nobody could fetch its model"
+    assert instance.outcome().state != "done", "its model could not be fetched"
     assert (instance.root / "billing-ended").stat().st_mtime - instance.boot.started_at <= 50
     assert instance.has_ended_billing()
     assert "ended_unsaved" in instance.kinds()
@@ -415,7 +415,7 @@ def test_a_stuck_trainer_is_killed_and_restarted_from_its_checkpoint(instance: I
 
 
 class Refusing(World):
-    """A provider that answers as it is told, one answer per call."""
+    """A provider that answers as configured, one answer per call."""
 
     def __init__(self, *answers: object) -> None:
         self.answers, self.asked = list(answers), []  # type: ignore[var-annotated]
@@ -512,7 +512,7 @@ def test_an_instance_that_another_has_superseded_pushes_nothing_more_and_ends_bi
     agent = instance.start()
     instance.trainer_pid()
     wait_until(lambda: instance.store.exists("runs/amber-1/heartbeat.json"))  # nothing is pushed once it is superseded
-    lease = Lease(1, "amber-1", "bbbbbb", "attic", "somebody-else", time.time())
+    lease = Lease(1, "amber-1", "bbbbbb", "attic", "another-owner", time.time())
     instance.store.put_bytes(lease_key("amber-1", 1), codec.dumps(lease).encode())
     assert agent.wait(60) == file_names.EXIT_STOPPED
     assert instance.has_ended_billing()

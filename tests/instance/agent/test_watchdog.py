@@ -196,7 +196,7 @@ def test_idle_means_no_progress_of_any_kind(clock: Clock, run_dir: Path) -> None
     dog = make_dog(clock, run_dir, idle_limit_s=100.0)
     clock.pass_s(99)
     assert dog.why_stop() == ""
-    for source, kind, is_news in (
+    for source, kind, is_new_cause in (
         ("trainer", "compiling", True),
         ("sync", "checkpoint_pushed", True),
         ("sync", "input_fetched", True),
@@ -211,7 +211,7 @@ def test_idle_means_no_progress_of_any_kind(clock: Clock, run_dir: Path) -> None
         clock.append(run_dir / file_names.EVENTS, (codec.dumps(Event(clock.now(), source, kind, "")) + "\n").encode())
         dog.read()
         clock.pass_s(2)
-        assert (dog.why_stop() == "") == is_news, kind
+        assert (dog.why_stop() == "") == is_new_cause, kind
 
 
 def test_the_same_step_again_is_no_progress(clock: Clock, run_dir: Path) -> None:

@@ -43,7 +43,7 @@ def test_it_finds_the_entropy_of_a_known_chain(tmp_path: Path) -> None:
     assert got.num_tokens == 29_999
 
 
-def test_counting_in_pieces_loses_no_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_in_chunks_loses_no_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [chain(n, n) for n in range(5, 60)]
     whole = bigram_entropy(write_data(tmp_path / "a", documents, documents[:9]))
     monkeypatch.setattr(bits_per_byte, "_CHUNK_TOKENS", 7)

@@ -58,7 +58,7 @@ def test_it_agrees_with_a_plain_computation_also_on_a_last_row_that_is_not_full(
     assert got.bits_per_byte == pytest.approx(bits, rel=1e-5)
 
 
-def test_fewer_tokens_can_be_asked_for_and_progress_is_told(
+def test_fewer_tokens_can_be_asked_for_and_progress_is_reported(
     tmp_path: Path, model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("homing.lm.evals.bits_per_byte._REPORT_EVERY_S", -1.0)
@@ -83,6 +83,6 @@ def test_targets_without_bytes_have_no_bits_per_byte(tmp_path: Path, model: Deco
     assert got.loss > 0
 
 
-def test_perplexity_of_a_hopeless_loss_is_infinite_and_not_an_error() -> None:
+def test_perplexity_of_a_huge_loss_is_infinite_and_not_an_error() -> None:
     assert Evaluation(loss=1000.0, bits_per_byte=None, num_tokens=1).perplexity == math.inf
     assert Evaluation(loss=math.log(4), bits_per_byte=None, num_tokens=1).perplexity == pytest.approx(4)

@@ -83,7 +83,7 @@ def test_pairs_that_differ_by_chance_alone_are_rarely_called_different() -> None
     assert wrong <= 0.05
 
 
-def test_pairs_that_all_point_one_way_are_told_apart_and_equal_ones_are_not() -> None:
+def test_pairs_that_all_point_one_way_differ_significantly_and_equal_ones_do_not() -> None:
     interval = exact_pairs(0, 10, 50)
     assert 0 < interval.low < 0.2 <= interval.high
     assert (exact_pairs(0, 0, 50).low, exact_pairs(0, 0, 50).high) == (0.0, 0.0)

@@ -97,7 +97,7 @@ def test_a_long_text_is_read_in_windows_that_overlap_and_counted_once(subject: S
     assert measured.settings == {"window": 96, "stride": 48, "at_most": 0}
 
 
-def test_a_smaller_window_is_told_and_used(subject: Subject) -> None:
+def test_a_smaller_window_is_reported_and_used(subject: Subject) -> None:
     whole, cut = (measure_text(subject.model, subject.tokenizer, as_text(WORDS * 9), window=w) for w in (0, 8))
     assert cut.settings["window"] == 8
     assert score(cut, "bits_per_byte").value != score(whole, "bits_per_byte").value
@@ -300,7 +300,7 @@ def test_one_answer_is_the_likeliest_text_and_is_judged_as_in_rl(subject: Subjec
     assert measured.settings["temperature"] == 0.0
 
 
-def test_pass_at_k_comes_from_samples_that_do_not_depend_on_what_is_asked_beside(subject: Subject) -> None:
+def test_pass_at_k_uses_samples_that_do_not_depend_on_the_other_questions(subject: Subject) -> None:
     task = made_up("spelling", 1, 6)
     asking = Asking(pass_at=(2, 4), num_samples=5, max_new_tokens=4, seed=3)
     whole = measure_answers(subject.model, subject.tokenizer, task, subject.card.folder, asking)
@@ -312,7 +312,7 @@ def test_pass_at_k_comes_from_samples_that_do_not_depend_on_what_is_asked_beside
         assert score(alone, name).above.tolist() == score(whole, name).above[:2].tolist()
 
 
-def test_a_question_that_does_not_fit_counts_as_wrong_and_is_told(subject: Subject) -> None:
+def test_a_question_that_does_not_fit_counts_as_wrong_and_is_reported(subject: Subject) -> None:
     items = [Open(1, "2+2?", "4", True), Open(2, "long " * 100, "4", True)]
     task = TaskFile("t", "answers", items, "")
     measured = measure_answers(subject.model, subject.tokenizer, task, subject.card.folder, Asking(max_new_tokens=4))
@@ -342,7 +342,7 @@ def test_made_up_questions_are_the_same_every_time_and_none_is_asked_twice() -> 
     assert len({item.question for item in first.items if isinstance(item, Open)}) == 30
 
 
-def test_every_kind_of_set_goes_by_one_door(subject: Subject, tmp_path: Path) -> None:
+def test_every_kind_of_set_is_evaluated_by_one_function(subject: Subject, tmp_path: Path) -> None:
     chats = Chats([chat_file(tmp_path / "chat.jsonl", "cat")])
     (tmp_path / "c.jsonl").write_text(json.dumps({"context": "the", "continuation": "cat"}))
     sets: list[What] = [as_text("the cat"), chats, read_task(str(tmp_path / "c.jsonl")), made_up("arithmetic", 1, 2)]

@@ -99,7 +99,7 @@ FAULTS: list[tuple[dict[str, Any], Any, str]] = [
 
 @pytest.mark.acceptance(100)
 @pytest.mark.parametrize(("good", "bad", "said"), FAULTS, ids=[said for _, _, said in FAULTS])
-def test_a_fault_is_told_with_its_line_and_nothing_else_is(good: Any, bad: Any, said: str, tmp_path: Path) -> None:
+def test_a_fault_is_reported_with_its_line_and_nothing_else_is(good: Any, bad: Any, said: str, tmp_path: Path) -> None:
     path = write(tmp_path / "task.jsonl", good, good, bad, good)
     with pytest.raises(DataError) as refused:
         read_task(path)
@@ -108,7 +108,7 @@ def test_a_fault_is_told_with_its_line_and_nothing_else_is(good: Any, bad: Any, 
     assert said in refused.value.why
 
 
-def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     lines = [CHOICE, *(bad for good, bad, _ in FAULTS if good is CHOICE)]
     path = write(tmp_path / "task.jsonl", *lines)
     with pytest.raises(DataError) as refused:

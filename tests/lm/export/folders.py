@@ -63,7 +63,7 @@ def make_checkpoint(
         if model.lm_head is not None:
             model.lm_head.weight.mul_(4.0)  # greedy choices that no rounding can change
     save_file(model.weights_for_disk(), folder / file_names.WEIGHTS)
-    _papers(folder, run)
+    _write_run_documents(folder, run)
     seal(folder, phase)
     return model
 
@@ -78,7 +78,7 @@ def _run(data_dir: Path, shape: dict[str, Any], phase: str) -> Run:
     return dataclasses.replace(run, model=made, sizes=sizes, phases=phases)
 
 
-def _papers(folder: Path, run: Run) -> None:
+def _write_run_documents(folder: Path, run: Run) -> None:
     sha256 = hashlib.sha256((folder / file_names.TOKENIZER).read_bytes()).hexdigest()
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, tokenizer_sha256=sha256))
     (folder / file_names.RUN).write_text(codec.dumps(run))
@@ -135,7 +135,7 @@ def _adapt(model: Decoder, settings: Lora, folder: Path, kind: str, **phase_keys
                 tensor.mul_(1.1)
             else:
                 tensor.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(number))
-    _papers(folder, dataclasses.replace(run, phases=[phase]))
+    _write_run_documents(folder, dataclasses.replace(run, phases=[phase]))
     return sha256
 
 

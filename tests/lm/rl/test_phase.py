@@ -176,7 +176,7 @@ def with_reward(run: Run) -> Run:
     return dataclasses.replace(run, phases=[dataclasses.replace(phase, rl=rl)])
 
 
-def test_samples_kept_between_two_updates_are_in_the_checkpoint_and_missing_ones_are_told(tmp_path: Path) -> None:
+def test_samples_kept_between_two_updates_are_in_the_checkpoint_and_missing_ones_are_reported(tmp_path: Path) -> None:
     run = make_rl_run(tmp_path / "data", updates_per_rollout=2, phase={"num_steps": 3, "save_every": 3})
     go(tmp_path / "run", run)
     work = Reinforce(run, run.phases[0], tmp_path / "data")
@@ -231,7 +231,7 @@ def test_ranks_together_ask_what_one_alone_asks(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_two_processes_tell_the_figures_of_both_and_count_all_targets(tmp_path: Path) -> None:
+def test_two_processes_report_the_metrics_of_both_and_count_all_targets(tmp_path: Path) -> None:
     run = make_rl_run(tmp_path / "data")
     model, device = small_model(run), torch.device("cpu")
     with Reinforce(run, run.phases[0], tmp_path / "data").open_batches(model, first_row=0, device=device) as batches:
@@ -266,7 +266,7 @@ def test_two_processes_tell_the_figures_of_both_and_count_all_targets(tmp_path: 
 
 
 @pytest.mark.acceptance(91)
-def test_a_collapse_is_an_event_and_is_said_aloud_once(tmp_path: Path) -> None:
+def test_a_collapse_is_an_event_and_is_reported_once(tmp_path: Path) -> None:
     said = go(
         tmp_path / "run", make_rl_run(tmp_path / "data", collapse_steps=2, samples_per_prompt=2, prompts_per_step=1)
     )

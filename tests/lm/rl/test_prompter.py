@@ -85,7 +85,7 @@ def test_taken_apart_a_template_gives_the_ids_that_it_gave_as_it_was(
     assert list(ids) == open_renderer(folder).prompt(messages)
 
 
-def test_a_template_that_is_no_pieces_around_words_is_said_and_never_asked_in_by_guess(tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_split_around_the_text_is_refused_instead_of_guessed(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "qwen", "qwen", QWEN.replace("m.content +", "m.content | upper +"))
     (folder / file_names.TURNS).write_text("of a template that was here before")
     assert "between a fixed prefix and suffix" in write_turns(folder)
@@ -99,7 +99,7 @@ def test_a_template_that_is_no_pieces_around_words_is_said_and_never_asked_in_by
     assert "more around a question" in write_turns(folder_of(tmp_path / "qwen", "qwen", counts))
 
 
-def test_pieces_of_another_template_are_not_taken_for_those_of_this_one(tmp_path: Path) -> None:
+def test_a_split_of_another_template_is_not_reused_for_this_one(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "qwen", "qwen", QWEN)
     write_turns(folder)
     (folder / file_names.CHAT_TEMPLATE).write_text(QWEN.replace("Qwen", "Moss"))
@@ -107,7 +107,7 @@ def test_pieces_of_another_template_are_not_taken_for_those_of_this_one(tmp_path
         Prompter(folder, load_tokenizer(folder)).ids(ASK)
 
 
-def test_a_phase_asks_all_its_questions_in_the_template_beside_its_tokenizer(tmp_path: Path) -> None:
+def test_a_phase_renders_every_question_with_the_template_next_to_its_tokenizer(tmp_path: Path) -> None:
     file = RlTask(kind="prompts", file="asks.jsonl")
     run = make_rl_run(tmp_path / "data", tasks=[RlTask(kind="arithmetic"), file], context=96)
     asks = [json.dumps({"prompt": f"Go {number}", "answer": "e"}) for number in range(60)]
@@ -132,7 +132,7 @@ def test_without_a_template_it_is_chatml_and_without_its_marks_nothing(tmp_path:
         Prompter(tmp_path / "llama", load_tokenizer(tmp_path / "llama")).ids(ASK)
 
 
-def test_turns_that_the_pieces_do_not_come_to_are_refused_and_the_others_asked(tmp_path: Path) -> None:
+def test_turns_that_the_split_template_cannot_render_are_refused_and_the_others_asked(tmp_path: Path) -> None:
     """As Qwen3, which rewrites what the assistant said."""
     rewritten = QWEN.replace("m.content +", "(m.content | trim if m.role == 'assistant' else m.content) +")
     folder = folder_of(tmp_path / "qwen", "qwen", rewritten)

@@ -36,7 +36,7 @@ def test_a_reward_is_computed_for_each_sample(tmp_path: Path, messages: list[tup
         assert own.judge([("p", "ab", "x"), ("p", "abc", "abc"), ("p", "\u00e4\n\u2603", "")]) == [2.0, 4.0, 3.0]
 
 
-def test_a_failing_sample_counts_for_nothing_and_its_line_is_told_once(
+def test_a_failing_sample_scores_zero_and_its_line_is_reported_once(
     tmp_path: Path, messages: list[tuple[str, str]]
 ) -> None:
     text = "def reward(prompt, completion, answer):\n    value = 1\n    return value / len(completion)\n"

@@ -57,9 +57,9 @@ def test_the_likeliest_tokens_of_all_prompts_at_once_are_those_of_each_alone(tmp
 
 def test_a_sample_depends_on_its_own_draws_and_not_on_who_is_sampled_with_it(model: Decoder) -> None:
     wanted = sampler(model).sample(PROMPTS, drawn(4, 3))
-    by_pieces = sampler(model, rows_at_a_time=3).sample(PROMPTS, drawn(4, 3))
+    in_batches = sampler(model, rows_at_a_time=3).sample(PROMPTS, drawn(4, 3))
     alone = sampler(model).sample(PROMPTS[2:3], drawn(4, 3)[6:9])
-    assert [sample.ids for sample in wanted] == [sample.ids for sample in by_pieces]
+    assert [sample.ids for sample in wanted] == [sample.ids for sample in in_batches]
     assert [sample.ids for sample in alone] == [sample.ids for sample in wanted[6:9]]
     assert len({tuple(sample.ids) for sample in wanted}) == 12
 
@@ -72,7 +72,7 @@ ADAPTERS = {
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
-def test_beside_frozen_weights_samples_follow_the_adapters_and_nothing_is_copied(model: Decoder, kind: str) -> None:
+def test_with_frozen_weights_samples_follow_the_adapters_and_nothing_is_copied(model: Decoder, kind: str) -> None:
     storage, settings = ADAPTERS[kind]
     lora.freeze(model, storage)
     lora.add_lora(model, settings, seed=1)
@@ -164,7 +164,7 @@ def test_the_entropy_is_that_of_what_was_chosen_from(model: Decoder) -> None:
     assert sample.entropy == pytest.approx(np.log(model.shape.vocab_size), rel=1e-5)
 
 
-def test_when_memory_does_not_suffice_fewer_rows_are_made_at_a_time_aloud_and_the_samples_are_the_same(
+def test_out_of_memory_lowers_the_rows_at_a_time_with_a_notice_and_keeps_the_samples_the_same(
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = sampler(model).sample(PROMPTS, drawn(4, 3))
@@ -187,7 +187,7 @@ def test_when_memory_does_not_suffice_fewer_rows_are_made_at_a_time_aloud_and_th
 
 
 @pytest.mark.parametrize("graphs", ["auto", "on"])
-def test_graphs_that_cannot_be_captured_are_told_or_refused_and_never_change_a_sample(
+def test_graphs_that_cannot_be_captured_are_reported_or_refused_and_never_change_a_sample(
     model: Decoder, monkeypatch: pytest.MonkeyPatch, graphs: str
 ) -> None:
     def refuse(device: torch.device) -> None:
@@ -265,7 +265,7 @@ def tokenizer(tmp_path: Path, model: Decoder) -> Tokenizer:
     return load_tokenizer(tmp_path / "data")
 
 
-def test_what_a_call_gives_is_told_in_the_same_turn_and_is_not_the_models_own(
+def test_the_result_of_a_tool_call_follows_in_the_same_turn_and_is_not_trained_on(
     model: Decoder, tokenizer: Tokenizer
 ) -> None:
     calculator, end = Calculator(tokenizer), tokenizer.specials["<|im_end|>"]

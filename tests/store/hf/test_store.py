@@ -134,11 +134,11 @@ def test_a_commit_by_another_in_between_is_seen_and_tried_again(hub: Hub, store:
     repo = hub.repos[("model", "me/runs")]
 
     def other() -> None:
-        repo.commits.append(hub_double.Commit("f" * 40, "somebody else", {**repo.head.files, "x": File(b"x", False)}))
+        repo.commits.append(hub_double.Commit("f" * 40, "another writer", {**repo.head.files, "x": File(b"x", False)}))
 
     hub.before_commit = other
     assert store.create_if_absent("lease", b"mine")
-    assert [commit.title for commit in repo.commits].count("somebody else") == 1
+    assert [commit.title for commit in repo.commits].count("another writer") == 1
     assert store.read("x") == b"x"
 
 
@@ -214,7 +214,7 @@ def test_missing_permission_for_a_private_repository_is_reported(
 ) -> None:
     hub.add("me/runs")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_STORED_TOKENS_PATH", str(tmp_path / "nobody"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_STORED_TOKENS_PATH", str(tmp_path / "absent"))
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     else:

@@ -236,7 +236,7 @@ def test_nothing_but_keys_is_left_behind(modal: Modal, store: VolumeStore) -> No
 
 
 class Committed(World):
-    """`sync` on a mount, noted; it fails where it is told to."""
+    """`sync` on a mount, noted; it fails where configured."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -173,7 +173,7 @@ def test_uploads_idle_for_a_day_are_aborted(through: S3Store) -> None:
 
 
 def test_what_was_pushed_in_part_goes_with_the_folder_that_a_person_removes(through: S3Store, tmp_path: Path) -> None:
-    # Of a machine that was taken away in the midst of it: no list shows it, and it is billed for ever.
+    # Of a machine that was taken away during an upload: no list shows it, and it is billed for ever.
     client, bucket = through.connection.client, through.address.bucket
     for key in ("p/runs/moss-1/checkpoints/x", "p/runs/moss-10/checkpoints/x"):
         client.create_multipart_upload(Bucket=bucket, Key=key)
@@ -338,9 +338,9 @@ def test_no_keys_at_all_names_where_they_are_looked_for(
 
 
 def test_an_absent_bucket_is_not_an_absent_key(moto: Server, keys: None) -> None:
-    store = open_store(f"s3://nobody-made-this?endpoint={moto.endpoint}", World())
+    store = open_store(f"s3://missing-bucket?endpoint={moto.endpoint}", World())
     for call in (lambda: store.exists("k"), lambda: store.read("k"), lambda: store.list("")):
-        with pytest.raises(StoreError, match="nobody-made-this") as caught:
+        with pytest.raises(StoreError, match="missing-bucket") as caught:
             call()
         assert not isinstance(caught.value, NotInStore)
         assert "has no bucket" in caught.value.why

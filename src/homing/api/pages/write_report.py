@@ -99,7 +99,7 @@ def write_report(out: Path, report: Report) -> list[str]:
         pages = [*pictures, (out, render_markdown(report, svg.name if drawn else ""))]
     out.parent.mkdir(parents=True, exist_ok=True)
     for path, text in pages:
-        temporary = path.with_name(f".{path.name}.aside")
+        temporary = path.with_name(f".{path.name}.partial")
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     return [str(path) for path, _ in reversed(pages)]

@@ -223,7 +223,7 @@ def _write(out: Path, document: dict[str, Any]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     whole = json_.dumps({"schema": "homing.eval/1", **document}, indent=1, ensure_ascii=False, allow_nan=False)
     for path, text in ((out.with_suffix(".md"), as_markdown(document)), (out.with_suffix(".json"), whole)):
-        temporary = path.with_name(f".{path.name}.aside")
+        temporary = path.with_name(f".{path.name}.partial")
         temporary.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
         os.replace(temporary, path)
 

@@ -27,7 +27,7 @@ def new_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
     """Yield a temporary folder to write to; renamed to `out` if the block succeeds, deleted if it does not."""
     _check_free(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.aside-{secrets.token_hex(4)}")
+    temporary = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")
     temporary.mkdir()
     try:
         yield temporary

@@ -163,7 +163,7 @@ def write_samples(run_dir: Path, phase: str, step: int, texts: list[tuple[str, s
     folder = run_dir / file_names.SAMPLES
     folder.mkdir(exist_ok=True)
     path = folder / f"{phase}-{step:08d}.txt"
-    temporary = path.with_name(f".{path.name}.aside")
+    temporary = path.with_name(f".{path.name}.partial")
     temporary.write_text("".join(f"[{prompt}]{text}\n\n" for prompt, text in texts), encoding="utf-8")
     os.replace(temporary, path)
     return path

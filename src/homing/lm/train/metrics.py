@@ -139,7 +139,7 @@ class Journal:
                 self._files.pop(name).close()
 
     def _replace(self, path: Path, text: str) -> None:
-        temporary = path.with_name(f".{path.name}.aside")
+        temporary = path.with_name(f".{path.name}.partial")
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()

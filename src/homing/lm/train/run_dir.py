@@ -131,7 +131,7 @@ def read_metadata_files(run: Run, run_dir: Path, data_dir: Path, tokenizer: Toke
 
 
 def write_outcome(run_dir: Path, outcome: Outcome) -> None:
-    temporary = run_dir / f".{file_names.OUTCOME}.aside"
+    temporary = run_dir / f".{file_names.OUTCOME}.partial"
     with contextlib.suppress(OSError):  # disk full: the exit code and the last line still report the outcome
         temporary.write_text(codec.dumps(outcome, indent=1), encoding="utf-8")
         os.replace(temporary, run_dir / file_names.OUTCOME)

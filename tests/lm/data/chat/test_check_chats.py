@@ -83,7 +83,7 @@ def test_a_pair_that_lacks_a_side_or_has_no_words_there_is_a_fault(tmp_path: Pat
     assert any(finding.kind == "unused-fields" and "id" in finding.text for finding in doctor.findings)
 
 
-def test_what_forms_have_beside_the_turns_comes_along(tmp_path: Path) -> None:
+def test_fields_next_to_the_turns_are_kept(tmp_path: Path) -> None:
     alpaca = {"instruction": "add", "input": "1 2", "output": "3", "system": "be brief", "history": [["a", "b"]]}
     _, kept = examine(write(tmp_path / "a.jsonl", alpaca))
     assert [m["content"] for m in kept[0].conversation.messages] == ["be brief", "a", "b", "add\n\n1 2", "3"]

@@ -100,8 +100,8 @@ def test_links_inside_the_folder_and_of_the_cache_of_the_hub_are_followed(tmp_pa
     assert found is not None
     assert found.source == "from a blob"
     (folder / "chat_template.jinja").unlink()
-    (folder / "other.jinja").write_text("from beside")
+    (folder / "other.jinja").write_text("next to it")
     (folder / "chat_template.jinja").symlink_to("other.jinja")
     found = find_template(folder)
     assert found is not None
-    assert found.source == "from beside"
+    assert found.source == "next to it"

@@ -228,7 +228,7 @@ class Watched:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A place whose card is the processor, with streams that are watched. Memory that is freed is handed out again at
-    once, as torch does on one stream: so one address stands for all memory of the card that was ever freed."""
+    once, as torch does on one stream: so one address represents all memory of the card that was ever freed."""
     computing, watched = Stream(), Watched()
     current = [computing]
 

@@ -52,7 +52,7 @@ __all__ = [
     "verify",
 ]
 
-_TEMPORARY = ".aside-"  # being written
+_TEMPORARY = ".partial-"  # being written
 _GONE = ".gone-"  # being deleted
 _SPARE_BYTES = 4 * 2**20  # disk space a save needs in addition to its tensors: tokenizer, JSON, folders
 
@@ -345,7 +345,7 @@ def _delete(folder: Path) -> None:
 
 
 def _point(path: Path, pointer: Pointer) -> None:
-    temporary = path.with_name(f".{path.name}.aside")
+    temporary = path.with_name(f".{path.name}.partial")
     _write_durably(temporary, codec.dumps(pointer).encode())
     os.replace(temporary, path)
 

@@ -169,6 +169,6 @@ class CompileCache:
 
 
 def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.aside")
+    temporary = path.with_name(f".{path.name}.partial")
     temporary.write_bytes(data)
     os.replace(temporary, path)

@@ -235,7 +235,7 @@ def _notify(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
 
 def _write_failure(run_dir: Path, reason: str) -> None:
     """Write outcome.json, replacing one in which rank 0 may have reported that it lost its peers."""
-    path, temporary = run_dir / file_names.OUTCOME, run_dir / f".{file_names.OUTCOME}.aside"
+    path, temporary = run_dir / file_names.OUTCOME, run_dir / f".{file_names.OUTCOME}.partial"
     try:
         before = codec.loads(Outcome, path.read_bytes())
     except (OSError, ValueError):

@@ -118,7 +118,7 @@ def request(host: str | None, origin: str | None, token: str | None) -> list[tup
 
 
 def combinations() -> list[tuple[str | None, str | None, str, str | None, str]]:
-    """All of two dimensions at a time beside a good rest, and all of GET: thousands, of which none may be wrong."""
+    """All of two dimensions at a time with the rest valid, and all of GET: thousands, of which none may be wrong."""
     good = ("127.0.0.1:8100", None, "GET", f"Bearer {TOKEN}", "/api/runs")
     sides: tuple[Any, ...] = (HOSTS, ORIGINS, METHODS, TOKENS, PATHS)
     found = set()
