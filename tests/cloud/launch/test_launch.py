@@ -373,8 +373,8 @@ def test_a_failed_run_is_resumed_from_its_checkpoint_with_what_it_spent_before(h
 
 
 def is_training(home: Home, step: int) -> bool:
-    run_reports = look(home, home.ledger.find("moss")).run_reports
-    return bool(run_reports and run_reports.heartbeat and run_reports.heartbeat.step >= step)
+    reports = look(home, home.ledger.find("moss")).reports
+    return bool(reports and reports.heartbeat and reports.heartbeat.step >= step)
 
 
 @pytest.mark.slow

@@ -19,13 +19,12 @@ FREE = ("homing.wire", "homing.world", "homing.gpus")
 LISTED = {
     "aws_server.py": {"homing.cloud.machine_setup.startup_script"},
     "machine.py": {
-        "homing.cloud.launch",
         "homing.cloud.machine_setup",
         "homing.cloud.machine_setup.startup_script",
         "homing.instance",
     },
     "modal.py": {"homing.store.modal"},
-    "runpod_world.py": {"homing.cloud.launch"},
+    "runpod_world.py": {"homing.cloud.machine_setup"},
 }
 
 

@@ -182,7 +182,7 @@ def show(
     name: Annotated[str, typer.Argument(metavar="FILE|RUN", help="Chat file, or a prepared run.")],
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="Number of the conversation.")] = 1,
     phase: Annotated[
-        str | None, typer.Option("--phase", metavar="PHASE", help="Phase of a run with several chat phases.")
+        str | None, typer.Option("--phase", metavar="PHASE", help="Phase to use if the run has several chat phases.")
     ] = None,
     tokenizer: Tokenizer = None,
     color: Annotated[Literal["auto", "always", "never"], typer.Option("--color")] = "auto",

@@ -41,7 +41,9 @@ Checkpoint = Annotated[
         "--checkpoint", "--step", metavar="best|latest|STEP", help="Checkpoint to load; default: best, else latest."
     ),
 ]
-Phase = Annotated[str | None, typer.Option(metavar="PHASE", help="pretrain, mid, sft or rl; default: the last one.")]
+Phase = Annotated[
+    str | None, typer.Option(metavar="PHASE", help="pretrain, mid, sft or rl; default: the run's last phase.")
+]
 Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Device to run on.")]
 
 
