@@ -5,8 +5,8 @@
     _Phase.step  rows -> gradients -> clip -> one optimizer step, or none if not finite
 
 `engine` adapts to the machine's limits, `landing_actions` ends training early before a deadline. The trainer does not
-know whether the machine is rented. It reads run.json and control.json, writes the files that DESIGN lists for the run
-directory, and exits with 0 (done), 75 (stopped, with a checkpoint) or 1 (failed).
+know whether the machine is rented. It reads run.json and control.json, writes the files of the run directory (see
+docs/guides/life-of-a-run.md), and exits with 0 (done), 75 (stopped, with a checkpoint) or 1 (failed).
 """
 
 from __future__ import annotations
