@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.world import HttpRequest, NetworkError, World
+from homing.world import HttpRequest, NetworkError, Retries, World
 
 
 @pytest.fixture
@@ -379,3 +379,18 @@ def test_restoring_over_a_database_is_refused_and_its_write_ahead_log_stays(tmp_
             database.restore(image)
         assert (tmp_path / "ledger.sqlite-wal").stat().st_size > 0
     assert database.execute(("SELECT words FROM notes", ())) == [{"words": "kept"}]
+
+
+def test_pauses_between_tries_double_up_to_the_longest_and_none_follows_the_last() -> None:
+    slept: list[float] = []
+
+    class Sleeping(World):
+        def sleep(self, seconds: float) -> None:
+            slept.append(seconds)
+
+    retries = Retries(tries=5, first_s=0.5, longest_s=3.0)
+    assert list(retries.attempts(Sleeping())) == [False, False, False, False, True]
+    assert slept == [0.5, 1.0, 2.0, 3.0]
+    assert retries.pause_s(1, asked_s=2.5) == 2.5
+    assert retries.pause_s(1, asked_s=99.0) == 3.0
+    assert Retries(tries=3, first_s=1.0).pause_s(10_000) < float("inf")

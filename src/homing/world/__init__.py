@@ -2,6 +2,7 @@
 
     machine     Machine: what every machine has; ships to the instance with the agent
     home        World(Machine): adds what home and the store need
+    retries     Retries: how often a call is tried, and how long to wait in between
     The simulator subclasses World; each method is then a point at which it may yield, fail or kill the caller.
 
 Code that takes a `world` does not use `time`, `open`, `os`, `subprocess`, `sqlite3` or `urllib` directly, so that a
@@ -10,6 +11,7 @@ failure scenario can be replayed exactly from its seed.
 
 from homing.world.home import Database, DatabaseDamaged, MemoryDatabase, World, reads_only
 from homing.world.machine import Completed, HttpRequest, HttpResponse, Machine, NetworkError, PathLike, Process
+from homing.world.retries import Retries
 
 __all__ = [
     "Completed",
@@ -22,6 +24,7 @@ __all__ = [
     "NetworkError",
     "PathLike",
     "Process",
+    "Retries",
     "World",
     "reads_only",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homing.cloud.providers.rest import TRIES, Api, Unsure, Unwelcome
+from homing.cloud.providers.rest import RETRIES, Api, Unsure, Unwelcome
 from homing.errors import ProviderRefused, ProviderSilent
 from homing.world import HttpRequest, HttpResponse, NetworkError, World
 
@@ -95,7 +95,7 @@ def test_a_refusal_is_not_repeated_and_silence_is() -> None:
     opened, line = api(says(500))
     with pytest.raises(ProviderSilent, match="may still be billing"):
         opened.get("/pods")
-    assert len(line.requests) == TRIES
+    assert len(line.requests) == RETRIES.tries
 
 
 def test_a_post_is_repeated_only_if_the_answer_says_that_it_had_no_effect() -> None:

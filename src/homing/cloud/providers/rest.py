@@ -22,16 +22,14 @@ from typing import Any, ParamSpec, TypeVar
 from homing.cloud.figures import read_figure
 from homing.errors import ProviderRefused, ProviderSilent
 from homing.install import pip_upgrade
-from homing.world import HttpRequest, HttpResponse, NetworkError, World
+from homing.world import HttpRequest, HttpResponse, NetworkError, Retries, World
 
-__all__ = ["TRIES", "Api", "Reply", "Unsure", "Unwelcome", "legible"]
+__all__ = ["RETRIES", "Api", "Reply", "Unsure", "Unwelcome", "legible"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-TRIES = 4
+RETRIES = Retries(tries=4, first_s=0.5, longest_s=60.0)
 _TIMEOUT_S = 30.0
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 60.0
 _NO_MORE_TEXT = 300
 _BUSY, _TIMED_OUT = 429, 408
 
@@ -127,14 +125,14 @@ class Api:
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send once, except after 429. Raises Unsure if it may have taken effect."""
-        for number in range(TRIES):
+        for number in range(1, RETRIES.tries + 1):
             try:
                 response = self._send("POST", path, body)
             except NetworkError as exc:
                 raise Unsure(str(exc)) from exc
             if response.status != _BUSY:
                 break
-            if number + 1 < TRIES:
+            if number < RETRIES.tries:
                 self.world.sleep(_pause_s(response, number))
         if _is_unclear(response):
             raise Unsure(f"{self.name} answered {response.status} {_text_of(response)}")
@@ -147,7 +145,7 @@ class Api:
 
     def _repeat(self, method: str, path: str, body: dict[str, Any] | None = None) -> Reply:
         problem = ""
-        for number in range(TRIES):
+        for number in range(1, RETRIES.tries + 1):
             response: HttpResponse | None = None
             try:
                 response = self._send(method, path, body)
@@ -157,10 +155,10 @@ class Api:
                 if response.status != _BUSY and not _is_unclear(response):
                     return self._reply(method, path, response)
                 problem = f"It answered {response.status} {_text_of(response)}"
-            if number + 1 < TRIES:
+            if number < RETRIES.tries:
                 self.world.sleep(_pause_s(response, number))
         raise ProviderSilent(
-            what=f"{self.name} is not responding: {method} {path} failed {TRIES} times.",
+            what=f"{self.name} is not responding: {method} {path} failed {RETRIES.tries} times.",
             why=f"{problem}.",
             doubt="The current state is unknown; instances may still be billing.",
             fix="Try again in a minute: homing runs",
@@ -208,10 +206,10 @@ def _is_unclear(response: HttpResponse) -> bool:
     return response.status >= 500 or response.status == _TIMED_OUT
 
 
-def _pause_s(response: HttpResponse | None, number: int) -> float:
+def _pause_s(response: HttpResponse | None, failures: int) -> float:
     wanted = response.headers.get("retry-after", "") if response is not None else ""
     asked_s = read_figure(wanted, 10**9)  # if it is missing or a date, use our own pause
-    return min(max(float(asked_s or 0), _FIRST_PAUSE_S * float(2**number)), _LONGEST_PAUSE_S)
+    return RETRIES.pause_s(failures, float(asked_s or 0))
 
 
 def _text_of(response: HttpResponse) -> str:

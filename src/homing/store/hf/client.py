@@ -19,13 +19,12 @@ from homing.api_address import api_address
 from homing.errors import MissingExtra, StoreError, StoreRefused
 from homing.hub_token import token_in, use_lfs
 from homing.store.address import HubAddress
-from homing.world import HttpRequest, HttpResponse, NetworkError, World
+from homing.world import HttpRequest, HttpResponse, NetworkError, Retries, World
 
 __all__ = ["Connection", "UploadFailed", "code_of", "connect", "hub_failures", "status_of"]
 
 TIMEOUT_S = 60.0
-TRIES = 5
-_LONGEST_PAUSE_S = 8.0
+_RETRIES = Retries(tries=5, first_s=0.5, longest_s=8.0)
 _ENDPOINT = "https://huggingface.co"
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 429, 500, 502, 503, 504)
@@ -77,16 +76,15 @@ class Connection:
         return urlsplit(url).netloc == urlsplit(self.endpoint).netloc
 
     def _try(self, request: HttpRequest) -> HttpResponse:
-        for number in range(1, TRIES + 1):
+        for is_last in _RETRIES.attempts(self.world):
             try:
                 reply = self.world.http(request)
             except NetworkError:
-                if number == TRIES:
+                if is_last:
                     raise
             else:
-                if reply.status not in _PASSING or number == TRIES:
+                if reply.status not in _PASSING or is_last:
                     return reply
-            self.world.sleep(min(0.25 * 2**number, _LONGEST_PAUSE_S))
         raise AssertionError("the last try returns or raises")
 
     def error(self, done: str, key: str, status: int, code: str = "", detail: str = "") -> StoreError:

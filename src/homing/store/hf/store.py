@@ -38,7 +38,7 @@ from homing.store.base import (
     wrong_content,
 )
 from homing.store.hf.client import Connection, UploadFailed, code_of, connect, hub_failures, status_of
-from homing.world import HttpResponse, World
+from homing.world import HttpResponse, Retries, World
 
 __all__ = ["HubStore"]
 
@@ -46,7 +46,7 @@ _BRANCH = "main"
 _PIECE = 16 << 20
 _IN_MEMORY = 8 << 20
 _GROWING = (".jsonl", ".log", ".csv", ".txt")
-_TRIES = 6
+_RETRIES = Retries(tries=6, first_s=0.5, longest_s=8.0)
 _RACES = 40  # lost races in a row before an exclusive write gives up
 _CONFLICTS = (409, 412)
 _ABSENT = "EntryNotFound"  # the Hub's error code for a missing key or folder; a missing repository has a different one
@@ -276,7 +276,7 @@ class HubStore:
 
     def _commit(self, operations: Operations, title: str) -> None:
         """Commit with retries; repeating is safe, because the same bytes change nothing."""
-        for number in range(1, _TRIES + 1):
+        for number in range(1, _RETRIES.tries + 1):
             may_create = self._may_create
             try:
                 self._send(operations, title)
@@ -284,13 +284,13 @@ class HubStore:
             except hub_failures() as exc:
                 status = status_of(exc)
                 # If there was no response at all, the SDK has already retried for a while.
-                tries = _TRIES if status in (*_CONFLICTS, *_PASSING) else 1 if status else 2
+                tries = _RETRIES.tries if status in (*_CONFLICTS, *_PASSING) else 1 if status else 2
                 if status == 404 and may_create:
                     self._make_repository()
                 elif number >= tries:
                     raise
                 else:
-                    self._world.sleep(min(0.25 * 2**number, 8.0))
+                    self._world.sleep(_RETRIES.pause_s(number))
 
     def _send(self, operations: Operations, title: str, parent: str | None = None) -> str:
         call = {"operations": operations, "commit_message": title, "parent_commit": parent, "revision": _BRANCH}

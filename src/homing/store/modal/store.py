@@ -35,7 +35,7 @@ from homing.store.base import (
 )
 from homing.store.file import MountedVolume
 from homing.store.modal.client import TIMEOUT_S, Connection, Shut, connect, failures, kind_of, text_of
-from homing.world import World
+from homing.world import Retries, World
 
 __all__ = ["VolumeStore", "open_volume"]
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 # Defined outside the class, in which `list` is a method.
 Things = list[Any]
 Pairs = list[tuple[str, Any]]  # a name in the Volume, and bytes or a local path
-_TRIES = 3  # in addition to the SDK's own retries within a second
+_RETRIES = Retries(tries=3, first_s=1.0)  # in addition to the SDK's own retries within a second
 _RACES = 20
 _IN_MEMORY = 8 << 20
 _GROWING = (".jsonl", ".log", ".csv", ".txt")
@@ -358,15 +358,12 @@ class VolumeStore:
     def _do(self, done: str, key: str, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
         """Run a call, retrying if Modal gave no clear response; all of these calls are idempotent."""
         connection = self.connection  # outside the try, so that a missing extra or account is reported as such
-        for number in range(1, _TRIES + 1):
+        for is_last in _RETRIES.attempts(self._world):
             try:
                 return connection.call(make, timeout_s)
             except failures() as exc:
-                kind = kind_of(exc)
-                if kind in ("busy", "silent") and number < _TRIES:
-                    self._world.sleep(0.5 * 2**number)
-                    continue
-                raise self._error(exc, done, key) from exc
+                if is_last or kind_of(exc) not in ("busy", "silent"):
+                    raise self._error(exc, done, key) from exc
         raise AssertionError("the last try returns or raises")
 
     def _error(self, exc: BaseException, done: str, key: str) -> StoreError:

@@ -21,7 +21,7 @@ from typing import Any
 from homing.errors import StoreError
 from homing.store.base import Progress
 from homing.store.s3.client import Connection, code_of, is_absent, s3_failures
-from homing.world import World
+from homing.world import Retries, World
 
 __all__ = ["PART_BYTES", "Sent", "send", "send_small", "stream", "sweep"]
 
@@ -29,8 +29,7 @@ PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _STALE_S = 86_400.0
 _PIECE = 1 << 20
-_TRIES = 5  # in a row without a single new byte
-_LONGEST_PAUSE_S = 8.0
+_RETRIES = Retries(tries=5, first_s=0.5, longest_s=8.0)  # in a row without a single new byte
 _NO_CHECKSUM = ("NotImplemented", "InvalidArgument", "InvalidRequest", "XNotImplemented")
 
 
@@ -264,9 +263,9 @@ def stream(connection: Connection, key: str, world: World, offset: int = 0, etag
             problem = exc
         if offset != total:
             failures = failures + 1 if offset == before else 1
-            if failures >= _TRIES:
+            if failures >= _RETRIES.tries:
                 raise problem
-            world.sleep(min(0.25 * 2**failures, _LONGEST_PAUSE_S))
+            world.sleep(_RETRIES.pause_s(failures))
 
 
 def _open_range(connection: Connection, key: str, offset: int) -> Any:

@@ -18,18 +18,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from homing.api_address import check_address
-from homing.cloud.providers.rest import TRIES, Unsure, Unwelcome
+from homing.cloud.providers.rest import Unsure, Unwelcome
 from homing.errors import HomingError, MissingExtra, ProviderSilent, UsageError
 from homing.units import format_duration
-from homing.world import HttpRequest, NetworkError, World
+from homing.world import HttpRequest, NetworkError, Retries, World
 
 __all__ = ["GLOBAL", "AwsApi", "AwsRefused"]
 
 GLOBAL = "us-east-1"  # endpoint of IAM, Budgets and the price list for all regions
 _TIMEOUT_S = 30.0
 _MOST_SKEW_S = 240.0  # AWS refuses a signature that is five minutes old, and the Date header is slightly old itself
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 20.0
+_RETRIES = Retries(tries=4, first_s=0.5, longest_s=20.0)
 # Returned before anything has been done, so retrying is always safe.
 _BUSY = (
     "RequestLimitExceeded", "Throttling", "ThrottlingException", "EC2ThrottledException", "TooManyRequestsException",
@@ -73,7 +72,7 @@ class AwsApi:
 
     def call(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]:
         problem = ""
-        for number in range(TRIES):
+        for _ in _RETRIES.attempts(self._world):
             try:
                 return self._send(service, operation, region, params)
             except AwsRefused as exc:
@@ -82,10 +81,8 @@ class AwsApi:
                 problem = exc.text
             except Unsure as exc:
                 problem = str(exc)
-            if number + 1 < TRIES:
-                self._pause(number)
         raise ProviderSilent(
-            what=f"AWS is not responding: {operation} in {region} failed {TRIES} times.",
+            what=f"AWS is not responding: {operation} in {region} failed {_RETRIES.tries} times.",
             why=f"{problem}.",
             doubt="The current state is unknown; instances may still be billing.",
             fix="Try again in a minute: homing runs",
@@ -95,13 +92,12 @@ class AwsApi:
         return [item for page in self._pages(service, operation, region, params) for item in _list_in(page, key)]
 
     def once(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]:
-        for number in range(TRIES):
+        for is_last in _RETRIES.attempts(self._world):
             try:
                 return self._send(service, operation, region, params)
             except AwsRefused as exc:
-                if exc.code not in _BUSY or number + 1 == TRIES:
+                if exc.code not in _BUSY or is_last:
                     raise
-            self._pause(number)
         raise AssertionError("the last try returns or raises")
 
     def _pages(self, service: str, operation: str, region: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -116,9 +112,6 @@ class AwsApi:
                 more = {"NextToken": str(token)}
             else:
                 return
-
-    def _pause(self, number: int) -> None:
-        self._world.sleep(min(_FIRST_PAUSE_S * float(2**number), _LONGEST_PAUSE_S))
 
     def _send(self, service: str, operation: str, region: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send one request.

@@ -23,13 +23,13 @@ from homing.cloud.providers.aws.offers import SYSTEM_GB, Choice, Market, quota_c
 from homing.cloud.providers.aws.storage import Things, make_budget, make_group, make_role, s3_of
 from homing.cloud.providers.base import Request
 from homing.cloud.providers.once import LOOKS, look_for
-from homing.cloud.providers.rest import TRIES, Unsure, Unwelcome
+from homing.cloud.providers.rest import Unsure, Unwelcome
 from homing.config.schema.clouds import AwsCloud
 from homing.errors import CreateFailed, NoOffer, ProviderRefused
 from homing.store import open_store
 from homing.store.s3.store import S3Store
 from homing.wire import codec, file_names
-from homing.world import World
+from homing.world import Retries, World
 
 __all__ = ["Creation", "quota_refusal"]
 
@@ -40,7 +40,7 @@ _NO_ROOM = (
 _QUOTA = ("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded")
 _PROFILE_S = 90.0  # a new instance profile is not visible to EC2 immediately
 _PROFILE_EVERY_S = 3.0
-_PAUSE_S = 1.0
+_RETRIES = Retries(tries=4, first_s=1.0)
 _LINK_S = 3600.0  # validity of the presigned URLs from which an instance gets its first files
 _END_ALONE_S = 1800.0  # an instance without our agent ends itself after at most this time
 
@@ -183,7 +183,7 @@ class Creation:
 
     def _run(self, request: Request, region: str, parameters: dict[str, Any]) -> dict[str, Any]:
         problem: Exception | None = None
-        for number in range(TRIES):
+        for number in range(1, _RETRIES.tries + 1):
             try:
                 return self._run_when_known(region, parameters)
             except Unsure as exc:
@@ -194,7 +194,7 @@ class Creation:
                     raise
                 problem = exc
                 break
-            self.world.sleep(_PAUSE_S * float(2**number))
+            self.world.sleep(_RETRIES.pause_s(number))
         find = partial(self.with_mark, region, request.mark)
         made = look_for(request.mark, find, "aws", problem, self.settle_s, self.world)
         if made is not None:

@@ -19,14 +19,14 @@ from homing.cloud.figures import Figures
 from homing.cloud.providers.rest import Unsure, Unwelcome
 from homing.errors import ProviderSilent
 from homing.store.modal.client import TIMEOUT_S, Connection, Shut, connect, failures, kind_of, text_of
-from homing.world import World
+from homing.world import Retries, World
 
 __all__ = ["APP", "ModalApi"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 APP = "homing"  # contains the sandboxes of all homes
-_TRIES = 3  # in addition to the SDK's own retries within a second
+_RETRIES = Retries(tries=3, first_s=1.0)  # in addition to the SDK's own retries within a second
 _BUILD_S = 2400.0  # for the first build of an image with torch
 _LOG_LINES = 200
 _RELOAD_S = 55
@@ -167,7 +167,7 @@ class ModalApi:
     ) -> T:
         """Run a call with retries; return `absent` if Modal itself says that the object does not exist."""
         connection = self.connection
-        for number in range(1, _TRIES + 1):
+        for _ in _RETRIES.attempts(self._world):
             try:
                 return connection.call(make, timeout_s)
             except failures() as exc:
@@ -177,9 +177,7 @@ class ModalApi:
                 if kind not in ("busy", "silent"):
                     raise self._refusal(exc, what) from exc
                 problem = text_of(exc)
-            if number < _TRIES:
-                self._world.sleep(0.5 * 2**number)
-        raise self._silent(f"{what} failed {_TRIES} times.", problem)
+        raise self._silent(f"{what} failed {_RETRIES.tries} times.", problem)
 
     def _silent(self, what: str, problem: str) -> ProviderSilent:
         return ProviderSilent(

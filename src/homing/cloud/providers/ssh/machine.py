@@ -27,13 +27,13 @@ from homing.cloud.providers.ssh import remote
 from homing.errors import HomingError, ProviderRefused, UsageError
 from homing.wire import codec
 from homing.wire.run_json import Ssh
-from homing.world import Completed, World
+from homing.world import Completed, Retries, World
 
 __all__ = ["Host", "HostKeyChanged", "HostKeyUnknown", "fingerprint", "ssh_argv"]
 
 CONNECT_S = 10.0
 _ALIVE_S = 10  # ssh exits after three intervals without a response
-_TRIES = 3
+_RETRIES = Retries(tries=3, first_s=1.0)
 _PREFERRED = ("ssh-ed25519", "ecdsa-", "rsa-", "ssh-rsa")
 _START = (
     "import json,sys,types\n"
@@ -160,12 +160,10 @@ class Host:
             "far_end": self._world.read(remote.__file__).decode(),
             "order": {"verb": verb, "work_dir": self.settings.work_dir, **order},
         }
-        done = self._world.run(argv, timeout_s, stdin=json.dumps(message))
-        for number in range(1, _TRIES):
+        for _ in _RETRIES.attempts(self._world):
+            done = self._world.run(argv, timeout_s, stdin=json.dumps(message))
             if done.code != 255 or _is_lasting(done.err):
                 break
-            self._world.sleep(float(number))
-            done = self._world.run(argv, timeout_s, stdin=json.dumps(message))
         return self._read(done, verb)
 
     @property
