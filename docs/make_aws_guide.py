@@ -11,7 +11,7 @@ from pathlib import Path
 
 import homing
 from homing.cloud.providers.aws.offers import TYPES, guide
-from homing.config import load_run
+from homing.config.load import load_run
 from homing.wire.run_json import Lora, Model, Run
 
 PAGE = Path(__file__).parent / "clouds/aws.md"

@@ -135,7 +135,8 @@ def test_a_gpu_name_that_only_starts_like_a_known_one_does_not_match(name: str) 
 
 
 def test_every_card_has_facts_that_can_be_true() -> None:
-    for gpu in GPUS.values():
+    for name, gpu in GPUS.items():
+        assert gpu.name == name
         assert 8 <= gpu.memory_gib <= 512
         assert 10 < gpu.bf16_tflops < 5000
         assert gpu.has_bf16 or gpu.compute_capability < (8, 0)

@@ -179,7 +179,7 @@ def write_run(folder: Path, run: Run) -> None:
 
 
 def resolved(sets: dict[str, str], num_tokens: int) -> Run:
-    from homing.config import load_run
+    from homing.config.load import load_run
 
     with tempfile.TemporaryDirectory(prefix="homing-hours-") as folder:
         file, text = Path(folder) / "hours.yaml", Path(folder) / "text.txt"

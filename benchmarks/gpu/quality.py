@@ -498,7 +498,7 @@ def clock(trial: Trial, number: int, batch: Any, device: torch.device) -> float:
 
 def write_recipes(path: Path) -> None:
     """Resolved by the run file's own rules, which need packages that a card's machine may lack."""
-    from homing.config import load_run
+    from homing.config.load import load_run
 
     made = {}
     with tempfile.TemporaryDirectory(prefix="homing-recipes-") as folder:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from homing import hub_token
 from homing.cli import dotenv
 from homing.cli.call import call
 from homing.cli.verb_list import VERBS
+from homing.cloud.accounts import ACCOUNTS, CREDENTIALS
 from homing.errors import UsageError
 
 
@@ -34,6 +36,11 @@ def test_exported_wins_over_the_file_and_the_file_over_nothing(
     assert "HF_TOKEN" not in os.environ
     said = capsys.readouterr().err
     assert said == "From .env: SHADEFORM_API_KEY\n"
+
+
+def test_the_keys_of_every_account_may_be_in_the_file() -> None:
+    assert {name for account in ACCOUNTS.values() for name in account.keys} <= set(CREDENTIALS)
+    assert set(hub_token.NAMES) <= set(CREDENTIALS)
 
 
 DANGEROUS = (

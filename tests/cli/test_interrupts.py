@@ -50,9 +50,7 @@ def pressed_at(moment: str, *arguments: str, before: str = "signal.default_int_h
     return Said(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize(
-    "moment", ["homing.cli.call", "typer", "logging", "homing.cli.output", "homing.cli.suggestions"]
-)
+@pytest.mark.parametrize("moment", ["homing.cli.call", "typer", "logging", "homing.cli.output", "homing.cli.verb_help"])
 def test_while_homing_itself_is_loaded(folder: Path, moment: str) -> None:
     assert pressed_at(moment, "runs") == Said(130, "", "Interrupted.\n")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.config import Loaded, load_run
+from homing.config.load import Loaded, load_run
 from homing.errors import Mistake, RunFileError
 from homing.wire.codec import dumps
 from homing.wire.shard_manifest import DataManifest, Shard, SourceFile, Split

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from homing.config import find_run_file, home, newest_run, run_files, typed_name
+from homing.config.paths import home, newest_run, run_files, typed_name
+from homing.config.projects import find_run_file
 from homing.errors import UsageError
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from homing.config import load_run, preset_dir
 from homing.config.estimate.memory import fits
+from homing.config.load import load_run
+from homing.config.paths import preset_dir
 from homing.gpus import GPUS
 from homing.wire.run_json import Run
 

@@ -18,7 +18,7 @@ import pytest
 from homing.cli.call import LazyVerbs
 from homing.cli.verb_list import VERBS
 from homing.cli.verbs import explain
-from homing.config import preset_dir
+from homing.config.paths import preset_dir
 from homing.config.schema.keys import key_at
 
 pytestmark = pytest.mark.usefixtures("_no_garbage_collection")

@@ -18,8 +18,9 @@ from homing.cloud.plan import measured_speeds
 from homing.cloud.plan.speed import estimate
 from homing.cloud.providers.base import Offer
 from homing.cloud.providers.local.provider import DEFAULT_RATE_USD_PER_HOUR
-from homing.config import load_run, preset_dir
 from homing.config.estimate.memory import fits
+from homing.config.load import load_run
+from homing.config.paths import preset_dir
 from homing.gpus import GPUS
 from homing.world import World
 

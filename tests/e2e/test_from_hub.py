@@ -15,7 +15,7 @@ from tests.doubles import s3_servers
 from tests.doubles.hub import READ, Commit, File, Hub
 from tests.lm.model.open_weights.foreign_models import write_reference, write_their_tokenizer
 
-from homing.config import load_run
+from homing.config.load import load_run
 
 COMMIT = "c" * 40
 TEXT = "".join(f"Line {n}: the cat sat on the mat, and the {n % 7} hats were flat.\n" for n in range(200))

@@ -23,8 +23,7 @@ from homing.cloud.machine_setup import boot_files as booting
 from homing.cloud.machine_setup import startup_script
 from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.watch.follow import watch
-from homing.config import load_run
-from homing.config.load import Loaded
+from homing.config.load import Loaded, load_run
 from homing.wire import file_names
 from homing.wire.run_json import Cloud, Run
 from homing.world import World

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homing.api import notices
-from homing.config import home
+from homing.config.paths import home
 from homing.errors import DataError, UsageError
 
 if TYPE_CHECKING:

@@ -36,9 +36,11 @@ from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.run_commands import Words
 from homing.cloud.try_offers import Exact, launch_any, name_of, only, without_spot
-from homing.config import Loaded, has_smoke_failed, has_smoke_passed, load_run, needs_smoke_first, typed_name
+from homing.config.load import Loaded, load_run
 from homing.config.parse.key_suggestions import tidy_name
+from homing.config.paths import typed_name
 from homing.config.projects import launch_again, refuse_shared, shares_with
+from homing.config.resolve.smoke_profile import has_smoke_failed, has_smoke_passed, needs_smoke_first
 from homing.config.schema.run_file import NAME_PATTERN
 from homing.doctor.check import Prepaid, check_balance
 from homing.doctor.computer import clock_warning

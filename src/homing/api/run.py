@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from homing.cloud.providers.ssh.machine import HostKeyUnknown
     from homing.cloud.run_commands import Words
     from homing.cloud.watch.run_output import Report
-    from homing.config import Loaded
+    from homing.config.load import Loaded
     from homing.lm.data.prep import Progress
 
 __all__ = ["Run", "Runs", "offers", "runs"]
@@ -72,7 +72,7 @@ class Run:
     @property
     def config(self) -> Loaded:
         """The run file, read and resolved now."""
-        from homing.config import load_run
+        from homing.config.load import load_run
 
         return load_run(self.name, self.sets, is_smoke=self.is_smoke, is_for_prep=True)
 
@@ -91,7 +91,7 @@ class Run:
         """Check sizes, memory and data, and run one training step. Returns the figures; problems raise DataError."""
         from homing.api.extras import need
         from homing.api.verify_run import raise_problems, verify_run
-        from homing.config import load_run
+        from homing.config.load import load_run
 
         need("lm", verb="verify")
         loaded = load_run(self.name, self.sets, is_smoke=self.is_smoke)
@@ -124,7 +124,7 @@ class Run:
         """Return hours and dollars per offer, cheapest to finish first. Rents nothing."""
         from homing.api.lookup.find_runs import meet_host, open_home
         from homing.cloud.plan.plan import make_plan
-        from homing.config import load_run
+        from homing.config.load import load_run
 
         loaded = load_run(self.name, self.sets, is_smoke=self.is_smoke)
         self._refuse_stale(loaded)
@@ -315,7 +315,7 @@ class Run:
     def _refuse_stale(self, loaded: Loaded) -> None:
         from homing.api.data.stale_shards import refuse_stale
         from homing.api.run_changes import as_typed
-        from homing.config import typed_name
+        from homing.config.paths import typed_name
 
         refuse_stale(loaded, f"{typed_name(loaded.file)}{as_typed(self.sets, is_smoke=self.is_smoke)}")
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from homing.api import notices
-from homing.config import Loaded
+from homing.config.load import Loaded
 from homing.config.parse.source import read_source
 from homing.config.paths import manifest_in
 from homing.config.resolve.selected_phases import newest_weights

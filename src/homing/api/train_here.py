@@ -35,9 +35,11 @@ from homing.api.tracking import begin, following
 from homing.api.trainer_log import Write, printing
 from homing.cloud.home import Home
 from homing.cloud.ledger.mark import new_run_id
-from homing.config import Loaded, home, load_run, mark_smoke
 from homing.config.estimate.memory import training_memory
+from homing.config.load import Loaded, load_run
+from homing.config.paths import home
 from homing.config.projects import PROJECT_NOTE, begun_elsewhere, belongs_to_other_folder, project_note, refuse_shared
+from homing.config.resolve.smoke_profile import mark_smoke
 from homing.config.weights.open_weights import bring
 from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError
 from homing.units import format_bytes, format_usd

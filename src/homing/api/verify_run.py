@@ -18,7 +18,7 @@ from homing.units import counted, format_bytes, format_count, format_duration
 from homing.wire import file_names
 
 if TYPE_CHECKING:
-    from homing.config import Loaded
+    from homing.config.load import Loaded
 
 __all__ = ["Findings", "Show", "next_command", "raise_problems", "verify_run"]
 
@@ -54,7 +54,7 @@ def verify_run(
 
 
 def next_command(loaded: Loaded, found: Findings, changes: str) -> str:
-    from homing.config import typed_name
+    from homing.config.paths import typed_name
 
     is_next = loaded.is_prepared and not found.problems
     return f"homing {'plan' if is_next else 'prep'} {typed_name(loaded.file)}{changes}"

@@ -27,7 +27,7 @@ from typer.core import TyperGroup
 
 import homing
 from homing.api import notices
-from homing.cli import complete, dotenv, output, suggestions, terminal
+from homing.cli import complete, dotenv, output, terminal
 from homing.cli.verb_help import Verb
 from homing.cli.verb_list import HELP, STORIES, VERBS, verb_table
 from homing.errors import HomingError, StillBilling
@@ -46,6 +46,8 @@ class LazyVerbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
+            from homing.cli import suggestions  # its tables are needed only after a mistake
+
             raise suggestions.verb(cmd_name, sys.argv[1:], VERBS)
         module = importlib.import_module(f"homing.cli.verbs.{cmd_name}")
         app = getattr(module, "app", None)
@@ -107,7 +109,7 @@ def _root(
 
 
 def call(typed: list[str]) -> int:
-    arguments, loudness = _take_loudness(_fill_watch(suggestions.help_first(typed)))
+    arguments, loudness = _take_loudness(_fill_watch(_help_first(typed)))
     output.configure(loudness=loudness, is_json="--json" in arguments)
     if "--json" in arguments and set(arguments) <= {"--json", "--version", "-V", *HELP}:
         return _print_verbs()
@@ -168,6 +170,8 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
         # no verb at all, or a group such as `store` without a subcommand
         if type(error).__name__ == "NoArgsIsHelpError":
             return _print_help(error.ctx)
+        from homing.cli import suggestions
+
         return _show(suggestions.usage(error, sys.argv[1:], VERBS, lambda verb: LazyVerbs().get_command(None, verb)))
     except (KeyboardInterrupt, typer.Abort):
         with contextlib.suppress(OSError, KeyboardInterrupt):  # the terminal itself may be gone
@@ -261,6 +265,15 @@ def _check_billing(code: int, shown: str) -> int:
     with contextlib.suppress(OSError):
         output.show_error(error)
     return error.exit_code if isinstance(error, StillBilling) else code or error.exit_code
+
+
+def _help_first(typed: list[str]) -> list[str]:
+    """Rewrite `help`, `help VERB`, `--help VERB` and `version` to the options they mean."""
+    if typed[:1] == ["version"]:
+        return ["--version", *typed[1:]]
+    if typed[:1] in (["help"], ["--help"], ["-h"]):
+        return [*typed[1:], "--help"]
+    return typed
 
 
 def _fill_watch(arguments: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 from homing.errors import UsageError
 from homing.gpus import find_gpu
 
-__all__ = ["help_first", "usage", "verb"]
+__all__ = ["usage", "verb"]
 
 _PROVIDERS = ("aws", "local", "modal", "runpod", "shadeform", "ssh")
 
@@ -105,15 +105,6 @@ _EVERYWHERE = ("--help", "--quiet", "--verbose", "--version")
 
 # Subcommands of a group, such as `homing store`, by other tools' names.
 _INNER = {"get": "download pull cat", "ls": "list dir", "put": "upload push", "rm": "delete remove del"}
-
-
-def help_first(typed: list[str]) -> list[str]:
-    """Rewrite `help`, `help VERB`, `--help VERB` and `version` to the options they mean."""
-    if typed[:1] == ["version"]:
-        return ["--version", *typed[1:]]
-    if typed[:1] in (["help"], ["--help"], ["-h"]):
-        return [*typed[1:], "--help"]
-    return typed
 
 
 def verb(word: str, typed: list[str], verbs: Collection[str]) -> UsageError:

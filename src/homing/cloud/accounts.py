@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from homing import hub_token
 from homing.world import World
 
 __all__ = ["ACCOUNTS", "CREDENTIALS", "Account"]
@@ -33,80 +32,84 @@ class Account:
 
 
 ACCOUNTS: dict[str, Account] = {
-    account.name: account
-    for account in (
-        Account(
-            "aws",
-            "AWS",
-            ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
-            "https://console.aws.amazon.com/iam/home#/security_credentials",
-            "https://console.aws.amazon.com/costmanagement/home",
-            "AWS_ENDPOINT_URL",
-            "https://sts.amazonaws.com",
-            extra="aws",
-            login="aws configure",
-            files=(".aws/credentials", ".aws/config"),
-        ),
-        Account(
-            "modal",
-            "Modal",
-            ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"),
-            "https://modal.com/settings/tokens",
-            "https://modal.com/settings/usage",
-            "MODAL_SERVER_URL",
-            "https://api.modal.com",
-            extra="modal",
-            login="modal setup",
-            files=(".modal.toml",),
-        ),
-        Account(
-            "runpod",
-            "RunPod",
-            ("RUNPOD_API_KEY",),
-            "https://console.runpod.io/user/settings",
-            "https://console.runpod.io/user/billing",
-            "RUNPOD_API_URL",
-            "https://api.runpod.io/v2",
-            files=(".runpod/config.toml",),
-        ),
-        Account(
-            "shadeform",
-            "Shadeform",
-            ("SHADEFORM_API_KEY",),
-            "https://platform.shadeform.ai/settings/api",
-            "https://platform.shadeform.ai/settings/billing",
-            "HOMING_SHADEFORM_URL",
-            "https://api.shadeform.ai/v1",
-        ),
-        Account(
-            "hub",
-            "the Hugging Face Hub",
-            ("HF_TOKEN",),
-            "https://huggingface.co/settings/tokens",
-            "https://huggingface.co/settings/billing",
-            "HF_ENDPOINT",
-            "https://huggingface.co",
-            extra="hub",
-            login="hf auth login",
-        ),
-        Account(
-            "wandb",
-            "Weights & Biases",
-            ("WANDB_API_KEY",),
-            "https://wandb.ai/authorize",
-            "https://wandb.ai/usage",
-            extra="trackers",
-            login="wandb login",
-        ),
-    )
+    "aws": Account(
+        "aws",
+        "AWS",
+        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+        "https://console.aws.amazon.com/iam/home#/security_credentials",
+        "https://console.aws.amazon.com/costmanagement/home",
+        "AWS_ENDPOINT_URL",
+        "https://sts.amazonaws.com",
+        extra="aws",
+        login="aws configure",
+        files=(".aws/credentials", ".aws/config"),
+    ),
+    "modal": Account(
+        "modal",
+        "Modal",
+        ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"),
+        "https://modal.com/settings/tokens",
+        "https://modal.com/settings/usage",
+        "MODAL_SERVER_URL",
+        "https://api.modal.com",
+        extra="modal",
+        login="modal setup",
+        files=(".modal.toml",),
+    ),
+    "runpod": Account(
+        "runpod",
+        "RunPod",
+        ("RUNPOD_API_KEY",),
+        "https://console.runpod.io/user/settings",
+        "https://console.runpod.io/user/billing",
+        "RUNPOD_API_URL",
+        "https://api.runpod.io/v2",
+        files=(".runpod/config.toml",),
+    ),
+    "shadeform": Account(
+        "shadeform",
+        "Shadeform",
+        ("SHADEFORM_API_KEY",),
+        "https://platform.shadeform.ai/settings/api",
+        "https://platform.shadeform.ai/settings/billing",
+        "HOMING_SHADEFORM_URL",
+        "https://api.shadeform.ai/v1",
+    ),
+    "hub": Account(
+        "hub",
+        "the Hugging Face Hub",
+        ("HF_TOKEN",),
+        "https://huggingface.co/settings/tokens",
+        "https://huggingface.co/settings/billing",
+        "HF_ENDPOINT",
+        "https://huggingface.co",
+        extra="hub",
+        login="hf auth login",
+    ),
+    "wandb": Account(
+        "wandb",
+        "Weights & Biases",
+        ("WANDB_API_KEY",),
+        "https://wandb.ai/authorize",
+        "https://wandb.ai/usage",
+        extra="trackers",
+        login="wandb login",
+    ),
 }
 
 # The only variables that a .env file may set: API keys and tokens. Addresses, paths, options and the tokens that
 # protect our own servers are excluded, so that someone else's .env file cannot set them.
-CREDENTIALS: tuple[str, ...] = (
-    *(name for account in ACCOUNTS.values() for name in account.keys),
+CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
-    *(name for name in hub_token.NAMES if name not in ACCOUNTS["hub"].keys),
+    "MODAL_TOKEN_ID",
+    "MODAL_TOKEN_SECRET",
+    "RUNPOD_API_KEY",
+    "SHADEFORM_API_KEY",
+    "HF_TOKEN",
+    "HUGGINGFACEHUB_API_TOKEN",
+    "WANDB_API_KEY",
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
     "MLFLOW_TRACKING_TOKEN",

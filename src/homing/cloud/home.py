@@ -11,19 +11,21 @@ import contextlib
 from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from homing.cloud.ledger.ledger import UNDONE, Ledger, LedgerLine, RunRow
 from homing.cloud.ledger.mark import OWNER, owner_in, owner_of, owner_prefix, shown_mark
 from homing.cloud.providers.adopted import AdoptedOnly
 from homing.cloud.providers.base import Configurable, Provider
 from homing.cloud.providers.registry import HERE_ONLY, open_provider
-from homing.cloud.providers.ssh.provider import Ssh
 from homing.errors import ProviderRefused
 from homing.store import Store, open_store
 from homing.wire import codec, file_names
 from homing.wire.run_json import Run
 from homing.world import World
+
+if TYPE_CHECKING:
+    from homing.cloud.providers.ssh.provider import Ssh
 
 __all__ = ["LAUNCH_NOTE", "LEDGER", "Home"]
 
@@ -140,14 +142,14 @@ class Home:
     def configure(self, run: Run) -> None:
         """Pass the run file's provider settings to the providers before making any request."""
         if run.cloud.ssh is not None:
-            cast(Ssh, self.provider("ssh")).configure(run.cloud.ssh)
+            cast("Ssh", self.provider("ssh")).configure(run.cloud.ssh)
         for name, settings in run.cloud.settings.items():
             cast(Configurable, self.provider(name)).configure(settings)
 
     def meet(self, run: Run) -> None:
         """Raise HostKeyUnknown if the run file names an ssh host that no one has vouched for yet."""
         if run.cloud.ssh is not None:
-            cast(Ssh, self.provider("ssh")).meet()
+            cast("Ssh", self.provider("ssh")).meet()
 
     def store_of(self, run: RunRow) -> Store:
         # The launch created it: if it is missing now (for example, a disk is not mounted), do not recreate it empty.

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.control_rig import Homing, cli_with
 from tests.cli.typed import Homing as Typed
 
-from homing.config import load_run
+from homing.config.load import load_run
 
 cli = cli_with(steps=12)
 

@@ -334,7 +334,7 @@ def test_faults_in_parquet_are_reported_by_file_and_row(homing: Homing, tmp_path
 def test_chat_shards_that_the_run_file_no_longer_means_are_not_prepared(
     homing: Homing, run: Path, old: str, new: str, what: str
 ) -> None:
-    from homing.config import load_run
+    from homing.config.load import load_run
 
     homing("prep", "joe")
     assert load_run("joe").is_prepared

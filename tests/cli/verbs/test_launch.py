@@ -16,7 +16,8 @@ from tests.cloud.rig import marked_now
 
 from homing.api.lookup.find_runs import usd
 from homing.cloud.home import Home
-from homing.config import load_run, mark_smoke
+from homing.config.load import load_run
+from homing.config.resolve.smoke_profile import mark_smoke
 from homing.doctor.check import Balance
 from homing.hf_config import config_of
 from homing.wire import codec, file_names

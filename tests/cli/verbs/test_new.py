@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homing.cli import main as cli
-from homing.config import load_run
+from homing.config.load import load_run
 
 
 @pytest.fixture(autouse=True)

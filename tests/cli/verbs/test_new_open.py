@@ -10,7 +10,7 @@ import pytest
 from tests.cloud.rig import Said, homing
 from tests.config.weights.test_open_weights import documents, write
 
-from homing.config import load_run
+from homing.config.load import load_run
 
 Say = Callable[[str], Said]
 

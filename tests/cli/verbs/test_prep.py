@@ -15,7 +15,7 @@ import pytest
 from homing.cli import output, prep_report
 from homing.cli.verbs.new import command as make_run_file
 from homing.cli.verbs.prep import command
-from homing.config import load_run
+from homing.config.load import load_run
 from homing.errors import DataError, HomingError, RunFileError, StoreError, UsageError
 from homing.lm.data.prep import Progress
 from homing.lm.tokenizer import load_tokenizer

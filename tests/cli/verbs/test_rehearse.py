@@ -14,7 +14,7 @@ from homing.cli.verbs.rehearse import _for_real
 from homing.cloud.providers.fake.faults import Faults
 from homing.cloud.providers.fake.machines import machine_prefix
 from homing.cloud.providers.process_tree import MACHINE_ENV
-from homing.config import Loaded
+from homing.config.load import Loaded
 from homing.rehearse.scenes import SCENES, faults_of, find_scenes
 from homing.world import World
 

@@ -20,7 +20,7 @@ import pytest
 from homing.api.train_here import _refuse_if_changed, ended_as, newest_unfinished
 from homing.cli.verbs import train as verb
 from homing.cloud.ledger.ledger import Ledger, LedgerLine, RunRow
-from homing.config import has_smoke_passed
+from homing.config.resolve.smoke_profile import has_smoke_passed
 from homing.errors import DataError, UsageError
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest, Pointer
@@ -416,7 +416,7 @@ def test_a_finished_run_is_extended_from_its_weights_with_a_schedule_of_its_own(
 
 def test_a_stopped_extension_resumes_and_a_stopped_run_can_be_extended(project: Path) -> None:
     from homing.api.run_changes import extending_sets
-    from homing.config import load_run
+    from homing.config.load import load_run
     from homing.config.resolve.selected_phases import newest_weights
 
     make_data(project / "data/tiny")

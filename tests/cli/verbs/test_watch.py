@@ -147,7 +147,7 @@ def test_watch_without_runs_says_so_and_where_to_see_the_total(cli: Homing) -> N
 def test_how_a_smoke_run_ended_is_noted(cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.cloud.rig import make_data
 
-    from homing.config import has_smoke_failed, has_smoke_passed
+    from homing.config.resolve.smoke_profile import has_smoke_failed, has_smoke_passed
 
     make_data(Path("data/moss-smoke"))
     assert cli("launch", "moss", "--smoke", "--spend-limit", "1", "--yes").code == 0

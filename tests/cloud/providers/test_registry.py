@@ -62,7 +62,7 @@ def test_a_provider_without_an_account_is_not_loaded(home: Path) -> None:
         "from homing.cloud.providers.registry import configured\n"
         "from homing.world import World\n"
         f"configured(Path({str(home)!r}), World())\n"
-        "print([name for name in ('aws', 'modal', 'runpod', 'shadeform')"
+        "print([name for name in ('aws', 'fake', 'modal', 'runpod', 'shadeform')"
         " if f'homing.cloud.providers.{name}' in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})

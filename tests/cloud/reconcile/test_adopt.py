@@ -22,7 +22,7 @@ from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.reconcile.adopt import adopt, propose, stored_runs
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import look
-from homing.config import load_run
+from homing.config.load import load_run
 from homing.errors import HomingError, NotOwner, ProviderRefused, UsageError
 from homing.store import Store, open_store, run_key
 from homing.wire import codec, file_names

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.config.conftest import BASE
 
-from homing.config import Loaded
+from homing.config.load import Loaded
 from homing.errors import Mistake
 from homing.wire.run_json import Ssh
 

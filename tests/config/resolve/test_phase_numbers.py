@@ -12,7 +12,7 @@ import pytest
 from tests.config.weights.test_open_weights import documents
 from tests.config.weights.test_open_weights import write as write_open_weights
 
-from homing.config import Loaded
+from homing.config.load import Loaded
 from homing.config.weights.adapter_base import find_adapter_base
 from homing.config.weights.open_weights import INDEX
 from homing.errors import DataError, Mistake

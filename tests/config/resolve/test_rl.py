@@ -13,7 +13,7 @@ from tests.config.conftest import put_data
 from tests.config.weights.test_open_weights import documents
 from tests.config.weights.test_open_weights import write as write_open_weights
 
-from homing.config import Loaded
+from homing.config.load import Loaded
 from homing.errors import Mistake
 from homing.lm.tokenizer.specials import IM_END, IM_START
 from homing.questions import TURN_MARKS

@@ -12,7 +12,7 @@ from tests.config.resolve.test_phase_numbers import RUN, texts, trained
 from tests.config.weights.test_open_weights import hub
 from tests.doubles.hub import Commit, File, Hub
 
-from homing.config import Loaded
+from homing.config.load import Loaded
 from homing.errors import Mistake
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest

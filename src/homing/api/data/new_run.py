@@ -31,7 +31,7 @@ from homing.errors import HomingError, UsageError
 from homing.units import format_count
 
 if TYPE_CHECKING:
-    from homing.config import Loaded
+    from homing.config.load import Loaded
     from homing.wire.run_json import Run
 
 __all__ = ["NewRun", "list_presets", "new_run", "preset_names", "size_line"]
@@ -93,7 +93,8 @@ def new_run(
 
 def list_presets() -> list[dict[str, Any]]:
     """Return the presets with their sizes, smallest first."""
-    from homing.config import load_run, preset_dir
+    from homing.config.load import load_run
+    from homing.config.paths import preset_dir
 
     rows = []
     for preset in preset_names():
@@ -122,7 +123,7 @@ def _misnamed(name: str, behind: str) -> UsageError:
 
 
 def preset_names() -> list[str]:
-    from homing.config import preset_dir
+    from homing.config.paths import preset_dir
 
     return sorted((path.stem for path in preset_dir().glob("*.yaml")), key=lambda stem: _size_of(stem))
 
@@ -138,7 +139,8 @@ def size_line(run: Run) -> str:
 
 
 def _size_of(stem: str) -> int:
-    from homing.config import load_run, preset_dir
+    from homing.config.load import load_run
+    from homing.config.paths import preset_dir
 
     return load_run(str(preset_dir() / f"{stem}.yaml"), is_for_prep=True).run.sizes.num_params
 
@@ -157,7 +159,7 @@ def _refuse_bare_folder(preset: str | None, name: str, typed: str) -> None:
 
 
 def _find(preset: str | None, name: str, typed: str) -> Path:
-    from homing.config import preset_dir
+    from homing.config.paths import preset_dir
 
     if not preset:
         raise UsageError(
@@ -231,7 +233,7 @@ def _nearest(path: Path) -> tuple[str, str]:
 
 
 def _refuse_to_overwrite(name: str, target: Path, force: bool) -> None:
-    from homing.config import run_files
+    from homing.config.paths import run_files
 
     there = run_files().get(name)
     if there is not None and (not force or there != target):
@@ -245,7 +247,7 @@ def _refuse_to_overwrite(name: str, target: Path, force: bool) -> None:
 
 
 def _write(source: Path, target: Path, name: str, text: list[str], validation: list[str], chat: list[str]) -> Loaded:
-    from homing.config import load_run
+    from homing.config.load import load_run
 
     body = _fill(source.read_text(encoding="utf-8"), name, text, validation)
     if chat:

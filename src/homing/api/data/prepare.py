@@ -23,7 +23,7 @@ from homing.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from homing.api.data.prepare_phases import Gathered, OnProgress
-    from homing.config import Loaded
+    from homing.config.load import Loaded
     from homing.lm.data.prep import PrepOrder
     from homing.wire.shard_manifest import DataManifest, Split
 
@@ -77,7 +77,7 @@ def order_prep(
 def prepare(ordered: Ordered, *, on_progress: OnProgress | None = None, is_verbose: bool = False) -> Prepared:
     """Prepare everything that the run needs. After an interruption the same call continues."""
     from homing.api.data.prepare_phases import bring_base, needs_text, prepare_phases, take_tokenizer, write_turns_of
-    from homing.config import typed_name
+    from homing.config.paths import typed_name
 
     order, loaded, sets, is_smoke = ordered.order, ordered.loaded, ordered.changes, ordered.is_smoke
     base = bring_base(loaded) if loaded else None
@@ -168,7 +168,8 @@ def _order_from_flags(given: dict[str, Any], is_existing: bool, force: bool) -> 
 def _order_from_run(
     run: str | None, sets: list[str], is_existing: bool, force: bool, is_smoke: bool
 ) -> tuple[Loaded, PrepOrder]:
-    from homing.config import load_run, newest_run
+    from homing.config.load import load_run
+    from homing.config.paths import newest_run
     from homing.lm.data.prep import PrepOrder
 
     name, sets = run or newest_run(), list(sets)
@@ -198,8 +199,8 @@ def _size_of(path: str) -> int:
 
 def _remember(file: Path, flags: dict[str, str]) -> bool:
     """Write the flags into the run file once their data exists. Print what was written, or why not."""
-    from homing.config import preset_dir
     from homing.config.parse.edit import write_keys
+    from homing.config.paths import preset_dir
 
     if file.resolve().parent == preset_dir().resolve():
         return False
@@ -215,7 +216,7 @@ def _remember(file: Path, flags: dict[str, str]) -> bool:
 
 def _check_command(loaded: Loaded, sets: list[str], is_smoke: bool) -> str:
     """Return the matching `data check` command. It has no --smoke, so pass the smoke run's tokenizer and context."""
-    from homing.config import typed_name
+    from homing.config.paths import typed_name
 
     small = f" --tokenizer {shlex.quote(str(loaded.prep.dir))} --context {loaded.run.model.context}" * is_smoke
     return f"homing data check {typed_name(loaded.file)}{as_typed(sets)}{small}"
@@ -293,7 +294,7 @@ def _reload(loaded: Loaded | None, sets: list[str], is_smoke: bool) -> Loaded | 
     """Load the run file again, now that its tokens are counted: steps, epochs, and a warning about too many epochs."""
     if loaded is None:
         return None
-    from homing.config import load_run
+    from homing.config.load import load_run
 
     return load_run(str(loaded.file), sets, is_smoke=is_smoke)
 

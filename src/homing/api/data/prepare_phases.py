@@ -24,7 +24,7 @@ from homing.wire import file_names
 from homing.wire.chat_template import Unreadable, refuse_link_outside
 
 if TYPE_CHECKING:
-    from homing.config import Loaded
+    from homing.config.load import Loaded
     from homing.config.resolve.phase_data import PhasePrep
     from homing.lm.data.prep import PrepOrder, Progress
 

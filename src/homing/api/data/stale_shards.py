@@ -27,7 +27,7 @@ from homing.text_sources import find_chat_files, find_sources
 from homing.wire import file_names
 
 if TYPE_CHECKING:
-    from homing.config import Loaded
+    from homing.config.load import Loaded
     from homing.config.resolve.phase_data import PhasePrep
 
 __all__ = ["refuse_stale", "stale_shards"]

@@ -28,9 +28,8 @@ from homing.api import notices
 from homing.api.lookup.run_selector import pick_run, split_run
 from homing.cloud.home import Home
 from homing.cloud.ledger.ownership import is_removed
-from homing.config import home, run_files
 from homing.config.parse.key_suggestions import nearest
-from homing.config.paths import MODELS, manifest_in
+from homing.config.paths import MODELS, home, manifest_in, run_files
 from homing.config.projects import begun_elsewhere, belongs_to_other_folder, file_called, name_meant
 from homing.errors import DataError, HomingError, UsageError
 from homing.wire import codec, file_names

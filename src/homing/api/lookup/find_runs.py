@@ -32,8 +32,8 @@ from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.reconcile.inventory import check_lost
-from homing.config import home as home_path
 from homing.config.paths import RUN_SUFFIXES, run_files, typed_name
+from homing.config.paths import home as home_path
 from homing.config.projects import begun_elsewhere, belongs_to_other_folder, file_called, name_meant
 from homing.errors import HomingError, UsageError
 from homing.units import parse_usd
@@ -232,7 +232,7 @@ def _check_lost(home: Home, typed: str | None, name: str | None, file: Path | No
     store = ""
     if file is not None and file.is_file():
         with contextlib.suppress(HomingError):  # an unreadable file names no store
-            from homing.config import load_run  # imports the schema, which no other path here needs
+            from homing.config.load import load_run  # imports the schema, which no other path here needs
 
             store = load_run(str(file)).run.store
     words = dict.fromkeys([name or "", typed or name or ""])

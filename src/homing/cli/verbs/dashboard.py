@@ -11,7 +11,7 @@ from homing.api.extras import need
 from homing.api.pages.local_server import given_token
 from homing.cli import output
 from homing.cli.options import Json
-from homing.config import home as home_path
+from homing.config.paths import home as home_path
 
 __all__ = ["command"]
 

@@ -28,7 +28,7 @@ from homing.errors import DataError, HomingError, UsageError
 from homing.units import counted
 
 if TYPE_CHECKING:
-    from homing.config import Loaded
+    from homing.config.load import Loaded
     from homing.lm.data.chat.check_chats import Doctor
     from homing.lm.data.chat.render import Example, Renderer
     from homing.text_sources import Source
@@ -296,7 +296,7 @@ def _in_plain(tokens: list[dict[str, Any]]) -> str:
 
 def _run_named(names: list[str], sets: list[str] | None) -> Loaded | None:
     """Load the named run; None if files are meant. An existing file wins over a run of the same name."""
-    from homing.config import load_run
+    from homing.config.load import load_run
 
     first = Path(names[0]).expanduser()
     is_run_file = first.suffix in (".yaml", ".yml")
@@ -357,7 +357,8 @@ def _data_of(files: list[Source]) -> Path:
 
 def _runs_here() -> list[Loaded]:
     """Return the runs in ./runs that can be loaded, newest first."""
-    from homing.config import load_run, run_files
+    from homing.config.load import load_run
+    from homing.config.paths import run_files
 
     found = run_files()
     names = sorted(found, key=lambda name: (found[name].stat().st_mtime_ns, name), reverse=True)

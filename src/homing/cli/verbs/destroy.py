@@ -22,7 +22,7 @@ from homing.cloud.ledger.meter import at_most
 from homing.cloud.reconcile.account_owner import vouch
 from homing.cloud.reconcile.inventory import Finding, survey
 from homing.cloud.reconcile.run_status import dump_line
-from homing.config import run_files
+from homing.config.paths import run_files
 from homing.errors import HomingError, StillBilling, UsageError
 from homing.units import counted, format_bytes
 

@@ -18,7 +18,9 @@ from homing.cli import output
 from homing.cli.options import Json, Sets
 from homing.cloud.home import Home
 from homing.cloud.providers.registry import PROVIDERS
-from homing.config import find_run_file, load_run, run_files, typed_name
+from homing.config.load import load_run
+from homing.config.paths import run_files, typed_name
+from homing.config.projects import find_run_file
 from homing.doctor.check import Check
 from homing.doctor.run_checks import examine
 from homing.doctor.subject import Examined

@@ -13,7 +13,7 @@ from homing.cli import output
 from homing.cli.options import Json, RunRequired, Sets
 from homing.cli.verb_help import Verb
 from homing.cloud.launch.container_image import BASE, Built, Context, build, check_name, write_context
-from homing.config import load_run
+from homing.config.load import load_run
 from homing.world import World
 
 __all__ = ["app"]

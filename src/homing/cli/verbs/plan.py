@@ -24,8 +24,9 @@ from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
 from homing.cloud.plan.without_account import is_without_key, list_prices
 from homing.cloud.providers.base import Offer
 from homing.cloud.try_offers import name_of
-from homing.config import Loaded, load_run, newest_run, typed_name
 from homing.config.estimate.params import sizes
+from homing.config.load import Loaded, load_run
+from homing.config.paths import newest_run, typed_name
 from homing.errors import HomingError
 from homing.gpus import find_gpu
 from homing.units import format_bytes, format_count, format_duration, format_rate

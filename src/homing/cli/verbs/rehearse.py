@@ -18,8 +18,8 @@ from homing.api.run_changes import as_typed
 from homing.cli import output
 from homing.cli.options import Json, Sets
 from homing.cloud.plan.plan import make_plan
-from homing.config import Loaded, load_run
-from homing.config import home as home_path
+from homing.config.load import Loaded, load_run
+from homing.config.paths import home as home_path
 from homing.errors import DataError, NoOffer, RunFailed, UsageError
 from homing.rehearse.rehearsal import DEFAULT_LIMIT_USD, Rehearsal, RehearsalOrder, rehearse
 from homing.rehearse.scenes import SCENES, find_scenes

@@ -36,7 +36,8 @@ def command(
     """Build the model, count its parameters, run one training step, and check memory and data."""
     sets = with_phases(sets, phase)
     from homing.api.data.stale_shards import refuse_stale
-    from homing.config import load_run, newest_run, typed_name
+    from homing.config.load import load_run
+    from homing.config.paths import newest_run, typed_name
 
     if not no_run:
         from homing.api.extras import need

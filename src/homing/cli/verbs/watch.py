@@ -134,7 +134,7 @@ def _note_smoke(home: Home, run: RunRow) -> None:
     if has_ended and home.world.exists(folder / LAUNCH_NOTE):
         try:
             if json.loads(home.world.read(folder / LAUNCH_NOTE)).get("is_smoke"):
-                from homing.config import mark_smoke
+                from homing.config.resolve.smoke_profile import mark_smoke
 
                 mark_smoke(folder / file_names.RUN_FILE, is_passed=run.state == "done", figures={"run": run.id})
         except (OSError, ValueError, AttributeError) as exc:

@@ -32,7 +32,8 @@ _MOST_VALIDATIONS = 4  # per block
 
 _Read = Callable[[int, int], bytes]  # offset, number of bytes
 
-_LOSS, _REWARD = (re.compile(rb'"%s": (-?[0-9][0-9.eE+-]*)' % name) for name in (b"loss", b"reward"))
+_LOSS = re.compile(rb'"loss": (-?[0-9][0-9.eE+-]*)')
+_REWARD = re.compile(rb'"reward": (-?[0-9][0-9.eE+-]*)')
 _VALIDATION = b'"val_loss": '
 # A value that is not null. Without the leading quote, which every field has: the v is rarer, so the search is faster.
 _VALIDATED = re.compile(_VALIDATION[1:] + b"[^n]")

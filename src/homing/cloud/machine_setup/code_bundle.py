@@ -53,7 +53,6 @@ _INFO = f"homing-{homing.__version__}.dist-info"
 _STORE_EXTRAS = {"s3": "aws", "hf": "hub", "modal": "modal"}
 _GIT_S = 20.0
 REQUIREMENTS = "requirements-instance.txt"  # written by tools/make_requirements.py
-_PRESETS = ("1b", "2b", "4b", "cs336", "goethe-75m", "gpt-124m", "medium-22m", "shakespeare", "tiny")
 # The package's files other than modules. A file that is not listed here is never sent to an instance.
 DATA_FILES = frozenset(
     (
@@ -63,11 +62,23 @@ DATA_FILES = frozenset(
         "cloud/plan/measured.json",
         "cloud/providers/aws/prepare.sh",
         "cloud/machine_setup/startup.sh",
-        *(f"presets/{name}.yaml" for name in _PRESETS),
+        "presets/1b.yaml",
+        "presets/2b.yaml",
+        "presets/4b.yaml",
+        "presets/cs336.yaml",
+        "presets/goethe-75m.yaml",
+        "presets/gpt-124m.yaml",
+        "presets/medium-22m.yaml",
+        "presets/shakespeare.yaml",
+        "presets/tiny.yaml",
         "presets/texts/README.md",
         "presets/texts/shakespeare.txt.xz",
-        *(f"web/dashboard/{name}" for name in ("page.css", "page.html", "page.js")),
-        *(f"web/dashboard/uplot.{kind}" for kind in ("LICENSE", "css", "js")),
+        "web/dashboard/page.css",
+        "web/dashboard/page.html",
+        "web/dashboard/page.js",
+        "web/dashboard/uplot.LICENSE",
+        "web/dashboard/uplot.css",
+        "web/dashboard/uplot.js",
         "web/page.html",
     )
 )

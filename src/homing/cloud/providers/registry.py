@@ -34,6 +34,9 @@ NEAR = ("fake", "local")
 # imported.
 _TRACES: dict[str, Callable[[Path, World], bool]] = {
     "aws": lambda home, world: world.exists(home / "aws"),
+    "fake": lambda home, world: (
+        bool(world.environment().get("HOMING_FAKE_URL")) or world.exists(home / "fake" / "server.json")
+    ),
     "modal": lambda home, world: (
         any(world.environment().get(name) for name in ("MODAL_TOKEN_ID", "MODAL_CONFIG_PATH"))
         or world.exists(os.path.expanduser("~/.modal.toml"))

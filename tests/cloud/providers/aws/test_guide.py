@@ -9,7 +9,7 @@ import pytest
 
 import homing
 from homing.cloud.providers.aws.offers import TYPES, guide
-from homing.config import load_run
+from homing.config.load import load_run
 from homing.gpus import GPUS
 
 ROOT = Path(__file__).parents[4]

@@ -92,7 +92,7 @@ def _refuse_odd(path: Path, added: list[dict[str, Any]]) -> None:
 
 
 # Unicode noncharacters, reserved for use inside programs. If a text contains one after all, the next one is used.
-_SPARE = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_SPARE = list(map(chr, range(0xFDD0, 0xFDF0)))
 Span = tuple[int, int]
 
 
