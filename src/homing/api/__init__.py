@@ -2,4 +2,11 @@
 
 It never prompts, prints or exits, and loads torch only inside the functions that need it. What it has to say on the way
 goes to `homing.api.notices`. The names that users import are in `homing` itself.
+`FUNCTIONS` names the function of each verb; the verb's module in `homing.cli.verbs` parses, calls it and prints.
 """
+
+# verb -> module:function, in the order of `homing --help`. Strings, so that importing this package loads nothing.
+FUNCTIONS: dict[str, str] = {
+    "generate": "homing.api.models.generate_text:generate",
+    "chat": "homing.api.models.chat_session:open_chat",
+}

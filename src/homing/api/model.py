@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from homing.api.models.open_model import OpenModel, open_model
 from homing.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from homing.lm.model import Decoder
-    from homing.lm.tokenizer import Tokenizer
 
 __all__ = ["Model", "Score", "load"]
 
@@ -27,18 +24,16 @@ class Score:
     log_probs: list[float]  # natural logarithm, one per token
 
 
-class Model:
+class Model(OpenModel):
     """A trained model and its tokenizer."""
-
-    def __init__(self, folder: Path, model: Decoder, tokenizer: Tokenizer) -> None:
-        self.folder, self.model, self.tokenizer = folder, model, tokenizer
 
     def generate(
         self, prompt: str = "", *, tokens: int = 200, temperature: float = 0.8, top_k: int = 50, seed: int | None = None
     ) -> str:
         """Return the continuation of the prompt, without the prompt."""
-        return self._text([self.tokenizer.end_of_text_id, *self.tokenizer.encode(prompt)], self.tokenizer.stop_ids,
-                          tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)  # fmt: skip
+        from homing.api.models.generate_text import continue_text
+
+        return "".join(continue_text(self, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed))
 
     def chat(
         self,
@@ -50,11 +45,7 @@ class Model:
         seed: int | None = None,
     ) -> str:
         """Return the answer to the last message. `messages`: a question, or dicts with `role` and `content`."""
-        from homing.lm.data.chat.chat_settings import open_renderer
-        from homing.lm.data.chat.messages import Fault
-        from homing.lm.data.chat.prompt_ids import TemplateTurns
-        from homing.lm.data.chat.template import find_template
-        from homing.lm.generate import ChatTurns
+        from homing.api.models.chat_session import ChatSession
 
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
         roles = [message.get("role") for message in said]
@@ -64,21 +55,12 @@ class Model:
                 why=f"Roles: {', '.join(map(str, roles)) or 'none'}. They must alternate: user, assistant, ..., user.",
                 fix='model.chat([{"role": "user", "content": "Hello"}])',
             )
-        try:
-            if find_template(self.folder) is None:
-                turns: ChatTurns | TemplateTurns = ChatTurns(self.tokenizer)
-            else:
-                renderer = open_renderer(self.folder)
-                turns = TemplateTurns(renderer, self.tokenizer.decode, self.tokenizer.end_of_text_id)
-            for question, answer in zip(said[:-1:2], said[1::2], strict=True):
-                turns.ask(question["content"])
-                turns.answered(self.tokenizer.encode(answer["content"]))
-            ids = turns.ask(said[-1]["content"])
-        except Fault as fault:
-            raise UsageError(
-                what="The chat template cannot render this conversation.", why=fault.text, fix="model.generate(...)"
-            ) from fault
-        return self._text(ids, turns.stop_ids, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+        session = ChatSession(
+            self, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, is_conversation=True
+        )
+        for question, answer in zip(said[:-1:2], said[1::2], strict=True):
+            session.recall(question["content"], answer["content"])
+        return "".join(session.reply(said[-1]["content"]))
 
     def logits(self, text_or_ids: str | Sequence[int]) -> Tensor:
         """Return the logits (tokens, vocabulary) in fp32; a text starts after the end-of-text token."""
@@ -124,15 +106,6 @@ class Model:
     def _ids(self, text: str) -> list[int]:
         return [self.tokenizer.end_of_text_id, *self.tokenizer.encode(text)]
 
-    def _text(self, ids: list[int], stop_ids: Any, *, tokens: int, temperature: float, top_k: int,
-              seed: int | None) -> str:  # fmt: skip
-        from homing.lm.generate import decode_stream, generate
-
-        seed = secrets.randbelow(2**31) if seed is None else seed
-        picked = generate(self.model, ids, stop_ids=stop_ids, num_tokens=tokens, temperature=temperature, top_k=top_k,
-                          seed=seed)  # fmt: skip
-        return "".join(decode_stream(self.tokenizer, picked))
-
 
 def load(
     name_or_path: str | Path | None = None,
@@ -143,18 +116,5 @@ def load(
     base: str = "",
 ) -> Model:
     """Load a trained model by the name or id of its run, or by its folder; None: the newest finished one."""
-    from homing.api.extras import need
-    from homing.api.lookup.base_weights import find_base
-    from homing.api.lookup.find_models import find_model
-
-    need("lm", verb="generate")
-    is_path = isinstance(name_or_path, Path)
-    folder = find_model(
-        None if name_or_path is None else f"./{name_or_path}" if is_path and not Path(name_or_path).is_absolute()
-        else str(name_or_path),
-        checkpoint=checkpoint,
-        phase=phase,
-    )  # fmt: skip
-    from homing.lm.generate import load_for_use
-
-    return Model(folder, *load_for_use(folder, device, base=find_base(folder, base)))
+    opened = open_model(name_or_path, verb="generate", checkpoint=checkpoint, phase=phase, device=device, base=base)
+    return Model(opened.folder, opened.model, opened.tokenizer)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
-import time
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from homing.api.extras import need
-from homing.api.lookup.base_weights import find_base
-from homing.api.lookup.find_models import find_model
+from homing.api.models.generate_text import generate
 from homing.cli import output
 from homing.cli.complete import run_words
 from homing.cli.options import Base, Json
@@ -61,37 +56,25 @@ def command(
     json: Json = False,
 ) -> None:
     """Complete a prompt with a trained model. Without --prompt the model starts a new document."""
-    need("lm", verb="generate")
-    folder = find_model(run, checkpoint=checkpoint, phase=phase)
-    text = _read_prompt(prompt)
-
-    from homing.lm.device import describe_device
-    from homing.lm.generate import decode_stream, generate, load_for_use
-
-    model, tokenizer = load_for_use(folder, device, base=find_base(folder, base))
-    seed = secrets.randbelow(2**31) if seed is None else seed
-    where, end_of_text = describe_device(model.device), tokenizer.end_of_text_id
-    output.say(f"{folder} on {where}, temperature {temperature:g}, top-k {top_k}, seed {seed}")
-    prompt_ids = [end_of_text, *tokenizer.encode(text)]
-    if len(prompt_ids) > model.shape.context:
-        read = model.shape.context // 2
-        output.say(f"The prompt has {len(prompt_ids):,} tokens; only the last {read:,} fit the model's context.")
-    picked: list[int] = []
-    settings: dict[str, Any] = {"num_tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-    ids = generate(model, prompt_ids, stop_ids=tokenizer.stop_ids, **settings)
-    _show(text, is_json=json)
-    chunks, started = [], time.perf_counter()
-    for piece in decode_stream(tokenizer, _noted(ids, picked)):
-        chunks.append(piece)
+    begun = generate(
+        run,
+        prompt=_read_prompt(prompt),
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        checkpoint=checkpoint,
+        phase=phase,
+        device=device,
+        base=base,
+    )
+    _show(begun.prompt, is_json=json)
+    for piece in begun:
         _show(piece, is_json=json)
     _show("\n", is_json=json)
-    seconds = time.perf_counter() - started
-    ending = "the model ended the text" if len(picked) < tokens else "--tokens reached"
-    output.say(f"{len(picked)} tokens at {format_rate(len(picked) / seconds)}; {ending}")
-    document: dict[str, Any] = {"checkpoint": str(folder), "device": where, "prompt": text, "text": "".join(chunks)}
-    document |= {"num_tokens": len(picked), "is_ended": len(picked) < tokens}
-    document |= {"temperature": temperature, "top_k": top_k, "seed": seed}
-    output.emit("generate/1", document)
+    ending = "the model ended the text" if begun.is_ended else "--tokens reached"
+    output.say(f"{begun.num_tokens} tokens at {format_rate(begun.num_tokens / begun.seconds)}; {ending}")
+    output.emit("generate/1", begun.to_dict())
 
 
 def _show(text: str, *, is_json: bool) -> None:
@@ -99,20 +82,8 @@ def _show(text: str, *, is_json: bool) -> None:
         print(text, end="", flush=True)
 
 
-def _noted(ids: Iterable[int], picked: list[int]) -> Iterator[int]:
-    for i in ids:
-        picked.append(i)
-        yield i
-
-
 def _read_prompt(prompt: str) -> str:
     if prompt != "-":
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as exc:  # raw bytes from the shell
-            raise UsageError(
-                what="The prompt is not UTF-8.", why=str(exc), fix="iconv -t utf-8 FILE | homing generate -p -"
-            ) from exc
         return prompt
     try:
         text = sys.stdin.buffer.read().decode("utf-8")

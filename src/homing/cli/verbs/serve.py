@@ -12,10 +12,10 @@ import typer
 from homing.api.extras import need
 from homing.api.lookup.base_weights import find_base
 from homing.api.lookup.find_models import find_model
+from homing.api.models.chat_session import reported_refusals, warn_of_format
 from homing.api.pages.local_server import given_token
 from homing.cli import output
 from homing.cli.options import Base, Json
-from homing.cli.verbs.chat import reported_refusals, say_format
 from homing.cli.verbs.generate import Checkpoint, Device, Model, Phase, Temperature, Tokens, TopK
 from homing.errors import UsageError
 
@@ -66,7 +66,7 @@ def command(
     output.say(f"{folder} on {describe_device(model.device)}. Request defaults:"
              f" {tokens} tokens, temperature {temperature:g}, top-k {top_k}.")  # fmt: skip
     if session.is_chat:
-        say_format(read_card(folder))
+        warn_of_format(read_card(folder))
     else:
         output.say("This is a base model: /v1/completions completes text; /v1/chat/completions is refused.")
     token = given or secrets.token_urlsafe(24)

@@ -1,0 +1,1 @@
+"""Use a trained model: generate, chat, evaluate, export, publish, serve."""

@@ -1,0 +1,169 @@
+"""Chat with a trained model, without the terminal: what `homing chat` and `Model.chat` do.
+
+A model trained on conversations is prompted in turns, formatted by the chat template in its folder, and remembers them.
+A base model only completes text, one line at a time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from homing.api import notices
+from homing.api.models.open_model import OpenModel, open_model
+from homing.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from homing.lm.data.chat.prompt_ids import TemplateTurns
+    from homing.lm.generate import Card, ChatTurns
+
+__all__ = ["ChatSession", "open_chat", "reported_refusals", "warn_of_format"]
+
+
+class ChatSession:
+    """A conversation with a loaded model; with a base model, independent completions.
+
+    `seed` is that of the next answer: each has its own, so asking the same question twice may give two answers, and the
+    whole session is reproducible.
+    """
+
+    def __init__(
+        self,
+        model: OpenModel,
+        *,
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 50,
+        seed: int | None = None,
+        is_conversation: bool | None = None,
+    ) -> None:
+        """Begin a session. `is_conversation`: prompt in turns or not; None: as the model was trained."""
+        from homing.lm.data.chat.prompt_ids import learned_to_answer
+        from homing.lm.generate import read_card
+
+        self.model = model
+        self.seed = secrets.randbelow(2**31) if seed is None else seed
+        self.settings: dict[str, Any] = {"num_tokens": tokens, "temperature": temperature, "top_k": top_k}
+        if is_conversation is None:
+            is_conversation = learned_to_answer(read_card(model.folder))
+        self.is_conversation = is_conversation
+        self._turns: ChatTurns | TemplateTurns | None = self._new_turns() if is_conversation else None
+
+    @property
+    def mode(self) -> str:
+        return "chat" if self.is_conversation else "completion"
+
+    def reply(self, line: str) -> Iterator[str]:
+        """Yield the answer piece by piece, or the completion by a base model."""
+        from homing.lm.generate import complete
+
+        seed, self.seed = self.seed, self.seed + 1
+        if self._turns is None:
+            return complete(self.model.model, self.model.tokenizer, line, seed=seed, **self.settings)
+        return self._answer(self._turns, line, seed)
+
+    def _answer(self, turns: ChatTurns | TemplateTurns, line: str, seed: int) -> Iterator[str]:
+        from homing.lm.generate import decode_stream, generate
+
+        said: list[int] = []
+
+        def remember(ids: Iterator[int]) -> Iterator[int]:
+            for i in ids:
+                said.append(i)
+                yield i
+
+        with reported_refusals():
+            prompt_ids = turns.ask(line)
+        picked = generate(self.model.model, prompt_ids, stop_ids=turns.stop_ids, seed=seed, **self.settings)
+        try:
+            yield from decode_stream(self.model.tokenizer, remember(picked))
+        finally:
+            # Also when the answer was cut short: keep what was generated, so that the next turn is well formed.
+            turns.answered(said)
+
+    def recall(self, question: str, answer: str) -> None:
+        """Add an earlier question and its answer to the conversation."""
+        assert self._turns is not None, "a completion remembers nothing"
+        with reported_refusals():
+            self._turns.ask(question)
+            self._turns.answered(self.model.tokenizer.encode(answer))
+
+    def forget(self) -> None:
+        """Begin a new conversation. For a base model every line is already an independent text."""
+        self.seed += 1
+        if self.is_conversation:
+            self._turns = self._new_turns()
+
+    def _new_turns(self) -> ChatTurns | TemplateTurns:
+        from homing.lm.data.chat.chat_settings import open_renderer
+        from homing.lm.data.chat.prompt_ids import TemplateTurns
+        from homing.lm.data.chat.template import find_template
+        from homing.lm.generate import ChatTurns
+
+        tokenizer = self.model.tokenizer
+        if find_template(self.model.folder) is None:  # `warn_of_format` warns of this
+            return ChatTurns(tokenizer)
+        with reported_refusals():
+            renderer = open_renderer(self.model.folder)
+            return TemplateTurns(renderer, tokenizer.decode, tokenizer.end_of_text_id)
+
+
+def open_chat(
+    run: str | Path | None = None,
+    *,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int | None = None,
+    checkpoint: str | None = None,
+    phase: str | None = None,
+    device: str = "auto",
+    base: str = "",
+) -> ChatSession:
+    """Load a model and begin a session with it."""
+    model = open_model(run, verb="chat", checkpoint=checkpoint, phase=phase, device=device, base=base)
+
+    from homing.lm.device import describe_device
+    from homing.lm.generate import read_card
+
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    where = describe_device(model.model.device)
+    notices.say(f"{model.folder} on {where}, temperature {temperature:g}, top-k {top_k}, seed {seed}")
+    session = ChatSession(model, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+    if session.is_conversation:
+        warn_of_format(read_card(model.folder))
+    else:
+        notices.say("This is a base model: it completes the text you type and was not trained to answer.")
+    return session
+
+
+def warn_of_format(card: Card) -> None:
+    """Warn if the model has no chat template: prompts formatted differently than in training give worse answers."""
+    from homing.lm.data.chat.template import find_template
+    from homing.lm.generate.load_model import template_owner
+
+    if find_template(card.folder) is None:
+        notices.say(
+            f"warning: {card.folder} has no chat template. Using ChatML (<|im_start|>user ...),"
+            " which may differ from the format it was trained with."
+            f" Copy the template file into the folder: {template_owner(card)}"
+        )
+
+
+@contextmanager
+def reported_refusals() -> Iterator[None]:
+    """Raise UsageError for a conversation that the chat template refuses."""
+    from homing.lm.data.chat.messages import Fault
+
+    try:
+        yield
+    except Fault as fault:
+        raise UsageError(
+            what="The chat template cannot render this conversation.",
+            why=f"{fault.text[:1].upper()}{fault.text[1:]}.",
+            fix="Start a new conversation with /new, or complete text without a template: homing generate",
+        ) from fault

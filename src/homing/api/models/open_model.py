@@ -1,0 +1,51 @@
+"""Load a trained model by the name of its run or by its folder: `homing.load`, and the verbs that use a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homing.api.extras import need
+from homing.api.lookup.base_weights import find_base
+from homing.api.lookup.find_models import find_model
+
+if TYPE_CHECKING:
+    from homing.lm.model import Decoder
+    from homing.lm.tokenizer import Tokenizer
+
+__all__ = ["OpenModel", "find_folder", "open_model"]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class OpenModel:
+    """A loaded model, its tokenizer and the folder of both."""
+
+    folder: Path
+    model: Decoder
+    tokenizer: Tokenizer
+
+
+def open_model(
+    name_or_path: str | Path | None,
+    *,
+    verb: str,
+    checkpoint: str | None = None,
+    phase: str | None = None,
+    device: str = "auto",
+    base: str = "",
+) -> OpenModel:
+    """Load a model for a verb, which is named if the extra `lm` is missing."""
+    need("lm", verb=verb)
+    folder = find_folder(name_or_path, checkpoint=checkpoint, phase=phase)
+
+    from homing.lm.generate import load_for_use
+
+    return OpenModel(folder, *load_for_use(folder, device, base=find_base(folder, base)))
+
+
+def find_folder(name_or_path: str | Path | None, *, checkpoint: str | None = None, phase: str | None = None) -> Path:
+    """Return the folder of a model; a Path is always a folder, never the name of a run."""
+    if isinstance(name_or_path, Path):
+        name_or_path = str(name_or_path) if name_or_path.is_absolute() else f"./{name_or_path}"
+    return find_model(name_or_path, checkpoint=checkpoint, phase=phase)
