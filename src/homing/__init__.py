@@ -4,8 +4,8 @@
     run.prep()
     run.launch(spend_limit=12, confirm=True)
 
-Importing this package loads neither torch nor a provider SDK; each name below is loaded when it is first used. Their
-types are in `__init__.pyi`.
+Importing this package loads neither torch nor a provider SDK, because each name below is loaded when it is first used.
+The types of the names are in `__init__.pyi`.
 """
 
 import importlib
@@ -41,7 +41,10 @@ __version__: str
 
 
 def __getattr__(name: str) -> object:
-    """Load a name on first access. importlib.metadata takes a third of the start-up time of a small program."""
+    """Load a public name on first access.
+
+    The version is looked up only then too: importlib.metadata takes a third of the start-up time of a small program.
+    """
     if name in _FROM:
         found: object = getattr(importlib.import_module(_FROM[name]), name)
     elif name == "__version__":
@@ -61,5 +64,5 @@ def _version() -> str:
 
     try:
         return version("homing")
-    except PackageNotFoundError:  # run from a source tree without installation
+    except PackageNotFoundError:  # homing runs from a source tree and is not installed
         return "0+source"

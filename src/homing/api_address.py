@@ -1,4 +1,4 @@
-"""Checks the addresses to which API keys are sent: they must use HTTPS or be on this computer.
+"""Checks that an address to which API keys are sent uses HTTPS or is on this computer.
 
 api_address(environment, "RUNPOD_API_URL", default)   the address from the environment, else the provider's default
 check_address(url, source)                            the same check for an address that an SDK chose itself
@@ -16,7 +16,7 @@ __all__ = ["api_address", "check_address"]
 
 
 def api_address(environment: Mapping[str, str], name: str, default: str) -> str:
-    """Return the address in this variable, or the default, without a trailing slash.
+    """Return the address set in this environment variable, or the default, without a trailing slash.
 
     Raises UsageError for plain HTTP.
     """
@@ -24,7 +24,7 @@ def api_address(environment: Mapping[str, str], name: str, default: str) -> str:
 
 
 def check_address(url: str, source: str) -> str:
-    """Return the address unchanged; raises UsageError if a key would be sent to it unencrypted."""
+    """Return the address unchanged, or raise UsageError if a key would be sent to it unencrypted."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -42,7 +42,7 @@ def check_address(url: str, source: str) -> str:
 
 
 def _refused(url: str, source: str, why: str) -> UsageError:
-    shown = url.rpartition("@")[2].partition("?")[0]  # without user, password or token
+    shown = url.rpartition("@")[2].partition("?")[0]  # the URL without user, password or token
     return UsageError(
         what=f"{source} points to {shown!r}; nothing was sent.",
         why=why,

@@ -63,7 +63,7 @@ _READ_THE_FILE = (
     "prep",
     "train",
     "verify",
-)  # verbs that read the run file, and therefore accept --set and --smoke
+)  # these verbs read the run file, so they accept --set and --smoke
 
 
 class HomingError(Exception):
@@ -81,9 +81,9 @@ class HomingError(Exception):
     def name_run(self, typed: str) -> None:
         """Replace the placeholder RUN in `why` and `fix` with the name that the user typed.
 
-        The code that raises an error often does not know that name. `typed` is the name followed by the options that
-        change the run file; the options are kept only for verbs that read the run file. If the name is empty, those
-        verbs show no name, because they then use the newest run file, as the user did.
+        The code that raises an error often does not know the name of the run. `typed` is the name followed by the
+        options that change the run file; the options are kept only for verbs that read the run file. If the name is
+        empty, the commands shown for those verbs have no name either, and so use the newest run file.
         """
         name = typed.split(" --")[0]
 
@@ -110,7 +110,7 @@ class RunFailed(HomingError):
 
 
 class EndedElsewhere(HomingError):
-    """The instance was destroyed on purpose, so the launch does not try the next offer."""
+    """Raised if the instance was destroyed on purpose during the launch, which then does not try the next offer."""
 
 
 class UsageError(HomingError):
@@ -174,9 +174,9 @@ class ProviderRefused(HomingError):
 
 
 class ProviderSilent(ProviderRefused):
-    """No usable response from a provider.
+    """A provider gave no usable response.
 
-    `doubt` says what is unknown as a result, and is appended to `why`. `reason` is `why` without it.
+    `doubt` says what is unknown as a result, and is appended to `why`. `reason` is `why` without the doubt.
     """
 
     def __init__(self, what: str, why: str = "", fix: str = "", *, doubt: str = "") -> None:
@@ -185,7 +185,7 @@ class ProviderSilent(ProviderRefused):
 
 
 class OtherAccount(ProviderRefused):
-    """The key's account does not show the instance, which may still be billing: never treat it as gone."""
+    """The account of this API key does not list the instance. It may still be billing, so it must not count as gone."""
 
 
 class CreateFailed(ProviderRefused):
@@ -219,7 +219,7 @@ class StoreError(HomingError):
 
 
 class StoreRefused(StoreError):
-    """A permanent refusal by the store: retrying does not help (permission, bucket, expired token, region)."""
+    """The store refused permanently (permission, bucket, expired token, region), so retrying does not help."""
 
 
 class Interrupted(HomingError):

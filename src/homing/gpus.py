@@ -2,8 +2,9 @@
 
 `bf16_tflops` is the dense tensor-core peak from the vendor's data sheet. GPUs before Ampere have no bf16: for them it
 holds the fp16 peak, and `has_bf16` is false. `fp32_tflops` is the plain fp32 peak; those older GPUs train in fp32.
-Memory is the vendor's nominal figure in GiB. Aliases are names from provider catalogues and from the driver: one of
-them must occur in the name that the driver reports, or the instance is rejected as not the one that was rented.
+Memory is the vendor's nominal figure in GiB. Aliases are the names that provider catalogues and the driver use. The
+name that the driver reports must contain one of them; otherwise the instance is rejected, because it is not what was
+rented.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 
 __all__ = ["GPUS", "MIN_CAPABILITY", "Gpu", "find_gpu", "nearest_gpus"]
 
-# Lowest compute capability that the installed torch has kernels for: CUDA 13 dropped everything before Turing. The open
-# kernel modules in the cloud images also start with Turing.
+# The lowest compute capability for which the installed torch has kernels. CUDA 13 dropped everything before Turing, and
+# the open kernel modules in the cloud images also start with Turing.
 MIN_CAPABILITY = (7, 5)
 
 
@@ -74,7 +75,7 @@ GPUS: dict[str, Gpu] = {
     "RTXA6000": Gpu("RTXA6000", 48, 154.8, 38.7, 768, (8, 6), ("a6000",)),
     "A10": Gpu("A10", 24, 125.0, 31.2, 600, (8, 6)),
     "A10G": Gpu("A10G", 24, 70.0, 31.5, 600, (8, 6)),
-    "A16": Gpu("A16", 16, 17.9, 4.5, 200, (8, 6)),  # one of the four GPUs on its board
+    "A16": Gpu("A16", 16, 17.9, 4.5, 200, (8, 6)),  # one of the four GPUs on an A16 board
     "A30": Gpu("A30", 24, 165.0, 10.3, 933, (8, 0)),
     "A40": Gpu("A40", 48, 149.7, 37.4, 696, (8, 6)),
     "A100": Gpu("A100", 80, 312.0, 19.5, 2039, (8, 0), ("a100-80gb", "a100-sxm4-80gb", "a100 80gb pcie", "a100 80g")),
@@ -112,13 +113,13 @@ GPUS: dict[str, Gpu] = {
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """Find a GPU by our name, an alias, or the driver's name ("NVIDIA H100 80GB HBM3"); None if unknown."""
+    """Find a GPU by our name, an alias, or the driver's name ("NVIDIA H100 80GB HBM3"); return None if unknown."""
     wanted = _plain(name)
     known = {_plain(alias): gpu for gpu in GPUS.values() for alias in (gpu.name, *gpu.aliases)}
     if wanted in known:
         return known[wanted]
-    # Driver names wrap the name we know in vendor and memory size, so the longest match wins. A digit right after the
-    # match belongs to a different model: a T400 is not a T4, an RTX A1000 is not an A100.
+    # The driver adds vendor and memory size to the name we know, so the longest match wins. A digit right after the
+    # match belongs to a different model: a T400 is not a T4, and an RTX A1000 is not an A100.
     inside = [key for key in known if re.search("[^a-z0-9]*".join(key) + r"(?!\d)", name.lower())]
     return known[max(inside, key=len)] if inside else None
 

@@ -1,4 +1,4 @@
-"""Converts between a Hugging Face config.json and our Model. Needs no torch, so that `config` can use it too.
+"""Converts between a Hugging Face config.json and our Model, without torch, so that `config` can use it too.
 
     model_of(config)   Hugging Face config.json -> wire Model; the error names every feature that our decoder lacks
     config_of(model)   wire Model -> a config.json that transformers loads
@@ -17,8 +17,9 @@ from homing.wire.run_json import Model, RopeScaling
 __all__ = ["ARCHITECTURES", "FAMILIES", "SWIFT", "SWIFT_CLASS", "SWIFT_TYPE", "config_of", "model_of"]
 
 SWIFT = "swift"
-SWIFT_TYPE, SWIFT_CLASS = "homing_swift", "HomingSwiftForCausalLM"  # `model_type` and class in its config.json
-# arch -> the class that transformers loads it with.
+# the `model_type` and the class named in its config.json
+SWIFT_TYPE, SWIFT_CLASS = "homing_swift", "HomingSwiftForCausalLM"
+# Our architecture name -> the class with which transformers loads it.
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 FAMILIES = "Llama (llama), Qwen2 and Qwen2.5 (qwen2) and Qwen3 (qwen3)"
 
@@ -26,7 +27,7 @@ _NEEDED = (
     *("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size"),
     *("max_position_embeddings", "vocab_size", "rms_norm_eps"),
 )
-# Llama 3.1 rope scaling: name in transformers -> our name
+# Llama 3.1 RoPE scaling: the name in transformers -> our name.
 _LLAMA3 = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
@@ -38,7 +39,7 @@ _LLAMA3 = {
 def model_of(config: Any) -> Model:
     """Build a Model from a parsed config.json.
 
-    Raises ValueError if it is not a config.json, DataError with all reasons for an unsupported model.
+    Raises ValueError if the input is not a config.json, and DataError with all reasons if the model is not supported.
     """
     if not isinstance(config, dict):
         raise ValueError(f"it must be an object, not {type(config).__name__}")
@@ -48,7 +49,8 @@ def model_of(config: Any) -> Model:
     if not isinstance(rope, dict):
         raise ValueError(f"its rope parameters must be an object, not {type(rope).__name__}")
     if arch != SWIFT and arch not in ARCHITECTURES:
-        # Report only the architecture: a list of keys that a different architecture requires would only confuse.
+        # Report only the unsupported architecture. The keys that it requires differ from ours, so a list of them would
+        # confuse.
         raise DataError(
             what=f"homing does not support the architecture {arch!r}.",
             why=f"Its model_type {arch!r} is not one of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.",
@@ -64,7 +66,7 @@ def model_of(config: Any) -> Model:
         )
     try:
         return _model(config, arch, rope)
-    except (TypeError, OverflowError) as exc:  # a list, null or infinity instead of a number
+    except (TypeError, OverflowError) as exc:  # raised for a list, null or infinity instead of a number
         raise ValueError(str(exc)) from exc
 
 
@@ -155,7 +157,7 @@ def _model(config: dict[str, Any], arch: str, rope: dict[str, Any]) -> Model:
 
 
 def config_of(model: Model, *, end_of_text_id: int = 0, chat_end_id: int | None = None) -> dict[str, Any]:
-    """Return the config.json to store with the weights, so that transformers can load a stock model as it is."""
+    """Return the config.json to store with the weights, with which transformers loads them as one of its own models."""
     is_swift = model.family == SWIFT
     config: dict[str, Any] = {
         "architectures": [SWIFT_CLASS if is_swift else ARCHITECTURES[model.arch]],
@@ -191,9 +193,9 @@ def config_of(model: Model, *, end_of_text_id: int = 0, chat_end_id: int | None 
 
 
 def _rope_keys(model: Model) -> dict[str, Any]:
-    """Return the RoPE keys in both formats.
+    """Return the RoPE settings in both formats.
 
-    transformers 5 reads rope_parameters; older versions and other tools read the other two keys.
+    transformers 5 reads rope_parameters; older versions and other tools read rope_theta and rope_scaling.
     """
     scaling: dict[str, Any] = {"rope_type": "default"}
     if model.rope_scaling is not None:

@@ -1,4 +1,4 @@
-"""Shared by all uses of the Hugging Face Hub: the token from either environment variable, and LFS for large files."""
+"""Finds the Hugging Face token, and makes every use of the Hub transfer large files with LFS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = ("HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN")  # if both are set, the first w
 
 
 def token_in(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return the token and the name of the variable that holds it; both empty if there is none."""
+    """Return the token and the name of the variable that holds it, or two empty strings if there is no token."""
     set_here = ((environment.get(name, "").strip(), name) for name in NAMES)
     return next(((token, name) for token, name in set_here if token), ("", ""))
 
@@ -20,7 +20,7 @@ def use_lfs(library: Any) -> None:
     """Transfer large files with LFS, which the Hub accepts for every repository, instead of Xet.
 
     huggingface_hub would use Xet if hf-xet is installed, without a fallback. Our tests cannot run Xet, because only the
-    Hub has its servers. With LFS, the code in use at home and on instances is the code that is tested. LFS is slower
-    for files that the Hub already has in part.
+    Hub has Xet servers. With LFS, homes and instances run the code that is tested. LFS is slower for files of which the
+    Hub already has a part.
     """
     library.constants.HF_HUB_DISABLE_XET = True

@@ -1,8 +1,8 @@
-"""Finds out how homing was installed, and so which pip command adds an extra to it.
+"""Finds out how homing was installed, to show the pip command that adds an extra to it.
 
-If it came from a package index, the command names the package: `homing[aws]`. If it was installed from a folder (`pip
-install -e '.[lm]'`, as in the README), no index knows it, and pip needs the folder: `pip install -e
-'/home/ada/homing[aws]'`. pip records which case it was in direct_url.json.
+If homing came from a package index, the command names the package: `homing[aws]`. If it was installed from a folder
+(`pip install -e '.[lm]'`, as in the README), pip needs that folder: `pip install -e '/home/ada/homing[aws]'`. pip
+records which of the two it was in direct_url.json.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def pip_install(extra: str = "", *options: str) -> str:
 
 
 def pip_upgrade() -> str:
-    """Return how to upgrade homing. pip cannot update a source folder."""
+    """Return the command that upgrades homing, or advice for a source folder, which pip cannot update."""
     _, folder = _origin()
     return f"Update {folder}, then: {pip_install()}" if folder else pip_install("", "--upgrade")
 
 
 def _origin() -> tuple[list[str], str]:
-    """Return pip's flag for an editable install and the source folder; both empty if it came from an index."""
-    # Imported here because --help and errors that name no extra do not need it.
+    """Return pip's flag for an editable install and the source folder; both are empty if homing came from an index."""
+    # Imported here because neither --help nor an error without an extra needs it.
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
 
@@ -38,7 +38,7 @@ def _origin() -> tuple[list[str], str]:
         written = json.loads(distribution("homing").read_text("direct_url.json") or "{}")
         address, about = urlsplit(written.get("url", "")), written.get("dir_info")
     except (PackageNotFoundError, ValueError, AttributeError):
-        return [], ""  # a source tree on sys.path, or a direct_url.json that pip did not write
-    if address.scheme != "file" or about is None:  # a wheel file is not a folder either
+        return [], ""  # homing is a source tree on sys.path, or another tool wrote direct_url.json
+    if address.scheme != "file" or about is None:  # the URL may name a wheel file, which is not a folder
         return [], ""
     return ["-e"] if about.get("editable") else [], unquote(address.path)

@@ -1,10 +1,10 @@
-"""Reads files of questions for an rl phase: JSON lines; every invalid line is reported with its number.
+"""Reads JSON lines files with the questions of an rl phase, and reports every invalid line with its number.
 
     gsm8k     {"question": ..., "answer": "... #### 18"}
     prompts   {"prompt": ...} or {"messages": [...]} or {"ids": [...]}, and {"answer": ...} unless a reward.py judges
 
-Used at home before anything is rented, and by the trainer before its first step, so that the same rules apply in both
-places. Uses no tokenizer: the trainer turns questions into tokens.
+Home calls this module before anything is rented, and the trainer calls it before its first step, so that the same rules
+apply in both places. It uses no tokenizer: the trainer turns questions into tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_SHOWN = 10
 
 @dataclass(frozen=True)
 class Entry:
-    """One question as written in the file: as messages or as token ids."""
+    """One question as written in the file, given either as messages or as token ids."""
 
     messages: tuple[dict[str, str], ...]
     ids: tuple[int, ...]
@@ -33,8 +33,8 @@ class Entry:
 def read_entries(data: bytes, kind: str, *, needs_answers: bool, num_ids: int | None) -> tuple[list[Entry], list[str]]:
     """Return the questions and, for every invalid line, its number and what is wrong.
 
-    `num_ids`: the vocabulary size of the tokenizer; None if not known yet. A file without any questions is reported
-    too.
+    `num_ids` is the vocabulary size of the tokenizer, or None if it is not known yet. A file without any questions is
+    reported too.
     """
     entries, problems = [], []
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -52,7 +52,7 @@ def read_entries(data: bytes, kind: str, *, needs_answers: bool, num_ids: int | 
 
 
 def shorten_problems(problems: list[str]) -> list[str]:
-    """Return the first problems, followed by the number of those left out."""
+    """Return the first few problems, followed by the number of problems left out."""
     more = len(problems) - _MAX_SHOWN
     return problems[:_MAX_SHOWN] + ([f"and {more} more"] if more > 0 else [])
 

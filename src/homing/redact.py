@@ -1,4 +1,4 @@
-"""Hides API keys, tokens and passwords in text that is about to be printed or logged. Standard library, Python 3.8.
+"""Hides API keys, tokens and passwords in text that is about to be printed or logged. Must run on Python 3.8.
 
     redact(text)       replaces every secret value of this process, and passwords in URLs, with ***
     register(value)    adds a secret that is in no environment variable, such as a key read from a file
@@ -59,7 +59,7 @@ class RedactedFormatter(logging.Formatter):
 
 
 def _secrets(environment: Mapping[str, str]) -> List[str]:
-    """Return the secret values, longest first as one may contain another, and each line of a multi-line secret."""
+    """Return the secret values, and each line of multi-line ones, longest first because one may contain another."""
     found = set(_registered)
     for name, value in environment.items():
         if len(value) >= MIN_LETTERS and _is_secret(name) and not _is_path(value):
@@ -74,5 +74,5 @@ def _is_secret(name: str) -> bool:
 
 
 def _is_path(value: str) -> bool:
-    """Return True for the path of a key file: the path itself is not a secret."""
+    """Return True if the value is the path of a key file, because a path is not a secret."""
     return value.startswith(("/", "~/", "./")) and os.path.exists(os.path.expanduser(value))

@@ -29,14 +29,14 @@ __all__ = [
 PACKINGS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
 JSONL_ENDINGS = (".jsonl", ".ndjson")
 PARQUET_ENDING = ".parquet"
-_MAX_SHOWN = 5  # number of names shown in an error
+_MAX_SHOWN = 5  # how many names an error shows
 CHAT_ENDINGS = (*JSONL_ENDINGS, ".json", PARQUET_ENDING)
 TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", *JSONL_ENDINGS, PARQUET_ENDING)
 
 
 @dataclass(frozen=True)
 class Source:
-    path: str  # as the user named it
+    path: str  # the path as the user wrote it
     num_bytes: int  # size on disk, compressed
     mtime_ns: int
     form: str  # plain, jsonl or parquet
@@ -44,7 +44,7 @@ class Source:
 
     @property
     def stamp(self) -> list[object]:
-        """Return values that change when the file changes, without reading it."""
+        """Return values that change when the file changes, without reading its content."""
         return [self.path, self.num_bytes, self.mtime_ns]
 
 
@@ -57,7 +57,7 @@ class Found:
 def find_sources(patterns: Sequence[str], *, key: str, otherwise: str = "") -> Found:
     """Return every file that `patterns` match, each once; raises DataError for missing, empty or unreadable ones.
 
-    `key` names the setting in errors. `otherwise` is the hint for choosing a different file; default: `--KEY PATH`.
+    `key` names the setting in errors. `otherwise` is the hint for choosing a different file, by default `--KEY PATH`.
     """
     found = Found([])
     seen: set[str] = set()
@@ -112,7 +112,7 @@ def _expand(pattern: str, key: str, otherwise: str, warnings: list[str]) -> list
         hits: list[str] = []
         for hit in sorted(glob.glob(named, recursive=True)):
             if os.path.isdir(hit) and named.endswith("**"):
-                continue  # every file in it is a match too
+                continue  # every file in this folder matches the pattern too
             hits += _folder(hit, key, warnings) if os.path.isdir(hit) else [hit]
         if hits:
             return hits
@@ -154,7 +154,7 @@ def _folder(folder: str, key: str, warnings: list[str]) -> list[str]:
 
 
 def _refuse_empty(paths: list[str], key: str) -> None:
-    """Raise one DataError that names all empty files, so that the user can fix them in one go."""
+    """Raise one DataError that names all empty files, so that the user can fix them all at once."""
     if len(paths) == 1:
         raise DataError(f"{key}: {paths[0]} is empty.", why="It has 0 bytes.", fix="Add text to it, or leave it out.")
     if paths:
@@ -169,7 +169,7 @@ def _refuse_empty(paths: list[str], key: str) -> None:
 def _source(path: str, key: str) -> Source:
     try:
         path.encode()
-    except UnicodeEncodeError as exc:  # fail now: the manifest at the end of prep could not hold this name
+    except UnicodeEncodeError as exc:  # fail now, because the manifest at the end of prep could not hold this name
         raise DataError(
             what=f"{key}: the name {path!a} is not UTF-8.",
             why="It uses another encoding, such as Latin-1, and cannot be stored in a run file or manifest.",

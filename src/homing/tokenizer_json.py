@@ -1,7 +1,7 @@
 """Reads tokenizer.json files, and checks whether two of them give the same ids to the same text.
 
-The size is checked before parsing, because a parsed file takes five times as much memory. Weights only know the ids
-they were trained on, so the comparison covers everything that affects encoding: vocabulary, merges, normalizer,
+The size is checked before parsing, because a parsed file takes five times as much memory as its text. Weights are
+trained on one set of ids, so the comparison covers everything that affects encoding: vocabulary, merges, normalizer,
 pre-tokenizer and special tokens. Whitespace, key order, padding, the post-processor and the decoder may differ, because
 they do not change the ids of a text.
 """
@@ -22,7 +22,7 @@ MAX_TOKENIZER_BYTES = 128 << 20  # the largest among known open models are 35 MB
 
 
 def read_tokenizer_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Return the file's bytes; raises DataError if it is too large, OSError if there is no such file."""
+    """Return the file's bytes; raises DataError if the file is too large, OSError if there is none."""
     with open(path, "rb") as file:
         data = file.read(MAX_TOKENIZER_BYTES + 1)
         if len(data) > MAX_TOKENIZER_BYTES:
@@ -38,7 +38,7 @@ _NO_IDS = ("version", "truncation", "padding", "post_processor", "decoder")
 
 
 def gives_same_ids(one: Path, other: Path) -> bool:
-    """Return True if both files encode text alike. Both must exist; an invalid file only matches an exact copy."""
+    """Return True if both files encode text alike. Both must exist; an invalid file matches only an exact copy."""
     first, second = read_tokenizer_bytes(one), read_tokenizer_bytes(other)
     if first == second:
         return True
@@ -50,7 +50,7 @@ def gives_same_ids(one: Path, other: Path) -> bool:
 
 def _encoding_part(document: dict[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in document.items() if name not in _NO_IDS}
-    # Older writers join the two halves of a merge with a space.
+    # Older files join the two halves of a merge with a space.
     merges = [
         tuple(each.split(" ")) if isinstance(each, str) else tuple(each) for each in found["model"].get("merges") or []
     ]
@@ -62,5 +62,5 @@ def _encoding_part(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Drop null and false values: some writers write them, others omit them."""
+    """Drop null and false values, which some writers write and others omit."""
     return {name: value for name, value in values.items() if value is not None and value is not False}

@@ -29,10 +29,10 @@ __all__ = [
     "parse_usd",
 ]
 
-MOST_USD = Decimal(10**9)  # the highest limit that a user can set
+MOST_USD = Decimal(10**9)  # the highest spend limit that a user can set
 MOST_S = 36500 * 86400.0
 _MOST_COUNT = Decimal(10**24)
-_MOST_SHOWN = Decimal(10**15)  # dollars; a higher amount must be an error and is shown as such
+_MOST_SHOWN = Decimal(10**15)  # no real amount in dollars is higher, so a higher one is shown as an error
 _CENT = Decimal("0.01")
 _DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -44,8 +44,8 @@ _NUMBER = r"(\d+(?:[_,]\d{3})*(?:\.\d+)?|\.\d+|\d+(?:\.\d+)?[eE][+]?\d+)"
 def parse_usd(value: object) -> Decimal:
     """Parse `$12`, `12.50`, `$1,200.00`, `12 usd` or 12 to a Decimal; raises ValueError if negative or not finite.
 
-    An ambiguous comma is rejected as well: read as a thousands separator, 1,50 would be a hundred times the intended
-    limit.
+    An ambiguous comma is rejected as well: as a thousands separator, it would turn 1,50 into a hundred times the
+    intended limit.
     """
     wrong = f"{value!r} is not an amount of dollars, such as $12.00"
     if isinstance(value, bool):
@@ -109,12 +109,13 @@ def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
     if not match or match[2].lower() not in scales:
         raise ValueError(wrong)
     plain = Decimal(match[1].replace(",", "").replace("_", ""))
-    if plain > _MOST_COUNT:  # checked before multiplying or converting to int: 1e999999999 would exhaust the memory
+    # checked before multiplying or converting to int, because 1e999999999 would exhaust the memory
+    if plain > _MOST_COUNT:
         raise ValueError(f"{wrong}; the maximum is {_MOST_COUNT:.0e}")
     number = plain * scales[match[2].lower()]
     if number != number.to_integral_value():
         raise ValueError(wrong)
-    # YAML also parses 1e9 as a float; a small float must have been written with a decimal point.
+    # YAML parses 1e9 as a float too; a small float must have been written with a decimal point.
     has_point = number < 1000 if isinstance(value, float) else "." in match[1] and "e" not in match[1].lower()
     if has_point and not match[2]:
         raise ValueError(f"{wrong}; the point is ambiguous: write 1, or 1000")
@@ -122,10 +123,10 @@ def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
 
 
 def format_usd(amount: Decimal | float) -> str:
-    """Format to the cent; amounts below a dollar that are not whole cents, to a hundredth of a cent.
+    """Format dollars to the cent, or to a hundredth of a cent if below a dollar and not whole cents.
 
-    A running meter that advances by fractions of a cent must not jump. Always rounds up, so that the amount shown is
-    never less than the amount paid.
+    A running meter that advances by fractions of a cent must not jump. Amounts are always rounded up, so that the
+    amount shown is never less than the amount paid.
     """
     amount = Decimal(str(amount))
     if not amount.is_finite() or abs(amount) >= _MOST_SHOWN:
@@ -135,13 +136,13 @@ def format_usd(amount: Decimal | float) -> str:
 
 
 def _odd_usd(amount: Decimal) -> str:
-    """Format an amount that is not finite or absurdly large, without raising in the middle of a message."""
+    """Format an amount that is not finite or absurdly large. Does not raise, because it is part of a message."""
     return f"${amount:.3e}" if amount.is_finite() else "$?"
 
 
 @dataclass(frozen=True)
 class UsdColumn:
-    """Formats a column of dollar amounts so that it adds up.
+    """Formats a column of dollar amounts so that the column adds up.
 
     All amounts are rounded up to the same digit before they are summed.
     """
@@ -168,7 +169,7 @@ class UsdColumn:
         return f"${self.up(amount):,}"
 
     def show_difference(self, ours: Decimal, reference: Decimal) -> str:
-        """Format the difference between the amounts as shown; "under" one unit of the last digit if it is smaller."""
+        """Format the difference of the amounts as shown, or "under" one unit of the last digit if it is smaller."""
         if ours != reference and abs(ours - reference) < self.grain:
             return f"under {self.show(self.grain)}"
         difference = self.up(ours) - self.up(reference)
@@ -176,7 +177,7 @@ class UsdColumn:
 
 
 def format_moment(t: float | None) -> str:
-    """Format as UTC, to the second; "" for None."""
+    """Format a time as UTC, to the second; "" for None."""
     try:
         return "" if t is None else datetime.datetime.fromtimestamp(t, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     except (ArithmeticError, OSError, ValueError):  # the year is out of range
@@ -199,16 +200,16 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """Format to three significant digits, 1234567 -> 1.23M, for prose; tables print the whole number."""
+    """Format a number for prose to three significant digits: 1234567 -> 1.23M. Tables print the whole number."""
     for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
-        # Use the next unit as soon as three digits would round up to it: 999,700 is 1M, not 1e+03k.
+        # Switch to the next unit as soon as three digits would round up to it: 999,700 is 1M, not 1e+03k.
         if abs(number) >= size * (0.9995 if size > 1000 else 1):
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}"
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
-    """Format a count with its noun: 1 -> "1 instance", 1200 -> "1,200 instances"; `things` is an irregular plural."""
+    """Format a count with its noun: 1 -> "1 instance", 1200 -> "1,200 instances". `things` is an irregular plural."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
