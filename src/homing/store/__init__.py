@@ -18,8 +18,8 @@ from homing.world import World
 __all__ = ["SCHEMES", "Entry", "FileStore", "NotInStore", "Store", "Versioned", "open_store", "pace_of", "run_key"]
 
 SCHEMES = FORMS
-# Seconds between two pushes of live files. Object stores charge per request; a commit on the Hub or to a Volume is
-# expensive.
+# Seconds between two pushes of live files. Object stores charge per request, and each commit to the Hub or to a Volume
+# is slow.
 _PACES = {"file": 0.0, "s3": 5.0, "hf": 60.0, "modal": 10.0}
 
 

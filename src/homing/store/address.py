@@ -25,7 +25,7 @@ __all__ = [
     "scheme_of",
 ]
 
-# Scheme -> what a user writes.
+# URL scheme -> the form of address shown to the user.
 FORMS = {
     "file": "file:/path/to/folder",
     "s3": "s3://bucket/prefix",
@@ -43,7 +43,7 @@ class S3Address:
 
     @property
     def url(self) -> str:
-        """Return the canonical address, including the endpoint, which the instance could not find out otherwise."""
+        """Return the canonical address, with the endpoint, which the instance has no other way to know."""
         parts = [f"{name}={value}" for name, value in (("endpoint", self.endpoint), ("region", self.region)) if value]
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/") + ("?" + "&".join(parts) if parts else "")
 
@@ -64,11 +64,11 @@ class HubAddress:
 class ModalAddress:
     volume: str
     prefix: str = ""  # "" or ends in a slash
-    mount: str = ""  # where a sandbox has the Volume mounted; "": access through Modal's API
+    mount: str = ""  # where a sandbox has the Volume mounted; if empty, the Volume is accessed through Modal's API
 
     @property
     def url(self) -> str:
-        """Return the address without the mount, the same at home and in a sandbox."""
+        """Return the address without the mount, so that it is the same at home and in a sandbox."""
         return f"modal:{self.volume}/{self.prefix}".rstrip("/")
 
 
@@ -131,7 +131,7 @@ def parse_modal(url: str) -> ModalAddress:
     volume, _, prefix = place.strip("/").partition("/")
     options = dict(parse_qsl(query, keep_blank_values=True))
     problem = ""
-    # Modal allows 64 characters; the remaining ones are needed for the name of the Dict that accompanies the Volume.
+    # Modal allows 64 characters. Leave room for the suffix in the name of the Dict that accompanies the Volume.
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,49}", volume, re.ASCII):
         problem = f"{volume!r} cannot be the name of a Volume: use 1 to 50 of a-z, A-Z, 0-9, dot, dash, underscore."
     elif prefix and any(part in ("", ".", "..") for part in prefix.split("/")):

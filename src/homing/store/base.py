@@ -10,8 +10,8 @@
     put_many             several files in as few writes as the store allows; each is complete or absent
     pace_s               minimum time between writes: none for a folder, a minute for a Git repository
 
-Every failure is a StoreError, a hash mismatch an IntegrityError, a missing key a NotInStore. Knows nothing of runs or
-providers.
+Every failure is a StoreError. A hash mismatch is an IntegrityError, and a missing key is a NotInStore. This module
+knows nothing of runs or providers.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ __all__ = [
 
 
 class NotInStore(StoreError):
-    """The store reported that the key does not exist. With any other StoreError, it may or may not exist."""
+    """The store reported that the key does not exist. After any other StoreError, the key may or may not exist."""
 
 
 @dataclass(frozen=True)
 class Entry:
     key: str
     num_bytes: int
-    sha256: str | None = None  # None if it would require reading the whole object
+    sha256: str | None = None  # None if computing it would mean reading the whole object
 
 
-Entries = list[Entry]  # defined outside the classes below, in which `list` is a method
+Entries = list[Entry]  # aliases defined here because `list` is a method in the classes below
 Files = list[tuple[str, str]]  # key and local path
 Keys = list[str]
-Progress = Callable[[int, int], None]  # bytes done, bytes in total
+Progress = Callable[[int, int], None]  # bytes transferred so far, and bytes in total
 
 
 def unwatched(done: int, total: int) -> None:
@@ -71,29 +71,32 @@ def unwatched(done: int, total: int) -> None:
 
 class Store(Protocol):
     url: str
-    pace_s: float  # between two pushes of live files
-    batch_files: int  # maximum files per write: more than 1 if a write is a commit
-    progress: Progress  # called during transfers; set by the caller
+    pace_s: float  # seconds between two pushes of live files
+    batch_files: int  # maximum number of files per write; above 1 if a write is a commit
+    progress: Progress  # called during transfers to report progress; set by the caller
 
-    def put(self, key: str, path: str) -> Entry: ...  # the entry's sha256 is that of the bytes that were read
-    def put_many(self, files: Files) -> Entries: ...  # at most batch_files at a time
+    # the sha256 in the returned entry is that of the bytes that were read
+    def put(self, key: str, path: str) -> Entry: ...
+    def put_many(self, files: Files) -> Entries: ...  # at most `batch_files` files per call
     def put_bytes(self, key: str, data: bytes) -> Entry: ...
-    def get(self, key: str, path: str, sha256: str | None = None) -> None: ...  # the target's folder must exist
+    # the folder of the target path must exist
+    def get(self, key: str, path: str, sha256: str | None = None) -> None: ...
     def read(self, key: str) -> bytes: ...
     def sha256(self, key: str) -> str: ...
     def is_same(self, key: str, path: str) -> bool: ...
     def exists(self, key: str) -> bool: ...
-    def list(self, prefix: str) -> Entries: ...  # every key that starts with prefix, sorted; "" lists all
-    def delete(self, key: str) -> None: ...  # succeeds if the key is already absent
-    def delete_many(self, keys: Keys) -> None: ...  # in the given order, or all at once
+    # returns every key that starts with the prefix, sorted; "" lists all keys
+    def list(self, prefix: str) -> Entries: ...
+    def delete(self, key: str) -> None: ...  # also succeeds if the key does not exist
+    def delete_many(self, keys: Keys) -> None: ...  # deletes the keys in the given order, or all at once
     def create_if_absent(self, key: str, data: bytes) -> bool: ...
 
 
 @runtime_checkable
 class Resuming(Protocol):
-    """A store that keeps the parts of an interrupted push for resuming; they are billed and appear in no list."""
+    """A store that keeps the parts of an interrupted push, to resume it. The parts are billed but never listed."""
 
-    def drop_cut(self, folder: str) -> int: ...  # delete the parts below this folder; returns how many there were
+    def drop_cut(self, folder: str) -> int: ...  # deletes the parts below this folder and returns how many there were
 
 
 @runtime_checkable
@@ -101,18 +104,19 @@ class Ranged(Protocol):
     """A store that can read part of a value, so that a value larger than memory can be read in parts."""
 
     def num_bytes(self, key: str) -> int: ...
-    def read_part(self, key: str, start: int, num_bytes: int) -> bytes: ...  # fewer bytes at the end of the value
+    # returns fewer bytes at the end of the value
+    def read_part(self, key: str, start: int, num_bytes: int) -> bytes: ...
 
 
 @runtime_checkable
 class Versioned(Protocol):
-    """A store that keeps earlier versions, so that a list and the reads after it can use the same version."""
+    """A store that keeps earlier versions, so that a listing and the reads after it can use the same version."""
 
-    revision: str  # version to read from: a branch, or one commit
+    revision: str  # the version to read: a branch or one commit
 
     def pinned(
         self, revision: str = ""
-    ) -> Store: ...  # this store at one commit: that of a branch or tag, or the newest
+    ) -> Store: ...  # returns this store fixed at one commit: the one that a branch or tag names, or the newest
 
 
 def not_in_store(key: str, url: str) -> NotInStore:
@@ -140,10 +144,10 @@ def disk_failed(exc: OSError, done: str, key: str, url: str) -> StoreError:
     )
 
 
-PROBES = "homing-probe"  # prefix of the keys that preflight writes and deletes
+PROBES = "homing-probe"  # prefix of the temporary keys that preflight writes and deletes
 
 
-# Temporary files: those that World writes before renaming them, and those that `get` has not yet checked.
+# Temporary files are those that World writes before renaming them, and those whose hash `get` has not checked yet.
 _TEMPORARY_NAME = re.compile(r"\.(tmp-\d+|part)-[0-9a-f]{8}$")
 
 
@@ -156,7 +160,7 @@ def is_temporary_file(name: str) -> bool:
 
 
 def check_key(key: str) -> str:
-    """Return the key, or raise StoreError unless it is a relative path of plain names that cannot leave the store."""
+    """Return the key, or raise StoreError if it is not a relative path of plain names inside the store."""
     parts = key.split("/")
     problem = ""
     if not key:
@@ -177,5 +181,5 @@ def check_key(key: str) -> str:
 
 
 def run_key(run_id: str, *parts: str) -> str:
-    """Return the key of a file of a run: runs/<id>/<path in the run directory>."""
+    """Return the store key of a file of a run: runs/<id>/<path in the run directory>."""
     return "/".join((file_names.STORE_RUNS, run_id, *parts))

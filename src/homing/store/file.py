@@ -1,13 +1,13 @@
 """A store in a folder: `file:/abs/path`, and a Modal Volume mounted as a folder in a sandbox.
 
-It gives all guarantees of base and needs no account. A key is a path below the root. The first write creates the root
-if the store was opened with `create`. If the root disappears later (unmounted disk, moved folder), every call raises,
-because a missing disk is not an empty store.
+It gives all the guarantees that base lists and needs no account. A key is a path below the root. The first write
+creates the root if the store was opened with `create`. If the root disappears later (unmounted disk, moved folder),
+every call raises, because a missing disk is not an empty store.
 
-A mounted Volume needs no SDK and no token, but a commit after each write. Modal writes a sandbox's changes to the
-Volume when the sandbox ends, or when `sync` runs on the mount point; only committed changes survive the loss of the
-sandbox. So a write is complete once `sync` has returned. The other direction is not automatic: the sandbox sees what
-home wrote only after home has asked Modal to reload the mount.
+A mounted Volume needs no SDK and no token, but each write must be followed by a commit. Modal writes a sandbox's
+changes to the Volume when the sandbox ends, or when `sync` runs on the mount point; only committed changes survive the
+loss of the sandbox. So a write is complete once `sync` has returned. In the other direction, the sandbox sees what home
+wrote only after home has asked Modal to reload the mount.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from homing.world import World
 
 __all__ = ["FileStore", "MountedVolume"]
 
-_STALE_S = 86400.0  # age after which an unfinished file is considered abandoned
+_STALE_S = 86400.0  # after this time, an unfinished file is considered abandoned
 
 
 class FileStore:
-    pace_s = 0.0  # a folder has no write limit
+    pace_s = 0.0  # a folder does not limit the rate of writes
     batch_files = 1
 
     def __init__(self, root: str, world: World, *, create: bool = True) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
         self.url = f"file:{self.root}"
         self._world = world
-        # The root may be created only until it has been seen once; after that, its absence is an error.
+        # The root may be created only before it has been seen for the first time. After that, its absence is an error.
         self._may_create = create
         self.progress: Progress = unwatched
         self._swept: set[str] = set()
@@ -113,7 +113,8 @@ class FileStore:
         self._check_root()
         with self._as_store_error("checked", key):
             try:
-                self._world.size(path)  # unlike `exists`, it distinguishes "not there" from "cannot be accessed"
+                # unlike `exists`, `size` distinguishes a missing file from one that cannot be accessed
+                self._world.size(path)
             except (FileNotFoundError, NotADirectoryError):
                 self._check_root()
                 return False
@@ -130,7 +131,7 @@ class FileStore:
             found: Entries = []
             for key in keys:
                 if key.startswith(prefix):
-                    # A file may be deleted after the walk; then it is simply not listed.
+                    # A file that is deleted after the walk is simply not listed.
                     with contextlib.suppress(FileNotFoundError):
                         found.append(Entry(key, self._world.size(os.path.join(self.root, key))))
         self._check_root()
@@ -172,7 +173,7 @@ class FileStore:
         return path
 
     def _sweep(self, folder: str) -> None:
-        """Delete the files that killed writers left in a folder, once per opened store; nothing else removes them."""
+        """Delete the files that killed writers left in a folder, once per opened store. Nothing else removes them."""
         if folder in self._swept:
             return
         self._swept.add(folder)
@@ -200,7 +201,7 @@ class FileStore:
             raise disk_failed(exc, done, key, self.url) from exc
 
 
-_COMMIT_S = 600.0  # all blocks of a checkpoint are sent in one commit
+_COMMIT_S = 600.0  # long, because one commit sends all blocks of a checkpoint
 
 
 class MountedVolume(FileStore):

@@ -57,16 +57,16 @@ def newer(store: Store, run_id: str, number: int) -> Lease | None:
 
 
 class Fence:
-    """An instance's view of the lease: has a newer one been taken for another instance?"""
+    """Lets an instance check whether a newer lease names another instance."""
 
     def __init__(self, store: Store, run_id: str, mark: str, number: int) -> None:
         self._store, self._run_id, self._mark, self._number = store, run_id, mark, number
         self._newest: Lease | None = None
 
     def superseded_by(self) -> Lease | None:
-        """Return the newer lease that names another instance, or None. Costs one small read while nothing has changed.
+        """Return the newer lease that names another instance, or None. Makes one small read while nothing has changed.
 
-        An adoption that names this mark lets the instance continue.
+        A newer lease taken to adopt the run names this instance's own mark, so the instance continues.
         """
         found = newer(self._store, self._run_id, self._number)
         if found is not None:

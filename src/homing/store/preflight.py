@@ -2,10 +2,11 @@
 
     reachable -> it exists -> right region, right token -> write a probe, read it back, create it only once, delete it
 
-Each failure is a StoreError that says what to change. Returns notes for the user: what was found, and what to know
-before relying on it. Without `needs_write` nothing is written, as --dry-run requires.
+Each failure is a StoreError that says what to change. The result is notes for the user: what was found, and what to
+know before relying on the store. Without `needs_write` nothing is written, as --dry-run requires.
 
-`secrets` returns what an instance needs to reach the store, as environment variables: never in a file, argv or log.
+`secrets` returns what an instance needs to reach the store as environment variables, so that it is never in a file, an
+argument or a log.
 
 s3     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), region and endpoint
 hf     the token under both of its names, whichever is set here, and HF_ENDPOINT if set
@@ -48,7 +49,7 @@ def preflight(url: str, world: World, *, needs_write: bool = True, create: bool 
 
 
 def try_out(url: str, world: World) -> None:
-    """Only write the probe. The store must already exist; a missing one raises and is not created."""
+    """Only write the probe. Raises if the store does not exist, and does not create it."""
     _try_out(open_store(url, world, create=False), world)
 
 
@@ -61,7 +62,7 @@ def _look(store: Store, needs_write: bool) -> list[str]:
     if isinstance(store, VolumeStore):
         return _look_modal(store, needs_write)
     if not needs_write:
-        # The first push creates a missing folder.
+        # Nothing to check: the first push creates a missing folder.
         with contextlib.suppress(StoreError):
             store.list("runs/")
     return []
@@ -92,7 +93,7 @@ def _look_s3(store: S3Store, needs_write: bool) -> list[str]:
 
 def _look_hub(store: HubStore, needs_write: bool) -> list[str]:
     if needs_write:
-        store.head()  # creates the repository, private, if there is none
+        store.head()  # creates a private repository if there is none
     else:
         try:
             store.list("runs/")
@@ -127,7 +128,7 @@ def _try_out(store: Store, world: World) -> None:
         store.delete_many([one, two])
         if store.exists(one) or store.exists(two):
             raise _broken(store, "Deleted data is still present.")
-    except BaseException:  # also on Ctrl-C: no probe is left behind
+    except BaseException:  # the probe is deleted on Ctrl-C too
         with contextlib.suppress(StoreError):
             store.delete_many([one, two])
         raise
@@ -150,9 +151,9 @@ _HUB_AS_THEY_ARE = ("HF_ENDPOINT",)
 
 
 def secrets(url: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables for the instance; empty if the user has no keys.
+    """Return the environment variables for the instance, or none if the user has no keys.
 
-    A role on the machine may be sufficient instead.
+    Without keys, a role assigned to the machine may be sufficient.
     """
     scheme = scheme_of(url)
     if scheme == "s3":
@@ -173,7 +174,8 @@ def _aws_keys(url: str, environment: Mapping[str, str]) -> dict[str, str]:
         return _plain(environment, ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
     from homing.store.s3.client import connect
 
-    # From a profile, single sign-on or a role: the instance cannot read those files, so pass their current values.
+    # The keys come from a profile, single sign-on or a role. The instance cannot read those, so pass the current
+    # values.
     connection = connect(parse_s3(url))
     found: Any = connection.credentials
     if found is None:
@@ -196,4 +198,4 @@ def _hub_token(environment: Mapping[str, str]) -> dict[str, str]:
         except ImportError:
             return {}  # opening the store reports the missing extra
         token = get_token() or ""
-    return dict.fromkeys(NAMES, token) if token else {}  # the first name takes precedence on the instance too
+    return dict.fromkeys(NAMES, token) if token else {}  # the instance uses the first of the two names as well

@@ -1,10 +1,10 @@
-"""Publishes a folder to a repository on the Hub: one commit, private unless requested otherwise.
+"""Publishes a folder to a repository on the Hub in one commit; a new repository is private unless requested otherwise.
 
     look     which user we are, whether the token may write, what the repository already contains
     publish  create the repository if missing -> one commit on top of the state seen by `look` -> compare the result
 
-Weights of an earlier model that are not in the folder are deleted in the same commit: a mixture of an old and a new
-model would load as neither.
+Weights of an earlier model that are not in the folder are deleted in the same commit, because a mixture of old and new
+files would not load as either model.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Looked:
     user: str
     exists: bool
     is_private: bool
-    commit: str  # "" if there is no repository
-    files: list[str] = field(default_factory=list)  # without those that the Hub adds itself
+    commit: str  # "" if the repository does not exist
+    # the files in the repository, without those that the Hub adds itself
+    files: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def publish(
         parent = looked.commit or str(connection.api.repo_info(**repo).sha)
         notify(f"pushing {len(names)} files")
         made = connection.api.create_commit(operations=operations, commit_message=title, parent_commit=parent, **repo)
-    except ValueError as exc:  # the SDK's exception for a model card that the Hub rejects
+    except ValueError as exc:  # the SDK raises this if the Hub rejects the model card
         if status_of(exc):
             raise connection.raised(exc, "published") from exc
         raise StoreError(

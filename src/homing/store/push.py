@@ -1,4 +1,4 @@
-"""Pushes the run directory to the store, in an order such that incomplete data never looks complete there.
+"""Pushes the run directory to the store in an order that never makes incomplete data look complete.
 
     live files       run.json, metrics, events, heartbeat, logs, samples, outcome: pushed again whenever they change
     checkpoints      newest first; content, read back and compared, then its manifest.json, then latest and best
@@ -29,17 +29,17 @@ from homing.world import World
 __all__ = ["Pushed", "Pusher"]
 
 _NOT_OURS = (file_names.REQUEST, file_names.RECORD, file_names.USE)
-_RESUME_ONLY = (file_names.OPTIMIZER, file_names.STATE)  # left out of models/<name>/
+_RESUME_ONLY = (file_names.OPTIMIZER, file_names.STATE)  # files left out of models/<name>/
 
 Step = tuple[str, int]  # phase, step
-Stamp = tuple[int, float]  # size and modification time of a file: shows whether it has changed
+Stamp = tuple[int, float]  # size and modification time, which show whether a file has changed
 T = TypeVar("T")
 
 
 @record("pushed", 1)
 @dataclass(frozen=True)
 class Pushed:
-    """pushed.json in the run directory: the newest checkpoint that was verified in the store."""
+    """Content of pushed.json in the run directory: the newest checkpoint that was verified in the store."""
 
     t: float
     phase: str = ""
@@ -54,23 +54,25 @@ class Pusher:
     run_name: str
     store: Store
     world: World
-    _pushed_as: dict[str, Stamp] = field(default_factory=dict)  # live files as they were when last pushed
-    # By the stamp of their manifest: after resuming from an older checkpoint, the same step may be saved again.
+    _pushed_as: dict[str, Stamp] = field(default_factory=dict)  # the stamps of live files when they were last pushed
+    # Keyed by the stamp of their manifest, because the same step may be saved again after resuming from an older
+    # checkpoint.
     _verified: dict[Step, Stamp] = field(default_factory=dict)
     _damaged: dict[Step, Stamp] = field(
         default_factory=dict
-    )  # those with a local file that does not match the local manifest
-    _mirrored: list[Step] = field(default_factory=list)  # the local checkpoints when retention was last mirrored
+    )  # checkpoints with a file that does not match the local manifest
+    _mirrored: list[Step] = field(default_factory=list)  # the local checkpoints at the time retention was last mirrored
     _phases: list[str] = field(default_factory=list)
     _reported: Pushed | None = None
-    _live_at: float = float("-inf")  # when live files were last pushed
+    _live_at: float = float("-inf")  # the time of the last push of live files
 
     # --- complete passes ---
 
     def push_changes(self, *, is_settled: bool = True) -> None:
         """Push everything that is new since the last pass; used by --watch.
 
-        If not `is_settled`, checkpoints are still being fetched, so a locally missing one was not deleted by retention.
+        Until `is_settled`, checkpoints are still being fetched, so one that is missing locally was not deleted by
+        retention.
         """
         self.push_live()
         self.push_checkpoints()
@@ -79,7 +81,7 @@ class Pusher:
             self.mirror_retention()
 
     def push_everything(self, *, is_settled: bool = True) -> None:
-        """Push everything and read it back; raises if anything worth keeping is not in the store. Used by --once."""
+        """Push everything and read it back; used by --once. Raises if anything worth keeping is not in the store."""
         self._verified.clear()
         self._damaged.clear()
         self.push_checkpoints()
@@ -89,7 +91,7 @@ class Pusher:
             self.mirror_retention()
         self._pushed_as.clear()  # push all live files again, because earlier pushes were not read back
         self.push_live(is_verified=True)
-        # A damaged checkpoint does not count; it is a loss only if no intact one is left.
+        # A damaged checkpoint is reported as lost only if no intact one is left.
         missing = [step for step in self.local_steps() if step not in self._verified and step not in self._damaged]
         if missing or (self._damaged and not self._verified):
             lost = ", ".join(f"{phase} step {step}" for phase, step in missing or self._damaged)
@@ -131,12 +133,13 @@ class Pusher:
         self._push_files(ready, is_verified=True)
 
     def _push_files(self, found: list[str], is_verified: bool) -> None:
-        """Push the files that changed, with as many in one write as the store accepts."""
+        """Push the files that changed, in as few writes as the store allows."""
         stamps = {name: self._stamp(name) for name in found}
         changed = [name for name in found if stamps[name] not in (None, self._pushed_as.get(name))]
         for batch in _batches(changed, self.store.batch_files):
             for name, entry in self._put_those_there(batch):
-                # Compare with the bytes that were read, not with the file: logs and heartbeats keep changing.
+                # Keep the stamp of the bytes that were read, not of the file as it is now: logs and heartbeats keep
+                # changing.
                 if is_verified and self.store.sha256(entry.key) != entry.sha256:
                     raise _read_back_differs(entry.key, self.store)
                 stamp = stamps[name]
@@ -167,7 +170,7 @@ class Pusher:
         )
 
     def push_checkpoints(self) -> None:
-        """Push checkpoints newest first: after an outage, that is the one that must not be lost."""
+        """Push checkpoints newest first, because after an outage the newest is the one that must not be lost."""
         for phase, step in reversed(self.local_steps()):
             stamp = self._stamp(f"{_folder(phase, step)}/{file_names.MANIFEST}")
             if stamp is None or stamp in (self._verified.get((phase, step)), self._damaged.get((phase, step))):
@@ -176,7 +179,7 @@ class Pusher:
                 if self._push_checkpoint(phase, step):
                     self._verified[(phase, step)] = stamp
             except IntegrityError as exc:
-                # Pushing it again cannot repair it, and the others must still be pushed.
+                # Pushing a damaged checkpoint again cannot repair it, and the others must still be pushed.
                 self._damaged[(phase, step)] = stamp
                 self.event("checkpoint_damaged", f"{exc.what} {exc.why}", phase, step)
         self._report()
@@ -194,20 +197,21 @@ class Pusher:
             raise IntegrityError(f"The manifest of {folder} cannot be read.", str(exc)) from exc
         was_there = self._read_or_none(manifest_key)
         if was_there not in (None, text):
-            # The same step was saved again after resuming from an older one. Without its manifest, the old one does
-            # not count as a checkpoint while its content is replaced.
+            # The same step was saved again after resuming from an older one. Delete the old manifest first, so that the
+            # old checkpoint does not count while its content is replaced.
             self.store.delete(manifest_key)
         for batch in _batches(manifest.files, self.store.batch_files):
             if not self._push_parts(folder, batch):
                 return False
             self._push_live_between()
         if was_there == text:
-            return True  # pushed earlier, and now verified again
+            return True  # it was pushed earlier, and has now been verified again
         self.store.put_bytes(manifest_key, text)
         if self.store.read(manifest_key) != text:
             raise _read_back_differs(manifest_key, self.store)
         num_bytes = sum(file.num_bytes for file in manifest.files)
-        reported = {"num_bytes": num_bytes, "seconds": self.world.monotonic() - begun}  # for the agent's time reserve
+        # the agent uses this to reserve time for the last push
+        reported = {"num_bytes": num_bytes, "seconds": self.world.monotonic() - begun}
         self.event(
             "checkpoint_pushed", f"{folder} is in the store: {num_bytes:,} bytes verified.", phase, step, **reported
         )
@@ -251,7 +255,7 @@ class Pusher:
     def mirror_retention(self) -> None:
         """Delete checkpoints in the store that no longer exist locally.
 
-        Only those older than a verified checkpoint, and not named by latest.json or best.json.
+        Only checkpoints older than a verified one are deleted, and never those that latest.json or best.json names.
         """
         local = self.local_steps()
         if local == self._mirrored or not self._verified:
@@ -273,7 +277,8 @@ class Pusher:
                 and (phase, step) not in kept
                 and (phase, file_names.step_dir(step)) not in here
             ):
-                # Delete the manifest first: without it this is not a checkpoint, even if the deletion is interrupted.
+                # Delete the manifest first: without it, an interrupted deletion leaves nothing that counts as a
+                # checkpoint.
                 keys = sorted(in_store[(phase, step)], key=lambda key: not key.endswith(f"/{file_names.MANIFEST}"))
                 self.store.delete_many(keys)
                 self._verified.pop((phase, step), None)
@@ -284,7 +289,7 @@ class Pusher:
     def push_model(self) -> None:
         """Push models/<name>/: the newest complete checkpoint of a run that is done or stopped.
 
-        The state for resuming is left out.
+        The state needed only for resuming is left out.
         """
         outcome = self._load_local(Outcome, file_names.OUTCOME)
         steps = [step for step in self.local_steps() if step in self._verified]
@@ -314,11 +319,11 @@ class Pusher:
             self.event("model_pushed", f"The model is at {prefix}/ in {self.store.url}.", *steps[-1])
 
     def _model_prefix(self) -> str:
-        """Return models/<name>, or models/<run id> if another run's model has that name; that one is never replaced."""
+        """Return models/<name>, or models/<run id> if that name belongs to another run, whose model must be kept."""
         named = f"{file_names.STORE_MODELS}/{self.run_name}"
         text = self._read_or_none(f"{named}/{file_names.MANIFEST}")
         if text is None:
-            return named  # nothing, or the remains of a push that never wrote its manifest
+            return named  # nothing is there, or the remains of a push that never wrote its manifest
         try:
             is_ours = codec.loads(CheckpointManifest, text).run_id == self.run_id
         except WireError:
@@ -345,7 +350,7 @@ class Pusher:
     # --- helpers ---
 
     def _walk(self) -> list[str]:
-        """Return the files to push, without hidden ones: those are locks and unfinished checkpoints."""
+        """Return the files to push. Hidden files are left out, because they are locks and unfinished checkpoints."""
         found = [name for name in self.world.walk(self.run_dir) if "/." not in f"/{name}" and ".tmp" not in name]
         return [name for name in found if name not in _NOT_OURS and not is_temporary_file(name)]
 
@@ -353,7 +358,7 @@ class Pusher:
         return os.path.join(self.run_dir, name)
 
     def _stamp(self, name: str) -> Stamp | None:
-        """Return size and modification time; None if the file has been removed or renamed."""
+        """Return the size and modification time, or None if the file has been removed or renamed."""
         try:
             return self.world.size(self._path(name)), self.world.modified_at(self._path(name))
         except OSError:

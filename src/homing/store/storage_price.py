@@ -1,9 +1,9 @@
 """Monthly cost of keeping data in a store, at published prices for standard storage.
 
-Dollars per GB (10^9 bytes) and month, without tax, requests, transfer and free tiers, as published in 2025: AWS for S3
-Standard, first 50 TB, by region; Cloudflare for R2. Modal Volumes have a price per GiB, as `modal billing rates` showed
-it in 2026. Only the size is reported if no published price is known: for a self-hosted service, any other region, or
-the Hub, whose plans include storage.
+Prices are in dollars per GB (10^9 bytes) and month, without tax, requests, transfer and free tiers. Those of S3
+Standard (first 50 TB, by region) and Cloudflare R2 were published in 2025. Modal charges for Volumes per GiB, at the
+price that `modal billing rates` showed in 2026. If no published price is known, only the size is reported: for a
+self-hosted service, for any other region, and for the Hub, whose plans include storage.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Kept:
     """Data that remains in a store, and what it costs each month."""
 
     num_bytes: int
-    usd_per_month: Decimal | None  # None: no published price is known
-    rate: str  # source of the price, for display
+    usd_per_month: Decimal | None  # None if no published price is known
+    rate: str  # the source of the price, for display
 
     def __str__(self) -> str:
         if self.usd_per_month is None:
@@ -59,7 +59,7 @@ class Kept:
 
 
 def kept(url: str, num_bytes: int, region: str = "", endpoint: str = "") -> Kept:
-    """Return size and monthly cost. `region` and `endpoint`: from the environment, used if the address has none."""
+    """Return size and monthly cost. `region` and `endpoint` are used if the address does not contain them."""
     scheme = scheme_of(url)
     if scheme == "file":
         return Kept(num_bytes, None, "in your own folder, free of charge")

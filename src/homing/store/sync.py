@@ -5,10 +5,10 @@
                                                  --watch   push changes and fetch requests, until terminated
                                                  --once    push everything and read it back; exit 0 only if all is there
 
-It runs in the trainer's environment, as a separate process, so that a store that hangs or an SDK that crashes takes
-neither the trainer nor the watchdog down. In each mode it first checks the run's lease: if a newer one names another
-instance, this one pushes nothing more.
-Exit codes: 0 done, 2 wrong usage, 7 store or hash failure, names.EXIT_SUPERSEDED.
+Sync is a separate process in the trainer's environment, so that a store that hangs or an SDK that crashes takes down
+neither the trainer nor the watchdog. In each mode, sync first checks the run's lease: if a newer lease names another
+instance, this instance pushes nothing more. Exit codes: 0 done, 2 wrong usage, 7 store or hash failure,
+names.EXIT_SUPERSEDED.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = ["Superseded", "bring_request", "fetch_inputs", "main", "push_once", "
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 60.0
-_MISSING_TRIES = 3  # number of tries before an input that is missing from the store fails the run
-_FETCHED = "fetched"  # in the work folder: hash of the boot.json for which the inputs were fetched
+_MISSING_TRIES = 3  # tries before a missing input ends the run
+_FETCHED = "fetched"  # a file in the work folder with the hash of the boot.json for which the inputs were fetched
 
 
 class Superseded(HomingError):
-    """A newer lease names another instance: this one must no longer write anything to the store."""
+    """A newer lease names another instance, so this one must not write to the store any more."""
 
     exit_code = file_names.EXIT_SUPERSEDED
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     world = world or World()
     try:
         boot = codec.loads(Boot, world.read(args.boot))
-        # Never recreate a store that is gone: a new empty one would look like success.
+        # Never recreate a missing store: a new, empty one would look like success.
         store = open_store(boot.store, world, create=False)
         if not args.watch:  # --watch checks before each pass
             _check_lease_if_readable(boot, store, world)
@@ -85,10 +85,10 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
 
 
 def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
-    """Fetch every input to its path and verify its hash; correct ones are left alone, so a restart costs little.
+    """Fetch every input to its path and verify its hash, unless the correct file is already there.
 
-    Inputs in the run directory, from an earlier attempt, are fetched once: from then on this attempt appends to them or
-    deletes them by retention, and fetching them again would undo work.
+    Inputs that an earlier attempt left in the run directory are fetched only once. After that, this attempt appends to
+    them or deletes them by retention, and fetching them again would undo its work.
     """
     pusher = _pusher(boot, store, world)
     world.mkdir(_run_dir(boot))
@@ -99,7 +99,7 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
             continue
         if world.exists(path) and world.size(path) == item.num_bytes and world.sha256(path) == item.sha256:
             continue
-        # The agent and sync already append events before the history arrives, so it is placed before their lines.
+        # The agent and sync append events before the history arrives, so the history is placed before their lines.
         begun = world.read(path) if item.path == f"run/{file_names.EVENTS}" and world.exists(path) else b""
         if begun and hashlib.sha256(begun[: item.num_bytes]).hexdigest() == item.sha256:
             continue
@@ -113,7 +113,8 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
             _keep(boot, item, path, world)
         if begun:
             world.append(path, begun)
-        # An event, not only a log line: the agent's watchdog must not mistake a long fetch for an idle run.
+        # Written as an event, not only as a log line, so that the agent's watchdog does not mistake a long fetch for an
+        # idle run.
         pusher.event("input_fetched", f"{text}.")
     world.write(os.path.join(boot.work_dir, _FETCHED), _this(boot))
 
@@ -121,8 +122,8 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
 def _take_from_store(boot: Boot, item: Input, path: str, pusher: Pusher) -> None:
     """Fetch one input from the store.
 
-    If the store does not respond, the agent retries. If it reports the key as missing or damaged, try again a few
-    times, because a replica may lag behind, then give up with an event that ends the run.
+    If the store does not respond, the agent retries. If the store reports that the key is missing or damaged, this
+    function tries a few more times, because a replica may lag behind, and then writes an event that ends the run.
     """
     for tries in range(1, _MISSING_TRIES + 1):
         try:
@@ -136,8 +137,8 @@ def _take_from_store(boot: Boot, item: Input, path: str, pusher: Pusher) -> None
             text = f"Cannot fetch {item.path}: {item.key} {wrong} {pusher.store.url}, try {tries} of {_MISSING_TRIES}."
             log.warning("%s", text)
             if tries == _MISSING_TRIES:
-                # As with weights that the Hub refuses: the agent ends the run with this reason, and no other instance
-                # is started.
+                # Handled like weights that the Hub refuses: the agent ends the run with this reason, and no other
+                # instance is started.
                 fix += f" To push it again, run on the computer with the data: homing launch {boot.run_id} --resume"
                 pusher.event("input_missing", f"{text} {fix}", stops=boot.mark)
                 raise
@@ -151,15 +152,15 @@ def _take_from_hub(boot: Boot, item: Input, path: str, pusher: Pusher) -> float:
         take_from_hub(item, path, pusher.world, pusher.event)
         return pusher.world.monotonic() - since
     except HubFailed as exc:
-        # Retrying would only cost money: the agent stops on an event that names its mark, with this reason.
+        # Retrying would only cost money, so write an event with this instance's mark, on which the agent stops.
         pusher.event("weights_refused", f"{exc.what} {exc.why}", stops=boot.mark)
         raise
 
 
 def _kept_at(boot: Boot, item: Input) -> str:
-    """Return where to keep an input on the volume, or "".
+    """Return the path on the volume where an input is kept, or "".
 
-    Only data that the run never writes to is kept: shards and tokenizer.
+    Only inputs that the run never writes to are kept: shards and tokenizer.
     """
     folder = boot.bootstrap.inputs_dir if boot.bootstrap else ""
     return os.path.join(folder, item.sha256) if folder and item.path.startswith("data/") else ""
@@ -198,7 +199,7 @@ def push_once(boot: Boot, store: Store, world: World) -> None:
 
 
 def watch(boot: Boot, store: Store, world: World) -> None:
-    """Push changes until terminated. While the store fails, retry with growing pauses; training continues."""
+    """Push changes until terminated. If the store fails, retry with growing pauses while training continues."""
     pusher = _pusher(boot, store, world)
     fence = _fence(boot, store)
     failures, due_at = 0, world.monotonic()
@@ -206,10 +207,11 @@ def watch(boot: Boot, store: Store, world: World) -> None:
         try:
             _check_lease(boot, fence, pusher)
             bring_request(boot, store, world)
-            # Reading is cheap everywhere, writing is not: a commit every few seconds would exceed the Hub's rate limit.
+            # Reading is cheap in every store, but writing is not: a commit every few seconds would exceed the Hub's
+            # rate limit.
             if world.monotonic() >= due_at:
                 pusher.push_changes(is_settled=_is_fetched(boot, world))
-                # Home waits for the agent's first heartbeat, while the instance bills: push it without delay.
+                # Home waits for the agent's first heartbeat while the instance bills, so push it without delay.
                 has_spoken = world.exists(os.path.join(_run_dir(boot), file_names.HEARTBEAT))
                 due_at = world.monotonic() + (store.pace_s if has_spoken else 0.0)
         except Superseded:
@@ -245,13 +247,13 @@ def _check_lease(boot: Boot, fence: Fence, pusher: Pusher) -> None:
     if lease is None:
         return
     text = f"The home {lease.owner} on {lease.host} holds lease {lease.number}, for {lease.mark or 'no instance'}."
-    with contextlib.suppress(OSError):  # even with a full disk, this instance must stop
+    with contextlib.suppress(OSError):  # this instance must stop even if the disk is full
         pusher.event("superseded", f"{text} {boot.mark} stops pushing.")
     raise Superseded(f"{boot.mark} was superseded.", text, "The new owner resumes the run.")
 
 
 def _check_lease_if_readable(boot: Boot, store: Store, world: World) -> None:
-    """Check the lease, ignoring errors of the store: an outage must not make an instance look superseded.
+    """Check the lease, but ignore errors of the store, because an outage must not make an instance look superseded.
 
     The operation that follows reports whether the store responds.
     """
@@ -280,11 +282,12 @@ def _is_living(path: str) -> bool:
 def _report_failure(boot: Boot, pusher: Pusher, exc: HomingError | OSError, failures: int) -> None:
     problem = exc.what if isinstance(exc, HomingError) else f"{type(exc).__name__}: {exc}"
     log.warning("try %d failed: %s", failures, exc)
-    with contextlib.suppress(OSError):  # a full disk must not end the only program that could still push
+    with contextlib.suppress(OSError):  # a full disk must not end the only program that can still push
         if failures == 1:
             pusher.event("push_failing", f"Push failed; retrying: {problem}")
         if isinstance(exc, StoreRefused) and failures & (failures - 1) == 0:
-            # Reported at the first failure, then occasionally; the agent stops the run after limits.unsaved.
+            # A failing store is reported at the first failure and then occasionally. After limits.unsaved the agent
+            # stops the run.
             _report_refusal(boot, pusher, exc)
         pusher.report_problem(problem)
 
@@ -302,7 +305,7 @@ def _run_dir(boot: Boot) -> str:
 
 
 if __name__ == "__main__":
-    # The agent ends --watch with SIGTERM: exit normally, so that no partially written file is left in the store.
+    # The agent ends --watch with SIGTERM. Exit normally, so that no partially written file is left in the store.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    redact_crashes()  # its log is pushed to the store, and it holds the store's keys
+    redact_crashes()  # the log is pushed to the store, and this process holds the store's keys
     raise SystemExit(main())

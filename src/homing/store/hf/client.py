@@ -5,8 +5,8 @@
     connection.fetch       a GET or HEAD through World: follows redirects, sends the token only to the Hub itself
     connection.error       maps an SDK exception or a status to what, why, fix, with the masked token that was used
 
-Catches huggingface_hub's own exceptions by name: its releases 1 and 2 use different HTTP libraries, and `HTTPError` is
-its name for the base class of either.
+huggingface_hub's exceptions are caught by the names that it exports: its releases 1 and 2 use different HTTP libraries,
+and its `HTTPError` is the base class in both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Connection:
     api: Any
     endpoint: str
     token: str
-    token_source: str  # for display: which token, masked
+    token_source: str  # which token it is, masked for display
     world: World
 
     def resolve_url(self, name: str, revision: str) -> str:
@@ -52,23 +52,21 @@ class Connection:
             reply = self._try(HttpRequest(method, url, {**self._own(url), **(headers or {})}, timeout_s=TIMEOUT_S))
             named = {**_named(reply.headers), **named}
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
-                if not self._is_hub(
-                    url
-                ):  # the ETag of a different host, which says nothing about the content of the file
+                if not self._is_hub(url):  # the ETag of a different host says nothing about the content of the file
                     reply.headers.pop("etag", None)
                 return HttpResponse(reply.status, {**reply.headers, **named}, reply.body)
             further = urljoin(url, reply.headers["location"])
             if method == "HEAD" and urlsplit(further).netloc != urlsplit(url).netloc:
-                # A different host serves the bytes, at a URL signed only for GET; the redirect itself proves that
-                # the file exists.
+                # A different host serves the bytes, at a URL signed only for GET. The redirect itself proves that the
+                # file exists.
                 return HttpResponse(200, {**reply.headers, **named}, b"")
             url = further
         raise StoreError(f"{self.address.url} redirects too many times.", url.split("?")[0], "Try again.")
 
     def _own(self, url: str) -> dict[str, str]:
-        """Return the authorization header, for the Hub only.
+        """Return the authorization header for a request to the Hub, and none for other hosts.
 
-        Other hosts serve the bytes of files; they need no token and must not see ours.
+        Other hosts serve the bytes of files. They need no token and must not see ours.
         """
         return {"Authorization": f"Bearer {self.token}"} if self.token and self._is_hub(url) else {}
 
@@ -123,7 +121,7 @@ class Connection:
             )
         if status in (401, 404) or code == "RepoNotFound":
             why = f"{token} cannot see a repository {repo}: it does not exist, is private, or the token is invalid."
-            if is_dataset:  # more often the source of training text than a store
+            if is_dataset:  # for a dataset repository, which is more often a source of training text than a store
                 return why, "Fix the name, or use another token: export HF_TOKEN=..."
             return why, f"hf repo create {repo} --private   or fix `store:`, or use another token"
         if status == 403:
@@ -145,7 +143,7 @@ def connect(address: HubAddress, world: World) -> Connection:
         missing = MissingExtra("store", "hub", "huggingface_hub")
         missing.what = f"A store at {address.url} needs the extra `hub`."
         raise missing from exc
-    disable_progress_bars()  # otherwise the SDK shows one for every small commit
+    disable_progress_bars()  # otherwise the SDK shows a progress bar for every small commit
     use_lfs(huggingface_hub)
     environment = world.environment()
     endpoint = api_address(environment, "HF_ENDPOINT", _ENDPOINT)
@@ -158,7 +156,7 @@ def connect(address: HubAddress, world: World) -> Connection:
 
 
 class UploadFailed(OSError):
-    """An upload that failed. The SDK only raises RuntimeError; the real reason is its cause."""
+    """Map a failed upload to an error. The SDK raises only RuntimeError; the real reason is in its cause."""
 
     def __init__(self, exc: BaseException) -> None:
         cause = exc.__cause__ or exc
@@ -169,7 +167,7 @@ class UploadFailed(OSError):
 def hub_failures() -> tuple[type[BaseException], ...]:
     """Return the exceptions that huggingface_hub may raise for refusals and broken connections.
 
-    OSError covers all that are not listed.
+    OSError covers those that are not listed.
     """
     from huggingface_hub import errors
 

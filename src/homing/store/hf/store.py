@@ -47,13 +47,13 @@ _PIECE = 16 << 20
 _IN_MEMORY = 8 << 20
 _GROWING = (".jsonl", ".log", ".csv", ".txt")
 _RETRIES = Retries(tries=6, first_s=0.5, longest_s=8.0)
-_RACES = 40  # lost races in a row before an exclusive write gives up
+_RACES = 40  # an exclusive write gives up after losing this many races in a row
 _CONFLICTS = (409, 412)
-_ABSENT = "EntryNotFound"  # the Hub's error code for a missing key or folder; a missing repository has a different one
+_ABSENT = "EntryNotFound"  # the Hub's error code for a missing key or folder; a missing repository has a different code
 _PASSING = (408, 429, 500, 502, 503, 504)
 
 
-Operations = list[Any]  # defined outside the class, in which `list` is a method
+Operations = list[Any]  # an alias defined here because `list` is a method in the class
 
 
 class HubStore:
@@ -94,7 +94,7 @@ class HubStore:
         finally:
             for temporary in temporary_files:
                 self._world.remove(temporary)
-        # The SDK's hash of the bytes that it sent, which are the bytes read here.
+        # The SDK hashed the bytes that it sent, so this is the hash of the bytes that were pushed.
         infos = [addition.upload_info for addition in additions]
         total = sum(info.size for info in infos)
         self.progress(total, total)
@@ -140,7 +140,7 @@ class HubStore:
         return digest.hexdigest()
 
     def is_same(self, key: str, path: str) -> bool:
-        """Return True if the local file equals the one on the Hub; downloads it only if the Hub reports no hash."""
+        """Return True if the local file equals the Hub's, which is downloaded only if the Hub reports no hash."""
         reply = self._look(key, self.revision)
         if reply is None:
             raise not_in_store(key, self.url)
@@ -202,8 +202,8 @@ class HubStore:
 
     def create_if_absent(self, key: str, data: bytes) -> bool:
         name = self._name(key)
-        # The title distinguishes our commit from one by someone else with the same bytes: the SDK skips a commit that
-        # would change nothing and returns the newest one as if it were ours.
+        # The title distinguishes our commit from one by someone else with the same bytes. The SDK skips a commit that
+        # would change nothing, and returns the newest commit as if it were ours.
         title = f"homing {self._world.random_hex(16)}: create {key}"
         for number in range(_RACES):
             parent = self.head()
@@ -240,10 +240,10 @@ class HubStore:
     # --- used by preflight ---
 
     def head(self) -> str:
-        """Return the newest commit; creates the repository, private, if it is missing and may be created."""
+        """Return the newest commit, after creating the repository as private if it is missing and may be created."""
         may_create = (
             self._may_create
-        )  # read before the request: another thread may create the repository in the meantime
+        )  # read before the request, because another thread may create the repository meanwhile
         with self._as_store_error("checked", ""):
             try:
                 return str(self.connection.api.repo_info(**self._repo).sha)
@@ -275,7 +275,7 @@ class HubStore:
         return temporary_files[-1]
 
     def _commit(self, operations: Operations, title: str) -> None:
-        """Commit with retries; repeating is safe, because the same bytes change nothing."""
+        """Commit, with retries. Repeating a commit is safe, because the same bytes change nothing."""
         for number in range(1, _RETRIES.tries + 1):
             may_create = self._may_create
             try:
@@ -283,7 +283,7 @@ class HubStore:
                 return
             except hub_failures() as exc:
                 status = status_of(exc)
-                # If there was no response at all, the SDK has already retried for a while.
+                # If the Hub did not respond at all, the SDK has already retried for a while.
                 tries = _RETRIES.tries if status in (*_CONFLICTS, *_PASSING) else 1 if status else 2
                 if status == 404 and may_create:
                     self._make_repository()
@@ -320,7 +320,7 @@ class HubStore:
             headers = {"Range": f"bytes={offset}-{offset + _PIECE - 1}"}
             reply = self.connection.fetch(self.connection.resolve_url(name, revision), headers=headers)
             if reply.status == 416 or (reply.status == 200 and not reply.body):
-                return  # an empty file has no range
+                return  # an empty file cannot be read by range
             if self._is_absent(reply.status, reply.headers):
                 raise not_in_store(key, self.url)
             if reply.status not in (200, 206) or (reply.status == 200 and offset):
@@ -375,5 +375,5 @@ class _Expected:
 
 
 def _tag(headers: dict[str, str]) -> str:
-    """Return the ETag of the file itself, which is the "linked" one if a different host serves its bytes."""
+    """Return the ETag of the file itself: the "linked" ETag if a different host serves the bytes."""
     return headers.get("x-linked-etag", headers.get("etag", "")).removeprefix("W/").strip('"')

@@ -4,7 +4,8 @@
     connection.call     one call of the SDK; the SDK sets no deadline, so each call gets one here
     kind_of       classifies an exception of the SDK: absent, exists, busy, refused, silent
 
-The store and the provider share it. The SDK is loaded on first use and does its own network I/O on its own thread.
+The store and the provider share this client. The SDK is loaded on first use and does its own network I/O on its own
+thread.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ Kind = Literal["absent", "exists", "busy", "refused", "silent"]
 TOKEN_ENV = ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET")
 PROFILE_PATH = "~/.modal.toml"
 TIMEOUT_S = 60.0
-_OPEN_S = 15.0  # shorter than in the SDK, which keeps trying for a minute
+_OPEN_S = 15.0  # shorter than the SDK's own limit, with which it keeps trying for a minute
 _NO_MORE_TEXT = 300
-# One client per account and server: each has its own connection and background work.
+# One client per account and server, because each client has its own connection and background work.
 _CLIENTS: dict[tuple[str, str], Any] = {}
 
 
 class Shut(Exception):
-    """Modal does not respond at all; the message is the SDK's."""
+    """Modal does not respond at all. The message comes from the SDK."""
 
 
 @dataclass(frozen=True)
 class Connection:
     sdk: Any
     client: Any
-    who: str  # for display: which token, masked
-    environment: str = ""  # a namespace inside the workspace; "": the default
+    who: str  # which token it is, masked for display
+    environment: str = ""  # a namespace inside the workspace; "" means the default one
 
     def call(self, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
         """Run one call with a deadline.
@@ -89,7 +90,7 @@ def connect(world: World, verb: str = "launch") -> Connection:
     server = check_address(str(modal.config.config.get("server_url")), "MODAL_SERVER_URL")
     key = (server, token_id)
     if key not in _CLIENTS:
-        # Use this token, not the SDK's single client per process: the environment may name a different account later.
+        # Create a client with this token. The SDK's single client per process would not follow a change of account.
         _CLIENTS[key] = _knock(modal, token_id, token_secret)
     who = f"MODAL_TOKEN_ID {token_id[:3]}...{token_id[-2:]}" if token_id else "the token of the Modal profile"
     return Connection(modal, _CLIENTS[key], who, str(modal.config.config.get("environment") or ""))

@@ -40,15 +40,15 @@ from homing.world import Retries, World
 __all__ = ["VolumeStore", "open_volume"]
 
 T = TypeVar("T")
-# Defined outside the class, in which `list` is a method.
+# An alias defined here because `list` is a method in the class.
 Things = list[Any]
-Pairs = list[tuple[str, Any]]  # a name in the Volume, and bytes or a local path
-_RETRIES = Retries(tries=3, first_s=1.0)  # in addition to the SDK's own retries within a second
+Pairs = list[tuple[str, Any]]  # a name in the Volume, and its content as bytes or a local path
+_RETRIES = Retries(tries=3, first_s=1.0)  # on top of the SDK's own retries, which last about a second
 _RACES = 20
 _IN_MEMORY = 8 << 20
 _GROWING = (".jsonl", ".log", ".csv", ".txt")
-_SLOWEST_BYTES_PER_S = 250_000  # slowest transfer that is still worth waiting for
-_VERSION = 2  # only this Volume version can be committed from a running sandbox
+_SLOWEST_BYTES_PER_S = 250_000  # the slowest transfer for which a call still waits
+_VERSION = 2  # only Volumes of this version can be committed from a running sandbox
 
 
 def open_volume(url: str, world: World, *, create: bool) -> Store:
@@ -136,7 +136,7 @@ class VolumeStore:
 
     def exists(self, key: str) -> bool:
         name = self._name(key)
-        # For a file, iterdir yields that file; for a folder, its content.
+        # For a file, iterdir yields the file itself; for a folder, it yields the folder's content.
         return any(entry.path.strip("/") == name and _is_file(entry) for entry in self._entries(name, False, key))
 
     def list(self, prefix: str) -> Entries:
@@ -150,9 +150,9 @@ class VolumeStore:
         return [Entry(name[len(self.address.prefix) :], names[name]) for name in kept]
 
     def delete(self, key: str) -> None:
-        """Delete a key, its claim first.
+        """Delete a key, beginning with its claim.
 
-        A crash in between then leaves a file without a claim, which still blocks the key.
+        After a crash in between, a file without a claim is left, which still blocks the key.
         """
         name = self._name(key)
         self._withdraw(name, key)
@@ -182,7 +182,7 @@ class VolumeStore:
                 fix="Try again.",
             )
         finally:
-            with contextlib.suppress(StoreError):  # a temporary file, which is never mistaken for a key
+            with contextlib.suppress(StoreError):  # named like a temporary file, so that it is never mistaken for a key
                 self._remove(temporary, key)
 
     # --- used by preflight ---
@@ -197,7 +197,7 @@ class VolumeStore:
     # --- exclusive write ---
 
     def _claim(self, name: str, temporary: str, key: str) -> bool:
-        """Return True if the key is ours; the value in the Dict distinguishes a lost response from a lost race."""
+        """Return True if we claimed the key. The value in the Dict distinguishes a lost response from a lost race."""
         claims = self._claims
         is_ours = self._do("claimed", key, lambda: claims.put.aio(name, temporary, skip_if_exists=True))
         return bool(is_ours) or self._holder(name, key) == temporary
@@ -211,7 +211,7 @@ class VolumeStore:
         self._do("deleted", key, lambda: claims.pop.aio(name, None))
 
     def _is_finished(self, name: str, key: str) -> bool:
-        """Return True if the file of the claim's holder exists, copying it from its staged data if necessary."""
+        """Return True if the claim's holder has written its file, copying it from the staged data if necessary."""
         if self.exists(key):
             return True
         holder = self._holder(name, key)
@@ -221,7 +221,8 @@ class VolumeStore:
             self._finish(str(holder), name, key)
         except _Gone:
             if not self.exists(key):
-                # Created earlier and since deleted from a sandbox, which cannot access the Dict: the claim is void.
+                # The file was written earlier and then deleted from a sandbox, which cannot access the Dict, so the
+                # claim is void.
                 self._withdraw(name, key)
                 return False
         return True
@@ -243,7 +244,7 @@ class VolumeStore:
         self._do("written", key, upload, TIMEOUT_S + num_bytes / _SLOWEST_BYTES_PER_S)
 
     def _read(self, key: str, take: Callable[[bytes], None], begin: Callable[[], None]) -> str:
-        """Read a file and return its sha256; `begin` is called before each try, because a retry starts over."""
+        """Read a file and return its sha256. `begin` is called before each try, because a retry starts over."""
         name, total, volume = self._name(key), self._size(key), self._volume()
 
         async def read() -> str:
@@ -288,7 +289,7 @@ class VolumeStore:
         except _Gone:
             self._hydrate(may_create=False)
 
-    # Local disk errors are reported as such: a full disk does not mean that Modal is down, and retrying would not help.
+    # Report local disk errors as such. A full disk does not mean that Modal is down, and retrying would not help.
 
     def _begin(self, temporary: str, key: str) -> None:
         with self._reading(key):
@@ -324,7 +325,7 @@ class VolumeStore:
     def _claims(self) -> Any:
         """Return the Dict of claims, after making sure that the Volume exists.
 
-        A Dict without a Volume would be left behind.
+        Otherwise a Dict could be left without a Volume.
         """
         name, _ = f"{self.address.volume}.homing", self._volume(is_write=True)
         return self.connection.sdk.Dict.from_name(name, create_if_missing=True, client=self.connection.client)
@@ -356,7 +357,7 @@ class VolumeStore:
             ) from exc
 
     def _do(self, done: str, key: str, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
-        """Run a call, retrying if Modal gave no clear response; all of these calls are idempotent."""
+        """Run a call, and retry it if Modal gave no clear response. All calls made this way are idempotent."""
         connection = self.connection  # outside the try, so that a missing extra or account is reported as such
         for is_last in _RETRIES.attempts(self._world):
             try:

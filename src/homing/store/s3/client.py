@@ -3,8 +3,8 @@
     connect(address)            boto3 with a deadline on every call and a few retries
     connection.error(exc, ...)  an SDK exception -> StoreError with what, why and the command that fixes it
 
-boto3 opens its own connections, so this does not go through World; the simulator uses the folder store. Keys and tokens
-are never shown: an error only names the source of the credentials.
+boto3 opens its own connections instead of using World, so the simulator uses the folder store. Keys and tokens are
+never shown: an error names only the source of the credentials.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Connection", "code_of", "connect", "is_absent", "region_of", "s3_fai
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 ATTEMPTS = 5
-_DEFAULT_REGION = "us-east-1"  # signing requires a region; self-hosted services rarely care which
+_DEFAULT_REGION = "us-east-1"  # signing requires a region, but self-hosted services rarely check which
 _SOURCES = {
     "env": "the environment (AWS_ACCESS_KEY_ID)",
     "shared-credentials-file": "the credentials file (~/.aws/credentials)",
@@ -33,7 +33,7 @@ _SOURCES = {
     "container-role": "the container's role",
     "assume-role": "an assumed role",
 }
-# Error code -> why, fix. {bucket}, {region} and {source} are filled in.
+# Error code -> (why, fix), with placeholders for bucket, region and source.
 _MEANINGS = {
     "NoSuchBucket": ("{where} has no bucket {bucket}.", "aws s3 mb s3://{bucket}   or fix `store:`"),
     "AccessDenied": (
@@ -59,7 +59,7 @@ _MEANINGS["403"] = _MEANINGS["Forbidden"] = _MEANINGS["AllAccessDisabled"] = _ME
 _MEANINGS["404"] = _MEANINGS["NoSuchBucket"]
 _MEANINGS["ExpiredTokenException"] = _MEANINGS["TokenRefreshRequired"] = _MEANINGS["ExpiredToken"]
 _MEANINGS["ServiceUnavailable"] = _MEANINGS["503"] = _MEANINGS["SlowDown"]
-# Errors that the user must fix; `_MEANINGS` also has transient ones.
+# The codes among `_MEANINGS` that the user must fix; the others are transient.
 _REFUSALS = frozenset(_MEANINGS) - {"SlowDown", "ServiceUnavailable", "503"}
 _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301")
 
@@ -75,7 +75,7 @@ class Connection:
 
     @property
     def is_temporary(self) -> bool:
-        """Return True for keys with a session token, which expire after hours."""
+        """Return True if the keys come with a session token, because those expire after some hours."""
         return bool(getattr(self.credentials, "token", None))
 
     @property
@@ -124,7 +124,7 @@ def _client(session: Any, address: S3Address, style: str) -> Any:
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         signature_version="s3v4",
         s3={"addressing_style": style},
-        # We send our own checksums; the SDK's default ones break services that do not support them.
+        # We send our own checksums. The SDK's default checksums break services that do not support them.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         user_agent_extra="homing",
@@ -146,10 +146,11 @@ def region_of(address: S3Address) -> str:
 
 
 def s3_failures() -> tuple[type[Exception], ...]:
-    """Return the base classes of all SDK errors; only errors from a response carry a code."""
+    """Return the base classes of all SDK errors. Only errors that come from a response carry a code."""
     try:
         from botocore.exceptions import BotoCoreError, ClientError
-    except ImportError:  # then the SDK raised nothing: the current exception reports that it is missing
+    # without the SDK nothing can have raised its errors; the current exception says that it is missing
+    except ImportError:
         return ()
     return (BotoCoreError, ClientError)
 

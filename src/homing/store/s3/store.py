@@ -7,7 +7,7 @@
                       return whatever checksum they were given
     create_if_absent  If-None-Match: *. Raises for a service that accepts two such writes to one key
 
-Disk access goes through World. boto3 does its own network I/O, so the simulator uses the folder store instead.
+Disk access goes through World, but boto3 does its own network I/O, so the simulator uses the folder store instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from homing.world import World
 
 __all__ = ["S3Store"]
 
-_MAKER = "homing-maker"  # metadata of objects made by create_if_absent: distinguishes a lost response from a lost race
+_MAKER = "homing-maker"  # marks objects made by create_if_absent, to distinguish a lost response from a lost race
 
 
 class S3Store:
@@ -55,7 +55,7 @@ class S3Store:
         self.world = world
         self._part_bytes = part_bytes
         self._is_swept = False
-        self._is_exclusive: bool | None = None  # whether the service honours If-None-Match; None: not tested yet
+        self._is_exclusive: bool | None = None  # whether the service honours If-None-Match; None if not tested yet
 
     @cached_property
     def connection(self) -> Connection:
@@ -84,11 +84,12 @@ class S3Store:
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
         head = self._head(key)
         temporary = self._temporary_path(path, key, head)
-        if sha256 is None:  # without a hash, damage in the partial file of a killed process would go unnoticed
+        # without a hash, damage in the partial file of a killed process would go unnoticed, so start over
+        if sha256 is None:
             self.world.remove(temporary)
         is_begun = self._size(temporary) > 0
         digest = self._fetch(key, temporary, head)
-        if is_begun and digest != sha256:  # the old partial file may be damaged, so retry before blaming the store
+        if is_begun and digest != sha256:  # the old partial file may be damaged, so retry once before blaming the store
             self.world.remove(temporary)
             digest = self._fetch(key, temporary, head)
         if sha256 is not None and digest != sha256:
@@ -98,7 +99,7 @@ class S3Store:
             self.world.rename(temporary, path)
 
     def _fetch(self, key: str, temporary: str, head: Any) -> str:
-        """Download the missing part; return the hash of the whole."""
+        """Download the missing part and return the hash of the whole file."""
         with self._as_store_error("fetched", key):
             digest, have = self._begun(temporary, head["ContentLength"])
             for piece in transfer.stream(self.connection, self._name(key), self.world, have, head["ETag"]):
@@ -147,7 +148,8 @@ class S3Store:
             for page in pages:
                 for item in page.get("Contents", []):
                     key = item["Key"][len(self.address.prefix) :]
-                    # A key that ends in a slash is a folder placeholder created by some program; ours are files.
+                    # A key that ends in a slash is a folder placeholder that some other program created. Our keys are
+                    # files.
                     if not key.endswith("/") and not is_temporary_file(key):
                         found.append(Entry(key, int(item["Size"])))
         return sorted(found, key=lambda entry: entry.key)
@@ -167,7 +169,7 @@ class S3Store:
 
     def drop_cut(self, folder: str) -> int:
         with self._as_store_error("deleted", folder):
-            # -inf: abort them all, however recent they seem, because clocks differ
+            # -inf aborts all of them, however recent they seem, because clocks differ.
             return transfer.sweep(self.connection, self.world, f"{folder}/", untouched_s=-math.inf)
 
     def create_if_absent(self, key: str, data: bytes) -> bool:
@@ -196,7 +198,7 @@ class S3Store:
     # --- used by preflight ---
 
     def is_exclusive(self) -> bool:
-        """Test that the second of two writes with If-None-Match to a new key fails; done once per opened store."""
+        """Test once per opened store that the second of two writes with If-None-Match to a new key fails."""
         if self._is_exclusive is None:
             name = f"{self.address.prefix}{PROBES}/{self.world.random_hex(16)}"
             try:
@@ -212,12 +214,11 @@ class S3Store:
                 transfer.send_small(self.connection, name, data, IfNoneMatch="*", Metadata={_MAKER: maker})
             except s3_failures() as exc:
                 if code_of(exc) in ("PreconditionFailed", "412"):
-                    # The object is ours if a retry failed only because the first try had already created it and its
-                    # response was lost.
+                    # If the response to the first try was lost, the retry fails although the object is ours.
                     return self._maker_of(name) == maker
                 if code_of(exc) not in ("ConditionalRequestConflict", "409"):
                     raise
-                self.world.sleep(0.2)  # another write to the key was in progress; retrying shows which one won
+                self.world.sleep(0.2)  # another write to the key was in progress, and a retry shows which of them won
             else:
                 return True
         return self._maker_of(name) == maker
@@ -232,7 +233,7 @@ class S3Store:
         return self.address.prefix + check_key(key)
 
     def _look(self, key: str) -> Any:
-        """Return the object's head, or None. A missing bucket gives the same 404, so the bucket is checked too."""
+        """Return the object's metadata, or None. A missing bucket gives the same 404, so the bucket is checked too."""
         name = self._name(key)
         with self._as_store_error("checked", key):
             try:
@@ -251,7 +252,7 @@ class S3Store:
         return head
 
     def _temporary_path(self, path: str, key: str, head: Any) -> str:
-        """Return a temporary name, the same for the same object, so that a later process can resume a killed get."""
+        """Return a temporary name that depends only on the object, so that a later process can resume a killed get."""
         version = f"{self.url} {key} {head['ETag']} {head['ContentLength']}"
         return f"{path}.part-{hashlib.sha256(version.encode()).hexdigest()[:8]}"
 

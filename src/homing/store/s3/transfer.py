@@ -1,4 +1,4 @@
-"""Transfers files to and from a bucket in parts: an interruption costs at most the part being transferred.
+"""Transfers files to and from a bucket in parts, so that an interruption loses at most the part in transit.
 
     send     small: one PUT.  large: multipart; an interrupted upload is found by listing, its finished parts are
              compared with the file by size and hash, and only the missing ones are sent
@@ -6,7 +6,7 @@
     sweep    aborts uploads below our prefix that were untouched for a day: they are billed but appear in no listing
 
 Parts are sent one after another, so at most one is lost when the connection breaks. No local record of an upload is
-kept: the bucket's own list is more reliable and also works from another machine.
+kept, because the bucket's own list is more reliable and also works from another machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _STALE_S = 86_400.0
 _PIECE = 1 << 20
-_RETRIES = Retries(tries=5, first_s=0.5, longest_s=8.0)  # in a row without a single new byte
+_RETRIES = Retries(tries=5, first_s=0.5, longest_s=8.0)  # counts tries in a row without a single new byte
 _NO_CHECKSUM = ("NotImplemented", "InvalidArgument", "InvalidRequest", "XNotImplemented")
 
 
@@ -40,7 +40,7 @@ class Sent:
 
 
 class _OtherContent(Exception):
-    """The upload that was found belongs to different content, or was aborted: start a new one."""
+    """The upload that was found belongs to different content or was aborted, so a new one must be started."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Upload:
 
 
 def send_small(connection: Connection, key: str, data: bytes, **extra: Any) -> Sent:
-    """Upload with one PUT, with hashes that the service checks; a service without SHA-256 support gets only the MD5."""
+    """Upload with one PUT, with hashes that the service checks. A service without SHA-256 support gets only the MD5."""
     digest = hashlib.sha256(data)
     call = {"Bucket": connection.address.bucket, "Key": key, "Body": data, "ContentMD5": _md5(data), **extra}
     try:
@@ -119,7 +119,7 @@ def _send_parts(
 def _finished_part(
     connection: Connection, at: dict[str, str], number: int, data: bytes, upload: _Upload
 ) -> dict[str, Any]:
-    """Return part number and ETag (and checksum), uploading the part if it is missing."""
+    """Return the part's number and ETag (and checksum), uploading the part if it is missing."""
     sha256, there = _b64(hashlib.sha256(data).digest()), upload.parts.get(number)
     if there is None:
         checks = {"ContentMD5": _md5(data), **({"ChecksumSHA256": sha256} if upload.has_sha256 else {})}
@@ -149,7 +149,7 @@ def _complete(
     except s3_failures() as exc:
         if code_of(exc) not in ("NoSuchUpload", "InvalidPart", "InvalidPartOrder"):
             raise
-        # Perhaps the response to an earlier try was lost and the object is complete; only its bytes can tell.
+        # The response to an earlier try may have been lost although the object is complete. Only its bytes can tell.
         if not _holds(connection, key, sha256, world):
             raise _OtherContent from exc
 
@@ -193,7 +193,7 @@ def _resumable(connection: Connection, key: str, world: World) -> list[_Upload]:
 
 
 def sweep(connection: Connection, world: World, below: str = "", untouched_s: float = _STALE_S) -> int:
-    """Abort uploads below our prefix, or a folder in it, that were untouched for that long; return how many."""
+    """Abort uploads below our prefix, or a folder in it, that were untouched for `untouched_s`; return how many."""
     aborted = 0
     for listed in _uploads(connection, connection.address.prefix + below):
         parts = _parts(connection, listed["Key"], listed["UploadId"])
@@ -214,7 +214,7 @@ def _uploads(connection: Connection, prefix: str) -> list[dict[str, Any]]:
         Bucket=connection.address.bucket, Prefix=prefix
     )
     found: list[dict[str, Any]] = []
-    # rclone returns NoSuchUpload for a bucket that never had an upload.
+    # rclone returns NoSuchUpload if a bucket never had an upload.
     _unless_gone(lambda: found.extend(upload for page in pages for upload in page.get("Uploads", [])))
     return found
 
@@ -243,7 +243,7 @@ def _unless_gone(call: Callable[[], Any]) -> bool:
 
 
 def stream(connection: Connection, key: str, world: World, offset: int = 0, etag: str = "") -> Iterator[bytes]:
-    """Yield the object from `offset` on. With `etag` it must be that version, else that of the first response."""
+    """Yield the object's bytes from `offset` on, all from the version `etag`, or from that of the first response."""
     total, failures = -1, 0
     while offset != total:
         reply = _open_range(connection, key, offset)
