@@ -1,7 +1,9 @@
 """The agent's part of boot.json. It holds no secrets and no provider code.
 
-How to end billing is data: one command or one HTTP request that the provider's adapter wrote, so the agent can end any
-instance without knowing its provider. The programs that it starts are data too: it knows neither trainer nor store."""
+How to end billing is data: one command or one HTTP request, written by the provider's adapter. So the agent can end any
+instance without knowing its provider. The programs that the agent starts are data too, so it knows neither the trainer
+nor the store.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class EndBilling:
     argv: List[str] = field(default_factory=list)
     method: str = ""
     url: str = ""
-    header_env: Dict[str, str] = field(default_factory=dict)  # header name -> environment variable with its value
+    # header name -> the environment variable that holds its value
+    header_env: Dict[str, str] = field(default_factory=dict)
     body: str = ""
 
 
@@ -27,7 +30,7 @@ class EndBilling:
 class Orders:
     mark: str
     attempt: int
-    work_dir: str  # on the instance; holds run/ and data/
+    work_dir: str  # the work folder on the instance, which contains run/ and data/
     trainer_argv: List[str]
     sync_argv: List[str]  # the agent appends `--once`, `--fetch` or `--watch`
     end_billing: EndBilling
@@ -40,15 +43,17 @@ class Orders:
     stall_factor: float
     heartbeat_s: float = 5.0
     stop_grace_s: float = STOP_GRACE_S  # time from the stop request until the trainer gets SIGKILL
-    env: Dict[str, str] = field(default_factory=dict)  # for the programs that the agent starts; never secrets
-    # Variables with keys for the store: given to sync, not to the trainer.
+    # environment of the programs that the agent starts, without secrets
+    env: Dict[str, str] = field(default_factory=dict)
+    # Names of the variables with keys for the store, which sync gets and the trainer does not.
     secret_names: List[str] = field(default_factory=list)
     agent_argv: List[str] = field(default_factory=list)  # command with which the dead-man restarts a dead agent
-    # Command to run before training; empty: the machine has everything it needs.
+    # The command to run before training; empty if the machine already has everything it needs.
     bootstrap_argv: List[str] = field(default_factory=list)
-    # Command to run alongside the trainer: alerts, preemption notices, utilization.
+    # The command to run alongside the trainer, for alerts, preemption notices and utilization.
     lookout_argv: List[str] = field(default_factory=list)
-    unsaved_limit_s: float = 0.0  # how long to train while the store refuses every push; 0: until some other limit
-    push_s: float = 0.0  # planned time to push a checkpoint; replaced by measured pushes
-    home_s: float = 0.0  # further time from the last save to the end of billing: starting processes, reading back
+    unsaved_limit_s: float = 0.0  # how long to train while the store refuses every push; 0 for until some other limit
+    push_s: float = 0.0  # planned time to push a checkpoint, replaced by the measured time after the first push
+    # time from the last save to the end of billing besides the push: starting processes, reading back
+    home_s: float = 0.0
     keep_on_failure_s: float = 0.0  # how long a failed instance is kept for inspection, inside the limit

@@ -1,11 +1,11 @@
-"""The chat template of a tokenizer: read as text from its own file or from tokenizer_config.json, and turns.json.
+"""Reads a tokenizer's chat template as text, from its own file or tokenizer_config.json, and defines turns.json.
 
 turns.json holds the text that the template puts around messages, extracted at home by `lm.data.chat.split_template`:
 
 begin USER end | begin_system SYSTEM system_user USER end | ... USER user_assistant ASSISTANT assistant_user USER end
 
-Does not evaluate Jinja: only `lm.data.chat.template`, at home, interprets a template. config and the trainer only need
-to know whether there is a template, and which one.
+This module does not evaluate Jinja: only `lm.data.chat.template`, at home, interprets a template. `config` and the
+trainer need to know only whether there is a template, and which one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["FoundTemplate", "Turns", "Unreadable", "read_chat_template", "refuse
 @record("turns", 1)
 @dataclass(frozen=True)
 class Turns:
-    """Text fragments in which special tokens appear by name. None: the template does not allow that sequence."""
+    """The text around messages, with special tokens by name. None: the template forbids that sequence of turns."""
 
-    template_sha256: str  # of the template's text
-    begin: str  # before the first turn, if that is a user turn
-    end: str  # after the last turn, including the opening of the assistant turn
+    template_sha256: str  # sha256 of the template's text
+    begin: str  # the text before the first turn, if that is a user turn
+    end: str  # the text after the last turn, including the opening of the assistant turn
     markers: Dict[str, int] = field(default_factory=dict)  # special token -> id
-    end_id: Optional[int] = None  # token with which the assistant ends a turn
-    is_trimmed: bool = False  # the template strips the whitespace around messages
+    end_id: Optional[int] = None  # id of the token with which the assistant ends a turn
+    is_trimmed: bool = False  # whether the template strips the whitespace around messages
     begin_system: Optional[str] = None
     system_user: Optional[str] = None
     user_assistant: Optional[str] = None
@@ -49,20 +49,20 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class FoundTemplate:
-    source: str  # the template; "" if there is none
-    path: Path  # the file it was read from
-    config: Dict[str, Any] = field(default_factory=dict)  # tokenizer_config.json, {} if there is none
+    source: str  # the text of the template, or "" if there is none
+    path: Path  # the file that the template was read from
+    config: Dict[str, Any] = field(default_factory=dict)  # the content of tokenizer_config.json, or {} if there is none
 
 
 def read_chat_template(folder: Path) -> FoundTemplate:
-    """Return the chat template next to the tokenizer in `folder`: data, a checkpoint or a model. Raises Unreadable."""
+    """Return the chat template next to the tokenizer in `folder` (data, a checkpoint or a model); raises Unreadable."""
     path = folder / file_names.TOKENIZER_CONFIG
     refuse_link_outside(path)
     config = _object(path) if path.is_file() else {}
     own = folder / file_names.CHAT_TEMPLATE
     refuse_link_outside(own)
-    # Newer writers use this file, which takes precedence in transformers too. A trailing line break, such as one added
-    # by an editor, is kept.
+    # Newer writers use this file, which takes precedence in transformers too. A trailing line break, such as one that
+    # an editor added, is kept.
     if own.is_file():
         try:
             return FoundTemplate(own.read_text(encoding="utf-8"), own, config)
@@ -96,7 +96,7 @@ def _object(path: Path) -> Dict[str, Any]:
 
 
 def _default(value: Any) -> str:
-    """Return the template named "default" if there are several."""
+    """Return the template, or the one named "default" if there are several."""
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")

@@ -17,7 +17,7 @@ MISSING_REWARD = "missing reward"
 
 
 def figure_of(phase: str) -> str:
-    """Return the meaning of `val_loss` in a phase: rl has no loss on text and stores the missing reward there."""
+    """Return what `val_loss` means in a phase. Phases of kind rl store the missing reward there instead of a loss."""
     return MISSING_REWARD if phase == "rl" else "held-out loss"
 
 
@@ -32,14 +32,14 @@ class FileHash:
 class Stage:
     """One phase in the history of the weights."""
 
-    phase: str  # "base" for open weights
+    phase: str  # the phase, or "base" for open weights
     method: str = "full"
     run_id: str = ""
-    address: str = ""  # of a base: hf:OWNER/NAME@COMMIT, or its folder
+    address: str = ""  # for a base only: hf:OWNER/NAME@COMMIT, or its folder
     step: int = 0
     num_tokens: int = 0
     val_loss: Optional[float] = None
-    data_sha256: str = ""  # of the manifest of its training data
+    data_sha256: str = ""  # sha256 of the manifest of the training data
     config_sha256: str = ""
 
 
@@ -50,21 +50,23 @@ class CheckpointManifest:
     run_id: str
     phase: str
     step: int
-    num_tokens: int  # trained on so far in this phase
+    num_tokens: int  # number of tokens trained on so far in this phase
     is_final: bool
-    config_sha256: str  # of model, phase and data in run.json: must match to resume
+    config_sha256: str  # sha256 of model, phase and data in run.json, which must match to resume
     seed: int
     files: List[FileHash]
     val_loss: Optional[float] = None
     val_bits_per_byte: Optional[float] = None
-    # Identifies the random subset that val_loss was measured on, if any: compare only values from the same subset.
+    # Identifies the random subset on which val_loss was measured, if any. Only values from the same subset can be
+    # compared.
     val_exam: str = ""
     code_version: str = ""
     made_at: float = 0.0
-    # Attention, micro-batch, precision, ...: chosen by the trainer, and part of its state.
+    # Settings such as attention, micro-batch and precision, which the trainer chose and which are part of its state.
     choices: Dict[str, Any] = field(default_factory=dict)
-    lineage: List[Stage] = field(default_factory=list)  # base -> mid -> sft -> rl, this one last
-    sha256: str = ""  # of this file with this field empty, so that the list of hashes is protected too
+    # the phases in order, such as base -> mid -> sft -> rl, with this one last
+    lineage: List[Stage] = field(default_factory=list)
+    sha256: str = ""  # sha256 of this file with this field empty, which protects the list of hashes too
 
 
 def reported_checkpoint(manifest: CheckpointManifest) -> str:
@@ -75,9 +77,9 @@ def reported_checkpoint(manifest: CheckpointManifest) -> str:
 @record("pointer", 1)
 @dataclass(frozen=True)
 class Pointer:
-    """latest.json and best.json in checkpoints/<phase>/.
+    """The content of latest.json and best.json in checkpoints/<phase>/.
 
-    A file that names a step, not a symlink, so that any store can hold it.
+    It is a file that names a step, not a symlink, so that any store can hold it.
     """
 
     step: int

@@ -21,7 +21,7 @@ class WireError(ValueError):
 
 
 def record(name: str, version: int) -> Callable[[Type[T]], Type[T]]:
-    """Class decorator for a top-level document: it is written with `schema: homing.NAME/VERSION`."""
+    """Mark a class as a top-level document, which is written with `schema: homing.NAME/VERSION`."""
 
     def mark(cls: Type[T]) -> Type[T]:
         cls.SCHEMA = f"homing.{name}/{version}"  # type: ignore[attr-defined]  # not on every dataclass; see schema_of
@@ -48,7 +48,7 @@ def dumps(obj: Any, indent: Optional[int] = None) -> str:
 
 
 def load(cls: Type[T], data: Any, path: str = "") -> T:
-    """Build `cls` from `data`: ignores unknown keys, fills in defaults, checks everything else; raises WireError."""
+    """Build `cls` from `data`, ignoring unknown keys and filling in defaults; raises WireError for unusable values."""
     shape: Any = cls  # a dataclass, which Type[T] does not express
     path = path or cls.__name__
     if not isinstance(data, dict):
@@ -60,7 +60,7 @@ def load(cls: Type[T], data: Any, path: str = "") -> T:
     for name, hint, kind, is_optional, is_needed in _fields(shape):
         if name in data:
             value = data[name]
-            # Fast path: most values are plain and of the right type, and a metrics file has very many of them.
+            # Fast path: most values are plain and of the right type, and a metrics file holds very many of them.
             if (type(value) is kind and (kind is not float or math.isfinite(value))) or (value is None and is_optional):
                 values[name] = value
             else:
@@ -73,12 +73,12 @@ def load(cls: Type[T], data: Any, path: str = "") -> T:
 def loads(cls: Type[T], text: Union[str, bytes]) -> T:
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as exc:  # deeply nested lists exhaust the parser's stack
+    except (ValueError, RecursionError) as exc:  # RecursionError: deeply nested lists exhaust the parser's stack
         raise WireError(f"{cls.__name__}: not JSON: {exc}") from exc
     return load(cls, data)
 
 
-@functools.lru_cache(maxsize=None)  # resolving annotations takes longer than reading the document
+@functools.lru_cache(maxsize=None)  # cached, because resolving annotations takes longer than reading the document
 def _hints(cls: Any) -> Dict[str, Any]:
     return typing.get_type_hints(cls)
 

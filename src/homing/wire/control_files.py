@@ -4,11 +4,12 @@
     trainer --metrics, events--> agent --heartbeat.json--> sync --> store --> home (progress)
 
 Home never talks to the trainer, and the trainer does not know that it is rented. Each process reads one small file at
-its own pace, so a lost message is merely delayed.
+its own pace, so a message may be delayed but is not lost.
 
-Deadlines in these files use the boot clock: it keeps running during sleep, and setting the wall clock does not move it.
-All processes of one machine read the same value, so one may write it to a file and another read it. It restarts when
-the machine reboots."""
+Deadlines in these files use the boot clock, which keeps running during sleep and does not change when the wall clock is
+set. All processes of one machine share this clock, so one process can act on a time that another wrote to a file. The
+boot clock restarts when the machine reboots.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +23,17 @@ from homing.wire.codec import record
 @record("control", 1)
 @dataclass(frozen=True)
 class Control:
-    """Written by the agent, read by the trainer between steps."""
+    """The content of control.json, which the agent writes and the trainer reads between steps."""
 
     stop: bool = False
     reason: str = ""
-    land_by: Optional[float] = None  # by the boot clock: when the final checkpoint must be on disk; set from the start
+    land_by: Optional[float] = None  # boot-clock time by which the final checkpoint must be on disk; set from the start
 
 
 @record("request", 1)
 @dataclass(frozen=True)
 class Request:
-    """Written by home into the run's prefix in the store; the highest serial counts."""
+    """The content of request.json, which home writes into the run's prefix in the store. The highest serial counts."""
 
     serial: int
     stop: bool = False
@@ -40,7 +41,8 @@ class Request:
     spend_limit_usd: Optional[str] = None
     time_limit_s: Optional[float] = None
     t: float = 0.0
-    age_s: Optional[float] = None  # seconds since billing began by home's clock: the instance's clock may be behind
+    # seconds since billing began, by home's clock, because the instance's clock may be behind
+    age_s: Optional[float] = None
 
 
 @record("heartbeat", 1)
@@ -52,7 +54,7 @@ class Heartbeat:
     state: str  # booting | fetching | training | pushing | kept | ending | ended
     started_at: float  # when billing began, according to boot.json
     rate_usd_per_hour: str
-    spend_usd: str  # of this attempt and all earlier ones
+    spend_usd: str  # spend of this attempt and all earlier ones
     spend_limit_usd: Optional[str] = None
     phase: str = ""
     step: int = 0
@@ -62,27 +64,29 @@ class Heartbeat:
     tokens_per_s: Optional[float] = None
     mfu: Optional[float] = None
     step_s: Optional[float] = None
-    # Seconds until the phase ends, as planned or by landing, as estimated by the trainer (Metric).
+    # Seconds until the phase ends, as planned or by landing. This is the trainer's estimate from Metric.
     eta_s: Optional[float] = None
     trainer_pid: Optional[int] = None
-    end_step: Optional[int] = None  # set while landing: the run ends at this step, before num_steps
-    is_pushed: bool = False  # everything worth keeping is in the store, verified
+    end_step: Optional[int] = None  # set while landing, when the run ends at this step, before num_steps
+    is_pushed: bool = False  # whether everything worth keeping is in the store, verified
     problem: str = ""
-    has_dead_man: bool = False  # the dead-man, a second guard process on the instance, is alive
+    has_dead_man: bool = False  # whether the dead-man, a second guard process on the instance, is alive
     time_limit_s: float = 0.0
     use: Dict[str, float] = field(default_factory=dict)  # utilization, see Use
-    plan_s: Optional[float] = None  # while landing: seconds until the originally planned end
+    plan_s: Optional[float] = None  # set while landing: seconds until the originally planned end
 
 
 @record("use", 1)
 @dataclass(frozen=True)
 class Use:
-    """Utilization of the machine, written by the lookout."""
+    """The utilization of the machine, as written by the lookout."""
 
-    shares: Dict[str, float] = field(default_factory=dict)  # cpu, memory, gpu, gpu_memory: 0..1
+    # utilization of cpu, memory, gpu and gpu_memory, each 0 to 1
+    shares: Dict[str, float] = field(default_factory=dict)
 
 
-# CLOCK_BOOTTIME exists on Linux. On macOS, CLOCK_MONOTONIC runs during sleep; elsewhere it is the closest available.
+# CLOCK_BOOTTIME exists only on Linux. On macOS, CLOCK_MONOTONIC runs during sleep too; elsewhere it is the closest
+# available clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 

@@ -23,17 +23,18 @@ CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
 LATEST = "latest.json"
 BEST = "best.json"
-TRAINER_LOCK = ".trainer.lock"  # held while a trainer runs in the folder; the file remains as evidence that one did
-STARTER_FD_ENV = "HOMING_STARTER_FD"  # for a trainer: a pipe that closes when its parent process ends
+TRAINER_LOCK = ".trainer.lock"  # locked while a trainer runs in the folder; the file remains as evidence that one ran
+STARTER_FD_ENV = "HOMING_STARTER_FD"  # file descriptor of a pipe that closes when the trainer's parent process ends
 TYPED_ENV = (
-    "HOMING_TYPED"  # for a trainer: the run's name as the user typed it, with the options that change its run file
+    # the run's name as the user typed it, with the options that change its run file, for the trainer's messages
+    "HOMING_TYPED"
 )
 PUSHED = "pushed.json"
 BOOT = "boot.json"
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-CHAT_TEMPLATE = "chat_template.jinja"  # newer writers store the template here, older ones in the file above
+CHAT_TEMPLATE = "chat_template.jinja"  # newer tools store the template in this file, older ones in the file above
 TURNS = "turns.json"  # the text that the chat template puts around messages, for a trainer without a template engine
 GENERATION = "generation_config.json"  # the recommended sampling settings and stop tokens of open weights
 WEIGHTS = "model.safetensors"
@@ -42,12 +43,12 @@ ADAPTER_CONFIG = "adapter_config.json"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 
-# Keys in the store. Inputs are stored by hash, so that the same shards are uploaded once.
+# Keys in the store. Inputs are stored by hash, so that the same shards are uploaded only once.
 STORE_OBJECTS = "objects"
 STORE_RUNS = "runs"
 STORE_MODELS = "models"
 RECORD = "record.json"
-LEASES = "lease"  # folder below the run: 00000001.json, ...
+LEASES = "lease"  # folder below the run, which contains 00000001.json and so on
 
 
 def step_dir(step: int) -> str:

@@ -1,11 +1,12 @@
-"""When each guard ends an instance before a limit. The agent, the dead-man and home share this module.
+"""Computes when each guard ends an instance before a limit. The agent, the dead-man and home share this module.
 
 0 --------------- LAND ------ KILL ------ END -------- DEAD_MAN ------- GUARD ------ PROVIDER --- limit
   train           | stop,save | push      | agent ends | dead-man ends  | home ends  | its own timer
                   |<------------------------------- reserve ------------------------------------->|
 
-At a given rate the spend limit is a number of seconds, so money and time share one axis, and the earlier limit counts.
-Each guard waits for the one before it, which knows more and can save more."""
+At a given rate, the spend limit corresponds to a number of seconds, so money and time share one axis, and the earlier
+limit counts. Each guard waits for the one before it, which knows more and can save more data.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +14,19 @@ import math
 from decimal import Decimal
 from typing import Optional
 
-# Fraction of the reserve that is left when each guard acts.
+# The fraction of the reserve that is left when each guard acts.
 LAND, KILL, END, DEAD_MAN, GUARD, PROVIDER = 1.0, 0.5, 0.3, 0.2, 0.12, 0.05
 STOP_GRACE_S = 120.0
 PUSH_RESERVE_S = 120.0
-RESERVE_FRACTION = 0.1  # upper bound as a fraction of the whole time, so that a run with a small limit still trains
-# With a smaller reserve the guards act earlier: checking, killing and starting the end command take seconds.
+# the reserve is at most this fraction of the whole time, so that a run with a small limit still trains
+RESERVE_FRACTION = 0.1
+# The reserve for the guards from END on is not reduced below this, because checking, killing and starting the end
+# command take seconds.
 SMALL_RESERVE_S = 40.0
 
 
 def allowed_s(rate: Decimal, spend_limit: Optional[Decimal], spent_before: Decimal, time_limit_s: float) -> float:
-    """Return the seconds from the start of billing to the nearer limit; infinite without limits."""
+    """Return the seconds from the start of billing to the nearer limit, which is infinite without limits."""
     by_time = time_limit_s or math.inf
     if spend_limit is None or rate <= 0:
         return by_time

@@ -1,19 +1,19 @@
-"""File names on an instance that the agent shares with other programs. More in file_names.py."""
+"""File names on an instance that the agent shares with other programs. file_names.py has the other names."""
 
 from __future__ import annotations
 
-# In the work folder, next to boot.json.
+# Files in the work folder, next to boot.json.
 RUN_DIR = "run"
-AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # held while the process is alive
+AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # locked while the process is alive
 CLOCK = "clock"  # how long billing had been running at a given boot-clock time
 RESTARTS = "restarts"  # how often the dead-man restarted the agent, and the boot-clock time of the last restart
 BILLING_ENDED = "billing-ended"  # boot-clock time at which the request to end billing was accepted
 
-# In the run directory.
+# Files in the run directory.
 CONTROL = "control.json"
 REQUEST = "request.json"
 HEARTBEAT = "heartbeat.json"
-LIMITS = "limits.json"  # a Request: the limits that the agent last accepted; the dead-man follows them
+LIMITS = "limits.json"  # a Request with the limits that the agent last accepted, which the dead-man follows
 USE = "use.json"
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
@@ -21,7 +21,7 @@ OUTCOME = "outcome.json"
 LOGS = "logs"
 
 # Event kinds by which sync reports the state of the store to the agent.
-STORE_REFUSES = "store_refuses"  # an apparently permanent refusal: no permission, no bucket, an expired token
+STORE_REFUSES = "store_refuses"  # a refusal that seems permanent: no permission, no bucket, an expired token
 PUSH_RECOVERED = "push_recovered"
 
 # Trainer exit codes.
@@ -29,8 +29,8 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_STOPPED = 75
 
-# Exit code of store.sync: a newer lease names another instance, so this one pushes nothing more.
+# The exit code of store.sync if a newer lease names another instance, so that this one pushes nothing more.
 EXIT_SUPERSEDED = 76
 
-# Set in the environment of every process on our instances; the local and ssh providers use it to find their processes.
+# Set in the environment of every process on our instances. The local and ssh providers find their processes by it.
 MARK_ENV = "HOMING_MARK"

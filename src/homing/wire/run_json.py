@@ -1,4 +1,4 @@
-"""run.json: the resolved run. `config` writes it at home; the trainer and the agent read nothing else.
+"""Defines run.json, the resolved run. `config` writes it at home; the trainer reads no other configuration.
 
 Every value is final: derived, checked and in base units. `origin` says where each value came from.
 """
@@ -15,7 +15,7 @@ from homing.wire.codec import record
 class RopeScaling:
     """RoPE scaling as in Llama 3.1.
 
-    Low frequencies are divided by `factor`, high ones are kept, those in between are interpolated.
+    Low frequencies are divided by `factor`, high ones are kept, and those in between are interpolated.
     """
 
     factor: float
@@ -40,14 +40,15 @@ class Model:
     rope_base: float = 10000.0
     norm_eps: float = 1e-6
     rope_scaling: Optional[RopeScaling] = None
-    max_context: int = 0  # context length that loaded weights support, if larger than `context`; 0: the same
+    # the context length that loaded weights support, if larger than `context`; 0 if it is the same
+    max_context: int = 0
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Sizes computed by `config.estimate.params`; the trainer checks its own counts against them."""
 
-    num_params: int  # every parameter once; a tied head is not counted twice
+    num_params: int  # counts every parameter once, and a tied head not twice
     num_matmul_params: int  # blocks and head, without the embedding lookup
     flops_per_token: float  # 6 N_matmul + 12 L d T, forward and backward
 
@@ -66,7 +67,8 @@ class Base:
     """Open weights that the run starts from."""
 
     address: str  # hf:OWNER/NAME@COMMIT, or the folder as the user named it
-    dir: str  # holds config.json and the weights, except hub_files; relative to the run directory; "" until fetched
+    # folder with config.json and the weights, except hub_files; relative to the run directory; "" until fetched
+    dir: str
     dtype: str = ""  # dtype of the weights according to config.json: bfloat16, ...
     licence: str = ""
     # Weights that an instance can download from the Hub without a token.
@@ -75,7 +77,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Data:
-    dir: str  # holds tokenizer.json, manifest.json and shards; relative to the run directory unless absolute
+    dir: str  # folder with tokenizer.json, manifest.json and shards; relative to the run directory unless absolute
     manifest_sha256: str  # "" until prepared
     tokenizer_sha256: str
     num_train_tokens: int
@@ -85,19 +87,20 @@ class Data:
 @dataclass(frozen=True)
 class Optimizer:
     kind: str  # muon (with AdamW for the other parameters) | adamw
-    lr: float  # of the block matrices
+    lr: float  # learning rate of the block matrices
     lr_embedding: float
     lr_head: float
     lr_norm: float
     weight_decay: float
-    lr_scalar: float = 0.0  # of the gates and scales in swift
+    lr_scalar: float = 0.0  # learning rate of the gates and scales in swift
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     momentum: float = 0.95  # of Muon
-    momentum_start: float = 0.0  # Muon's momentum at the first step, from which it increases; 0: constant
-    variance_beta: float = 0.0  # decay of Muon's per-row second-moment estimate, which normalizes the rows; 0: off
-    is_cautious: bool = False  # Muon's weight decay only where the update itself moves towards zero
+    momentum_start: float = 0.0  # Muon's momentum at the first step, from which it increases; 0 if it is constant
+    # decay of Muon's per-row second-moment estimate, which normalizes the rows; 0 turns it off
+    variance_beta: float = 0.0
+    is_cautious: bool = False  # whether Muon decays weights only where the update itself moves them towards zero
     clip: float = 1.0  # maximum global gradient norm; 0 turns clipping off
     states: str = "fp32"  # fp32 | int8: format of AdamW's two moments
 
@@ -106,7 +109,7 @@ class Optimizer:
 class Schedule:
     kind: str  # wsd | cosine | constant
     warmup_steps: int
-    decay_steps: int  # wsd: length of the linear tail; cosine: steps after warm-up
+    decay_steps: int  # wsd: length of the linear decay; cosine: number of steps after warm-up
     floor: float  # final learning rate as a fraction of the peak
 
 
@@ -118,11 +121,11 @@ class RlTask:
     weight: float = 1.0  # its share of the prompts, relative to the other tasks
     file: str = ""  # JSON lines, for gsm8k and prompts
     file_sha256: str = ""
-    val_file: str = ""  # held-out lines; "": a tenth of the file
+    val_file: str = ""  # held-out lines; if empty, a tenth of the file
     val_file_sha256: str = ""
-    difficulty: int = 1  # arithmetic and spelling: 1 to 5
+    difficulty: int = 1  # 1 to 5, for arithmetic and spelling
     calculator: str = "auto"  # auto | on | off
-    reward: str = ""  # the user's own reward.py
+    reward: str = ""  # path of the user's own reward.py
     reward_sha256: str = ""
 
 
@@ -137,12 +140,12 @@ class Rl:
     advantage: str = "std"  # std | mean: whether to divide by the group's standard deviation
     kl: float = 0.0  # weight of the KL penalty towards the initial weights of the phase
     updates_per_rollout: int = 1
-    clip_low: float = 0.2  # only has an effect with more than one update per rollout
+    clip_low: float = 0.2  # has an effect only with more than one update per rollout
     clip_high: float = 0.2
     pass_reward: float = 1.0  # a reward of at least this counts as passed
     eval_prompts: int = 64
     eval_samples: int = 4
-    rollout_rows: int = 0  # samples generated at a time; 0: all
+    rollout_rows: int = 0  # number of samples generated at a time; 0 for all at once
     graphs: str = "auto"  # auto | on | off: CUDA graphs
     collapse_steps: int = 20
     reward_timeout_s: float = 10.0
@@ -166,7 +169,7 @@ class PhaseData:
     """Training data of a phase, if it is not the text of the run."""
 
     kind: str  # text | chat
-    dir: str  # holds manifest.json and shards; relative to the run directory unless absolute
+    dir: str  # folder with manifest.json and shards; relative to the run directory unless absolute
     manifest_sha256: str = ""  # "" until prepared
     num_train_tokens: int = 0
     num_val_tokens: int = 0
@@ -179,23 +182,23 @@ class Phase:
     method: str  # full | lora | qlora
     num_steps: int
     batch_tokens: int  # tokens in one optimizer step
-    micro_batch: int  # rows of `context` tokens at a time; 0: the trainer picks what fits
+    micro_batch: int  # number of rows of `context` tokens at a time; 0 lets the trainer pick what fits
     optimizer: Optimizer
     schedule: Schedule
-    eval_every: int  # steps; 0: only at the end
+    eval_every: int  # number of steps; 0 for only at the end
     eval_tokens: int
-    save_every: int  # steps; 0: only at the end
-    save_every_s: float  # also after this many seconds; 0: never by time
-    sample_every: int  # steps; 0: with each checkpoint
-    keep_last: int  # checkpoints kept in addition to the best
+    save_every: int  # number of steps; 0 for only at the end
+    save_every_s: float  # a checkpoint is also saved after this many seconds; 0 turns this off
+    sample_every: int  # number of steps; 0 for once with each checkpoint
+    keep_last: int  # number of checkpoints kept in addition to the best one
     init_from: str = ""  # a checkpoint folder to start from; "" for fresh weights
-    init_base: str = ""  # if init_from holds an adapter: the folder of the weights it was trained on
-    data: Optional[PhaseData] = None  # None: the text of the run
-    lora: Optional[Lora] = None  # for method lora and qlora
-    rl: Optional[Rl] = None  # for a phase of kind rl
-    recompute: str = "none"  # none | half | all: blocks that recompute their activations instead of keeping them
+    init_base: str = ""  # the folder of the weights that the adapter in init_from was trained on, if it holds one
+    data: Optional[PhaseData] = None  # None for the text of the run
+    lora: Optional[Lora] = None  # used by the methods lora and qlora
+    rl: Optional[Rl] = None  # used by phases of kind rl
+    recompute: str = "none"  # none | half | all: how many blocks recompute their activations instead of keeping them
     offload: str = "none"  # none | optimizer: what is kept in host memory instead of GPU memory
-    sample_prompts: List[str] = field(default_factory=list)  # empty: those of the run
+    sample_prompts: List[str] = field(default_factory=list)  # if empty, the prompts of the run
 
 
 @dataclass(frozen=True)
@@ -211,15 +214,16 @@ class Train:
     device: str = "auto"  # auto | cpu | cuda | mps
     precision: str = "auto"  # auto | fp32 | bf16
     compile: str = "auto"  # auto | on | off
-    needs_gpu: bool = False  # set by launch on a rented GPU: the trainer fails without a GPU instead of using the CPU
+    # set by launch on a rented GPU, so that the trainer fails without a GPU instead of using the CPU
+    needs_gpu: bool = False
     attention: str = "auto"  # auto | cudnn | flash | efficient | math
-    graphs: str = "auto"  # auto | on | off: micro-batches as CUDA graphs; same default as in the run file
+    graphs: str = "auto"  # auto | on | off: run micro-batches as CUDA graphs; has the same default as in the run file
     is_deterministic: bool = False
-    num_threads: int = 0  # 0: as many as the machine has
-    num_ranks: int = 0  # training processes, one per GPU; 0: as many as there are GPUs
+    num_threads: int = 0  # 0 for as many as the machine has
+    num_ranks: int = 0  # number of training processes, one per GPU; 0 for as many as there are GPUs
     log_every: int = 10  # steps
-    max_bad_steps: int = 10  # consecutive non-finite steps before the run stops
-    time_limit_s: float = 0.0  # wall-clock time of the trainer; 0: none
+    max_bad_steps: int = 10  # the run stops after this many non-finite steps in a row
+    time_limit_s: float = 0.0  # wall-clock limit for the trainer; 0 for none
     writes_csv: bool = False
 
 
@@ -228,27 +232,27 @@ class Limits:
     spend_usd: Optional[str] = None  # a decimal string: dollars are never floats
     time_s: float = 0.0  # 0: none
     idle_s: float = 1800.0
-    unsaved_s: float = 1800.0  # how long to train while the store refuses every push; 0: until some other limit
-    stall_factor: float = 10.0  # the run has stalled after this many usual step times without a step
+    unsaved_s: float = 1800.0  # how long to train while the store refuses every push; 0 for until some other limit
+    stall_factor: float = 10.0  # the run counts as stalled after this many usual step times without a step
     rate_usd_per_hour: Optional[str] = None
     on_divergence: str = "alert"  # alert | stop
     on_slow: str = "alert"  # alert | stop
-    relaunches: int = 10  # by the guard, after an instance was preempted or lost
+    relaunches: int = 10  # how often the guard may relaunch the run after an instance was preempted or lost
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """An SSH host, as the run file names it."""
+    """An SSH host as named in the run file."""
 
     host: str
-    user: str = ""  # "": the local user name
+    user: str = ""  # if empty, the local user name
     port: int = 22
-    key_file: str = ""  # path of a private key; "": ssh's own defaults
-    host_key: str = ""  # TYPE BASE64; "": from known_hosts, or confirmed once by the user
+    key_file: str = ""  # path of a private key; if empty, ssh's own defaults
+    host_key: str = ""  # TYPE BASE64; if empty, the key from known_hosts, or one that the user confirms once
     known_hosts: str = "~/.ssh/known_hosts"
-    work_dir: str = ".homing"  # on the host; a relative path is relative to the user's home directory
+    work_dir: str = ".homing"  # folder on the host; a relative path is relative to the user's home directory
     rate_usd_per_hour: str = "0.36"
-    python: str = ""  # an interpreter on the host that has torch; "": create an environment from the lock
+    python: str = ""  # an interpreter on the host that has torch; if empty, an environment is created from the lock
 
 
 @dataclass(frozen=True)
@@ -259,17 +263,18 @@ class Cloud:
     on_preempt: str = "relaunch"  # relaunch | stop
     ssh: Optional[Ssh] = None
     settings: Dict[str, Dict[str, Any]] = field(default_factory=dict)  # provider -> its section of the run file
-    volume: str = ""  # a persistent folder there, with the layout datasets/ artifacts/ runs/ cache/ hf_cache/
+    # a persistent folder on the instances, with the layout datasets/ artifacts/ runs/ cache/ hf_cache/
+    volume: str = ""
 
 
 @dataclass(frozen=True)
 class RunInput:
     """A file that is sent with the run in addition to its own text."""
 
-    path: str  # in the data folder of the instance
-    source: str  # path at home; hf:OWNER/NAME@COMMIT/FILE: the instance downloads it from the Hub itself
+    path: str  # path in the data folder of the instance
+    source: str  # path at home, or hf:OWNER/NAME@COMMIT/FILE for a file that the instance downloads from the Hub itself
     sha256: str
-    num_bytes: int = 0  # for a file from the Hub, which may not exist at home
+    num_bytes: int = 0  # set for a file from the Hub, which may not exist at home
 
 
 @record("run", 1)
@@ -286,9 +291,9 @@ class Run:
     limits: Limits
     cloud: Cloud
     store: str  # such as file:/home/me/.homing/store
-    base: Optional[Base] = None  # None: trained from scratch
+    base: Optional[Base] = None  # None if trained from scratch
     inputs: List[RunInput] = field(default_factory=list)  # set at launch
     id: str = ""  # NAME-yyyymmdd-hhmmss-xxxx, assigned at launch
     code_version: str = ""
     run_file_sha256: str = ""
-    origin: Dict[str, str] = field(default_factory=dict)  # "model.width" -> "derived from model.depth"
+    origin: Dict[str, str] = field(default_factory=dict)  # such as "model.width" -> "derived from model.depth"

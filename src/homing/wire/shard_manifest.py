@@ -1,12 +1,12 @@
-"""manifest.json next to token shards: what they contain, how much, from which text, and their hashes.
+"""Defines manifest.json next to token shards: what they contain, how much, from which text, and their hashes.
 
 A shard `train-00000.bin` holds only tokens, little-endian, of type `dtype`: concatenated documents, each preceded
 by <|endoftext|>, or by the special tokens of the model family that the tokenizer comes from. `train-00000.idx` is
 little-endian uint64: the token offset at which each document starts, then the shard's token count, so document i of the
 shard is tokens [idx[i], idx[i+1]).
 
-Shards of conversations have a third file, `train-00000.mask`: one byte per token, 1 if the token is trained on. Their
-documents are conversations, each beginning with whatever the chat template puts first.
+Shards of conversations have a third file, `train-00000.mask`: one byte per token, 1 if the token is trained on. In
+these shards, each document is a conversation and begins with whatever the chat template puts first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Shard:
     num_bytes: int
     sha256: str
     index_sha256: str
-    mask_name: str = ""  # "": every token is trained on
+    mask_name: str = ""  # if empty, every token is trained on
     mask_sha256: str = ""
 
     def files(self) -> List[Tuple[str, int, str]]:
@@ -52,7 +52,7 @@ def val_share(splits: Dict[str, Split]) -> float:
 
 @dataclass(frozen=True)
 class SourceFile:
-    path: str  # as the user named it
+    path: str  # the path as the user named it
     num_bytes: int
     sha256: str
 
@@ -63,10 +63,10 @@ class DataManifest:
     dtype: str  # uint16 | uint32
     vocab_size: int
     tokenizer_sha256: str
-    specials: List[str]  # in order of their ids; 0, 1, ... in a tokenizer that homing trained
+    specials: List[str]  # in the order of their ids, which are 0, 1, ... in a tokenizer that homing trained
     splits: Dict[str, Split]  # train, val
     source: List[SourceFile]
-    source_sha256: str  # of the source list: one string that shows whether the inputs changed
+    source_sha256: str  # sha256 of the source list, which changes if any input changes
     settings: Dict[str, Any] = field(default_factory=dict)
     code_version: str = ""
-    template_sha256: str = ""  # of the chat template; "" for plain text
+    template_sha256: str = ""  # sha256 of the chat template; "" for plain text

@@ -21,11 +21,12 @@ class Attempt:
     offer: str = "?"
     limit_usd: Optional[str] = None
     state: str = "unknown"
-    guard: str = ""  # the provider's own spend guard, described in a sentence
+    guard: str = ""  # a sentence that describes the provider's own spend guard
     note: str = ""
-    host: str = ""  # host and home that launched it: the folder of a `local` instance is in that home
+    host: str = ""  # the host and home that launched the instance; the folder of a `local` instance is in that home
     home: str = ""
-    account: Optional[str] = None  # the provider account that rented it: keys of other accounts do not show it
+    # the provider account that rented the instance; the keys of other accounts do not show it
+    account: Optional[str] = None
 
 
 @record("lease", 1)
@@ -41,7 +42,7 @@ class Lease:
     run_id: str
     owner: str  # six characters that identify the home
     host: str  # for display
-    mark: str  # of the instance that may write; "" if there is none
+    mark: str  # mark of the instance that may write; "" if there is none
     t: float
     nonce: str = ""  # distinguishes two processes in one home, and a lost response from a lost race
 
@@ -51,16 +52,16 @@ class Lease:
 class RunRecord:
     run_id: str
     run_name: str
-    owner: str  # six characters that identify the home that launched it
+    owner: str  # six characters that identify the home that launched the run
     state: str
     spend_limit_usd: Optional[str]
     attempts: List[Attempt] = field(default_factory=list)
     updated_at: float = 0.0
-    store: str = ""  # as the owner names it
+    store: str = ""  # the store's address as the owner writes it
     created_at: float = 0.0
     time_limit_s: float = 0.0  # 0: none
     run_file_sha256: str = ""
     reason: str = ""
     exit_code: Optional[int] = None
     ended_at: Optional[float] = None
-    host: str = ""  # of the home that wrote this, for display
+    host: str = ""  # host name of the home that wrote this record, for display

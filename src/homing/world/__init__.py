@@ -1,4 +1,4 @@
-"""Access to clock, disk, processes and network for cloud, store and agent.
+"""Gives cloud, store and agent their only access to the clock, the disk, processes and the network.
 
     machine     Machine: what every machine has; ships to the instance with the agent
     home        World(Machine): adds what home and the store need

@@ -84,9 +84,9 @@ class World(Machine):
         os.chmod(path, mode)
 
     def create(self, path: PathLike, data: bytes) -> bool:
-        """Create a file; return False if it already exists (the O_EXCL lease). Complete or absent, like write."""
+        """Create a file; return False if it already exists. The file is complete or absent, as with `write`."""
         try:
-            # link(2) is the only call that fails for an existing name and exposes only a finished file.
+            # link(2) is the only call that both fails for an existing name and never exposes an unfinished file.
             with whole(path, os.link, 0o600 if self._is_private(path) else 0o644) as file:
                 file.write(data)
         except FileExistsError:
@@ -104,7 +104,7 @@ class World(Machine):
         return digest.hexdigest()
 
     def link(self, source: PathLike, target: PathLike) -> None:
-        """Hard-link a file that is no longer written to; copy it if the file system has no hard links."""
+        """Hard-link a file that is no longer written to, or copy it if the file system has no hard links."""
         try:
             os.link(source, target)
         except OSError:
@@ -128,14 +128,14 @@ class World(Machine):
         return os.stat(path).st_mode & 0o777
 
     def may_write(self, path: PathLike) -> bool:
-        """Return True if this process may write the file, or into the folder; only checks permissions."""
+        """Return True if this process may write the file, or into the folder. Checks only the permissions."""
         return os.access(path, os.W_OK)
 
     def modified_at(self, path: PathLike) -> float:
         return os.path.getmtime(path)
 
     def stamp(self, path: PathLike) -> tuple[int, int, int, int]:
-        """Return size, mtime and ctime in ns, and inode: as long as they are unchanged, so is the file.
+        """Return size, mtime and ctime in ns, and inode. As long as these are unchanged, so is the file.
 
         ctime is included because no program can reset it.
         """
@@ -143,11 +143,11 @@ class World(Machine):
         return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
     def listdir(self, path: PathLike) -> list[str]:
-        """Return the sorted names; raises if the folder does not exist."""
+        """Return the sorted names in a folder; raises if the folder does not exist."""
         return sorted(os.listdir(path))
 
     def walk(self, path: PathLike) -> list[str]:
-        """Return the relative paths of all files below, sorted, with forward slashes.
+        """Return the relative paths of all files below a folder, sorted, with forward slashes.
 
         Raises if a folder cannot be listed.
         """
@@ -171,7 +171,7 @@ class World(Machine):
         return Database(path)
 
     def memory_database(self, image: bytes = b"") -> Database:
-        """Return an in-memory database, empty or loaded from the image of another one."""
+        """Return an in-memory database, either empty or loaded from the image of another one."""
         return MemoryDatabase(image)
 
     # --- concurrency ---
@@ -186,7 +186,7 @@ class World(Machine):
         def make(index: int, call: Callable[[], Any]) -> None:
             try:
                 answers[index] = call()
-            except Exception as exc:  # the exception is the call's result, for the caller to judge
+            except Exception as exc:  # the exception is the call's result, which the caller judges
                 answers[index] = exc
 
         threads = [threading.Thread(target=make, args=pair, daemon=True) for pair in enumerate(calls)]
@@ -195,7 +195,7 @@ class World(Machine):
         deadline = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return list(answers)  # a copy: late results do not change it
+        return list(answers)  # a copy, so that late results do not change it
 
     # --- network ---
 
@@ -205,7 +205,7 @@ class World(Machine):
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
             with opener.open(req, timeout=request.timeout_s) as reply:
-                with contextlib.suppress(TimeoutError):  # silent: everything available has arrived
+                with contextlib.suppress(TimeoutError):  # the response is silent, so everything available has arrived
                     while time.monotonic() < deadline and (chunk := reply.read1(_CHUNK)):
                         chunks.append(chunk)
                 return _response(reply, b"".join(chunks))
@@ -220,10 +220,10 @@ class World(Machine):
     ) -> HttpResponse:
         """Download `url`, appending to a file that may hold its beginning; each chunk is also passed to `take`.
 
-        Redirects are followed, so the request carries no secrets: only our user agent and the range. The file is
+        Redirects are followed, so the request carries no secrets, only our user agent and the range. The file is
         written only for a 200 from the start or a 206 that begins exactly where the file ends; for any other response
-        the file is left alone and the body is not read. One byte more than `max_bytes` may be read, to show that there
-        is more. A broken connection raises NetworkError; the bytes received so far are kept.
+        the file is left alone and the body is not read. One byte more than `max_bytes` may be read, to detect that
+        there is more. A broken connection raises NetworkError; the bytes received so far are kept.
         """
         offset = self.size(path) if self.exists(path) else 0
         headers = {"User-Agent": "homing", **({"Range": f"bytes={offset}-"} if offset else {})}
@@ -266,7 +266,7 @@ class DatabaseDamaged(OSError):
 class Database:
     """An SQLite database, with one durable transaction per call.
 
-    Opened per call: no handle can leak into a forked or killed process.
+    It is opened for each call, so that no handle can leak into a forked or killed process.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -275,7 +275,8 @@ class Database:
     def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
         """Run the statements in one transaction; return the rows of the last one. SQLite's errors become OSError.
 
-        Only a CREATE statement creates an absent database; anything else then raises FileNotFoundError.
+        Only a CREATE statement creates an absent database. Any other statement raises FileNotFoundError if there is
+        none.
         """
         with self._errors():
             try:
@@ -284,15 +285,15 @@ class Database:
                 # SQLite's own errors have a name; Python's error for text that cannot be decoded has none.
                 if not getattr(exc, "sqlite_errorname", "").startswith("SQLITE_IOERR_SHM"):
                     raise
-                # The disk is too full for the shared-memory file; with exclusive locking, SQLite keeps that index in
-                # memory.
+                # The disk is too full for the shared-memory file. With exclusive locking, SQLite keeps that index in
+                # memory instead.
                 return self._execute(statements, is_alone=True)
 
     def image(self) -> bytes:
         """Return the whole database as bytes, with everything that was committed.
 
-        Writes nothing next to it, so it also works in a read-only folder; raises FileNotFoundError if the database is
-        absent.
+        Nothing is written next to the database, so this also works in a read-only folder. Raises FileNotFoundError if
+        the database is absent.
         """
         if not os.path.exists(self._path):
             raise FileNotFoundError(errno.ENOENT, "no such database", self._path)
@@ -300,7 +301,7 @@ class Database:
             try:
                 return _image(self._path)
             except sqlite3.Error:
-                # In WAL mode even a reader needs writable files: read a copy, including its log.
+                # In WAL mode even a reader needs writable files, so read a copy of the database and its log.
                 with tempfile.TemporaryDirectory(dir=_temporary_folder()) as folder:
                     copied = os.path.join(folder, "copy.sqlite")
                     for suffix in ("", "-wal"):
@@ -309,13 +310,14 @@ class Database:
                     return _image(copied)
 
     def restore(self, image: bytes, *, is_replacing: bool = False) -> None:
-        """Create the database from such bytes, completely or not at all.
+        """Create the database from the bytes of another one, completely or not at all.
 
         Raises FileExistsError if there is one already, unless `is_replacing`.
         """
-        if not is_replacing and os.path.exists(self._path):  # its write-ahead log holds transactions and must stay
+        # the existing write-ahead log holds transactions and must stay
+        if not is_replacing and os.path.exists(self._path):
             raise FileExistsError(errno.EEXIST, "the database already exists", self._path)
-        for suffix in ("-wal", "-shm"):  # left by the previous database: SQLite would replay them into this one
+        for suffix in ("-wal", "-shm"):  # left by the previous database; SQLite would replay them into this one
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path + suffix)
         with whole(self._path, os.replace if is_replacing else os.link, 0o600) as file:
@@ -335,7 +337,7 @@ class Database:
         if not os.path.exists(self._path):
             if not any(sql.startswith("CREATE") for sql, _ in statements):
                 raise FileNotFoundError(errno.ENOENT, "no such database", self._path)
-            # SQLite creates its other files with the same mode
+            # SQLite creates its other files with the same mode as the database.
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))
         # Closing rolls back what was not committed.
         with contextlib.closing(_connect(self._path)) as connection:
@@ -350,7 +352,7 @@ class Database:
 
 
 class MemoryDatabase(Database):
-    """An in-memory database, empty or loaded from the image of another one. Thread-safe."""
+    """An in-memory database, either empty or loaded from the image of another one. Thread-safe."""
 
     def __init__(self, image: bytes = b"") -> None:
         super().__init__("a copy in memory")
@@ -359,7 +361,8 @@ class MemoryDatabase(Database):
         self._connection.row_factory = sqlite3.Row
         self._connection.text_factory = _as_text
         if image:
-            # Bytes 18 and 19 are the file format version (2: WAL), and an in-memory database has no WAL.
+            # Bytes 18 and 19 hold the file format version. Version 2 means WAL, which an in-memory database does not
+            # have.
             self._connection.deserialize(image[:18] + b"\x01\x01" + image[20:])
 
     def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -380,7 +383,7 @@ class MemoryDatabase(Database):
 
 
 def _transact(connection: sqlite3.Connection, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[dict[str, Any]]:
-    # A read-only transaction does not wait for writers: one may have been suspended (Ctrl-Z) during its write.
+    # A read-only transaction does not wait for writers, because one may have been suspended (Ctrl-Z) during its write.
     connection.execute("BEGIN" if reads_only(statements) else "BEGIN IMMEDIATE")
     rows: list[dict[str, Any]] = []
     for sql, params in statements:
@@ -395,18 +398,19 @@ def reads_only(statements: Sequence[tuple[str, Sequence[Any]]]) -> bool:
 
 def _image(path: str) -> bytes:
     with contextlib.closing(_connect(path)) as connection:
-        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchall()  # also opens the write-ahead log, or fails
+        # this also opens the write-ahead log, or fails
+        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchall()
         return connection.serialize()
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    # mode=rw: never create a missing database.
+    # mode=rw never creates a missing database.
     uri = f"file:{urllib.parse.quote(os.path.abspath(path))}?mode=rw"
     return sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)
 
 
 def _temporary_folder() -> str:
-    """Return a folder for a temporary copy; /dev/shm if every disk is full or read-only."""
+    """Return a folder for a temporary copy, which is /dev/shm if every disk is full or read-only."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:
@@ -414,13 +418,13 @@ def _temporary_folder() -> str:
 
 
 def _as_text(data: bytes) -> str:
-    """Decode invalid UTF-8 too: one damaged row must not hide the others."""
+    """Decode bytes even if they are not valid UTF-8, so that one damaged row does not hide the others."""
     return data.decode("utf-8", "replace")
 
 
 def _unless_gone(exc: OSError) -> None:
     if not isinstance(exc, FileNotFoundError):
-        # A folder may be removed during the walk; any other error would hide files.
+        # A folder may be removed during the walk. Any other error would hide files, so it is raised.
         raise exc
 
 
@@ -431,7 +435,7 @@ def _response(reply: Any, body: bytes = b"") -> HttpResponse:
 def _chunks(reply: Any, left: int, url: str) -> Iterator[bytes]:
     """Yield at most `left` bytes of the body in chunks.
 
-    Only reading is wrapped in NetworkError, so that the caller's disk errors are not taken for network errors.
+    Only errors while reading become NetworkError, so that the caller's disk errors are not taken for network errors.
     """
     while left > 0:
         try:

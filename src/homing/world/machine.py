@@ -1,6 +1,7 @@
 """Machine: access to the clock, disk, processes and network of any machine. The agent uses nothing else.
 
-Synchronous, standard library only, Python 3.8: it ships with the agent."""
+The module ships with the agent, so it is synchronous and needs only the standard library of Python 3.8.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _locks: List[int] = []  # file descriptors that stay open until this process end
 
 
 class NetworkError(OSError):
-    """No response: refused, reset, timed out or unresolvable. The request may have taken effect anyway."""
+    """There was no response: refused, reset, timed out or unresolvable. The request may have taken effect anyway."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,14 @@ class Machine:
     # --- clock ---
 
     def now(self) -> float:
-        """Return Unix seconds; the clock may jump. Use it for records and for comparing machines."""
+        """Return the Unix time in seconds, which may jump. Use it for records and for comparing machines."""
         return time.time()
 
     def boottime(self) -> float:
-        """Return the seconds of a clock that cannot be set and that runs during sleep. Use it for billed time.
+        """Return the time of a clock that cannot be set and that runs during sleep. Use it for billed time.
 
-        It is the same in all processes of this machine until it reboots."""
+        The clock is the same in all processes of this machine until it reboots.
+        """
         return boot_clock_s()
 
     def boot_id(self) -> str:
@@ -82,7 +84,7 @@ class Machine:
             return ""
 
     def monotonic(self) -> float:
-        """Return seconds that never go back and mean nothing in another process. Use it for waits."""
+        """Return the time of a clock that never goes back and has no meaning in other processes. Use it for waits."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
@@ -96,7 +98,7 @@ class Machine:
             return file.read(max_bytes)
 
     def write(self, path: PathLike, data: bytes, mode: int = 0o644) -> None:
-        """Write a file, complete or absent: to a temporary file, synced, renamed, and the rename synced too."""
+        """Write a file that is complete or absent: write and sync a temporary file, rename it, sync the rename."""
         with whole(path, os.replace, mode) as file:
             file.write(data)
 
@@ -125,21 +127,22 @@ class Machine:
             os.close(fd)
             return False
         except OSError:
-            pass  # the file system has no locks: starting without one is better than a guard that does not start
-        _locks.append(fd)  # closing it would release the lock
+            pass  # the file system has no locks, and a guard without a lock is better than no guard
+        _locks.append(fd)  # kept open, because closing it would release the lock
         return True
 
     def is_locked(self, path: PathLike) -> bool:
         """Return True if another process holds the lock.
 
-        The check acquires it for a moment, so a process that wants the lock must try more than once."""
+        The check acquires the lock for a moment, so a process that wants the lock must try more than once.
+        """
         try:
             with open(path, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # also if the file system has no locks: then no process is ever considered dead
+            return True  # also returned if the file system has no locks, so that no process is ever considered dead
         return False
 
     # --- processes ---
@@ -155,7 +158,7 @@ class Machine:
         return child.pid
 
     def poll(self, pid: int) -> Optional[int]:
-        """Return the exit code of a child that `spawn` started here (negative: a signal), or None while it runs."""
+        """Return the exit code of a child that `spawn` started here (negative for a signal), or None while it runs."""
         return _children[pid].poll()
 
     def signal(self, pid: int, number: int, is_group: bool = False) -> bool:
@@ -173,7 +176,7 @@ class Machine:
     def run(
         self, argv: Sequence[str], timeout_s: float, env: Optional[Dict[str, str]] = None, stdin: str = ""
     ) -> Completed:
-        """Run a short program until it exits; exit code 124 if it timed out, 127 if it could not start."""
+        """Run a short program until it exits. Its exit code is 124 if it timed out, 127 if it could not start."""
         try:
             text: Dict[str, Any] = {"input": stdin, "encoding": "utf-8", "errors": "replace"}
             done = subprocess.run(list(argv), env=env, capture_output=True, timeout=timeout_s, check=False, **text)
@@ -187,9 +190,10 @@ class Machine:
         return dict(os.environ)
 
     def marked(self, variable: str, prefix: str) -> List[Tuple[Process, str]]:
-        """Return live processes with VARIABLE=PREFIX... in their environment, and that value.
+        """Return the live processes with VARIABLE=PREFIX... in their environment, each with that value.
 
-        Raises if the processes cannot be listed."""
+        Raises if the processes cannot be listed.
+        """
         seen = _seen_in_proc() if os.path.isdir("/proc/self") else self._seen_by_ps()
         found = [
             (process, word) for process, words in seen for word in words if word.startswith(f"{variable}={prefix}")
@@ -206,7 +210,10 @@ class Machine:
     # --- network ---
 
     def http(self, request: HttpRequest) -> HttpResponse:
-        """Send a request. Any status is returned; no response raises NetworkError. Redirects are not followed."""
+        """Send a request and return the response, whatever its status.
+
+        Raises NetworkError if there is no response. Redirects are not followed.
+        """
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
             with opener.open(req, timeout=request.timeout_s) as reply:
@@ -220,7 +227,7 @@ class Machine:
 
 @contextlib.contextmanager
 def whole(path: PathLike, place: Callable[[str, PathLike], None], mode: int = 0o644) -> Iterator[BinaryIO]:
-    """Open a temporary file next to `path`; on success sync it and move it into place with `place`, else remove it."""
+    """Open a temporary file next to `path`. On success, sync it and move it with `place`; otherwise remove it."""
     temporary = f"{os.fspath(path)}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
@@ -235,7 +242,7 @@ def whole(path: PathLike, place: Callable[[str, PathLike], None], mode: int = 0o
 
 
 def sync_folder_of(path: PathLike) -> None:
-    # Without this a crash can undo a rename. File systems that cannot sync a folder report EINVAL.
+    # Without this sync, a crash can undo the rename. File systems that cannot sync a folder report EINVAL.
     fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -248,10 +255,10 @@ def sync_folder_of(path: PathLike) -> None:
 
 class _Child(subprocess.Popen):  # type: ignore[type-arg]  # Popen[bytes] needs Python 3.9
     def __del__(self) -> None:
-        pass  # subprocess warns about a child that outlives its parent, but ours are meant to
+        pass  # subprocess warns about a child that outlives its parent, but ours are meant to do that
 
 
-# Keeping the children lets poll() reap them without racing the interpreter's own clean-up.
+# The children are kept so that poll() can reap them without racing the interpreter's own clean-up.
 _children: Dict[int, _Child] = {}
 
 
@@ -272,6 +279,6 @@ def _seen_in_proc() -> Iterator[Tuple[Process, List[str]]]:
                 # The command may contain spaces and parentheses; the fields after the last parenthesis are plain.
                 fields = file.read().rsplit(b")", 1)[1].split()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has ended, or it belongs to another user
+            continue  # the process has ended, or it belongs to another user
         if fields[0] not in (b"Z", b"X"):
             yield Process(int(name), fields[19].decode()), words
