@@ -2,11 +2,11 @@
 
     directories -> disk -> gpu -> code -> environment -> compiler -> probe        then the agent fetches the inputs
 
-Runs as `python -m homing.instance.bootstrap boot.json`, straight from the uploaded wheel, in a separate process:
-even if something that it runs hangs or exhausts the memory, the agent still enforces the limits.
-Each stage is reported with its name and duration. A failed stage ends the run without a retry; a stage that crashes
-this process is started at most MAX_TRIES times. Standard library only, Python 3.8: if the machine's Python is too old
-to train or cannot create environments, uv is installed, which finds or downloads a suitable one.
+This program runs as `python -m homing.instance.bootstrap boot.json`, straight from the uploaded wheel. It is a separate
+process, so that the agent still enforces the limits if something that it runs hangs or exhausts the memory. Each stage
+is reported with its name and duration. A failed stage ends the run without a retry; a stage that crashes this process
+is started at most MAX_TRIES times. The program needs only the standard library of Python 3.8. If the machine's Python
+is too old to train or cannot create environments, the program installs uv, which finds or downloads a suitable Python.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from homing.world import HttpRequest, NetworkError, World
 
 __all__ = ["StageFailed", "main", "run"]
 
-NOTE = "bootstrap.json"  # in the work folder: current stage, number of starts per stage, the problem
+# a file in the work folder with the current stage, the number of starts per stage, and the problem
+NOTE = "bootstrap.json"
 MAX_TRIES = 3
 INSTALL_S, PROBE_S = 1800.0, 60.0
-PAUSES_S = (10.0, 30.0)  # before retrying to install packages or a Python
+PAUSES_S = (10.0, 30.0)  # pauses before retrying to install packages or a Python
 MIN_PYTHON = [3, 11]
-PYTHON, MIN_UV = ">=3.11,<3.13", (0, 8)  # what uv looks for or downloads if python3 is too old
+PYTHON, MIN_UV = ">=3.11,<3.13", (0, 8)  # the Python that uv looks for or downloads if python3 is too old
 CHECK_BYTES = 1 << 20
 # Every package is checked against the sha256 from home. Nothing is built from source: build dependencies have no hash.
 VERIFIED = ("--require-hashes", "--only-binary", ":all:")
-# The one exception: for a driver older than PyPI's torch supports, torch comes from PyTorch's index for that CUDA
-# version, and home does not know its hashes. The version used at home is tried first, then any in the allowed range,
-# and the stage reports it.
+# There is one exception. If the driver is too old for PyPI's torch, torch comes from PyTorch's index for the driver's
+# CUDA version, and home does not know the hashes there. The version used at home is tried first, then any in the
+# allowed range, and the stage reports which one was installed.
 UNHASHED_TORCH = ("--only-binary", ":all:", "--index-url")
 ASK = """import sys, importlib.metadata as m
 print(*sys.version_info[:2])
@@ -68,7 +69,7 @@ def run(boot: Boot, world: World) -> int:
     path = folder.path(NOTE)
     note: Dict[str, Any] = json.loads(world.read(path)) if world.exists(path) else {"tries": {}}
     if note.get("is_whole") or note.get("problem"):
-        # An earlier agent here finished the bootstrap, with success or failure.
+        # An earlier agent on this machine finished the bootstrap, with success or failure.
         return 0 if note.get("is_whole") else 1
     for stage in (_directories, _disk, _gpu, _code, _environment, _compiler, _probe):
         name, began = stage.__name__[1:], world.monotonic()
@@ -83,9 +84,10 @@ def run(boot: Boot, world: World) -> int:
             folder.event("stage_failed", problem, stage=name)
             world.write(path, json.dumps({**note, "problem": problem}).encode())
             folder.write(file_names.OUTCOME, Outcome("failed", problem, 1, "", 0, world.now()))
-            if boot.mailbox:  # the store may be unreachable without the programs that were to be installed
+            if boot.mailbox:  # the store may be unreachable because the programs that access it are not installed
                 with contextlib.suppress(NetworkError):
-                    # Set a content type: otherwise urllib declares a form, and a store may parse it as form fields.
+                    # Set a content type. Otherwise urllib declares the body a form, and a store may parse it as form
+                    # fields.
                     world.http(HttpRequest("PUT", boot.mailbox, {"content-type": "text/plain"}, problem.encode()))
             return 1
         seconds, note["tries"][name] = round(world.monotonic() - began, 2), 0
@@ -201,7 +203,7 @@ def _older_cuda(spec: Bootstrap, world: World) -> str:
 def _runs(torch: str, older: str) -> bool:
     """Return True if a driver limited to the CUDA version `older` can run this torch ("": the driver is new enough).
 
-    Within one major version every driver runs every build; a build for a newer major version sees no GPU.
+    Within one major version of CUDA, every driver runs every build. A build for a newer major version sees no GPU.
     """
     built_for = re.search(r"\+cu(\d\d)\d", torch)
     return not older or (built_for is not None and int(built_for.group(1)) <= _parts(older)[0])
@@ -210,7 +212,7 @@ def _runs(torch: str, older: str) -> bool:
 def _bring_older_torch(spec: Bootstrap, older: str, pip: List[str], ours: str, world: World) -> None:
     """Install torch built for a CUDA version that the driver supports: the version used at home, else any in the range.
 
-    Never a build without CUDA: it would train on the CPU of a machine rented for its GPU.
+    A build without CUDA is never installed, because it would train on the CPU of a machine rented for its GPU.
     """
     fitting = [cuda for cuda in spec.older_cuda if _parts(cuda)[0] == _parts(older)[0]]
     if not fitting:
@@ -227,7 +229,7 @@ def _bring_older_torch(spec: Bootstrap, older: str, pip: List[str], ours: str, w
 def _make_env(spec: Bootstrap, env: str, world: World, *, is_old: bool) -> str:
     """Create the environment; return the uv to install with, or "" for pip.
 
-    Ubuntu's Python often cannot create environments; then uv does it.
+    Ubuntu's Python often cannot create environments. In that case uv creates it.
     """
     world.rmtree(env)
     if not is_old:
@@ -235,8 +237,8 @@ def _make_env(spec: Bootstrap, env: str, world: World, *, is_old: bool) -> str:
             return "uv" if world.run(["uv", "--version"], 20.0).code == 0 else ""
         world.rmtree(env)
     uv = _uv(spec, world)
-    # The Python that uv downloads is stored next to the environments: on a volume they outlive this instance and need
-    # it.
+    # The Python that uv downloads is stored next to the environments. On a volume, the environments outlive this
+    # instance and need that Python.
     uv_env = {**world.environment(), "UV_PYTHON_INSTALL_DIR": os.path.join(os.path.dirname(spec.env_dir), "python")}
     # --clear removes the remains of an interrupted attempt; otherwise uv refuses an existing environment.
     _bring(world, [uv, "venv", "--python", PYTHON if is_old else spec.python, "--clear", env], uv_env)
@@ -249,8 +251,8 @@ def _uv(spec: Bootstrap, world: World) -> str:
         return "uv"
     folder = os.path.join(os.path.dirname(spec.env_dir), "uv")
     path, pip = os.path.join(folder, "bin", "uv"), [spec.python, "-m", "pip"]
-    # Run it instead of only checking that the file exists: on a volume it outlives its instance, and the current one
-    # may have a different architecture.
+    # Run uv instead of only checking that the file exists. A uv on a volume outlives its instance, and the current
+    # instance may have a different architecture.
     if world.exists(path) and _parts(world.run([path, "--version"], 20.0).out) >= MIN_UV:
         return path
     if world.run([*pip, "--version"], 60.0).code != 0:
@@ -265,13 +267,13 @@ def _uv(spec: Bootstrap, world: World) -> str:
 
 
 def _add(world: World, *packages: str) -> None:
-    """Install system packages with apt-get; failures are ignored, and the caller checks for the result."""
+    """Install system packages with apt-get. Failures are ignored, because the caller checks for the result."""
     world.run([*APT, "update"], 300.0)
     world.run([*APT, "install", "-y", "--no-install-recommends", *packages], 600.0)
 
 
 def _bring(world: World, argv: List[str], env: Any = None) -> None:
-    """Run an install command with retries: a short network outage must not fail the instance.
+    """Run an install command with retries, so that a short network outage does not fail the instance.
 
     pip and uv give up within seconds but keep what they have downloaded.
     """
@@ -288,7 +290,7 @@ def _bring(world: World, argv: List[str], env: Any = None) -> None:
 def _take_turn(lock: str, world: World) -> None:
     """Wait for the lock, so that two launches on one machine do not create the same environment at once.
 
-    The lock is held until this process ends; raises StageFailed after INSTALL_S.
+    The lock is held until this process ends. Raises StageFailed after INSTALL_S.
     """
     deadline = world.monotonic() + INSTALL_S
     while not world.lock(lock):
@@ -300,8 +302,8 @@ def _take_turn(lock: str, world: World) -> None:
 def _compiler(boot: Boot, spec: Bootstrap, world: World) -> str:
     """Make sure that a C compiler and Python.h exist if a GPU was rented.
 
-    Triton compiles some C against Python's headers before its first kernel, so without them no step runs. If they are
-    still missing, the stage only reports it, since a later Triton may not need them.
+    Triton compiles some C code against Python's headers before its first kernel, so no step runs without them. If they
+    are still missing after the installation, the stage only reports it, since a later Triton may not need them.
     """
     if not (spec.num_gpus and spec.probe_argv):
         return "not needed"

@@ -5,8 +5,9 @@
     leave_s          -> preemption_notice        the instance reaches its maximum lifetime before the run has ended
     /proc, the GPU   -> use.json                 utilization, for heartbeats and for the event of a stop
 
-Runs as `python -m homing.instance.monitor boot.json` from the code folder on the instance, like sync. The agent
-starts it alongside the trainer, restarts it if it dies, and reads its events. The agent enforces all limits without it.
+Like sync, the lookout runs from the code folder on the instance: `python -m homing.instance.monitor boot.json`. The
+agent starts it alongside the trainer, restarts it if it dies, and reads its events. The agent enforces all limits even
+without the lookout.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ __all__ = ["Lookout", "main", "use_of_machine"]
 
 log = logging.getLogger(__name__)
 
-LOOK_S, USE_S = 5.0, 60.0  # interval of the checks, and of the utilization measurement
-WARN_AT = (0.8, 0.6)  # shares of a limit; only the highest one passed is reported, once
+LOOK_S, USE_S = 5.0, 60.0  # seconds between checks, and between measurements of the utilization
+WARN_AT = (0.8, 0.6)  # fractions of a limit; only the highest one passed is reported, once
 MAX_LOSSES = 200
-DIVERGED_LINES = 10  # consecutive metric lines without a loss, or with one far above the usual
+DIVERGED_LINES = 10  # number of metric lines in a row with no loss, or with a loss far above the usual
 SLOW_SHARE, SLOW_AFTER_STEPS, SLOW_AFTER_S = 1 / 3, 20, 600.0
 _GPU = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits"]
 _GPU_S = 5.0
@@ -57,7 +58,7 @@ class Lookout(Limits):
     def __init__(self, boot: Boot, world: World) -> None:
         super().__init__(Folder(boot, world, "lookout"))
         self._plan = boot
-        self._reported: set[str] = set()  # keys of the one-time reports already made, also by an earlier lookout
+        self._reported: set[str] = set()  # keys of the one-time reports that this lookout or an earlier one has made
         self._last: Metric | None = None
         self._look_s = min(LOOK_S, 5 * boot.heartbeat_s)
         self._use_at = -math.inf
@@ -100,22 +101,24 @@ class Lookout(Limits):
         for metric in self._folder.new_lines(file_names.METRICS, Metric):
             last, self._last = self._last, metric
             if last is None or metric.phase != last.phase or metric.step <= last.step:
-                self._forget(metric)  # a new phase, or a restarted trainer, which resumes from a good checkpoint
+                # a new phase began, or the trainer was restarted and resumes from a good checkpoint
+                self._forget(metric)
             self._judge(metric)
 
     def alarms(self) -> Iterator[tuple[str, str, str]]:
-        """Yield kind, key and text of every condition that holds now; each key is reported once."""
+        """Yield kind, key and text of every condition that holds now. The caller reports each key once."""
         by_money = float(self.spend() / self.spend_limit) if self.spend_limit else 0.0
         share = max(by_money, self.elapsed_s() / (self.time_limit_s or math.inf))
         for passed in [at for at in WARN_AT if share >= at][:1]:
             limit = self.nearest()[1]
-            spent = self.spend().quantize(_CENT, rounding=ROUND_UP)  # rounded up: never show less than what is paid
+            # rounded up, so that the amount shown is never less than the amount paid
+            spent = self.spend().quantize(_CENT, rounding=ROUND_UP)
             text = f"{share:.0%} of a limit is used: ${spent} in {self.elapsed_s():,.0f} s. Nearest: {limit}."
             yield "limit_warning", f"{passed} of {self.spend_limit}, {self.time_limit_s:g} s", text
         if self._num_bad >= DIVERGED_LINES:
             text = f"The loss diverged: {self._num_bad} lines in a row without a normal loss"
             yield "divergence", f"divergence of {self._plan.mark}", f"{text} ({_middle(self._losses):.3f})."
-        # Each phase has its own speed: generation in rl is many times slower than pretraining.
+        # Phases differ in speed: generation in rl is many times slower than pretraining.
         planned = self._plan.planned_speeds.get(self._last.phase, 0.0) if self._last else 0.0
         speed = _middle(self._speeds)
         if self._is_speed_known() and 0 < speed < planned * SLOW_SHARE:
@@ -159,18 +162,18 @@ class Lookout(Limits):
         return reply.status == 200
 
     def _must_leave(self) -> bool:
-        """Return True once the run must leave this instance, unless a limit is due too: then the run ends here."""
+        """Return True once the run must leave this instance, unless a limit is due too and the run ends here anyway."""
         leave_s, is_reported = self._plan.leave_s, f"leave {self._plan.mark}" in self._reported
         return bool(leave_s) and not is_reported and self.elapsed_s() >= leave_s and self.left_s(LAND) > 0
 
     def _token(self) -> str:
-        """Return a new metadata token. That takes a millisecond; caching one would require tracking its expiry."""
+        """Request a new metadata token. That takes a millisecond, and caching one would mean tracking its expiry."""
         asked = HttpRequest("PUT", self._plan.notice_token_url, {f"{_TOKEN}-ttl-seconds": "60"}, timeout_s=2.0)
         return self._world.http(asked).body.decode("ascii", "replace").strip()
 
 
 def use_of_machine(world: Machine) -> dict[str, float]:
-    """Return the utilization of CPU, memory, GPU and GPU memory, 0 to 1 each; unavailable ones are left out."""
+    """Return the utilization of CPU, memory, GPU and GPU memory, each 0 to 1, leaving out those not available."""
     use: dict[str, float] = {}
     try:
         load = float(world.read("/proc/loadavg").split()[0])

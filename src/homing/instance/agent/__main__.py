@@ -1,7 +1,8 @@
-"""Entry point of the agent: `python3 -I agent.zip [--dead-man] boot.json`. Standard library only, Python 3.8.
+"""Entry point of the agent: `python3 -I agent.zip [--dead-man] boot.json`. Needs only the library of Python 3.8.
 
 The dead-man process is started before anything that can fail. The agent and the dead-man each hold a lock file, and
-each checks the other's lock to see whether it is alive."""
+each checks the other's lock to see whether it is alive.
+"""
 
 import logging
 import signal
@@ -34,7 +35,7 @@ def main(argv: Optional[Sequence[str]] = None, simulated: Optional[Machine] = No
         print("Another agent is already running; this one exits.", file=sys.stderr)
         return 0
     if simulated is None:
-        # Also log errors to stderr, which the provider collects: until the store can be reached, they are visible
+        # Also log errors to stderr, which the provider collects. Until the store can be reached, errors are visible
         # only there.
         handlers: List[logging.Handler] = [logging.FileHandler(agent.folder.log_path("agent")), logging.StreamHandler()]
         handlers[1].setLevel(logging.ERROR)
@@ -42,7 +43,7 @@ def main(argv: Optional[Sequence[str]] = None, simulated: Optional[Machine] = No
         logging.setLogRecordFactory(agent.folder.record)
     for number in (signal.SIGTERM, signal.SIGINT):
         world.on_signal(number, lambda got: agent.preempt(f"The instance received {signal.Signals(got).name}."))
-    world.on_signal(signal.SIGHUP, None)  # the SSH session that started the agent may close
+    world.on_signal(signal.SIGHUP, None)  # keep running when the SSH session that started the agent closes
     return agent.run()
 
 
@@ -57,7 +58,8 @@ def watch_over(folder: Folder) -> int:
 def prepare(folder: Folder) -> Optional[Agent]:
     """Start the dead-man, then return the agent, or None if another agent already runs here.
 
-    Two agents would kill each other's child processes."""
+    Two agents on one machine would kill each other's child processes.
+    """
     try:
         dead_man.start(folder)
     except OSError as exc:  # the agent retries, and its heartbeat reports that the dead-man is missing
@@ -68,7 +70,8 @@ def prepare(folder: Folder) -> Optional[Agent]:
 def take(folder: Folder, lock: str) -> bool:
     """Return True if the lock was acquired.
 
-    Tries several times, because the other process acquires the lock for a moment each time it checks it."""
+    Several tries are made, because the other process holds the lock for a moment each time it checks it.
+    """
     for _ in range(5):
         if folder.world.lock(folder.path(lock)):
             return True

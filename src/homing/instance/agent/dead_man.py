@@ -1,10 +1,11 @@
-"""The dead-man: a second guard on the instance, as a process that does not depend on the agent.
+"""The dead-man: a second guard on the instance, in a process that does not depend on the agent.
 
     before the limit       restarts a dead agent a few times, with pauses in between
     restarts do not help   pushes everything trained so far, then ends billing after a grace period
     the limit is near      ends billing, later than the agent would and earlier than the guard at home would
 
-It ends billing in the same way as the agent and never stops trying: as long as this process runs, the instance exists.
+The dead-man ends billing in the same way as the agent and never stops trying, because the instance exists as long as
+this process runs.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from homing.wire.event_lines import Outcome
 from homing.wire.guard_order import DEAD_MAN
 
 log = logging.getLogger(__name__)
-SOURCE = "dead-man"  # `source` field of its events, and the name of its log
-PAUSES_S = (2.0, 15.0, 60.0)  # before each restart of the agent; after the last one the run has failed
+SOURCE = "dead-man"  # the `source` field of the dead-man's events, and the name of its log
+PAUSES_S = (2.0, 15.0, 60.0)  # pauses before each restart of the agent; after the last restart the run has failed
 FORGET_S = 3600.0  # an agent that lived this long resets the restart count
 GRACE_S = 60.0
-QUICK_TRIES = 20  # failed attempts before the pauses start to grow: the limit is seconds away
-AGAIN_S = 20.0  # after an accepted request to end billing: if this process still runs, the instance was not destroyed
+QUICK_TRIES = 20  # failed attempts before the pauses start to grow, because the limit is seconds away
+# time to wait after an accepted request to end billing; if this process still runs then, the instance does too
+AGAIN_S = 20.0
 LAST_PUSH_S = 600.0
 
 
 def start(folder: Folder) -> None:
-    """Start the dead-man as a separate process; if one already runs, the new one finds its lock taken and exits."""
+    """Start the dead-man as a separate process. If one already runs, the new one finds its lock taken and exits."""
     *command, boot_path = folder.boot.agent_argv
     folder.world.mkdir(folder.run_path(names.LOGS))
     folder.start([*command, "--dead-man", boot_path], SOURCE)
@@ -42,13 +44,13 @@ class DeadMan:
         self.folder, self.boot, self.world = folder, folder.boot, folder.world
         self.limits = Limits(folder)
         self.tick_s = min(1.0, self.boot.heartbeat_s)
-        self._alone_since = -1.0  # monotonic time since which no agent has been alive; negative while one is
-        # Number of restarts and boot-clock time of the last one: on disk for a later dead-man, in memory in case the
-        # disk is full.
+        self._alone_since = -1.0  # monotonic time since which no agent has been alive; negative while one is alive
+        # The number of restarts and the boot-clock time of the last one. They are on disk for a later dead-man, and
+        # also in memory in case the disk is full.
         self._restarts = [*self._read_numbers(names.RESTARTS), 0.0, 0.0][:2]
 
     def run(self) -> None:
-        failed = 0  # consecutive failures; a request that was accepted but had no effect must not slow down the retries
+        failed = 0  # number of failures in a row; an accepted request that had no effect must not slow down the retries
         while True:
             try:
                 why = self.why_end()
@@ -57,7 +59,7 @@ class DeadMan:
                     is_refused = end_billing(self.folder, failed + 1, lambda: self.world.sleep(0.1))
                     failed = failed + 1 if is_refused else 0
                     self.world.sleep(pause_s(max(0, failed - QUICK_TRIES), self.tick_s) if failed else 0.0)
-            except Exception:  # a disk error must not take down the last guard on this instance
+            except Exception:  # an error, such as one of the disk, must not take down the last guard on this instance
                 log.exception("a dead-man check failed; continuing")
             self.world.sleep(self.tick_s)
 

@@ -1,4 +1,4 @@
-"""Ending billing, shared by the agent and the dead-man: one command or one HTTP request, as boot.json specifies."""
+"""Ends billing for the agent and the dead-man, with the one command or HTTP request that boot.json specifies."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def pause_s(tries: int, tick_s: float) -> float:
 def wait(world: Machine, pid: int, is_over: Callable[[], bool], tick: Callable[[], None]) -> int:
     """Wait for a child process and return its exit code, calling `tick` while it waits.
 
-    The child's process group is killed once `is_over` returns True. A child that survives even that for UNKILLABLE_S is
-    abandoned."""
+    The child's process group is killed once `is_over` returns True. A child that is still alive UNKILLABLE_S later is
+    abandoned.
+    """
     killed_at = math.inf
     while world.monotonic() - killed_at < UNKILLABLE_S:
         code = world.poll(pid)
@@ -38,9 +39,10 @@ def wait(world: Machine, pid: int, is_over: Callable[[], bool], tick: Callable[[
 
 
 def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
-    """Try once to end billing; return "" on success, else why it failed. Either result is recorded as an event.
+    """Try once to end billing, and record the result as an event; return "" on success, else why it failed.
 
-    On success, a marker file tells the other guard not to start anything else on this instance."""
+    On success, a marker file tells the other guard not to start anything else on this instance.
+    """
     problem = _ask(folder, tick)
     if problem:
         problem = f"STILL BILLING: try {tries} to end it failed: {problem}"
@@ -54,7 +56,8 @@ def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
 def _ask(folder: Folder, tick: Callable[[], None]) -> str:
     """Run the command or send the request; return "" on success, else the problem.
 
-    Only a 2xx status counts: while this code runs, "not found" cannot be true of the instance it runs on."""
+    Only a 2xx status counts as success: "not found" cannot be true of the instance on which this code is running.
+    """
     end, world = folder.boot.end_billing, folder.world
     if end.kind == "command":
         until = world.monotonic() + END_TRY_S

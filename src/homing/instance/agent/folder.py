@@ -18,14 +18,14 @@ from homing.world.machine import Machine
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 TAIL_LINES, TAIL_BYTES = 25, 4000
-LEAST_KEY = 8  # a shorter value is not redacted
+LEAST_KEY = 8  # shorter values are not redacted
 
 
 class Folder:
     def __init__(self, boot: Orders, world: Machine, source: str = "agent") -> None:
-        """`source`: the source recorded in the events of this process."""
+        """Record `source` in all events that this process writes."""
         self.boot, self.world, self.source = boot, world, source
-        self._offsets: Dict[str, int] = {}  # how far each JSON-lines file has been read, in bytes
+        self._offsets: Dict[str, int] = {}  # number of bytes read so far of each JSON-lines file
 
     def path(self, *parts: str) -> str:
         return os.path.join(self.boot.work_dir, *parts)
@@ -48,9 +48,9 @@ class Folder:
         path = self.run_path(name)
         try:
             size, offset = self.world.size(path), self._offsets.get(name, 0)
-            offset = 0 if size < offset else offset  # the trainer truncated it back to its checkpoint
+            offset = 0 if size < offset else offset  # the trainer truncated the file back to its last checkpoint
             data = self.world.read(path, offset, size - offset) if size > offset else b""
-        except OSError:  # not there yet, or a disk error
+        except OSError:  # the file does not exist yet, or the disk failed
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._offsets[name] = offset + len(whole)
@@ -87,7 +87,7 @@ class Folder:
         """Return `text` with the secrets of this process masked: events and logs are pushed to the store."""
         names_of_keys = (*self.boot.secret_names, *self.boot.end_billing.header_env.values())
         for value in (os.environ.get(name, "") for name in names_of_keys):
-            # These variables include settings: a value such as "1" is not a secret and occurs in many numbers.
+            # These variables also hold settings. A value such as "1" is not a secret and occurs in many numbers.
             text = text.replace(value, "***") if len(value) >= LEAST_KEY else text
         return text
 
@@ -100,12 +100,13 @@ class Folder:
     def start(self, argv: List[str], log_name: str, hidden: Sequence[str] = (), **env: str) -> int:
         """Start a program and return its pid.
 
-        It gets the environment of this process, without the variables in `hidden`, plus `env`."""
+        The program gets the environment of this process, without the variables in `hidden`, plus `env`.
+        """
         inherited = {name: value for name, value in self.world.environment().items() if name not in hidden}
         full_env = {**inherited, **env, names.MARK_ENV: self.boot.mark}
         try:
             return self.world.spawn(argv, full_env, self.boot.work_dir, self.log_path(log_name))
         except (
             OSError
-        ):  # perhaps only the log could not be opened, on a bad disk: the command that ends billing must still start
+        ):  # perhaps only the log could not be opened on a bad disk, and the command that ends billing must still start
             return self.world.spawn(argv, full_env, self.boot.work_dir, os.devnull)

@@ -3,8 +3,9 @@
     end leftover processes -> bootstrap -> fetch inputs -> train (restart after a crash, obey limits and requests)
     -> outcome -> push -> end billing
 
-Whatever fails, the last three steps still happen: a failure is an outcome too, and costs no more than the limit.
-The trainer and sync are separate processes. An agent that was killed and restarted finds them again by their mark."""
+Whatever fails, the last three steps still happen, so that a failed run costs no more than its limit. The trainer and
+sync are separate processes. An agent that was killed and restarted finds them again by their mark.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,15 @@ from homing.wire.event_lines import Outcome
 from homing.wire.guard_order import END, KILL
 
 log = logging.getLogger(__name__)
-LOG_OF = {"watch": "sync"}  # role -> name of its log, if different
-CHILD_ENV = "HOMING_CHILD"  # <mark>/<role>, set only on the agent's children: the processes that a later agent may kill
+LOG_OF = {"watch": "sync"}  # role -> name of its log, if it differs from the role
+# <mark>/<role>, set only on the agent's children, so that a later agent knows which processes it may kill
+CHILD_ENV = "HOMING_CHILD"
 STATES = {names.EXIT_DONE: "done", names.EXIT_STOPPED: "stopped"}
 MAX_RESTARTS = 2
-PUSH_LIMIT_S = 86400.0  # if neither money nor time is limited
-BROKEN_PUSH_S = 30.0  # after a failed bootstrap: the sync program may not be installed
-GUARD_S, CONTROL_S = 10.0, 15.0  # how often to check the dead-man, and how often to update control.json
-CONTROL_CHANGE_S = 2.0  # control.json is not rewritten if the landing time moved by less
+PUSH_LIMIT_S = 86400.0  # time for the last push if neither money nor time is limited
+BROKEN_PUSH_S = 30.0  # time for the last push after a failed bootstrap, when the sync program may not be installed
+GUARD_S, CONTROL_S = 10.0, 15.0  # seconds between checks of the dead-man, and between updates of control.json
+CONTROL_CHANGE_S = 2.0  # control.json is not rewritten if the landing time moved by less than this
 DEAD_MAN_START_S = 5.0
 
 
@@ -43,7 +45,8 @@ class Agent:
         self.tick_s = min(1.0, self.boot.heartbeat_s)
         self.state, self.problem, self.is_pushed, self.is_leaving = "booting", "", False, False
         self.stop_reason, self.stall, self.is_preempted, self.serial = "", "", False, 0
-        self.is_superseded = False  # another instance holds the run's lease: nothing from this one may reach the store
+        # another instance holds the run's lease, so nothing from this one may reach the store
+        self.is_superseded = False
         self.children: Dict[str, int] = {}  # role -> pid
         self.watchers: Dict[str, List[str]] = {}  # role -> command to run alongside the trainer
         self._due: Dict[str, float] = {}  # periodic task -> when it is next due
@@ -52,7 +55,7 @@ class Agent:
 
     def preempt(self, reason: str) -> None:
         """Record a preemption; called from a signal handler, so the main loop acts on it within a tick."""
-        if self.is_leaving:  # the command that ends billing is running and terminates this process too
+        if self.is_leaving:  # the command that ends billing is already running and terminates this process too
             raise SystemExit(0)
         self.is_preempted, self.stop_reason = True, self.stop_reason or reason
 
@@ -62,8 +65,9 @@ class Agent:
         except Exception as exc:
             log.exception("the agent failed")
             outcome = self._outcome(names.EXIT_FAILED, f"The agent failed: {type(exc).__name__}: {exc}")
-        # Written before the first "pushing" heartbeat, because from then on home trusts the outcome; and again after
-        # the children have ended, because a trainer that this agent could not wait for may have overwritten it.
+        # The outcome is written before the first "pushing" heartbeat, because from then on home trusts it. It is
+        # written again after the children have ended, because a trainer that this agent could not wait for may have
+        # overwritten it.
         self.outcome = outcome
         write = self._write_outcome
         for part in (write, self._end_children, write, self._report_outcome, self._push, self._keep, self._say_goodbye):
@@ -85,14 +89,15 @@ class Agent:
         earlier = self.folder.read(names.OUTCOME, Outcome)
         self._end_leftovers()
         if earlier is not None and earlier.t >= self.boot.started_at and not _is_open(earlier):
-            return earlier  # an earlier agent got this far; only the shutdown is left
+            return earlier  # an earlier agent got this far, so only the shutdown is left
         failed = self._bootstrap() if self.boot.bootstrap_argv else None
         if failed is not None:
             return failed
         self.watchers = {"watch": [*self.boot.sync_argv, "--watch"], "lookout": self.boot.lookout_argv}
         self.state = "fetching"
         if not self._sync_until_done("--fetch", self._must_stop, "The inputs could not be fetched"):
-            if self.dog.alarm and not self.is_preempted:  # missing or wrong inputs fail on every other machine too
+            # missing or wrong inputs would fail on every other machine too
+            if self.dog.alarm and not self.is_preempted:
                 tail = self.folder.log_tail("sync")
                 return self._outcome(names.EXIT_FAILED, self.stop_reason, is_final=True, log_tail=tail)
             return self._outcome(names.EXIT_STOPPED, self.stop_reason)
@@ -161,7 +166,8 @@ class Agent:
 
     def _must_stop(self) -> bool:
         """Return True if training must stop; the first reason found is kept."""
-        if self.dog.is_taken and not self.is_superseded:  # first, so that the preemption is not treated as a limit
+        # checked first, so that the preemption is not treated as a limit
+        if self.dog.is_taken and not self.is_superseded:
             self.preempt(self.dog.alarm)
         if not self.stop_reason and not self.stall:
             self.stop_reason = self.dog.why_stop()
@@ -176,7 +182,7 @@ class Agent:
         return bool(self.stop_reason or self.stall)
 
     def _is_grace_over(self) -> bool:
-        """Ask the trainer to stop if it must, then send SIGTERM; return True once only SIGKILL is left."""
+        """Ask the trainer to stop if it must, then send SIGTERM; return True once only SIGKILL is left to try."""
         if not self._must_stop() or self.is_superseded:
             return self.is_superseded
         now, why = self.world.monotonic(), self.stop_reason or self.stall
@@ -219,7 +225,8 @@ class Agent:
     def _amended(self, outcome: Outcome) -> Outcome:
         """Return the outcome with facts that the trainer cannot know, such as whether the stop was requested.
 
-        A stop that was not requested is not final: the run resumes on another instance."""
+        A stop that was not requested is not final, because the run resumes on another instance.
+        """
         is_preempted = (self.is_preempted or outcome.is_preempted) and outcome.state != "done"
         is_asked_stop = outcome.state == "stopped" and bool(self.stop_reason) and not is_preempted
         is_final = outcome.is_final or outcome.state == "done" or is_asked_stop
@@ -228,7 +235,7 @@ class Agent:
 
     def _push(self) -> None:
         is_late, problem = self._after(self._push_limit_s, END), "The last push is not verified"
-        is_tried = self._after(BROKEN_PUSH_S)  # time for one last try if the store permanently refuses
+        is_tried = self._after(BROKEN_PUSH_S)  # leaves time for one last try if the store refuses permanently
 
         def is_over() -> bool:
             return self.is_superseded or is_late() or (is_tried() and bool(self.dog.why_unsaved()))
@@ -249,9 +256,10 @@ class Agent:
             self._report_outcome()
 
     def _keep(self) -> None:
-        """Keep a failed instance alive for inspection; log and outcome are already in the store.
+        """Keep a failed instance alive for inspection. Its log and outcome are already in the store.
 
-        Any stop request ends it."""
+        Any stop request ends this wait.
+        """
         outcome = self.outcome
         if outcome.state != "failed" or self.boot.keep_on_failure_s <= 0 or self.stop_reason:
             return
@@ -265,7 +273,8 @@ class Agent:
 
     def _say_goodbye(self) -> None:
         """Push the last heartbeat before billing ends, because afterwards the instance no longer exists."""
-        # Stay inside the limit, unless ending billing has failed: then money is spent anyway, and home must be told.
+        # Stay inside the limit, unless ending billing has failed. In that case money is being spent anyway, and home
+        # must know.
         spare_s = end.END_TRY_S if self.state == "ending" else min(end.END_TRY_S, self.dog.left_s(END / 2))
         self.state = "ending" if self.state == "ending" else "ended"
         self._beat()
@@ -273,7 +282,7 @@ class Agent:
             self._sync("--once", self._after(spare_s))
 
     def _end_billing(self) -> None:
-        """Retry forever until billing has ended: giving up would leave a billing instance without an agent."""
+        """Retry until billing has ended, without a limit: giving up would leave a billing instance without an agent."""
         for tries in itertools.count(1):
             try:
                 self.is_leaving = self.boot.end_billing.kind == "command"
@@ -392,7 +401,7 @@ class Agent:
 
     def _run_child(self, role: str, argv: List[str], is_over: Callable[[], bool]) -> int:
         code = end.wait(self.world, self._start(role, argv), is_over, self._tick)
-        # Also kill processes that the child started and left behind: they would still occupy the GPU.
+        # Also kill the processes that the child started and left behind, which would still occupy the GPU.
         self.world.signal(self.children.pop(role), signal.SIGKILL, is_group=True)
         return code
 
@@ -408,7 +417,7 @@ class Agent:
             return 127
 
     def _sync_until_done(self, flag: str, is_over: Callable[[], bool], what: str) -> bool:
-        """Run sync until it succeeds, with growing pauses; return False if `is_over` came first."""
+        """Run sync until it succeeds, with growing pauses; return False if `is_over` returned True first."""
         tries = 0
         while not is_over():
             code, tries = self._sync(flag, is_over), tries + 1
@@ -424,5 +433,5 @@ class Agent:
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Return True for a stop that may not have been requested: the trainer's outcome before the agent amends it."""
+    """Return True for a stop that may not have been requested, judging by the trainer's outcome alone."""
     return outcome.state == "stopped" and not outcome.is_final and not outcome.is_preempted

@@ -1,7 +1,8 @@
-"""Limits: spend so far and time left until each limit. Watchdog: reads progress and decides if training should stop.
+"""Limits: the spend so far and the time left. Watchdog: reads progress and decides whether training should stop.
 
-The limits come from boot.json, then from the latest control request that the agent accepted; the agent, the dead-man
-and the monitor use them. The watchdog takes no action; supervise does."""
+The limits come from boot.json, and later from the newest control request that the agent accepted. The agent, the
+dead-man and the monitor use them. The watchdog only decides; the supervisor acts.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def last_beat_at(folder: Folder) -> float:
     if beat is None or beat.mark != boot.mark:
         return 0.0
     try:
-        # Use the recorded spend as well: if this clock is behind home's, the heartbeat's own time may precede
+        # Use the recorded spend as well: if this clock is behind home's, the time of the heartbeat may precede
         # started_at.
         dollars = Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)
         return max(beat.t, boot.started_at + float(dollars / Decimal(boot.rate_usd_per_hour) * 3600))
@@ -38,7 +39,7 @@ class Limits:
         self._rate = Decimal(self._boot.rate_usd_per_hour)
         known = self._read_clock()
         if known is None:
-            # `started_at` is from home's clock, and this clock may be behind it; the elapsed time is never negative.
+            # `started_at` is by home's clock. This clock may be behind it, but the elapsed time must not be negative.
             known_until = max(self._world.now(), last_beat_at(folder))
             known = max(0.0, known_until - self._boot.started_at), self._world.boottime()
         self._before_s, self._began = known
@@ -54,8 +55,9 @@ class Limits:
     def _read_clock(self) -> Optional[Tuple[float, float]]:
         """Return the values recorded by the first agent or dead-man since this boot, or None.
 
-        The values are the seconds billed by then and the boot-clock time of that moment. None if nothing was recorded
-        or the instance has rebooted since."""
+        The values are the seconds billed by then and the boot-clock time of that moment. The result is None if nothing
+        was recorded or the instance has rebooted since.
+        """
         try:
             before, began, started, boot_id = self._world.read(self._folder.path(names.CLOCK)).decode().split(" ")
             is_ours = float(started) == self._boot.started_at and boot_id == self._world.boot_id()
@@ -65,21 +67,21 @@ class Limits:
 
     def _write_clock(self) -> None:
         words = (self._before_s, self._began, self._boot.started_at, self._world.boot_id())
-        with contextlib.suppress(OSError):  # disk error: a later agent falls back to the wall clock
+        with contextlib.suppress(OSError):  # after a disk error, a later agent falls back to the wall clock
             self._world.write(self._folder.path(names.CLOCK), " ".join(map(str, words)).encode())
 
     def spend(self) -> Decimal:
         return Decimal(self._boot.spent_before_usd) + self._rate * Decimal(str(self.elapsed_s())) / 3600
 
     def follow(self) -> None:
-        """Load the limits that the agent last wrote, or those of boot.json if there are none or they are damaged."""
+        """Load the limits that the agent last wrote, or those of boot.json if the file is missing or damaged."""
         limit_usd, self.time_limit_s = self._boot.spend_limit_usd, self._boot.time_limit_s
         self.spend_limit = None if limit_usd is None else Decimal(limit_usd)
         with contextlib.suppress(ArithmeticError):
             self.change(self._folder.read(names.LIMITS, Request) or Request(serial=0))
 
     def change(self, request: Request) -> None:
-        """Apply new limits, all or nothing; raises ArithmeticError if the amount is not a finite number."""
+        """Apply all new limits or none; raises ArithmeticError if the amount is not a finite number."""
         if request.spend_limit_usd is not None:
             spend = Decimal(request.spend_limit_usd)
             if not spend.is_finite():
@@ -94,15 +96,16 @@ class Limits:
                 self._write_clock()
 
     def nearest(self) -> Tuple[float, str]:
-        """Return the seconds from the start of billing to the nearer limit, and the name of that limit for messages."""
+        """Return the seconds from the start of billing to the nearer limit, and that limit's name for messages."""
         allowed = allowed_s(self._rate, self.spend_limit, Decimal(self._boot.spent_before_usd), self.time_limit_s)
         is_time = 0 < self.time_limit_s == allowed
         return allowed, f"time limit of {self.time_limit_s:g} s" if is_time else f"spend limit of ${self.spend_limit}"
 
     def left_s(self, share: float) -> float:
-        """Return the seconds until the guard with this share acts: negative if past, infinite without limits.
+        """Return the seconds until the guard with this share acts; negative if past, infinite without limits.
 
-        `share` is one of the constants in wire/guard_order.py."""
+        `share` is one of the constants in wire/guard_order.py.
+        """
         allowed, _ = self.nearest()
         return allowed - reserve_s(share, allowed, self._boot.stop_grace_s) - self.elapsed_s()
 
@@ -117,17 +120,18 @@ class Watchdog(Limits):
         super().__init__(folder)
         self._phases: List[str] = []
         self._gaps_s: List[float] = []  # seconds between recent metric lines
-        self._first: Optional[Metric] = None  # first metric of the current trainer in the current phase
+        self._first: Optional[Metric] = None  # the first metric of the current trainer in the current phase
         self.metric: Optional[Metric] = None
-        self.furthest: Tuple[int, int] = (0, 0)  # (index of the phase by first appearance, step); never decreases
-        self.alarm, self.is_taken = "", False  # the lookout's reason to stop; whether the instance is being preempted
+        self.furthest: Tuple[int, int] = (0, 0)  # (index of the phase by first appearance, step), which never decreases
+        # the lookout's reason to stop, and whether the instance is being preempted
+        self.alarm, self.is_taken = "", False
         self._refused_at: Optional[float] = None  # boot-clock time since which the store has refused every push
         self._refusal = ""
-        self._push_s = self._boot.push_s  # time to push a checkpoint: the planned value until one was measured
+        self._push_s = self._boot.push_s  # time to push a checkpoint; the planned value until one has been measured
         self.begin()
 
     def why_stop(self) -> str:
-        """Return the reason to stop, or "" while all limits hold."""
+        """Return the reason to stop, or "" while no limit is reached."""
         quiet_s, idle_s = self._world.monotonic() - self._touched, self._boot.idle_limit_s
         if self.left_s(LAND) <= 0:
             return f"The {self.nearest()[1]} is near: ${self.spend():.4f} spent in {self.elapsed_s():.0f} s."
@@ -136,7 +140,7 @@ class Watchdog(Limits):
         return self.alarm
 
     def why_unsaved(self) -> str:
-        """Return why further training could not be saved and is useless, or ""."""
+        """Return why the results of further training could not be saved, or ""."""
         limit_s = self._boot.unsaved_limit_s
         refused_s = 0.0 if self._refused_at is None else self._world.boottime() - self._refused_at
         if self._refused_at is None or not 0 < limit_s <= refused_s:
@@ -146,8 +150,9 @@ class Watchdog(Limits):
     def land_s(self) -> float:
         """Return the seconds until the trainer must have everything on disk, so that the push completes before END.
 
-        The push time counts twice: the weights are pushed again as the model, and everything is read back for
-        verification."""
+        The push time counts twice, because the weights are pushed again as the model, and everything is read back for
+        verification.
+        """
         return min(self.left_s(LAND), self.left_s(END) - self._boot.home_s - 2 * self._push_s)
 
     def why_stalled(self) -> str:
@@ -159,7 +164,7 @@ class Watchdog(Limits):
         return f"The trainer is stuck: no step for {quiet_s:.0f} s, normally {usual_s:.1f} s."
 
     def begin(self) -> None:
-        """Note that a trainer starts now: only later steps are its own, and loading time is not idle time."""
+        """Note that a trainer starts now: only later steps count as its own, and loading is not idle time."""
         self.read()
         self._first = None
         self._touch()
@@ -179,7 +184,7 @@ class Watchdog(Limits):
                 self._refused_at = None
             if event.data.get("stops") == self._boot.mark:
                 self.alarm, self.is_taken = event.text, event.kind == "preemption_notice"
-            # A skipped step is not progress: the watchdog must notice a series of them.
+            # A skipped step does not count as progress, so that the watchdog notices a series of them.
             if (event.source == "trainer" and event.kind != "step_skipped") or event.kind in SYNC_PROGRESS:
                 self._touch()
         for metric in self._folder.new_lines(names.METRICS, Metric):
