@@ -1,10 +1,11 @@
-"""Results of `homing doctor`: one Check per question; each fault names its fix and a page with more.
+"""Results of `homing doctor`: one Check per question. Each fault names its fix and a page with more information.
 
 A provider adds its own checks with an optional method, `checks() -> list[Check]`, which only reads. A prepaid provider
-also has `balance()`: what is left, and the current spend per hour, or None if the provider does not report it. `doctor`
-checks it, and so does `launch` before it rents. When the balance runs out, the provider
-stops the machines, without a last checkpoint and before the results are saved. So the balance is compared with what the
-run may cost, while there is still time to add funds. This only warns: funds may be added during the run.
+also has `balance()`, which returns the remaining funds and the current spend per hour, or None if the provider does not
+report them. Both `doctor` and `launch` check the balance before anything is rented. When the balance runs out, the
+provider stops the machines without a last checkpoint and before the results are saved. So the balance is compared with
+what the run may cost while there is still time to add funds. A low balance is only a warning, because funds may be
+added during the run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Check:
     state: State
     text: str  # the finding, as a sentence
     fix: str = ""  # a command to type or a key to change
-    page: str = ""  # where to get it, or read more
+    page: str = ""  # where to get what is missing, or read more
 
     @property
     def is_finding(self) -> bool:
@@ -46,7 +47,7 @@ def ok(name: str, text: str) -> Check:
 
 
 def skipped(name: str, text: str, fix: str = "", page: str = "") -> Check:
-    """Return a skipped check: as far as we know, its subject is not needed. `fix` and `page` say how to get it."""
+    """Return a skipped check for something that does not seem to be needed. `fix` and `page` say how to get it."""
     return Check(name, "skipped", text, fix, page)
 
 
@@ -61,7 +62,7 @@ def fault(name: str, text: str, fix: str, page: str = "") -> Check:
 @dataclass(frozen=True)
 class Balance:
     left_usd: Decimal
-    rate_usd_per_hour: Decimal  # of everything that the account rents now, whoever rented it
+    rate_usd_per_hour: Decimal  # the rate of everything that the account rents now, whoever rented it
 
 
 @runtime_checkable
@@ -71,11 +72,12 @@ class Prepaid(Protocol):
 
     def balance(
         self,
-    ) -> Balance | None: ...  # from the provider, never estimated; None: this key may not see it, or no response
+        # reported by the provider, never estimated; None if this key may not see it or there was no response
+    ) -> Balance | None: ...
 
 
 def check_balance(provider: Prepaid, needed_usd: Decimal | None) -> Check:
-    """Check the balance. `needed_usd`: how much the run may still cost; None if no run or no limit is known."""
+    """Check the balance. `needed_usd` is what the run may still cost, or None if no run or no limit is known."""
     name, account = f"{provider.name}.balance", ACCOUNTS.get(provider.name)
     title, page = (account.title, account.usage_page) if account else (provider.name, provider.page)
     balance = provider.balance()

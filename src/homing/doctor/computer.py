@@ -43,10 +43,10 @@ __all__ = [
     "compare_clocks",
 ]
 
-_KEYS = "keys"  # where ssh_access stores them
+_KEYS = "keys"  # folder in which ssh_access stores the keys
 _LEAST_PYTHON = (3, 11)
 _LEAST_SSH = (7, 6)  # released in 2017; supports all options that we use
-_LEAST_DISK_BYTES = 2 * 10**9  # if no run is named
+_LEAST_DISK_BYTES = 2 * 10**9  # required if no run is named
 _MOST_SKEW_S = 120.0  # AWS rejects signatures that are off by five minutes; we warn earlier
 _CLOCK_S = 10.0
 _TORCH_S = 120.0
@@ -86,7 +86,7 @@ def check_packages(examined: Examined) -> list[Check]:
 
 
 def check_extras(examined: Examined) -> list[Check]:
-    """Check the extras: those that are needed must be installed; any others that are installed must be in range."""
+    """Check that the needed extras are installed, and that all installed extras have a supported version."""
     packages = [each for each in examined.facts.get("packages", []) if each["extra"] in _EXTRAS]
     found = []
     for extra in _EXTRAS:
@@ -108,7 +108,7 @@ _EXTRAS = ("lm", "aws", "hub", "modal", "parquet", "trackers")
 
 
 def check_torch(examined: Examined) -> list[Check]:
-    """Check that torch loads and sees every GPU that the driver sees. packages.lm checks the version range."""
+    """Check that torch loads and sees every GPU that the driver sees. `packages.lm` checks its version."""
     versions = {each["name"]: each["version"] for each in examined.facts.get("packages", [])}
     if not versions.get("torch"):
         return [skipped("torch.loads", "torch is not installed.", pip_install("lm"))]
@@ -150,7 +150,7 @@ def check_ssh(examined: Examined) -> list[Check]:
         found.append(fault("ssh.client", text, install, page))
     else:
         found.append(ok("ssh.client", f"OpenSSH {version[1]}.{version[2]}."))
-    # Without arguments it would prompt for an output file; with the path of a missing key it just fails.
+    # Without arguments, the program would prompt for an output file; with the path of a missing key it just fails.
     keygen = world.run(["ssh-keygen", "-l", "-f", str(examined.home.path / "no-such-key")], timeout_s=_TOOL_S)
     if keygen.code == 127:
         return [
@@ -161,7 +161,7 @@ def check_ssh(examined: Examined) -> list[Check]:
 
 
 def check_ssh_keys(examined: Examined) -> list[Check]:
-    """Check that only their owner can read the private keys: ssh refuses keys that others can read."""
+    """Check that only the owner can read the private keys, because ssh refuses keys that others can read."""
     world, folder = examined.home.world, examined.home.path / _KEYS
     if not world.exists(folder):
         return [skipped("ssh.keys", "None yet; the first launch on a rented instance creates one.")]
@@ -224,7 +224,7 @@ def check_env_file(examined: Examined) -> list[Check]:
 
 
 def check_env_values(examined: Examined) -> list[Check]:
-    """Check for values that cannot be keys: placeholders, or keys copied with quotes or blanks around them."""
+    """Find values that cannot be keys: placeholders, or keys copied together with quotes or blanks."""
     env, found = examined.home.world.environment(), []
     for account in ACCOUNTS.values():
         for name in account.keys:
@@ -244,7 +244,7 @@ def check_env_values(examined: Examined) -> list[Check]:
 def check_clock(examined: Examined) -> list[Check]:
     """Compare the clock with the Date header of the providers' responses, requested in parallel.
 
-    A wrong clock makes signatures invalid.
+    With a wrong clock, signed requests are rejected.
     """
     world, env = examined.home.world, examined.home.world.environment()
     urls = [url for name in examined.providers if (url := _api_url(name, env))]
@@ -269,7 +269,7 @@ def compare_clocks(world: World, urls: list[str]) -> list[Check]:
     calls = [lambda url=url: world.http(HttpRequest("GET", url, timeout_s=_CLOCK_S)) for url in urls]
     for url, reply in zip(urls, world.together(calls, _CLOCK_S), strict=True):
         if isinstance(reply, (NetworkError, TimeoutError)):
-            continue  # reachability is checked together with the key
+            continue  # the check of the provider's key reports that it cannot be reached
         if isinstance(reply, Exception):
             raise reply
         if not reply.headers.get("date"):
@@ -303,13 +303,13 @@ def _holds(version: tuple[int, ...], sign: str, bound: tuple[int, ...]) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Parse the leading numbers: 2.13.0+cpu -> 2, 13, 0. The rest does not matter for a version range."""
+    """Parse the leading numbers: 2.13.0+cpu -> 2, 13, 0. A version range does not depend on the rest."""
     plain = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     return tuple(int(part) for part in plain[0].split(".")) if plain else ()
 
 
 def _nearest(path: Path, examined: Examined) -> Path:
-    """Return the folder, or its nearest existing parent: the home folder is created on the first write."""
+    """Return the folder, or its nearest existing parent, because the home folder is created on the first write."""
     while not examined.home.world.exists(path) and path != path.parent:
         path = path.parent
     return path

@@ -1,4 +1,4 @@
-"""Checks of homing's own files at home: whether the ledger can be trusted, and whether anything is left over."""
+"""Checks of homing's own files at home: whether the ledger can be trusted, and whether any instance is left over."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["check_guard", "check_ledger", "check_owner", "check_privacy", "check
 
 
 def check_owner(examined: Examined) -> list[Check]:
-    """Check the owner id: the six characters that are part of every mark of ours.
+    """Check the owner id, the six characters that are part of every mark of ours.
 
-    If it changed, we would not recognize our own instances.
+    If the owner id changed, we would not recognize our own instances.
     """
     home, path = examined.home, examined.home.owner_path
     text = home.world.read(path).decode("utf-8", "replace").strip() if home.has_owner else ""
@@ -44,7 +44,7 @@ def check_owner(examined: Examined) -> list[Check]:
 
 
 def check_privacy(examined: Examined) -> list[Check]:
-    """Check that only its owner can read the home folder. Looser permissions are corrected and reported."""
+    """Check that only the owner can read the home folder. Looser permissions are corrected and reported."""
     home, world = examined.home, examined.home.world
     if not world.is_dir(home.path):
         return [skipped("home.private", f"{home.path} does not exist yet.")]
@@ -90,7 +90,7 @@ def check_ledger(examined: Examined) -> list[Check]:
         return [fault("ledger.sound", " ".join(f"{exc.what} {exc.why}".split()), exc.fix or fix)]
     except OSError as exc:
         return [fault("ledger.sound", f"{path} cannot be read: {exc}", fix)]
-    if file.said:  # an earlier check repaired it, or read it from a copy
+    if file.said:  # an earlier check repaired the ledger, or read it from a copy
         text = " ".join(file.said)
         is_whole = "restored from its backup" in text
         return [(warning if is_whole else fault)("ledger.sound", text, "homing runs   compares it with your providers")]
@@ -106,7 +106,7 @@ def check_unconfirmed(examined: Examined) -> list[Check]:
     try:
         lines = examined.home.ledger.unconfirmed()
     except HomingError:
-        return [skipped("ledger.ends", "The ledger cannot be read.")]  # reported above, with its fix
+        return [skipped("ledger.ends", "The ledger cannot be read.")]  # already reported above, with its fix
     if lines:
         marks = ", ".join(line.mark for line in lines)
         text = f"No provider has confirmed the destroy of {marks}: it may be billing."
@@ -115,7 +115,7 @@ def check_unconfirmed(examined: Examined) -> list[Check]:
 
 
 def check_guard(examined: Examined) -> list[Check]:
-    """Warn if something is billing and no guard runs at home. Not a fault: the machine has its own guards."""
+    """Warn if an instance is billing and no guard runs at home. This is no fault: the instance has its own guards."""
     try:
         open_ = examined.home.ledger.open_lines() if examined.home.has_ledger else []
     except HomingError:

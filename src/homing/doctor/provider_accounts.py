@@ -1,6 +1,6 @@
 """Checks of the providers and the Hub: is there a key, does it work, are its permissions sufficient, are there offers?
 
-all providers in parallel, each with a deadline:  key -> list_owned -> its own checks() -> balance -> offers
+All providers are checked in parallel, each with a deadline: key -> list_owned -> its own checks() -> balance -> offers
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from homing.world import HttpRequest, NetworkError
 __all__ = ["check_hub", "check_providers"]
 
 ANSWER_S = 45.0
-_DUMMY_OWNER = "000000"  # a placeholder: checking a home must not create its owner id
+_DUMMY_OWNER = "000000"  # a placeholder, because checking a home must not create its owner id
 
 
 def check_providers(examined: Examined) -> list[Check]:
@@ -57,7 +57,7 @@ def _ask_all(names: list[str], examined: Examined) -> list[Any]:
         try:
             return _check_provider(name, examined)
         finally:
-            if name in waiting:  # otherwise it responded after the deadline
+            if name in waiting:  # otherwise the provider responded after the deadline
                 waiting.remove(name)
                 notify()
 
@@ -112,7 +112,8 @@ def _check_provider(name: str, examined: Examined) -> list[Check]:
     except MissingExtra as exc:
         return [fault(f"{name}.client", f"{exc.what} {exc.why}", exc.fix)]
     except UsageError as exc:
-        # The provider needs more than an account (a host, a running server): a fault only if the user named it.
+        # The provider needs more than an account (a host, a running server), so this is a fault only if the user named
+        # it.
         make = fault if examined.is_needed else skipped
         return [make(f"{name}.key", " ".join(f"{exc.what} {exc.why}".split()), exc.fix)]
     except (HomingError, OSError) as exc:
@@ -127,7 +128,7 @@ def _check_provider(name: str, examined: Examined) -> list[Check]:
 
 
 def _ask_itself(provider: Checked, name: str) -> list[Check]:
-    """Return the provider's own checks. It responded a moment ago, but may fail to now."""
+    """Return the provider's own checks. It responded a moment ago, but may fail now."""
     try:
         return provider.checks()
     except (HomingError, OSError) as exc:

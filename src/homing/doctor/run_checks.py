@@ -5,7 +5,7 @@ home        homing's own files: ledger, owner, guard, unconfirmed destroys
 run         the run file, its placeholders, data and store (writes a probe there and deletes it again)
 providers   every provider that is configured or named: key, permissions, quota, offers
 
-This module has the checks of a run, then CHECKS, the table of all checks, and `examine`, which runs them.
+This module has the checks of a run, the table CHECKS, which lists all checks, and `examine`, which runs them.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _check_folder_to_be(url: str, examined: Examined) -> list[Check]:
     return [ok("store.reached", f"{url} does not exist yet; a launch would make it."), probe]
 
 
-# The text shown while a check runs, and the check.
+# Each entry is the text shown while a check runs, and the check.
 CHECKS: list[tuple[str, Callable[[Examined], list[Check]]]] = [
     ("Python", check_python),
     ("packages", check_packages),
@@ -160,7 +160,7 @@ CHECKS: list[tuple[str, Callable[[Examined], list[Check]]]] = [
 
 
 def examine(examined: Examined) -> Iterator[Check]:
-    """Yield each result as it arrives: some checks use the network and may be slow."""
+    """Yield each result as it arrives, because some checks use the network and may be slow."""
     for subject, question in CHECKS:
         examined.notify(subject)
         yield from question(examined)

@@ -1,4 +1,4 @@
-"""The subject of `homing doctor`: the home folder, the current folder, and the named run and providers."""
+"""What `homing doctor` examines: the home folder, the current folder, and the named run and providers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from homing.wire.run_json import Run
 __all__ = ["Examined"]
 
 _FACTS_S = 60.0
-# Runs in a separate process, so that the result does not depend on modules that are already loaded.
+# Runs in a separate process, so that modules that are already loaded do not affect the result.
 _FACTS = """
 import json, re, sys
 from importlib import metadata
@@ -38,10 +38,10 @@ print(json.dumps({"python": list(sys.version_info[:3]), "packages": found}))
 @dataclass
 class Examined:
     home: Home
-    folder: Path  # where .env and ./runs are
+    folder: Path  # the folder with .env and ./runs
     run: Run | None = None
-    run_text: str = ""  # of the run file, as written
-    typed: str = ""  # how to name this run in a command: its file may have a different name
+    run_text: str = ""  # the text of the run file, as written
+    typed: str = ""  # how to name this run in a command, since its file may have a different name
     run_error: HomingError | None = None  # why the run file could not be read
     is_prepared: bool = True
     named: tuple[str, ...] = ()  # providers named on the command line
@@ -49,7 +49,7 @@ class Examined:
 
     @cached_property
     def providers(self) -> list[str]:
-        """The providers named on the command line, else those of the run, else all that are configured here."""
+        """The providers named on the command line, or else those of the run, or else all that are configured here."""
         if self.named:
             return list(self.named)
         if self.run is not None:
@@ -58,7 +58,7 @@ class Examined:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the providers are required: they were named on the command line or in a run file."""
+        """Whether the providers are required because they were named on the command line or in a run file."""
         return bool(self.named) or self.run is not None
 
     @cached_property
@@ -72,7 +72,7 @@ class Examined:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Python and package versions; {} if the interpreter printed nothing usable."""
+        """Python and package versions, or {} if the interpreter printed nothing usable."""
         world = self.home.world
         done = world.run([world.python(), "-c", _FACTS], timeout_s=_FACTS_S)
         try:

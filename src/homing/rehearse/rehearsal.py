@@ -1,10 +1,10 @@
-"""Rehearse the whole trip for free: plan, launch, train, fetch and destroy on the fake cloud, with injected faults.
+"""Rehearses a whole run for free: plan, launch, train, fetch and destroy on the fake cloud, with injected faults.
 
     a separate home -> the fake cloud, served -> plan -> launch -> [acts] -> watch -> resume if it was cut short
                     -> fetch -> destroy -> what is left over -> the cloud's bill against our ledger
 
-Everything is below $HOMING_HOME/rehearsals/<id>: the real ledger, store and providers are not touched. The code is the
-real one; only the cloud is simulated, and its machines are processes on this computer.
+All files are below $HOMING_HOME/rehearsals/<id>, so the real ledger, store and providers are not touched. The code is
+the one that real runs use. Only the cloud is simulated, and its machines are processes on this computer.
 
 The verdict compares the bill with the ledger. The bill is authoritative: the fake cloud knows exactly when each machine
 billed. The ledger must list every instance on the bill, with at least its cost and at most the margin more.
@@ -40,17 +40,17 @@ from homing.world import World
 __all__ = ["DEFAULT_LIMIT_USD", "OnOutput", "Rehearsal", "RehearsalOrder", "Row", "Verdict", "compare", "rehearse"]
 
 DEFAULT_LIMIT_USD = Decimal("0.25")
-_WATCH_S = 3600.0  # maximum time for the reduced run to end
-_LOOK_S = 1.0  # interval of reports: short, because acts are played between them
-_LINE_S = 10.0  # interval at which reports are shown
+_WATCH_S = 3600.0  # maximum duration of the reduced run
+_LOOK_S = 1.0  # seconds between reports; short, because acts are played between them
+_LINE_S = 10.0  # seconds between the reports that are shown
 _MAX_ATTEMPTS = 6
 
-OnOutput = Callable[[str, str], None]  # kind (step | line | fault), text
+OnOutput = Callable[[str, str], None]  # takes the kind (step | line | fault) and the text
 
 
 @dataclass(frozen=True)
 class RehearsalOrder:
-    run: Run  # the smoke profile, prepared
+    run: Run  # the run with the smoke profile applied and its data prepared
     run_file_text: str
     faults: Sequence[str] = ()
     seed: int = 0
@@ -67,7 +67,7 @@ class Rehearsal:
     run: RunRow | None = None
     fetched: Fetched | None = None
     failed_launches: list[str] = field(default_factory=list)
-    num_machines: int = 0  # requested by us or by the guard inside watch
+    num_machines: int = 0  # machines requested by the rehearsal, or by the guard inside watch
 
     @property
     def problems(self) -> list[str]:
@@ -75,7 +75,7 @@ class Rehearsal:
 
 
 def rehearse(order: RehearsalOrder, home_path: Path, world: World, notify: OnOutput) -> Rehearsal:
-    """Run the rehearsal. Problems of the rehearsed run are returned, not raised. Leaves nothing running."""
+    """Run the rehearsal and leave nothing running. Problems of the rehearsed run are returned, not raised."""
     scenes = find_scenes(order.faults)
     folder = home_path / "rehearsals" / new_run_id(order.run.name, world)
     home = Home(folder, world)
@@ -106,7 +106,7 @@ def rehearse(order: RehearsalOrder, home_path: Path, world: World, notify: OnOut
 
 
 class _Walk:
-    """The trip itself, step by step, as a user would go through it."""
+    """Go through the run step by step, as a user would."""
 
     def __init__(self, order: RehearsalOrder, home: Home, acts: Acts, notify: OnOutput) -> None:
         self.order, self.home, self.acts, self.notify = order, home, acts, notify
@@ -119,7 +119,7 @@ class _Walk:
     def there(self) -> None:
         """Launch and watch until the run is done, on as many machines as it takes.
 
-        `watch` includes the guard, which resumes a preempted run. A run that was destroyed by hand is launched again
+        `watch` includes the guard, which resumes a preempted run. A run that the rehearsal destroyed is launched again
         here, as a user would do.
         """
         while self.num_attempts < _MAX_ATTEMPTS:
@@ -201,7 +201,7 @@ class _Walk:
 
 
 def _on_fake(run: Run, home: Home, limit_usd: Decimal, run_id: str) -> Run:
-    """Return the same run on the fake cloud: its machines are this computer, so no GPU may be requested by name."""
+    """Return the same run for the fake cloud. Its machines are this computer, so no GPU may be requested by name."""
     return dataclasses.replace(
         run,
         id=run_id,
@@ -217,10 +217,10 @@ _ROUNDING_USD = Decimal("0.000001")
 
 @dataclass(frozen=True)
 class Row:
-    """One mark: what the cloud billed for it, and what our ledger says."""
+    """The costs of one mark: what the cloud billed for it, and what our ledger says."""
 
     mark: str
-    instances: int  # with this mark, on the bill
+    instances: int  # number of instances with this mark on the bill
     billed_s: float
     bill_usd: Decimal
     ledger_usd: Decimal
@@ -229,7 +229,7 @@ class Row:
 @dataclass(frozen=True)
 class Verdict:
     rows: list[Row]
-    problems: list[str]  # empty: the rehearsal succeeded
+    problems: list[str]  # empty if the rehearsal succeeded
 
     @property
     def bill_usd(self) -> Decimal:
@@ -241,7 +241,7 @@ class Verdict:
 
 
 def compare(bill: list[dict[str, Any]], now: float, lines: list[LedgerLine], limit_usd: Decimal) -> Verdict:
-    """Compare the fake cloud's /double/bill (`now` by its clock) with the ledger."""
+    """Compare the fake cloud's /double/bill with the ledger. `now` is the time by the cloud's clock."""
     problems = [
         f"{each['kind']} {each['id']} ({each['mark']}) is still billing." for each in bill if each["until"] is None
     ]
@@ -275,7 +275,7 @@ def _disagreement(row: Row, lines: list[LedgerLine]) -> list[str]:
 
 
 def _overlaps(machines: list[dict[str, Any]], now: float) -> list[str]:
-    """Report machines that billed at the same time: a run must have only one at a time."""
+    """Report machines that billed at the same time, because a run must have only one at a time."""
     in_order = sorted(machines, key=lambda each: each["since"])
     found = []
     for earlier, later in itertools.pairwise(in_order):

@@ -1,4 +1,4 @@
-"""Faults that can be rehearsed, by name, and the fake cloud that they happen in.
+"""The faults that can be rehearsed, by name, and the fake cloud in which they happen.
 
 SCENES        cloud faults, configured beforehand: the n-th create, list or destroy fails; or an act
 Acts          played once during training, when the run has come far enough for it:
@@ -44,7 +44,7 @@ class Scene:
     strikes: tuple[Strike, ...] = ()
     rates: dict[str, float] = field(default_factory=dict)
     act: Act = ""
-    fails_launches: int = 0  # how many launches may fail because of it; the one after that must succeed
+    fails_launches: int = 0  # how many launches may fail because of this fault; the next one must succeed
 
 
 SCENES: dict[str, Scene] = {
@@ -107,8 +107,8 @@ def faults_of(scenes: dict[str, Scene]) -> Faults:
     return Faults(rates=rates, strikes=tuple(strike for scene in scenes.values() for strike in scene.strikes))
 
 
-_WAIT_S = 300.0  # maximum time for the run to reach the point at which an act is played
-_SILENCE_S = 10.0  # how long a frozen machine is silent before the rehearsal destroys it, as a user would
+_WAIT_S = 300.0  # maximum time for a run to reach the point at which an act is played
+_SILENCE_S = 10.0  # how long a frozen machine stays silent before the rehearsal destroys it, as a user would
 _DOWN_S = 5.0
 _NOTICE_S = 30.0
 _POLL_S = 0.3
@@ -119,7 +119,7 @@ class Acts:
     def __init__(self, acts: list[Act], home: Home, cloud: ServedCloud, notify: Callable[[str, str], None]) -> None:
         self.left = list(acts)
         self._home, self._cloud, self._notify = home, cloud, notify
-        self._taken: list[str] = []  # marks of machines taken by an act
+        self._taken: list[str] = []  # the marks of machines that an act took
 
     def await_first(self, run: RunRow) -> None:
         """Wait until the next act is due and play it; skip it if the run ends before that."""
@@ -138,7 +138,10 @@ class Acts:
             self._play(act, run, instances[0])
 
     def _due(self, run: RunRow) -> Literal["later", "now", "over"]:
-        """Decide by the newest heartbeat: due from the first step on, or for `vanish` from the first checkpoint on."""
+        """Return whether the act is due, judging by the newest heartbeat.
+
+        An act is due from the first step on, `vanish` from the first checkpoint on.
+        """
         status = look(self._home, run)
         beat = status.reports.heartbeat if status.reports else None
         if beat is None or beat.mark in self._taken:
@@ -232,7 +235,7 @@ class ServedCloud:
         return [each["id"] for each in bill if each["until"] is None and each["kind"] == "instance"]
 
     def close(self) -> tuple[list[dict[str, Any]], float, list[int]]:
-        """Return the bill, then end everything that is still alive, with faults turned off, and stop the server."""
+        """Return the bill, then turn the faults off, end everything that is still alive, and stop the server."""
         if self._world.poll(self._pid) is not None:
             self.serve()
         said = self._ask("GET", "/double/bill")
