@@ -3,7 +3,7 @@
     run directory, ledger, data manifest --read--> Report --make_sections--> sections --page--> Markdown or HTML
                                                       \\--draw--> one picture of the losses
 
-Measures nothing and queries no provider; data that was not stored is reported as missing.
+A report measures nothing and queries no provider. Data that was not stored is reported as missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Builds the Report of a run from stored data: run directory, ledger, data manifest.
 
-The run directory is read from the store, or from its copy at home. For a launched run the store is authoritative; if it
-cannot be read, or no longer has the run, the report uses what `fetch` brought home and says so. A missing or damaged
-document leaves its part of the report empty.
+The run directory is read from the store, or from its copy at home. For a launched run the store is authoritative. If
+the store cannot be read, or no longer has the run, the report uses what `fetch` brought home and says so. A missing or
+damaged document leaves its part of the report empty.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ __all__ = ["Subject", "add_evals", "read_report"]
 
 T = TypeVar("T")
 
-_MOST_FILES = 20  # number of source files listed
+_MOST_FILES = 20  # maximum number of source files listed
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The run to report on, as the caller found it."""
+    """The run to report on, as found by the caller."""
 
     id: str
     name: str
     state: str
     reason: str
-    row: RunRow | None  # None: trained on this computer, and not in the ledger
+    row: RunRow | None  # None if the run was trained on this computer and is not in the ledger
 
 
 def read_report(home: Home, subject: Subject, models: Path = MODELS, metrics: Sequence[Metric] | None = None) -> Report:
-    """Build the report. `metrics`: for a caller that follows the run and already has them."""
+    """Build the report. A caller that follows the run and already has its metrics passes them as `metrics`."""
     problems: list[str] = []
     files = _RunFiles(home, subject, problems)
     run, outcome = files.run(), files.document(file_names.OUTCOME, Outcome)
@@ -103,7 +103,7 @@ class _RunFiles:
     def __init__(self, home: Home, subject: Subject, problems: list[str]) -> None:
         self.home, self.id, self.problems = home, subject.id, problems
         self.here = FileStore(str(home.path), home.world, create=False)
-        self.is_stored = False  # whether `store` is that of a launched run
+        self.is_stored = False  # whether `store` is the store of a launched run
         self.store: Store = self.here
         if subject.row is not None:
             self.store = self._store_of(subject.row)
@@ -121,7 +121,7 @@ class _RunFiles:
         return self.here
 
     def run(self) -> Run | None:
-        """Return the resolved run; prefer the copy at home, which names the local data folder."""
+        """Return the resolved run, preferably from the copy at home, which names the local data folder."""
         at_home = self.home.run_dir(self.id) / file_names.RUN
         if self.home.world.exists(at_home):
             try:
@@ -159,7 +159,7 @@ class _RunFiles:
             return []
 
     def checkpoints(self, order: list[str]) -> tuple[list[Kept], dict[str, dict[str, Any]]]:
-        """Return all complete checkpoints of the run directory, newest first; and the trainer's choices, by phase."""
+        """Return all complete checkpoints of the run directory, newest first, and the trainer's choices by phase."""
         try:
             found = list_checkpoints(self.store, self.id, order)
             best = {each.manifest.phase: best_step(self.store, self.id, each.manifest.phase) for each in found}
@@ -175,11 +175,11 @@ class _RunFiles:
         return kept, choices
 
     def _place(self, key: str) -> str:
-        """Return where the user can find it: an address in the store, or a path at home."""
+        """Return where the user can find a file of the run: an address in the store, or a path at home."""
         return f"{self.store.url}/{key}" if self.is_stored else str(self.home.path / key)
 
     def data_manifest(self, folder: str, sha256: str) -> tuple[DataManifest | None, str]:
-        """Return the data manifest by its hash, from the store or the data folder, and a problem if there is none.
+        """Find the data manifest by its hash, in the store or the data folder; return it, or None and the problem.
 
         A different hash means that the data was prepared again later, so the run was not trained on it.
         """
@@ -224,7 +224,7 @@ def _made(run: Run) -> Made:
 
 
 def _all_data(files: _RunFiles, run: Run) -> Iterator[Data]:
-    if run.data.manifest_sha256:  # a run of only later phases may not use the run's text
+    if run.data.manifest_sha256:  # a run that has only later phases may not use the run's text
         planned = {"train": run.data.num_train_tokens, "val": run.data.num_val_tokens}
         yield _data(files, "the run", run.data.dir, run.data.manifest_sha256, planned)
     for phase in run.phases:
@@ -313,7 +313,7 @@ def _attempt(line: LedgerLine, now: float, bill: meter.Bill | None) -> Attempt:
 
 
 def _offer(files: _RunFiles) -> dict[str, Any]:
-    """Return the offer that the last launch took; {} if there is no record of it."""
+    """Return the offer that the last launch took, or {} if there is no record of it."""
     try:
         found = json.loads(files.here.read(run_key(files.id, LAUNCH_NOTE)))["offer"]
     except (NotInStore, ValueError, KeyError, TypeError):
@@ -323,7 +323,7 @@ def _offer(files: _RunFiles) -> dict[str, Any]:
 
 
 def _pushed(files: _RunFiles, row: RunRow) -> Iterator[Kept]:
-    """Yield the models in the store that this run pushed; models/NAME may belong to another run."""
+    """Yield the models in the store that this run pushed. models/NAME may belong to another run, so that is checked."""
     for folder in (row.id, row.name) if files.is_stored else ():
         key = f"{file_names.STORE_MODELS}/{folder}"
         try:
@@ -339,7 +339,7 @@ _EVAL_SCHEMA = "homing.eval/1"
 
 
 def add_evals(report: Report, file: Path) -> Report:
-    """Return the report with the results in `file` for weights of this run; raises UsageError if there are none."""
+    """Return the report with the results in `file` added; raises UsageError if none are for weights of this run."""
     document = _read_eval_file(file)
     ours = {sha256 for each in report.kept for sha256 in each.weights.values()}
     try:
@@ -379,7 +379,7 @@ def _figures(model: dict[str, Any], sets: list[dict[str, Any]]) -> list[Eval]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a float, or None if there is no number or no interval. Raises ValueError if it is not finite."""
+    """Return a float, or None for a missing number or interval; raises ValueError if it is not finite."""
     number = None if value is None else float(value)
     if number is not None and not math.isfinite(number):
         raise ValueError(f"{value!r} is not a finite number")

@@ -1,4 +1,4 @@
-"""Draws the losses of a run as one SVG: a panel for each phase, training loss as a line, held-out loss as dots."""
+"""Draws the losses of a run as one SVG: a panel per phase, with training loss as a line and held-out loss as dots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEARNED, _HELD_OUT = "#0077bb", "#cc3311"
 
 
 def draw(phases: Sequence[Phase]) -> str:
-    """Return the SVG; "" if no phase has two points to draw a line between."""
+    """Return the SVG, or "" if no phase has at least two points."""
     shown = [phase for phase in phases if len(phase.curve) > 1]
     if not shown:
         return ""

@@ -3,10 +3,10 @@
 Samples, logs, names and addresses are untrusted text. They are sanitized here, and only here: control characters and
 those that change the text direction are shown by number, and characters that are special in the format are escaped.
 
-The report for the maintainers says what happened to a run, without its owner's private data. Left out: samples, names
-of data files, prompts, where weights are stored. Masked: secret values of this process, anything that looks like a key,
-e-mail addresses, IP addresses, the host name, the user name and the home folder. Marks, instance ids and run names are
-kept: without them, nothing could be compared with the provider's console.
+The report for the maintainers says what happened to a run, without its owner's private data. It leaves out samples,
+names of data files, prompts, and where weights are stored. It masks secret values of this process, anything that looks
+like a key, e-mail addresses, IP addresses, the host name, the user name and the home folder. It keeps marks, instance
+ids and run names, because without them nothing could be compared with the provider's console.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from homing.report.sections import Block, Picture, Table, Verbatim, Words, headl
 
 __all__ = ["MARK", "anonymous", "picture_of", "render_for_maintainers", "render_html", "render_markdown"]
 
-MARK = "homing report/1"  # in the first lines of a page: the next report may overwrite a file that contains it
+MARK = "homing report/1"  # in the first lines of a page; the next report may overwrite a file that contains this
 
-# C0 and C1 except tab and newline, bidirectional controls, lone surrogates, line separators other than newline.
+# The C0 and C1 controls except tab and newline, bidirectional controls, lone surrogates, and other line separators.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARKDOWN = re.compile(r"([\\`*\[\]<>|~&]|(?<![a-zA-Z0-9])_|_(?![a-zA-Z0-9]))")
-_START = re.compile(r"^([-+=#]|\d+(?=[.)](\s|$)))")  # at the beginning of a line, this would start a list or a heading
-# Whatever a page contains, it loads and runs nothing.
+# characters that would start a list or a heading at the beginning of a line
+_START = re.compile(r"^([-+=#]|\d+(?=[.)](\s|$)))")
+# Whatever the page contains, the browser must not load or run anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
 body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff; }
@@ -52,13 +53,13 @@ svg { max-width: 100%; height: auto; }
 
 
 def picture_of(report: Report) -> str:
-    """Return the SVG of the page; "" if there is none."""
+    """Return the SVG of the page, or "" if there is none."""
     found = (block.svg for section in make_sections(report) for block in section.blocks if isinstance(block, Picture))
     return next(found, "")
 
 
 def render_markdown(report: Report, picture: str = "") -> str:
-    """Render as Markdown. `picture`: name of the file next to it that holds the SVG; "" leaves it out."""
+    """Render as Markdown. `picture` is the name of the SVG file next to the page; "" leaves the picture out."""
     parts = [f"<!-- {MARK} -->", f"# {_md(report.name)}", _md_line(headline(report))]
     for section in make_sections(report):
         parts.append(f"## {section.title}")
@@ -171,7 +172,7 @@ def _table_html(table: Table) -> str:
 
 _MOST_EVENTS = 200
 _LEFT_OUT = ("samples", "kept", "stored", "next")
-# Keys in the providers' formats, and long alphanumeric strings after a word such as "token".
+# Matches keys in the providers' formats, and long alphanumeric strings after a word such as "token".
 _KEYS = re.compile(
     r"\b(rpa_|hf_|sk-|ak-|as-|AKIA|ASIA|ghp_|github_pat_|wandb_)[A-Za-z0-9_-]{8,}"
     r"|(?i:\b(api[_-]?key|token|secret|password|authorization|bearer)\b[\"']?\s*[:= ]\s*[\"']?)[A-Za-z0-9+/_.=-]{12,}"
@@ -192,7 +193,7 @@ def render_for_maintainers(report: Report, home: Home) -> str:
         phase["curve"] = phase["curve"][-3:]
     lines = [dataclasses.asdict(line) for line in home.ledger.lines(report.run)]
     for line in lines:
-        line["account"] = bool(line["account"])  # only whether it was known; the account itself is not included
+        line["account"] = bool(line["account"])  # keep only whether an account was known, not the account itself
     commit, changed = tree_state(home.world)
     facts = {
         "homing": __version__,

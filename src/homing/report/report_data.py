@@ -1,4 +1,4 @@
-"""The content of a report as plain data: `--json` prints it, `make_sections` turns it into text.
+"""The content of a report as plain data, which `--json` prints and `make_sections` turns into text.
 
 None, "" and an empty list mean that nothing was stored.
 """
@@ -22,28 +22,29 @@ class Made:
     flops_per_token: float
     code_version: str
     run_file_sha256: str
-    base: str = ""  # address of the open weights that it started from
+    base: str = ""  # address of the open weights that the run started from
     base_licence: str = ""
 
 
 @dataclass(frozen=True)
 class Data:
-    of: str  # the run, or one of its phases
+    of: str  # "the run", or the name of one of its phases
     manifest_sha256: str
     vocab_size: int = 0
     tokenizer_sha256: str = ""
-    splits: dict[str, dict[str, int]] = field(default_factory=dict)  # train, val -> tokens, documents, text bytes
+    # train | val -> number of tokens, documents and text bytes
+    splits: dict[str, dict[str, int]] = field(default_factory=dict)
     num_files: int = 0
     num_bytes: int = 0
     files: list[dict[str, Any]] = field(default_factory=list)  # the first ones
     code_version: str = ""
-    problem: str = ""  # why its manifest could not be read
+    problem: str = ""  # why the manifest could not be read
 
 
 @dataclass(frozen=True)
 class Validation:
     step: int
-    loss: float  # in rl the missing reward, see wire.checkpoint.figure_of
+    loss: float  # in rl, the missing reward: see wire.checkpoint.figure_of
     bits_per_byte: float | None = None
 
 
@@ -53,10 +54,10 @@ class Phase:
     method: str = ""
     num_steps: int = 0  # as planned
     step: int = 0  # reached
-    end_step: int | None = None  # step at which a landing ended the phase
+    end_step: int | None = None  # the step at which a landing ended the phase
     num_tokens: int = 0  # trained on
     batch_tokens: int = 0
-    eval_tokens: int = 0  # approximate held-out tokens of each validation; 0: all, or unknown
+    eval_tokens: int = 0  # approximate number of held-out tokens in each validation; 0 for all, or unknown
     optimizer: str = ""
     lr: float | None = None
     weight_decay: float | None = None
@@ -67,11 +68,11 @@ class Phase:
     validations: list[Validation] = field(default_factory=list)
     best: Validation | None = None
     last: Validation | None = None
-    tokens_per_s: float | None = None  # median of its metric lines
+    tokens_per_s: float | None = None  # the median over the phase's metric lines
     mfu: float | None = None
     seconds: float | None = None  # spent in steps
-    figures: dict[str, float] = field(default_factory=dict)  # the latest values that are specific to this phase
-    choices: dict[str, Any] = field(default_factory=dict)  # chosen by the trainer, from its newest checkpoint
+    figures: dict[str, float] = field(default_factory=dict)  # the latest of the values that are specific to this phase
+    choices: dict[str, Any] = field(default_factory=dict)  # settings that the trainer chose, from its newest checkpoint
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Happening:
     text: str
     phase: str = ""
     step: int | None = None
-    num_alike: int = 0  # events of the same kind that are left out after this one
+    num_alike: int = 0  # number of events of the same kind that are left out after this one
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Eval:
-    """One result of `homing eval --out`."""
+    """One result that `homing eval --out` wrote."""
 
     phase: str
     step: int | None
@@ -105,7 +106,7 @@ class Eval:
     low: float | None
     high: float | None
     num_units: int
-    num_tokens: int | None = None  # of the set, if it consists of text or conversations
+    num_tokens: int | None = None  # number of tokens in the set, if it consists of text or conversations
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Report:
     is_trained_here: bool
     is_finished: bool
     made_at: float
-    version: str  # of the homing that wrote the report
+    version: str  # version of the homing that wrote the report
     began_at: float | None = None
     ended_at: float | None = None
     made: Made | None = None
@@ -157,7 +158,7 @@ class Report:
     happenings: list[Happening] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     evals: list[Eval] = field(default_factory=list)
-    machines: list[str] = field(default_factory=list)  # as the trainer describes them, one for each that it started on
+    machines: list[str] = field(default_factory=list)  # the trainer's descriptions of the machines on which it started
     offer: dict[str, Any] = field(default_factory=dict)  # the offer of the last launch
     attempts: list[Attempt] = field(default_factory=list)
     spend_usd: str | None = None
@@ -166,7 +167,7 @@ class Report:
     stored: str = ""  # what remains in the store, and its cost
     kept: list[Kept] = field(default_factory=list)
     next: list[str] = field(default_factory=list)  # commands
-    problems: list[str] = field(default_factory=list)  # what could not be read
+    problems: list[str] = field(default_factory=list)  # a sentence for each item that could not be read
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

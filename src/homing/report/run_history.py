@@ -1,4 +1,4 @@
-"""The course of a run from its records: metrics -> phases, events -> notable ones, samples -> a selection."""
+"""Reconstructs the course of a run: phases from its metrics, notable events, and a selection of its samples."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from homing.wire.event_lines import Event, Metric
 
 __all__ = ["happenings", "machines", "phases", "samples", "unique"]
 
-_MOST_POINTS = 400  # maximum points of a curve
-_MOST_ALIKE = 3  # up to this many events of one kind are all shown; if there are more, only the first and the last
-_MOST_TEXT = 300  # characters of an event
+_MOST_POINTS = 400  # maximum number of points in a curve
+_MOST_ALIKE = 3  # up to this many events of one kind are all shown; of more, only the first and the last
+_MOST_TEXT = 300  # maximum number of characters shown of an event
 _MOST_SAMPLE = 2000
-# Events that occur in every run. Unknown kinds are shown: better one line too many than an unnoticed problem.
+# Events that occur in every run are left out. Unknown kinds are shown, because an extra line is better than an
+# unnoticed problem.
 _ROUTINE = frozenset((
     "run_started", "run_done", "phase_started", "phase_done", "phase_skipped", "first_step", "loading",
     "evaluating", "evaluated", "sampling", "sampled", "samples_plain", "checkpoint_saved", "cleaned_up",
@@ -40,7 +41,7 @@ def unique(events: Iterable[Event]) -> list[Event]:
 
 
 def happenings(events: Sequence[Event]) -> list[Happening]:
-    """Return the notable events, such as preemptions and failures; of many of one kind, only the first and the last."""
+    """Return notable events such as preemptions and failures; of many of one kind, only the first and the last."""
     notable = [event for event in events if event.kind not in _ROUTINE]
     alike: dict[str, list[Event]] = {}
     for event in notable:
@@ -67,7 +68,7 @@ def machines(events: Iterable[Event]) -> list[str]:
 def phases(planned: Sequence[run_json.Phase], metrics: Sequence[Metric], reached: Mapping[str, int]) -> list[Phase]:
     """Return the phases in the order of the run, then those found only in the metrics.
 
-    `reached`: steps according to outcome and checkpoints.
+    `reached` holds the steps according to the outcome and the checkpoints.
     """
     plan = {phase.kind: phase for phase in planned}
     kinds = dict.fromkeys([*plan, *(metric.phase for metric in metrics)])
@@ -124,7 +125,7 @@ def _adapter(lora: run_json.Lora) -> str:
 def _thinned(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
     """Thin out a curve: keep the first and last point, and the lowest and highest of each stretch.
 
-    Every point was really measured, and no spike is lost.
+    So every point shown was really measured, and no spike is lost.
     """
     if len(curve) <= _MOST_POINTS:
         return curve
@@ -142,7 +143,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _seconds(lines: list[Metric]) -> float | None:
-    """Return the time spent in steps, summed as steps times step time per line; excludes time between attempts."""
+    """Return the time spent in steps, summed over all lines as steps times step time, without time between attempts."""
     begun = [Metric(0.0, "", 0, 0, 0), *lines]
     took = [
         (b.step - a.step) * b.step_s for a, b in itertools.pairwise(begun) if b.step_s is not None and b.step > a.step

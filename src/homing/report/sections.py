@@ -29,7 +29,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Table:
-    headers: tuple[str, ...]  # empty: a table of names and values
+    headers: tuple[str, ...]  # empty for a table of names and values
     rows: Sequence[Sequence[str]]
 
 
@@ -55,7 +55,7 @@ class Section:
 
 
 def headline(report: Report) -> str:
-    """Return the run's state in a sentence or two; for an unfinished run, the state comes first."""
+    """Return the run's state in a sentence or two. For an unfinished run, the state comes first."""
     reason = f": {report.reason}" if report.reason else "."
     if report.is_finished:
         return f"The run is done{reason}"

@@ -1,4 +1,4 @@
-"""Runs a follower: python -m homing.trackers ORDER. Exits when the run has ended and everything has been sent."""
+"""Runs a follower with `python -m homing.trackers ORDER`, until the run has ended and everything has been sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main(order: str, every_s: float = EVERY_S) -> int:
     world = World()
     following = Following(**json.loads(world.read(order)))
     if not world.lock(following.path("lock")):
-        return 0  # another follower is running
+        return 0  # another follower is already running
     source: Source = StoreSource(following.store, following.run_id, world)
     if following.run_dir:
         source = FolderSource(Path(following.run_dir), world)

@@ -2,9 +2,9 @@
 
     source -> lines not sent yet -> sink.log ... -> flush -> record what was sent -> wait -> repeat
 
-It retries forever and never blocks a run. The record of what was sent is a list of short hashes, one per line. When
-training rolls back to a checkpoint, the end of metrics.jsonl is cut off and rewritten: the sink is rewound to the first
-line that differs from the list.
+The follower retries forever and never blocks a run. The record of what was sent is a list of short hashes, one per
+line. When training rolls back to a checkpoint, the end of metrics.jsonl is cut off and rewritten. The sink is then
+rewound to the first line that differs from the list.
 
 `start` runs a follower as a separate process, one per run and tracker. Its files:
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
 _LONGEST_PAUSE_S = 300.0
-# A run that is silent for this long will probably never report its end; a follower can be restarted at any time.
+# A run that is silent for this long will probably never report its end. Its follower can be restarted at any time.
 SILENT_S = 86400.0
 
 
@@ -46,11 +46,11 @@ SILENT_S = 86400.0
 class Following:
     tracker: str
     run_id: str
-    name: str  # shown in the tracker
-    folder: str  # folder of the run's trackers, at home
+    name: str  # the name that the tracker shows
+    folder: str  # folder at home for the run's trackers
     files: str  # where a tracker keeps its own files
     run_dir: str = ""  # folder that holds the metrics; "" if they are in `store`
-    store: str = ""  # store that holds the metrics
+    store: str = ""  # the store that holds the metrics
     config: dict[str, Any] = field(default_factory=dict)
 
     def path(self, suffix: str) -> Path:
@@ -118,13 +118,13 @@ class Follower:
         self.sent = _load(self.state_path, self.world)
 
     def follow(self, every_s: float = EVERY_S) -> str:
-        """Follow until the run has an outcome and everything is sent; return its state.
+        """Follow until the run has an outcome and everything is sent; return the state of the run.
 
-        Gives up after SILENT_S without a new line; the state is "" if there is no outcome by then.
+        Gives up after SILENT_S without a new line. The state is "" if there is no outcome by then.
         """
         active_at = self.world.monotonic()
         while True:
-            # Read the outcome before the lines: otherwise lines written just before the outcome could be missed.
+            # Read the outcome before the lines. Otherwise, lines written just before the outcome could be missed.
             state = self._outcome()
             num_before = len(self.sent)
             is_done = self.catch_up()
@@ -147,7 +147,7 @@ class Follower:
             self.sent = [short for short, _ in lines] if lines else self.sent
             _save(self.state_path, self.sent, self.world)
         except Exception as exc:
-            # Third-party packages may raise anything: log it, and retry with a new sink.
+            # Third-party packages may raise anything, so log the exception and retry with a new sink.
             log.warning("%s failed; retrying: %s: %s", self.tracker, type(exc).__name__, exc)
             self.sink = None
             self.num_failed = min(self.num_failed + 1, 10)
@@ -156,7 +156,7 @@ class Follower:
         return True
 
     def _lines(self) -> list[tuple[str, Metric | None]]:
-        """Return the complete lines, each with its hash and its metric; None for a line that cannot be parsed."""
+        """Return the complete lines, each with its hash and its metric, which is None if the line cannot be parsed."""
         data = self.source.read(file_names.METRICS)
         whole = data[: data.rfind(b"\n") + 1]
         return [(hashlib.sha256(line).hexdigest()[:12], _parse(line)) for line in whole.splitlines()]
@@ -174,7 +174,7 @@ class Follower:
         try:
             data = self.source.read(file_names.OUTCOME)
             return codec.loads(Outcome, data).state if data else ""
-        except Exception as exc:  # not knowing does not mean that it has ended
+        except Exception as exc:  # an unknown state does not mean that the run has ended
             log.warning("could not check whether the run has ended: %s", exc)
             return ""
 
@@ -182,7 +182,7 @@ class Follower:
         try:
             if self.sink is not None:
                 self.sink.close(state)
-        except Exception as exc:  # a third-party package may raise anything; everything that could be sent was sent
+        except Exception as exc:  # a third-party package may raise anything, and everything that could be sent was sent
             log.warning("%s did not close: %s", self.tracker, exc)
 
 
@@ -204,7 +204,7 @@ def _load(path: Path, world: World) -> list[str]:
     try:
         return [str(each) for each in json.loads(world.read(path))["sent"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # start from the beginning
+        return []  # an empty record makes the follower start from the beginning
 
 
 def _save(path: Path, sent: list[str], world: World) -> None:

@@ -1,4 +1,4 @@
-"""Sinks for each tracker: MLflow, TensorBoard, trackio and Weights & Biases. Each loads its package when it is opened.
+"""One sink per tracker: MLflow, TensorBoard, trackio, Weights & Biases. Each loads its package when it is opened.
 
 MLflow        a folder at home, or a server behind a tunnel; servers that are open to the network are rejected
 TensorBoard   event files, with tensorboard's own writer; loads neither torch nor tensorflow
@@ -33,7 +33,7 @@ def uri_of(what: What) -> str:
 
 
 def check_uri(uri: str) -> None:
-    """Raise UsageError unless the server is on loopback: by default MLflow has neither a password nor encryption."""
+    """Raise UsageError unless the server is on loopback, because MLflow has no password or encryption by default."""
     parts = urlsplit(uri)
     if parts.scheme in ("http", "https") and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         port = parts.port or 5000
@@ -48,7 +48,7 @@ class ToMlflow:
     def __init__(self, what: What) -> None:
         uri = uri_of(what)
         check_uri(uri)
-        # A folder needs no server and no database; MLflow requires this to be enabled explicitly.
+        # A folder needs neither a server nor a database, but MLflow requires that it be enabled explicitly.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.entities import Metric as Point
         from mlflow.tracking import MlflowClient
@@ -64,7 +64,7 @@ class ToMlflow:
             self._waiting.append(self._point(f"{metric.phase}/{name}", value, at, metric.step))
 
     def rewind(self, metric: Metric) -> None:
-        """Do nothing: MLflow's history keeps all values of a step, by time."""
+        """Do nothing, because MLflow's history keeps all values of a step with their times."""
 
     def flush(self) -> None:
         while self._waiting:
@@ -100,7 +100,7 @@ class ToTensorBoard:
         self._summary = summary_pb2.Summary
         self._folder = str(what.folder / "tensorboard" / what.run_id)
         self._new: Any = EventFileWriter
-        self._writers: dict[str, Any] = {}  # one per phase, because steps restart in each
+        self._writers: dict[str, Any] = {}  # one writer per phase, because steps restart in each
 
     def log(self, metric: Metric) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in values_of(metric).items()]
@@ -108,7 +108,7 @@ class ToTensorBoard:
         self._writer(metric.phase).add_event(event)
 
     def rewind(self, metric: Metric) -> None:
-        """Make readers discard their values from this step on."""
+        """Make readers discard the values from this step on."""
         session = self._session(status=self._session.START)
         event = self._event(wall_time=metric.t, step=metric.step, session_log=session)
         self._writer(metric.phase).add_event(event)
@@ -139,7 +139,7 @@ class ToTrackio:
         self._waiting.append(metric)
 
     def rewind(self, metric: Metric) -> None:
-        """Do nothing: each line has its own id, so values logged again appear next to the first ones."""
+        """Do nothing, because each line has its own id, so values logged again appear next to the first ones."""
 
     def flush(self) -> None:
         if not self._waiting:
@@ -166,7 +166,7 @@ _START_S = 60.0
 
 
 def mode_of(environment: dict[str, str]) -> str:
-    """Return WANDB_MODE if set. Without a key it is offline, because prompting for a key would block forever."""
+    """Return WANDB_MODE if set, else "offline" if there is no key, because a prompt for a key would block forever."""
     return environment.get(MODE_ENV) or ("online" if environment.get(KEY_ENV) else "offline")
 
 
@@ -197,10 +197,10 @@ class ToWandb:
         self._run.log({**values, f"{metric.phase}/step": metric.step, f"{metric.phase}/t": metric.t})
 
     def rewind(self, metric: Metric) -> None:
-        """Do nothing: steps that are logged again appear next to the first ones."""
+        """Do nothing, because steps that are logged again appear next to the first ones."""
 
     def flush(self) -> None:
-        """Do nothing: W&B's own process has the values as soon as `log` returns."""
+        """Do nothing, because W&B's own process has the values as soon as `log` returns."""
 
     def close(self, state: str) -> None:
         self._run.finish(exit_code=1 if state == "failed" else 0)

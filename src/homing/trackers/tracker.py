@@ -1,7 +1,7 @@
 """The interface of a tracker sink: open -> log each metric -> rewind after a rollback -> flush -> close.
 
-A sink raises whatever its package raises; the follower catches it, reopens the sink and sends the metrics again. So
-sending the same metric twice must do no more harm than drawing a point twice.
+A sink raises whatever its package raises. The follower catches the exception, reopens the sink and sends the metrics
+again. So sending the same metric twice must do no more harm than drawing a point twice.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ TRACKERS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class What:
-    """The run as a tracker shows it."""
+    """The run as shown in a tracker."""
 
     run_id: str
     name: str
-    folder: Path  # where a tracker may keep its own files
+    folder: Path  # folder in which a tracker may keep its own files
     project: str = "homing"
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict, repr=False)
@@ -44,11 +44,12 @@ class Sink(Protocol):
 
     def log(self, metric: Metric) -> None: ...
 
-    def rewind(self, metric: Metric) -> None: ...  # training rolled back: everything from this step on is logged again
+    # training rolled back, and everything from this step on will be logged again
+    def rewind(self, metric: Metric) -> None: ...
 
-    def flush(self) -> None: ...  # logged values are safe when this returns
+    def flush(self) -> None: ...  # when this returns, the values logged so far are safe
 
-    def close(self, state: str) -> None: ...  # done | failed | stopped; "": the run may continue
+    def close(self, state: str) -> None: ...  # done | failed | stopped, or "" if the run may continue
 
 
 def open_sink(name: str, what: What) -> Sink:
@@ -67,7 +68,7 @@ def check_tracker(name: str, *, verb: str) -> None:
 
 
 def values_of(metric: Metric) -> dict[str, float]:
-    """Return the values of a metric by name, without the missing ones and without phase, step and time."""
+    """Return the values of a metric by name, leaving out missing values, phase, step and time."""
     found = dataclasses.asdict(metric)
     found.update(found.pop("more"))  # values specific to this phase are added to the others
     return {name: float(value) for name, value in found.items() if name not in _PLACE and value is not None}

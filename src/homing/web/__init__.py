@@ -1,4 +1,4 @@
-"""The server that `homing serve` starts: it serves a trained model to programs and browsers. Needs the extra `web`.
+"""The server that `homing serve` starts, which offers a trained model to programs and browsers. Needs the extra `web`.
 
     model_session    a loaded model: conversations and prompts to ids, ids to chunks of text up to a stop
     worker           generates one text at a time, in its own thread, with a short queue
@@ -8,5 +8,5 @@
 
     dashboard   the server of `homing dashboard`: a page about runs; it needs neither a model nor torch
 
-Only `homing.cli` imports it. It knows nothing about rented runs, and requires the token.
+Only `homing.cli` imports this package. The server knows nothing about rented runs, and it requires a token.
 """

@@ -6,8 +6,8 @@
     POST /v1/chat/completions  conversations, for a chat model
     POST /v1/completions       a text to continue
 
-Everything under /v1 requires the token. Requests wait in a short queue; generation stops at the next token after a
-client disconnects.
+Everything under /v1 requires the token. Requests wait in a short queue. After a client disconnects, generation stops at
+the next token.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from homing.web.worker import QueueFull, Text, Worker
 
 __all__ = ["make_app", "serving"]
 
-NUM_WAITING = 8  # texts that may wait while one is generated
+NUM_WAITING = 8  # number of requests that may wait while one is answered
 MAX_BODY_BYTES = 4 * 1024 * 1024
-_JSON_BYTES = 6  # maximum for one byte of text: JSON escapes a control character as six
-_ENVELOPE_BYTES = 256 * 1024  # for the names, roles and settings around the text
+_JSON_BYTES = 6  # JSON takes at most this many bytes for one byte of text: it escapes a control character as six
+_ENVELOPE_BYTES = 256 * 1024  # room for the names, roles and settings around the text
 _BODY_S = 60.0
 _RETRY_S = "5"
 _HERE = "GET /v1/models, POST /v1/chat/completions and POST /v1/completions"
@@ -71,7 +71,7 @@ def serving(
 def make_app(
     session: GenerationSession, worker: Worker, *, token: str, hosts: Sequence[str], defaults: Defaults | None = None
 ) -> Starlette:
-    """Build the app. `hosts`: the host names it accepts, as a protection against DNS rebinding."""
+    """Build the app. It accepts only the host names in `hosts`, as a protection against DNS rebinding."""
     routes = _Routes(session, worker, token, defaults or Defaults())
     return Starlette(
         routes=[
@@ -114,7 +114,7 @@ class _Routes:
     def _card(self) -> dict[str, Any]:
         mode = "chat" if self._session.is_chat else "completion"
         head = {"id": self._session.name, "object": "model", "created": self._created, "owned_by": "homing"}
-        # Beyond OpenAI's format, for the page: chat or completion, context length, and the default settings.
+        # Additions to OpenAI's format for the page: chat or completion, context length, and the default settings.
         given = self._defaults
         defaults = {"max_tokens": given.num_tokens, "temperature": given.temperature, "top_k": given.top_k}
         return {**head, "mode": mode, "context": self._session.context, "defaults": defaults}
@@ -136,9 +136,9 @@ class _Routes:
         return await self._answer(request, wanted)
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        """Return the parsed body; reject a body so large that its prompt could not fit.
+        """Return the parsed body, or reject a body so large that its prompt could not fit.
 
-        Both the declared length and the received bytes are checked, because a chunked body declares none.
+        Both the declared length and the received bytes are checked, because a chunked body does not declare its length.
         """
         most = min(MAX_BODY_BYTES, _JSON_BYTES * self._session.max_prompt_bytes + _ENVELOPE_BYTES)
         declared = request.headers.get("content-length", "")
@@ -164,8 +164,8 @@ class _Routes:
         spoken, in_turns = Spoken(0), wanted.messages is not None
 
         def work(is_wanted: Callable[[], bool]) -> Iterator[str]:
-            # Runs in the worker's thread, one prompt at a time: encoding twenty long ones at once would need too much
-            # memory.
+            # This runs in the worker's thread, one prompt at a time, because encoding twenty long prompts at once would
+            # need too much memory.
             if wanted.messages is None:
                 ids = self._session.begin(wanted.prompt, is_wanted)
             else:
@@ -187,7 +187,7 @@ class _Routes:
     async def _accepted(self, request: Request, text: Text, wanted: Wanted) -> None:
         """Wait until the worker has encoded the prompt, so that an error can still be sent with its own status.
 
-        A client that disconnects while it waits in the queue is dropped from it.
+        A client that disconnects while waiting is removed from the queue.
         """
         async with _given_up_with(request.receive, text):
             try:
@@ -196,8 +196,8 @@ class _Routes:
                 raise self._refused_length(exc, wanted) from None
             except Fault as fault:
                 raise Refusal(f"Invalid conversation for this model: {fault.text}.", param="messages") from fault
-            except DataError as exc:  # raised for a chat template that exceeded its bounds too often
-                # Not 500: clients would retry, and each retry would delay everyone else's requests.
+            except DataError as exc:  # raised for a chat template that has exceeded its limits too often
+                # Do not send a 500: clients would retry, and each retry would delay everyone else's requests.
                 _log.warning("%s", exc)
                 message = f"The chat template of this model cannot be used. {exc.why}"
                 raise Refusal(message, param="messages", code="chat_template_failed") from exc
@@ -212,7 +212,7 @@ class _Routes:
             f"The prompt has {number} tokens; the context of this model is {self._session.context:,}, answer included."
         )
         field = "prompt" if wanted.messages is None else "messages"
-        # 400, because clients that truncate prompts look for it.
+        # The status is 400 because clients that truncate prompts look for it.
         return Refusal(message, param=field, code="context_length_exceeded")
 
     def _check_token(self, request: Request) -> None:
@@ -234,13 +234,13 @@ async def _whole(request: Request, text: Text, answer: Answer) -> Response:
             raise _failed(exc) from exc
     if (
         not text.is_wanted
-    ):  # the client disconnected, or the server is shutting down; only in the latter case is this received
+    ):  # the client disconnected, or the server is shutting down; only in the latter case does the client see this
         raise _ending()
     return JSONResponse(answer.whole(said))
 
 
 class _Stream(Response):
-    """Sends events as they are generated. Starlette's own response detects a disconnect only while it is idle."""
+    """Sends events as they are generated. Unlike Starlette's own response, it detects a disconnect at any time."""
 
     def __init__(self, text: Text, answer: Answer) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -273,7 +273,7 @@ class _Stream(Response):
 
 @contextlib.asynccontextmanager
 async def _given_up_with(receive: Receive, text: Text) -> AsyncIterator[None]:
-    """Cancel the text if the client disconnects while the response is produced, or if producing it fails."""
+    """Cancel the text if the client disconnects while the response is produced, or if producing the response fails."""
 
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -308,7 +308,7 @@ async def _refused(request: Request, exc: Exception) -> Response:
 
 async def _no_route(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException), "registered for it"
-    # List the routes for a client with a wrong base_url, or one that uses an unsupported part of the API.
+    # List the routes, for a client with a wrong base_url or one that uses an unsupported part of the API.
     here = f" Available: {_HERE}." if exc.status_code == 404 else ""
     refusal = Refusal(f"{request.method} {request.url.path}: {exc.detail}.{here}", status=exc.status_code)
     return JSONResponse(refusal.body, exc.status_code, exc.headers)
@@ -320,7 +320,7 @@ async def _broken(request: Request, exc: Exception) -> Response:
 
 
 async def _client_left(request: Request, exc: Exception) -> Response:
-    return Response(status_code=400)  # the client disconnected in the middle of the body, so no one reads this
+    return Response(status_code=400)  # the client disconnected in the middle of the body, so no one reads this response
 
 
 def _page() -> Callable[[Request], Awaitable[Response]]:

@@ -1,4 +1,4 @@
-"""Runs an app on a socket, in its own thread, until it is stopped. Loads neither torch nor a model.
+"""Runs a web app on a socket, in its own thread, until it is stopped. Loads neither torch nor a model.
 
     listen(host, port) -> socket -> Server(app, socket, give_up) -> wait() ... end()
 
@@ -24,14 +24,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = ["HEADERS_S", "MOST_OPEN", "MOST_PER_CLIENT", "Server", "hosts_for", "listen"]
 
-HEADERS_S = 10.0  # from the connection, or the first byte of a request, until its headers are complete
-# Maximum open connections. A browser needs a handful; without a limit, a thousand connections that never finish their
-# headers would use up all file descriptors, and the server could not respond to anyone.
+HEADERS_S = 10.0  # seconds from the connection, or from the first byte of a request, until its headers must be complete
+# The maximum number of open connections. A browser needs a handful. Without a limit, a thousand connections that never
+# finish their headers would use up all file descriptors, and the server could not respond to anyone.
 MOST_PER_CLIENT = 128
 MOST_OPEN = 256
-_BACKLOG = 64  # connections accepted at once, before older ones can be closed to make room
+_BACKLOG = 64  # number of connections accepted at once, before older ones can be closed to make room
 
-# How long to wait, after everything in progress was cancelled, for a client that does not read its response.
+# How long to wait for a client that does not read its response, after everything in progress has been cancelled.
 _GRACE_S = 5
 
 
@@ -58,7 +58,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def hosts_for(host: str) -> list[str]:
-    """Return the host names to accept; all of them if `host` is the unspecified address (0.0.0.0 or ::)."""
+    """Return the host names to accept, which are all if `host` is the unspecified address (0.0.0.0 or ::)."""
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:
             return ["*"]
@@ -69,7 +69,7 @@ def hosts_for(host: str) -> list[str]:
 class Server:
     """An app served by uvicorn in a thread.
 
-    `give_up` cancels the responses in progress: an open stream would block the shutdown.
+    `give_up` cancels the responses in progress, because an open stream would block the shutdown.
     """
 
     def __init__(self, app: ASGIApp, sock: socket.socket, give_up: Callable[[], None], name: str) -> None:
@@ -79,8 +79,8 @@ class Server:
         )  # fmt: skip
         self._server, self._give_up, self._sock = uvicorn.Server(config), give_up, sock
         self.failure: BaseException | None = None
-        # An event instead of the thread's join: after a Ctrl-C during join, Python considers the thread ended, and the
-        # next join returns at once, with streams still open.
+        # An event is used instead of the thread's join. After a Ctrl-C during join, Python considers the thread ended,
+        # and the next join returns at once while streams are still open.
         self._is_over = threading.Event()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -107,8 +107,8 @@ class Server:
 class _Connection(H11Protocol):
     """A client connection with a deadline for the headers of each request.
 
-    If too many are open, the one that has waited longest without a request is closed; if all are busy, the new one is
-    closed.
+    If too many connections are open, the one that has waited longest without a request is closed. If all are busy, the
+    new one is closed.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -131,7 +131,7 @@ class _Connection(H11Protocol):
         super().data_received(data)
         if not self._is_waiting:
             self._disarm()
-        elif self._deadline is None:  # the first bytes of the next request on this connection
+        elif self._deadline is None:  # these are the first bytes of the next request on this connection
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:

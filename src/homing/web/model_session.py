@@ -3,8 +3,8 @@
     size -> messages -> the model's own template -> ids ┐
     size -> text     -> <|endoftext|> + ids             ┴-> generate -> chunks -> up to a stop string -> Spoken
 
-A text ends where the model ends it, at a stop string, after the maximum number of tokens, or when the context is full:
-the server never continues from a truncated conversation.
+A text ends where the model ends it, at a stop string, after the maximum number of tokens, or when the context is full.
+The server never continues from a truncated conversation.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Spoken:
 
     num_prompt_tokens: int
     num_tokens: int = 0
-    is_ended: bool = False  # by the model or a stop string; otherwise it reached the maximum length
+    is_ended: bool = False  # ended by the model or a stop string; otherwise the text reached the maximum length
 
 
 class TooLong(Exception):
-    """A prompt that leaves no room in the context."""
+    """A prompt that is too long to leave room in the context."""
 
     def __init__(self, num_tokens: int, *, is_at_least: bool) -> None:
         super().__init__(num_tokens)
@@ -68,8 +68,8 @@ class GenerationSession:
         self.context = model.shape.context
         self._model, self._tokenizer = model, tokenizer
         self._prompter = Prompter(folder, tokenizer) if learned_to_answer(card) else None
-        self._rendering = Lock()  # a template keeps its own state while it renders
-        # No text with more bytes can fit: no token has more bytes than the longest one.
+        self._rendering = Lock()  # rendering needs a lock, because a template keeps its own state meanwhile
+        # A text with more bytes than this cannot fit, because no token has more bytes than the longest one.
         self.max_prompt_bytes = self.context * max(1, *tokenizer.token_bytes())
 
     @property
@@ -77,7 +77,7 @@ class GenerationSession:
         return self._prompter is not None
 
     def check_bytes(self, texts: Iterable[str]) -> None:
-        """Raise TooLong for texts that are too long for any tokenization, without encoding them."""
+        """Raise TooLong for texts that no tokenization could make fit, without encoding them."""
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if num_bytes > self.max_prompt_bytes:
             longest = self.max_prompt_bytes // self.context
@@ -87,7 +87,7 @@ class GenerationSession:
         """Return a conversation as ids, with the assistant's turn opened; raises Fault if the template rejects it."""
         assert self._prompter is not None, "a base model has no chat template"
         for message in messages:
-            if len(message["content"]) > _FIRST_PART:  # check before the template makes copies of it
+            if len(message["content"]) > _FIRST_PART:  # checked before the template makes copies of the text
                 self._encode(message["content"], is_wanted)
         with self._rendering:
             return self._checked(self._prompter.prompt(messages))
@@ -97,7 +97,7 @@ class GenerationSession:
         return self._checked([self._tokenizer.end_of_text_id, *self._encode(text, is_wanted)])
 
     def _encode(self, text: str, is_wanted: Callable[[], bool]) -> list[int]:
-        """Encode a text from its beginning, doubling the part each time.
+        """Encode a text from its beginning in parts that double in size.
 
         If a text is far too long, only enough of it is encoded to detect that, and a disconnect is noticed between two
         parts.
@@ -110,7 +110,7 @@ class GenerationSession:
             (ids,) = self._tokenizer.encode_many([text[:part]])
             if part >= len(text):
                 return ids
-            # The last tokens of a part may change with the text that follows, so the limit is twice the context.
+            # The text that follows may change the last tokens of a part, so the limit is twice the context.
             if len(ids) > 2 * self.context:
                 raise TooLong(len(ids), is_at_least=True)
             part *= 2
@@ -123,14 +123,14 @@ class GenerationSession:
     def speak(
         self, ids: Sequence[int], settings: Settings, spoken: Spoken, *, in_turns: bool, is_wanted: Callable[[], bool]
     ) -> Iterator[str]:
-        """Yield chunks of text and keep `spoken` up to date; `is_wanted` is checked before each token."""
+        """Yield chunks of text and keep `spoken` up to date. `is_wanted` is checked before each token."""
         room = min(settings.num_tokens, self.context - len(ids))
         stop_ids = self._prompter.stop_ids if in_turns and self._prompter else self._tokenizer.stop_ids
         made = generate(
             self._model, ids, num_tokens=room, temperature=settings.temperature, top_k=settings.top_k,
             seed=settings.seed, stop_ids=stop_ids,
         )  # fmt: skip
-        # Close the generator even if the rest is not wanted: its captured buffers hold GPU memory until then.
+        # Close the generator even if the rest is not wanted, because its captured buffers hold GPU memory until then.
         with closing(cast("Generator[int]", made)):
             is_stopped = yield from up_to_stop(
                 decode_stream(self._tokenizer, _counted(made, spoken, is_wanted)), settings.stop

@@ -1,8 +1,8 @@
 """The formats of OpenAI's API: request body -> Wanted, generated text -> responses and chunks, refusals -> errors.
 
-Nothing is silently ignored: a field that would change the answer but is not supported raises an error that names it,
-unless it has the value that changes nothing (`n: 1`, `top_p: 1`). Fields that never change an answer, such as
-`user`, are accepted. null is the same as leaving a field out.
+Nothing is silently ignored. An unsupported field that would change the answer raises an error that names it, unless it
+has a value that changes nothing (`n: 1`, `top_p: 1`). Fields that never change an answer, such as `user`, are accepted.
+A null value is the same as leaving the field out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Answer", "Defaults", "Refusal", "Wanted", "event", "read_body", "rea
 Body = dict[str, Any]
 
 _KNOWN = {"model", "stream", "stream_options", "max_tokens", "temperature", "top_k", "seed", "stop"}
-# Fields that do not change the answer: who asks, what for, how it is billed and stored.
+# Fields that do not change the answer: who asks, for what purpose, and how the request is billed and stored.
 _HARMLESS = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
 # Values with which these fields change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -43,7 +43,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
 }
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_COLDEST = 1e-6  # below it sampling is greedy anyway, and far below it logits divided by it overflow
+_COLDEST = 1e-6  # below this, sampling is greedy anyway; far below it, dividing the logits by it overflows
 _MAX_STOPS = 4
 _MAX_STOP_LETTERS = 1_000
 
@@ -64,7 +64,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Defaults:
-    """Settings for a request that does not specify them."""
+    """The settings for a request that does not specify them."""
 
     num_tokens: int = 200
     temperature: float = 0.8
@@ -77,7 +77,7 @@ class Wanted:
     is_stream: bool
     has_usage: bool  # whether to send a final chunk with the token counts
     messages: list[Message] | None = None  # of a conversation
-    prompt: str = ""  # of a text completion
+    prompt: str = ""  # the prompt of a text completion
 
 
 def read_body(raw: bytes) -> Body:
@@ -130,7 +130,7 @@ def _check_fields(body: Body, own: set[str]) -> None:
 
 
 def _check_model(body: Body, model: str) -> None:
-    """Raise a 404 if the request names a different model; the field may be left out, because there is only one."""
+    """Raise a 404 if the request names a different model. Without a name, the only model is used."""
     if body.get("model", model) != model:
         message = f"Unknown model {body['model']!r}; this server has {model!r}."
         raise Refusal(message, status=404, param="model", code="model_not_found")
@@ -269,7 +269,7 @@ class Answer:
 def event(document: dict[str, Any] | str) -> bytes:
     """Return one server-sent event.
 
-    ASCII JSON contains no line breaks, nor characters that clients treat as one, so one line is one event.
+    ASCII JSON contains no line breaks, nor characters that clients treat as such, so one line is one event.
     """
     data = document if isinstance(document, str) else json.dumps(document)
     return f"data: {data}\n\n".encode()

@@ -1,4 +1,4 @@
-"""Generates one text at a time: a compute thread, a short queue, and texts that can be cancelled.
+"""Generates one text at a time, in a compute thread with a short queue. Each text can be cancelled.
 
     submit(work) -> Text -> [ async for chunk in text ] ...        cancel() at any time, from any thread
 
@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 __all__ = ["QueueFull", "Text", "Worker"]
 
-# A function that yields chunks; its argument says whether they are still wanted. It yields an empty first chunk once
-# the request is accepted: encoded, and found to fit.
+# A function that yields chunks. Its argument says whether they are still wanted. It yields an empty first chunk once
+# the request is accepted, which means that it has been encoded and fits.
 Work = Callable[[Callable[[], bool]], Iterator[str]]
 
 
@@ -38,7 +38,7 @@ class Text:
         return not self._given_up.is_set()
 
     def cancel(self) -> None:
-        """Stop generating at the next token, or before the first one; the reader gets the end of the text at once."""
+        """Stop generating at the next token, or before the first one. The reader gets the end of the text at once."""
         self._given_up.set()
         self._send(None)
 
@@ -51,7 +51,7 @@ class Text:
         if isinstance(chunk, Exception):
             raise chunk
         if chunk is None:
-            self._chunks.put_nowait(None)  # so that the next read sees the end too
+            self._chunks.put_nowait(None)  # puts the end back, so that the next read sees it too
 
     async def __aiter__(self) -> AsyncIterator[str]:
         while (chunk := await self._chunks.get()) is not None:
@@ -64,20 +64,21 @@ class Text:
         try:
             for chunk in self._work(lambda: self.is_wanted):
                 self._send(chunk)
-        except Exception as exc:  # only this text fails: its requester gets the exception, and the others still follow
+        # only this text fails: its requester gets the exception, and the next texts are still generated
+        except Exception as exc:
             self._send(exc)
         self._send(None)
 
     def _send(self, chunk: str | Exception | None) -> None:
         try:
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
-        except RuntimeError:  # the loop is closed: no one is listening
+        except RuntimeError:  # the event loop is closed, so no one is listening
             self._given_up.set()
 
 
 class Worker:
     def __init__(self, *, num_waiting: int) -> None:
-        """`num_waiting`: how many texts may wait in addition to the one being generated."""
+        """Accept `num_waiting` texts in addition to the one being generated."""
         self._num_waiting = num_waiting
         self._waiting: deque[Text] = deque()
         self._current: Text | None = None
@@ -88,7 +89,7 @@ class Worker:
 
     def submit(self, work: Work) -> Text:
         with self._changed:
-            # Texts of clients that disconnected leave the queue.
+            # Texts of clients that disconnected are removed from the queue.
             self._waiting = deque(text for text in self._waiting if text.is_wanted)
             num_before = len(self._waiting) + (self._current is not None)
             if self._is_closed or num_before > self._num_waiting:

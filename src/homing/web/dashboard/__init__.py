@@ -6,5 +6,6 @@
 
     page.html, page.css, page.js    the page; uplot.js and uplot.css are uPlot 1.6.32, with its license next to them
 
-Only `homing.cli` imports it. It has no access to the home folder, stores or providers: all data arrives as a feed.
+Only `homing.cli` imports this package. It has no access to the home folder, stores or providers: all data arrives as a
+feed.
 """

@@ -1,12 +1,12 @@
-"""Access control in front of all routes: the same for every path, so that none can be forgotten.
+"""Access control in front of all routes. It is the same for every path, so that none can be forgotten.
 
     host      one of our own names, sent once     else 400: DNS rebinding
     origin    none, or this page itself           else 403: a page of another site
     method    GET                                 else 405: nothing here can be changed
     token     on everything but the page itself   else 401
 
-Every response, refusals included, carries headers that restrict what a browser may do with it. No other
-origin may read it, and there are no cookies.
+Every response, refusals included, carries headers that restrict what a browser may do with it. No other origin may read
+a response, and there are no cookies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["OPEN", "AccessCheck"]
 
-# The page and its files: the same for everyone, and without information about any run.
+# The page and its files are the same for everyone and contain no information about any run.
 OPEN = ("/", "/page.css", "/page.js", "/uplot.css", "/uplot.js", "/health")
 
 _HEADERS = {
@@ -48,7 +48,7 @@ class AccessCheck:
         self._app, self._token, self._hosts = app, token.encode(), frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # no websockets are served, and nothing happens at server start and end
+        if scope["type"] != "http":  # there are no websockets, and nothing happens when the server starts or ends
             return
 
         async def send_guarded(message: Message) -> None:
@@ -94,11 +94,11 @@ def _name_in(host: str) -> str:
 
 
 def _is_own(headers: Headers, host: str, *, is_open: bool) -> bool:
-    """Return True unless another origin made the request, judged by headers that browsers set and no page can change.
+    """Return True unless another origin made the request, judging by headers that browsers set and no page can change.
 
-    Other programs send none of these headers; for them only the token counts.
+    Programs other than browsers send none of these headers. For them only the token counts.
     """
     if any(origin != f"http://{host}" for origin in headers.getlist("origin")):
         return False
-    # A link on another site may lead to the page itself, which still asks for the token.
+    # A link on another site may lead to the page itself, because the page still asks for the token.
     return is_open or all(site in ("same-origin", "none") for site in headers.getlist("sec-fetch-site"))

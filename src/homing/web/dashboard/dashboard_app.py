@@ -6,7 +6,7 @@
     GET /api/runs/RUN            one run as it is now; /api/runs/RUN/live: the same as server-sent events
 
 A stream first sends everything, then only what is new. If there is nothing new, it sends a comment now and then, so
-that browser and server notice when the other is gone.
+that the browser and the server each notice when the other is gone.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from homing.web.dashboard.section_feed import Feed, Place
 
 __all__ = ["NoSuchRun", "Source", "make_app"]
 
-_LOOK_S = 0.25  # how often a stream checks its feed for additions
+_LOOK_S = 0.25  # seconds between checks of a stream's feed for additions
 _FIRST_S = 30.0  # maximum time for the first read of a run that was not being watched
 _FIRST_LOOK_S = 0.05
-_QUIET_S = 10.0  # silence before a stream sends a comment; page.js waits three times as long
+_QUIET_S = 10.0  # seconds of silence before a stream sends a comment; page.js waits three times as long
 _FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -52,8 +52,8 @@ class Source(Protocol):
     """Provides the feeds. May be called from any thread."""
 
     @property
-    def is_ending(self) -> bool: ...  # True: streams must end
-    def all_runs(self) -> AbstractContextManager[Feed]: ...  # stays open while it is read
+    def is_ending(self) -> bool: ...  # if True, streams must end
+    def all_runs(self) -> AbstractContextManager[Feed]: ...  # the feed stays open while it is read
     def one_run(self, run_id: str) -> AbstractContextManager[Feed]: ...  # raises NoSuchRun
 
 
@@ -70,8 +70,9 @@ def make_app(source: Source, *, token: str, hosts: Sequence[str]) -> ASGIApp:
         ],
         exception_handlers={HTTPException: _no_route, NoSuchRun: _no_run, Exception: _broken},
     )
-    app.router.redirect_slashes = False  # no redirect for a trailing slash
-    return AccessCheck(app, token=token, hosts=hosts)  # outermost, so that even internal errors get its headers
+    app.router.redirect_slashes = False  # do not redirect paths with a trailing slash
+    # the outermost layer, so that even internal errors get its headers
+    return AccessCheck(app, token=token, hosts=hosts)
 
 
 class _Routes:
@@ -94,13 +95,13 @@ class _Routes:
         return _Live(self._source, await self._one_run(request))
 
     async def _one_run(self, request: Request) -> AbstractContextManager[Feed]:
-        # Finding the run may require disk access.
+        # In a thread, because finding the run may require disk access.
         return await asyncio.to_thread(self._source.one_run, request.path_params["run"])
 
     async def _now(self, opened: AbstractContextManager[Feed], schema: str) -> Response:
-        """Respond after the first read: data that is not known yet must not look empty.
+        """Respond after the first read, so that data that is not known yet does not look empty.
 
-        Polls instead of blocking a thread, because shutdown would have to wait for that thread.
+        This polls instead of blocking a thread, because shutdown would have to wait for that thread.
         """
         deadline = asyncio.get_running_loop().time() + _FIRST_S
         with opened as feed:
@@ -114,7 +115,7 @@ class _Routes:
 
 
 class _Live(Response):
-    """Server-sent events, one for each new part of the feed. It holds no thread: it only polls the feed."""
+    """Server-sent events, one for each new part of the feed. Instead of holding a thread, the stream polls the feed."""
 
     def __init__(self, source: Source, opened: AbstractContextManager[Feed]) -> None:
         super().__init__(media_type="text/event-stream")
@@ -164,7 +165,7 @@ async def _listening(receive: Receive) -> AsyncIterator[asyncio.Event]:
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return a route for a file, which is read once when the app is created: no request can name a file."""
+    """Return a route for a file. The file is read when the app is created, so no request can name a file."""
     content = files("homing.web.dashboard").joinpath(name).read_bytes()
 
     async def answer(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The content of the dashboard in sections: some are replaced, some are appended to. Threads write, streams read.
+"""The content of the dashboard, in sections that are replaced or appended to. Threads write it, streams read it.
 
     feed.put("head", {...})               replaces the value, if it differs
     feed.add("points", [...])             appends; with `most` the oldest items are dropped
@@ -17,15 +17,15 @@ from typing import Any
 
 __all__ = ["Feed", "Place"]
 
-Place = dict[str, tuple[int, int]]  # section -> its version and how much of it was seen
+Place = dict[str, tuple[int, int]]  # section -> its version and how much of it the reader has seen
 
 
 @dataclass
 class _Section:
     edition: int = 0
     value: Any = None
-    items: list[Any] | None = None  # None: the section is replaced, not appended to
-    num_dropped: int = 0  # items dropped from the beginning
+    items: list[Any] | None = None  # None if the section is replaced instead of appended to
+    num_dropped: int = 0  # number of items dropped from the beginning
 
     @property
     def end(self) -> int:
@@ -80,6 +80,6 @@ class Feed:
             return {name: (each.edition, each.end) for name, each in self._sections.items()}, parts
 
     def whole(self) -> dict[str, Any]:
-        """Return every section, for one-time readers."""
+        """Return every section, for readers that read only once."""
         _, parts = self.since({})
         return {part["section"]: part.get("value", part.get("items")) for part in parts}
