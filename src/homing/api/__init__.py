@@ -9,4 +9,6 @@ goes to `homing.api.notices`. The names that users import are in `homing` itself
 FUNCTIONS: dict[str, str] = {
     "generate": "homing.api.models.generate_text:generate",
     "chat": "homing.api.models.chat_session:open_chat",
+    "watch": "homing.api.runs.watch_run:watch_run",
+    "stop": "homing.api.runs.stop_run:stop_run",
 }

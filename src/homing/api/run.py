@@ -176,36 +176,15 @@ class Run:
 
     def watch(self, *, every_s: float = 30.0) -> Iterator[Report]:
         """Yield events, samples and progress lines until the run ends; the limits are enforced meanwhile."""
-        from homing.api.lookup.find_runs import find_any, open_home
-        from homing.api.lookup.local_runs import Trained, watch_here
-        from homing.cloud.watch.follow import watch
+        from homing.api.runs.watch_run import watch_run
 
-        with open_home() as home:
-            row = find_any(home, self.name)
-            if isinstance(row, Trained):
-                yield from watch_here(home, row, every_s=every_s)
-            else:
-                yield from watch(home, row, every_s=every_s)
+        yield from watch_run(self.name, every_s=every_s)
 
     def stop(self, *, wait: bool = True, timeout_s: float = 600.0) -> None:
         """Save a checkpoint and end training at the next step."""
-        from homing.api import notices
-        from homing.api.lookup import local_runs
-        from homing.api.lookup.find_runs import find_any, open_home
-        from homing.cloud.guard.stop_and_limit import ask_to_stop, wait_for_stop
-        from homing.cloud.reconcile.reconcile import refresh
+        from homing.api.runs.stop_run import stop_run
 
-        with open_home() as home:
-            refresh(home)
-            row = find_any(home, self.name, changes="stop {}")
-            if isinstance(row, local_runs.Trained):
-                local_runs.ask_to_stop(home, row)
-                if wait:
-                    local_runs.wait_for_stop(home, row, timeout_s=timeout_s)
-                return
-            ask_to_stop(home, row)
-            if wait:
-                wait_for_stop(home, row, timeout_s=timeout_s, notify=lambda text: notices.say(f"  {text}"))
+        stop_run(self.name, wait=wait, timeout_s=timeout_s)
 
     def fetch(self, *, checkpoint: str = "latest", to: str | Path | None = None, force: bool = False) -> Path:
         """Download the model from the store and verify every hash. Returns its folder."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.cli.control_rig import Homing, cli_with
 
-from homing.cli.verbs import stop
+from homing.api.runs import stop_run
 
 cli = cli_with(steps=100_000)
 
@@ -37,13 +37,13 @@ def test_a_run_that_finished_before_the_stop_arrived_is_not_resumed(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
-    waits = stop.wait_for_stop
+    waits = stop_run.wait_for_stop
 
     def is_done(*args: Any, **settings: Any) -> Any:
         status = waits(*args, **settings)
         return dataclasses.replace(status, run=dataclasses.replace(status.run, state="done"))
 
-    monkeypatch.setattr(stop, "wait_for_stop", is_done)
+    monkeypatch.setattr(stop_run, "wait_for_stop", is_done)
     said = cli("stop", "moss").err
     assert "Fetch it: homing fetch moss" in said
     assert "--resume" not in said

@@ -166,8 +166,8 @@ def test_how_a_smoke_run_ended_is_noted(cli: Homing, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("verb", "where", "said"),
     [
-        (["watch", "moss"], "homing.cli.verbs.watch.watch", "moss keeps running. Stop it: homing stop moss"),
-        (["stop", "moss"], "homing.cli.verbs.stop.wait_for_stop", "the stop request remains active"),
+        (["watch", "moss"], "homing.api.runs.watch_run.watch", "moss keeps running. Stop it: homing stop moss"),
+        (["stop", "moss"], "homing.api.runs.stop_run.wait_for_stop", "the stop request remains active"),
     ],
 )
 def test_leaving_off_waiting_says_what_goes_on(
@@ -178,7 +178,7 @@ def test_leaving_off_waiting_says_what_goes_on(
 
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     monkeypatch.setattr(
-        "homing.cli.verbs.stop.ask_to_stop", lambda home, row: 1
+        "homing.api.runs.stop_run.ask_to_stop", lambda home, row: 1
     )  # the short run may have ended meanwhile
     monkeypatch.setattr(where, interrupted)
     done = cli(*verb)

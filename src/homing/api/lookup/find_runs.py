@@ -282,8 +282,11 @@ def _only_trained(home: Home, run: Trained) -> UsageError:
 
 
 @contextmanager
-def open_home() -> Iterator[Home]:
-    """Open the home for one verb. Warn immediately if the ledger had to be repaired or recovered."""
+def open_home(given: Home | None = None) -> Iterator[Home]:
+    """Open the home for one verb, unless it is `given`. Warn at once if the ledger had to be repaired or recovered."""
+    if given is not None:
+        yield given
+        return
     home = Home(home_path(), World())
     say = notices.listener()  # the ledger may be repaired in another thread
     home.ledger.file.notify = lambda text: say(f"warning: {text}")
