@@ -79,3 +79,10 @@ def test_two_counts_of_one_instance_agree_within_the_stated_margin_or_not() -> N
         assert bill is not None
         assert bill.difference_usd == Decimal("3.60") - Decimal(reference)
         assert bill.is_within_margin == is_within, reference
+
+
+def test_a_process_on_this_computer_without_a_rate_is_not_billing() -> None:
+    free = dataclasses.replace(LINE, rate_usd_per_hour="0")
+    assert meter.billing_word(free) == "no"
+    assert meter.billing_word(LINE) == "maybe"
+    assert meter.billing_word(dataclasses.replace(free, provider="runpod")) == "maybe"

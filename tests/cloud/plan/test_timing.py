@@ -108,7 +108,7 @@ def test_the_way_home_is_one_figure_in_the_words_and_in_the_table(home: Home, ru
     for timing, home_s in ((assumed, 20.0), (measured, 40.0)):
         way_s = dict(timing.parts(run))["home"]
         assert way_s == home_s + 2 * timing.push_s
-        assert f" {format_duration(way_s)} to fetch it" in timing.text
+        assert f" {format_duration(way_s)} to push the model and end billing" in timing.text
     assert measured.home_reserve_s == 60.0, "a limit keeps half as much again, for another day"
     assert measured.least_s(run) > dataclasses.replace(measured, home_doubt=1.0).least_s(run)
 
@@ -145,7 +145,7 @@ def test_launch_refuses_less_than_the_minimum_that_plan_prints_and_takes_it_from
     with pytest.raises(UsageError) as caught:
         draft(order(home, long, str(minimum * Decimal("0.99"))), home)
     assert "too low to finish and fetch a model" in caught.value.what
-    assert "to fetch it" in caught.value.why
+    assert "to push the model and end billing" in caught.value.why
     assert "--spend-limit" in caught.value.fix
     ready = draft(order(home, long, str(minimum * Decimal("1.01"))), home)
     assert ready.timing.home_s > 0

@@ -19,7 +19,7 @@ from homing.cloud.contact.home_guard import out_of_reach
 from homing.cloud.contact.ssh_access import find_login
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, LedgerLine, RunRow
-from homing.cloud.ledger.meter import at_most, is_charged, line_spend
+from homing.cloud.ledger.meter import at_most, billing_word, is_charged, line_spend
 from homing.cloud.reconcile.run_status import Status, figures_of, look, newest_pushed
 from homing.cloud.watch.progress import ahead, planned, progress_line
 from homing.cloud.watch.run_output import EventFeed
@@ -149,7 +149,10 @@ def _rows(
         so_far = "total" if line.destroyed_at is not None else "so far"
         money = f"{usd(line.rate_usd_per_hour)}/h, {at_most(line)}{usd(line_spend(line, status.at))} {so_far}"
         rows.append(
-            (f"attempt {line.attempt}", f"{where}: {line.state}, billing {line.billing}, {money}. {line.note}".rstrip())
+            (
+                f"attempt {line.attempt}",
+                f"{where}: {line.state}, billing {billing_word(line)}, {money}. {line.note}".rstrip(),
+            )
         )
     rows += [(name, way) for name, way in ways.items() if way]
     rows.append(("store", run.store))

@@ -73,7 +73,7 @@ def command(
                 format_moment(line.created_at or line.intent_at),
                 format_moment(line.destroyed_at),
                 line.state,
-                line.billing,
+                meter.billing_word(line),
                 meter.at_most(line) + column.show(spends[line.mark]),
                 *_shown(column, by_mark.get(line.mark)),
             )

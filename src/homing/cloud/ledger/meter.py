@@ -37,6 +37,7 @@ __all__ = [
     "as_limit",
     "at_most",
     "billing_lines",
+    "billing_word",
     "compare",
     "cost",
     "elapsed_s",
@@ -73,6 +74,11 @@ MOST_DRIFT_S = 30.0  # between the two clocks: small corrections by a time serve
 def is_charged(line: LedgerLine) -> bool:
     """Return whether it costs real money; False for a process on this computer."""
     return line.provider not in FREE_PROVIDERS
+
+
+def billing_word(line: LedgerLine) -> str:
+    """Return "yes", "no" or "maybe"; always "no" for a process on this computer that has no rate."""
+    return line.billing if is_charged(line) or Decimal(line.rate_usd_per_hour) else "no"
 
 
 def cost(rate_usd_per_hour: Decimal, seconds: float) -> Decimal:

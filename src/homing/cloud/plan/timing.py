@@ -186,7 +186,7 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
     text = (
         f"{format_duration(trip.arrive_s)} to boot{from_hub}, {format_duration(trip.start_s)} to the first step,"
         f" {format_bytes(size)} per checkpoint at {format_bytes(int(trip.push_bytes_per_s))}/s,"
-        f" {format_duration(_way_home_s(trip.home_s, push_s))} to fetch it;"
+        f" {format_duration(_way_home_s(trip.home_s, push_s))} to push the model and end billing;"
         f" {'measured' if known is not None else 'assumed'}"
     )
     return Timing(

@@ -77,7 +77,8 @@ def test_what_is_missing_is_named_with_its_fix(account: Account, name: str, stat
     assert check.fix
 
 
-def test_no_region_is_a_fault_and_a_quota_that_cannot_be_asked_is_none() -> None:
+def test_no_region_is_a_fault_and_an_unreadable_quota_is_a_warning() -> None:
     assert ask(Account())["aws.region"].state == "fault"
     found = ask(Account(num_cores={"g5.xlarge": None, "p4d.24xlarge": None}), "eu-west-1")
-    assert found["aws.quota-g"].state == "ok"
+    assert found["aws.quota-g"].state == "warning"
+    assert "GetServiceQuota" in found["aws.quota-g"].fix

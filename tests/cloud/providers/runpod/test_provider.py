@@ -1205,3 +1205,8 @@ def test_destroy_works_while_the_account_cannot_be_identified(tmp_path: Path) ->
         destroy_lines(seen, home.ledger.lines())
     assert rig.num_living == 0, "it was asked to end all the same"
     assert home.ledger.lines()[0].destroyed_at is None
+
+
+def test_the_disk_rate_is_rounded_up() -> None:
+    assert storage_rate(20) == Decimal("0.0028")  # 0.10 * 20 / 730 = 0.00274
+    assert storage_rate(73) == Decimal("0.0100")

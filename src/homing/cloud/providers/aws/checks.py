@@ -70,7 +70,8 @@ def _check_quota(market: Market, region: str, family: str, kind: str) -> Check:
     quotas = [market.quota(region, kind, is_spot=is_spot) for is_spot in (True, False)]
     name, known = f"aws.quota-{family.lower()}", [quota for quota in quotas if quota.num_cores is not None]
     if not known:
-        return ok(name, f"This key cannot read the quota for {family} instances in {region}.")
+        text = f"Not checked: this key may not read the quota for {family} instances in {region}."
+        return warning(name, text, "Grant it servicequotas:GetServiceQuota; docs/clouds/aws.md lists all permissions.")
     if not any(quota.num_cores for quota in known):
         text = f"The quota for {family} instances in {region} is 0, spot and on demand."
         return warning(name, text, "Request an increase; it takes hours to days.", quota_page(region, known[0].code))

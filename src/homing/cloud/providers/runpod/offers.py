@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 from typing import Any
 from urllib.parse import urlencode
 
@@ -79,8 +79,8 @@ def dollars(amount: Decimal) -> Decimal:
 
 
 def storage_rate(num_gb: int) -> Decimal:
-    """Return dollars per hour for that much container disk, which the API's rate does not include."""
-    return (num_gb * _DISK_USD_PER_GB_MONTH / _HOURS_PER_MONTH).quantize(_ROUND)
+    """Return dollars per hour, rounded up, for that much container disk; the API's rate does not include it."""
+    return (num_gb * _DISK_USD_PER_GB_MONTH / _HOURS_PER_MONTH).quantize(_ROUND, ROUND_UP)
 
 
 def _query(wanted: Wanted, cloud: str, count: int) -> str:
