@@ -4,6 +4,7 @@
     register(value)    adds a secret that is in no environment variable, such as a key read from a file
     RedactedFormatter  does the same for a log: messages and tracebacks
     redact_crashes()   does the same for uncaught exceptions
+    hide_secrets(text) replaces what looks like a secret, whoever it belongs to
 
 Values are looked up on every call, because a .env file or the agent's start may add new ones.
 """
@@ -18,7 +19,15 @@ import traceback
 from types import TracebackType
 from typing import Dict, List, Mapping, Optional, Set, Type
 
-__all__ = ["RedactedFormatter", "redact", "redact_crashes", "register"]
+__all__ = [
+    "RedactedFormatter",
+    "hide_secrets",
+    "looks_like_secret_key",
+    "looks_like_secret_value",
+    "redact",
+    "redact_crashes",
+    "register",
+]
 
 HIDDEN = "***"
 MIN_LETTERS = 8  # shorter values are ordinary words, and replacing them would damage other text
@@ -26,6 +35,16 @@ _NAME = re.compile(
     r"(?i)((^|_)(api_?)?(key|token|secret|password|passwd|credentials?)|access_key(_id)?|token_(id|secret))$"
 )
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+_SECRET_KEY = re.compile(
+    r"(api_?key|secret|passw(or)?d|credential|access_key|private_key|bearer|(hf|hub|api|auth|access|session|wandb)_?token"
+    r"|^token$|^auth$)"
+)
+_SECRET_VALUE = re.compile(
+    r"(\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bA[KS]IA[0-9A-Z]{12,}|\brpa_[A-Za-z0-9]{16,}"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}|\ba[ks]-[A-Za-z0-9]{20,}"
+    # Up to the END line, also across lines; to the end of the text if it is truncated.
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY(?s:.*?(?:-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----|\Z)))"
+)
 _registered: Set[str] = set()
 _known: Dict[str, bool] = {}  # variable name -> whether it holds a secret
 
@@ -56,6 +75,19 @@ def redact_crashes() -> None:
 class RedactedFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
+
+
+def looks_like_secret_key(name: str) -> bool:
+    return name.replace("-", "_") != "tokens" and bool(_SECRET_KEY.search(name.lower().replace("-", "_")))
+
+
+def looks_like_secret_value(value: object) -> bool:
+    return isinstance(value, str) and bool(_SECRET_VALUE.search(value))
+
+
+def hide_secrets(text: str, hidden: str) -> str:
+    """Replace everything that looks like a secret with `hidden`."""
+    return _SECRET_VALUE.sub(hidden, text)
 
 
 def _secrets(environment: Mapping[str, str]) -> List[str]:

@@ -2,6 +2,8 @@
 
 The order is fixed (patterns as given, names sorted within one), because the order of documents is the order of tokens.
 A folder yields the files with a text extension; a path or a glob yields every file that it matches.
+
+`fault_of` and `num_text_bytes` answer without opening a file: whether a name leads to text, and about how much it is.
 """
 
 from __future__ import annotations
@@ -21,14 +23,21 @@ __all__ = [
     "TEXT_ENDINGS",
     "Found",
     "Source",
+    "fault_of",
     "find_chat_files",
     "find_sources",
+    "is_in_store",
+    "is_utf8",
     "need_reader",
+    "num_text_bytes",
 ]
 
 PACKINGS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
 JSONL_ENDINGS = (".jsonl", ".ndjson")
 PARQUET_ENDING = ".parquet"
+# Typical compression ratios of text. Parquet is compressed internally: for books by 1.6 with snappy and 2.3 with zstd,
+# the two usual codecs.
+_PACKED = {".gz": 3, ".xz": 3, ".zst": 3, ".parquet": 2}
 _MAX_SHOWN = 5  # how many names an error shows
 CHAT_ENDINGS = (*JSONL_ENDINGS, ".json", PARQUET_ENDING)
 TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", *JSONL_ENDINGS, PARQUET_ENDING)
@@ -239,3 +248,40 @@ def _neighbours(path: str) -> str:
     names: Iterable[str] = sorted(os.listdir(folder)) if folder.is_dir() else []
     close = difflib.get_close_matches(os.path.basename(path), list(names), n=3, cutoff=0.6)
     return f" Near it: {', '.join(str(folder / name) for name in close)}." if close else ""
+
+
+# --- without opening the files --------------------------------------------------------------------------------------
+
+
+def is_in_store(path: str) -> bool:
+    """Return whether this is the address of a file in a store, which `homing prep` fetches."""
+    return path.startswith(("s3:", "hf:", "modal:", "file:"))
+
+
+def fault_of(named: str) -> str:
+    """Return why this path, glob or folder gives no text; "" if it does."""
+    if not is_utf8(named):
+        return f"the name {named!a} is not UTF-8"
+    path = os.path.expanduser(named)
+    if not os.path.exists(path) and not glob.glob(path, recursive=True):
+        return f"{'no file matches' if glob.has_magic(path) else 'no file or folder'} {named!r}"
+    return "" if num_text_bytes([named]) else f"{named!r} is empty"
+
+
+def is_utf8(name: str) -> bool:
+    """Return whether the name is valid UTF-8.
+
+    Other bytes appear as lone surrogates, which a run file cannot contain.
+    """
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def num_text_bytes(patterns: Sequence[str]) -> int:
+    """Estimate the size of the text without opening the files; compressed files count several times."""
+    total = 0
+    for pattern in patterns:
+        path = os.path.expanduser(pattern)
+        for name in [path] if os.path.exists(path) else glob.glob(path, recursive=True):
+            files = [inner for inner in Path(name).rglob("*")] if os.path.isdir(name) else [Path(name)]
+            total += sum(file.stat().st_size * _PACKED.get(file.suffix, 1) for file in files if file.is_file())
+    return total

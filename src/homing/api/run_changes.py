@@ -20,7 +20,7 @@ from homing.api import notices
 from homing.config.load import Loaded
 from homing.config.parse.source import read_source
 from homing.config.paths import manifest_in
-from homing.config.resolve.selected_phases import newest_weights
+from homing.config.resolve.phase_weights import newest_weights
 from homing.errors import UsageError
 from homing.units import counted
 from homing.wire import codec, file_names

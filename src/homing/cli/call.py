@@ -195,7 +195,7 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
 def _run_in(arguments: list[str]) -> str | None:
     """Return the run as typed, with --set and --smoke; None if the verb takes no run, or a folder was typed."""
     from homing.api.run_changes import as_typed
-    from homing.config.parse.overrides import safe
+    from homing.config.load import safe_set
     from homing.config.paths import RUN_SUFFIXES
 
     verb, named = [*arguments, "", ""][:2]
@@ -204,7 +204,7 @@ def _run_in(arguments: list[str]) -> str | None:
     if not takes_run or ("/" in named and not named.endswith(RUN_SUFFIXES)):
         return None
     name = "" if not named or named.startswith("-") else shlex.quote(named)
-    sets = [safe(following) for word, following in itertools.pairwise(arguments) if word == "--set"]
+    sets = [safe_set(following) for word, following in itertools.pairwise(arguments) if word == "--set"]
     return f"{name}{as_typed(sets, is_smoke='--smoke' in arguments)}"
 
 

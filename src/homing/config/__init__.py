@@ -2,13 +2,13 @@
 
 paths          $HOMING_HOME, presets, ./runs
 projects       NAME -> run file; which folder a run belongs to
-parse          YAML, TOML or JSON -> values with the line of every key; --set a.b=c; all mistakes and suggestions
+load           NAME or PATH, --set a.b=c and --smoke -> the resolved run
+parse          YAML, TOML or JSON -> values with the line of every key; all mistakes and suggestions
 schema         every key with its description
 resolve        defaults, derived values, cross checks -> wire.run_json.Run with origins; the smoke profile
 estimate       parameters, FLOPs, steps, peak GPU memory, and what to lower if it does not fit
 weights        open weights and adapters to start from
 prepared_data  the output of `homing prep`
-text_files     whether the files named in the run file exist, and their size
 
 Only weights.hub_repo, for `model.from` and `init_from: hf:...`, accesses the network.
 """

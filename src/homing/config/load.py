@@ -1,5 +1,11 @@
 """Load a run file into a run: read -> --set -> check -> resolve (-> shrink and resolve again for --smoke).
 
+    --set phases.0.lr=3e-4   phases[0].lr=3e-4   data.text=[a.txt, b.txt]   limits.spend=$12
+
+The value of a --set is parsed as YAML. The command line overrides the file: a length (`steps`) replaces the file's
+other length (`epochs`) and a warm-up that is no shorter, and `model.depth` replaces the file's shape. Each replacement
+is reported.
+
 A resolved run.json is accepted too: `homing launch $HOMING_HOME/runs/ID/run.json --spend-limit 5` repeats that run
 with exactly the same values, even if the presets have changed. Nothing is derived again. The data must be unchanged,
 which is checked by the hash of its manifest.
@@ -14,24 +20,28 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from homing.config.parse.check import check
-from homing.config.parse.overrides import apply_sets
-from homing.config.parse.source import Source, read_source
+from ruamel.yaml.error import YAMLError
+
+from homing.config.parse.check import Trace, check
+from homing.config.parse.source import KeyPath, Source, dotted, read_source, yaml_value
 from homing.config.paths import preset_dir, run_files
 from homing.config.projects import find_run_file, shares_with
-from homing.config.resolve.origins import Trace
 from homing.config.resolve.phase_data import PhasePrep
 from homing.config.resolve.resolve import PrepSettings, Resolved, resolve
 from homing.config.resolve.smoke_profile import shrink
-from homing.config.schema.run_file import NAME_PATTERN
+from homing.config.schema.phase import LENGTHS
+from homing.config.schema.run_file import NAME_PATTERN, SHAPE
 from homing.config.weights.open_weights import Source as OpenWeights
-from homing.errors import Mistake, RunFileError, UsageError
+from homing.errors import HomingError, Mistake, RunFileError, UsageError
+from homing.redact import looks_like_secret_value
+from homing.units import parse_count
 from homing.wire import codec, file_names
 from homing.wire.file_names import RUN_FILE
 from homing.wire.run_json import Run
 
-__all__ = ["Loaded", "is_record", "load_run", "preset_dir", "read_record"]
+__all__ = ["Loaded", "is_record", "load_run", "preset_dir", "read_record", "safe_set"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ def load_run(
         return _repeat(path, sets, is_changed=is_smoke or is_for_prep)
     source = read_source(path)
     source.is_preset = path.resolve().parent == preset_dir().resolve()
-    said = apply_sets(source, sets)
+    said = _apply_sets(source, sets)
     trace, resolved = _resolve(source, path, is_for_prep=is_for_prep or is_smoke)
     if is_smoke:
         keeps = bool(trace.file.tokenizer.file)
@@ -69,18 +79,6 @@ def load_run(
         resolved.run, path, source.text, resolved.prep, said + trace.warnings, resolved.is_prepared,
         resolved.phase_preps, resolved.source,
     )  # fmt: skip
-
-
-def _repeat(path: Path, sets: Sequence[str], *, is_changed: bool) -> Loaded:
-    if sets or is_changed:
-        raise UsageError(
-            what=f"{path} is the record of a run and cannot be changed.",
-            why="Its values are already resolved; a change would not update values derived from it.",
-            fix=f"Change the run file next to it: {path.with_name(RUN_FILE)}",
-        )
-    run, text = read_record(path)
-    nothing = PrepSettings([], [], 0.0, "text", run.model.vocab_size, "gpt4", "standard", "", 0, 0, Path(run.data.dir))
-    return Loaded(run, path, text, nothing, [], is_prepared=True)
 
 
 def _resolve(source: Source, path: Path, *, is_for_prep: bool, is_smoke: bool = False) -> tuple[Trace, Resolved]:
@@ -111,6 +109,118 @@ def _name(trace: Trace, path: Path, *, is_smoke: bool) -> str:
 
 def _by_line(mistake: Mistake) -> tuple[bool, int, str]:
     return mistake.line is None, mistake.line or 0, mistake.key
+
+
+# --- --set ----------------------------------------------------------------------------------------------------------
+
+
+def _apply_sets(source: Source, sets: Sequence[str]) -> list[str]:
+    """Apply the settings to `source`, and record mistakes in it. Return the notices for the user."""
+    given: set[KeyPath] = set()
+    for text in sets:
+        parsed = _parse_set(text)
+        if isinstance(parsed, Mistake):
+            source.mistakes.append(parsed)
+            continue
+        path, value = parsed
+        new = [path[: number + 1] for number, part in enumerate(path) if isinstance(part, int)
+               and source.get(path[: number + 1]) is None]  # fmt: skip
+        problem = _put(source.data, path, value)
+        if problem:
+            source.mistakes.append(Mistake(_shown(text), None, dotted(path), problem))
+            continue
+        given.add(path)
+        # If a --set adds a list entry, such as a phase, mistakes in that entry refer to the --set, not to the file.
+        source.sets |= {each: _shown(text) for each in (*new, path)}
+    return _drop_replaced(source, given)
+
+
+def _parse_set(text: str) -> tuple[KeyPath, Any] | Mistake:
+    name, equals, typed = text.partition("=")
+    name = name.strip()
+    file = _shown(text)
+    if not equals:
+        return Mistake(file, None, name or "?", "has no `=`.", "Write --set key=value, such as --set phases.0.lr=3e-4")
+    parts = [part for part in re.split(r"[.\[\]]+", name) if part]
+    if not parts or not re.fullmatch(r"[\w-]+(\.[\w-]+|\[\d+\])*", name):
+        return Mistake(file, None, name or "?", "is not a key.", "Such as: phases.0.lr or phases[0].lr")
+    path: KeyPath = tuple(int(part) if part.isdigit() and number else part for number, part in enumerate(parts))
+    try:
+        return path, yaml_value(typed)
+    except (YAMLError, ValueError, HomingError) as exc:
+        problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
+        return Mistake(file, None, name, f"the value cannot be read: {problem}.", "Put quotes around it.")
+
+
+def _put(data: dict[str, Any], path: KeyPath, value: Any) -> str:
+    """Set the value. Return the problem, or "" on success."""
+    at: Any = data
+    for number, part in enumerate(path):
+        is_last = number == len(path) - 1
+        if isinstance(part, int):
+            if not isinstance(at, list):
+                return f"{dotted(path[:number])} is not a list."
+            if part > len(at):
+                return f"there is no {dotted(path[: number + 1])}; {dotted(path[:number])} has {len(at)} entries."
+            if part == len(at):
+                at.append({})
+        elif not isinstance(at, dict):
+            hint = " Write its number, such as phases.0.lr." if isinstance(at, list) else ""
+            return f"{dotted(path[:number])} is not a section.{hint}"
+        if is_last:
+            at[part] = value
+        else:
+            empty: Any = [] if isinstance(path[number + 1], int) else {}
+            if isinstance(at, dict) and at.get(part) is None:
+                at[part] = empty
+            at = at[part]
+    return ""
+
+
+def _drop_replaced(source: Source, given: set[KeyPath]) -> list[str]:
+    said = []
+    for path in sorted(given, key=dotted):
+        if len(path) == 3 and path[0] == "phases" and path[2] in LENGTHS:
+            said += _drop_overridden(source, given, path, [(*path[:2], other) for other in LENGTHS if other != path[2]])
+        if len(path) == 3 and path[0] == "phases" and path[2] == "steps":
+            warmup = (*path[:2], "warmup_steps")
+            # for example a short trial of a long schedule
+            if _count(source.get(warmup)) >= _count(source.get(path)) > 0:
+                said += _drop_overridden(source, given, path, [warmup])
+        if path == ("model", "depth"):
+            said += _drop_overridden(source, given, path, [("model", other) for other in SHAPE])
+    return said
+
+
+def _count(value: Any) -> int:
+    """Parse a count; 0 if it is invalid, which the later check reports."""
+    try:
+        return parse_count(value)
+    except ValueError:
+        return 0
+
+
+def _drop_overridden(source: Source, given: set[KeyPath], winner: KeyPath, losers: Sequence[KeyPath]) -> list[str]:
+    gone = [path for path in losers if path not in given and source.get(path) is not None]
+    for path in gone:
+        del source.get(path[:-1])[path[-1]]
+    names = ", ".join(dotted(path) for path in gone)
+    return [f"--set {dotted(winner)} replaces {names} of the run file."] if gone else []
+
+
+def _shown(text: str) -> str:
+    """Return the setting as the user typed it: `train.only` is almost always given as `--phase`."""
+    name, _, value = safe_set(text).partition("=")
+    return f"--phase {value}" if name == "train.only" else f"--set {safe_set(text)}"
+
+
+def safe_set(text: str) -> str:
+    """Return the text of a --set without a secret value, so that it can be printed."""
+    name, equals, value = text.partition("=")
+    return f"{name}{equals}***" if looks_like_secret_value(value) else text[:120]
+
+
+# --- the record of a run --------------------------------------------------------------------------------------------
 
 
 def is_record(path: Path) -> bool:
@@ -144,3 +254,15 @@ def read_record(path: Path) -> tuple[Run, str]:
     text = run_file.read_text(encoding="utf-8") if run_file.is_file() else ""
     again = dataclasses.replace(run, id="", data=dataclasses.replace(run.data, dir=str(data_dir)))
     return again, text
+
+
+def _repeat(path: Path, sets: Sequence[str], *, is_changed: bool) -> Loaded:
+    if sets or is_changed:
+        raise UsageError(
+            what=f"{path} is the record of a run and cannot be changed.",
+            why="Its values are already resolved; a change would not update values derived from it.",
+            fix=f"Change the run file next to it: {path.with_name(RUN_FILE)}",
+        )
+    run, text = read_record(path)
+    nothing = PrepSettings([], [], 0.0, "text", run.model.vocab_size, "gpt4", "standard", "", 0, 0, Path(run.data.dir))
+    return Loaded(run, path, text, nothing, [], is_prepared=True)

@@ -417,7 +417,7 @@ def test_a_finished_run_is_extended_from_its_weights_with_a_schedule_of_its_own(
 def test_a_stopped_extension_resumes_and_a_stopped_run_can_be_extended(project: Path) -> None:
     from homing.api.run_changes import extending_sets
     from homing.config.load import load_run
-    from homing.config.resolve.selected_phases import newest_weights
+    from homing.config.resolve.phase_weights import newest_weights
 
     make_data(project / "data/tiny")
     assert homing("train", "tiny").returncode == 0

@@ -4,14 +4,9 @@ import string
 
 import pytest
 
-from homing.config.parse.key_suggestions import (
-    FOREIGN,
-    looks_like_secret_key,
-    looks_like_secret_value,
-    suggest_key,
-    tidy_name,
-)
+from homing.config.parse.key_suggestions import FOREIGN, suggest_key, tidy_name
 from homing.config.schema.keys import all_keys, find_keys
+from homing.redact import looks_like_secret_key, looks_like_secret_value
 
 
 @pytest.mark.acceptance(96, 98, "X18")

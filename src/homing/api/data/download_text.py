@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homing.api import notices
-from homing.config.text_files import is_in_store
 from homing.errors import DataError, UsageError
+from homing.text_sources import is_in_store
 from homing.units import counted, format_bytes
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ class NewRun:
     @property
     def absent(self) -> list[str]:
         """The paths of the text that do not exist yet."""
-        from homing.config.text_files import is_in_store
+        from homing.text_sources import is_in_store
 
         text = self.loaded.prep.text if self.loaded is not None else []
         return [path for path in text if not is_in_store(path) and not glob.glob(path, recursive=True)]
@@ -203,7 +203,7 @@ def _again(name: str, near: list[str]) -> str:
 
 def _check_text(named: str, flag: str, call: str) -> None:
     """Check the text now, not at prep, while the user is still looking at it. prep checks what is in a store."""
-    from homing.config.text_files import fault_of, is_in_store, is_utf8
+    from homing.text_sources import fault_of, is_in_store, is_utf8
 
     if is_in_store(named) or not (fault := fault_of(named)):
         return
@@ -265,7 +265,7 @@ def _write(source: Path, target: Path, name: str, text: list[str], validation: l
 def _num_tokens(text: list[str], vocab_size: int) -> int:
     """Estimate the tokens of the local text; 0 if there is none."""
     from homing.config.estimate.params import bytes_per_token
-    from homing.config.text_files import num_text_bytes
+    from homing.text_sources import num_text_bytes
 
     return int((num_text_bytes(text) or 0) / bytes_per_token(vocab_size))
 

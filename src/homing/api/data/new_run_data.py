@@ -92,7 +92,7 @@ class Chats:
 
 
 def check_chats(chats: list[str], call: str) -> None:
-    from homing.config.text_files import fault_of, is_in_store
+    from homing.text_sources import fault_of, is_in_store
 
     for chat in chats:
         if not is_in_store(chat) and (fault := fault_of(chat)):
@@ -102,7 +102,7 @@ def check_chats(chats: list[str], call: str) -> None:
 
 def measure_chats(chats: list[str], vocab_size: int) -> Chats:
     from homing.config.estimate.params import BYTES_PER_TOKEN_RANGE, bytes_per_token
-    from homing.config.text_files import is_in_store
+    from homing.text_sources import is_in_store
 
     if any(map(is_in_store, chats)):
         return Chats()
@@ -230,8 +230,8 @@ def is_open_weights(given: str) -> bool:
 
 def write_open(name: str, given: str, chats: list[str], target: Path) -> str:
     """Write the run file. Return the weights as written in it."""
-    from homing.config.text_files import fault_of, is_in_store
     from homing.config.weights.open_weights import read_source
+    from homing.text_sources import fault_of, is_in_store
 
     weights = _weights(name, given, chats)
     for chat in chats:

@@ -21,9 +21,8 @@ from homing.config.prepared_data import (
     read_prepared,
     sha256_of,
 )
-from homing.config.text_files import is_in_store
 from homing.errors import DataError
-from homing.text_sources import find_chat_files, find_sources
+from homing.text_sources import find_chat_files, find_sources, is_in_store
 from homing.wire import file_names
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from homing.config.parse.key_suggestions import hide_secrets, looks_like_secret_key
+from homing.redact import hide_secrets, looks_like_secret_key
 
 __all__ = ["MOST_KEY_LINES", "Mask", "MaskLines"]
 

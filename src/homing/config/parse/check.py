@@ -11,24 +11,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from homing.config.parse.key_suggestions import (
-    looks_like_secret_key,
-    looks_like_secret_value,
-    meant_keys,
-    nearest,
-    suggest_key,
-    tidy_name,
-)
+from homing.config.parse.key_suggestions import meant_keys, nearest, suggest_key, tidy_name
 from homing.config.parse.source import KeyPath, Source
 from homing.config.schema.keys import key_at, sections
 from homing.config.schema.run_file import RunFile
 from homing.errors import Mistake
+from homing.redact import looks_like_secret_key, looks_like_secret_value
 
-__all__ = ["Checked", "check"]
+__all__ = ["Checked", "Trace", "check"]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -42,7 +38,62 @@ class Checked:
         return not any(path[:end] in self.bad for path in paths for end in range(1, len(path) + 1))
 
 
+class Trace:
+    """The run file while it is resolved: the given keys, mistakes, warnings, and the origin of each value.
+
+    Every value of run.json passes through `take` or `note`, so that `homing plan --resolved` can print for each of them
+    "run file, line 12", "--set", "derived from model.depth" or "default".
+    """
+
+    def __init__(self, source: Source, checked: Checked) -> None:
+        self.source = source
+        self.checked = checked
+        self.mistakes: list[Mistake] = list(checked.mistakes)
+        self.warnings: list[str] = []
+        self.origin: dict[str, str] = {}
+
+    @property
+    def file(self) -> RunFile:
+        return self.checked.file
+
+    def is_given(self, path: KeyPath) -> bool:
+        """Return whether the user set the key to a valid value."""
+        return self.source.get(path) is not None and self.checked.is_sound(path)
+
+    def is_sound(self, *paths: KeyPath) -> bool:
+        return self.checked.is_sound(*paths)
+
+    def value(self, path: KeyPath) -> Any:
+        at: Any = self.file
+        for part in path:
+            at = at[part] if isinstance(part, int) else getattr(at, part)
+        return at
+
+    def take(self, wire: str, path: KeyPath, otherwise: T, why: str = "default") -> T:
+        """Return the user's value, else `otherwise`; record the origin under the value's name in run.json."""
+        if self.is_given(path):
+            self.origin[wire] = self.source.origin(path)
+            found: T = self.value(path)
+            return found
+        self.origin[wire] = why
+        return otherwise
+
+    def plain(self, wire: str, path: KeyPath) -> Any:
+        """Take a key that has its default in the schema."""
+        return self.take(wire, path, self.value(path))
+
+    def note(self, wire: str, why: str) -> None:
+        self.origin[wire] = why
+
+    def wrong(self, path: KeyPath, problem: str, suggestion: str = "") -> None:
+        self.mistakes.append(self.source.mistake(path, problem, suggestion))
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
 def check(source: Source) -> Checked:
+    """Return the valid part of the file, and all its mistakes."""
     data = copy.deepcopy(source.data)
     mistakes = list(source.mistakes)
     bad: set[KeyPath] = set()
@@ -66,8 +117,8 @@ def check(source: Source) -> Checked:
 def _refuse_secrets(source: Source, data: Any, mistakes: list[Mistake], bad: set[KeyPath]) -> None:
     for path, value in list(_leaves(data)):
         name = str(next((part for part in reversed(path) if isinstance(part, str)), ""))
-        is_unknown = key_at(path) is None
-        if (is_unknown and looks_like_secret_key(name)) or looks_like_secret_value(value):
+        is_secret = looks_like_secret_value(value) or (looks_like_secret_key(name) and key_at(path) is None)
+        if is_secret:
             found = source.mistake(
                 path,
                 "looks like a secret; never put secrets in the file.",
@@ -97,12 +148,9 @@ def _refuse_empty(source: Source, data: Any, mistakes: list[Mistake], bad: set[K
 
     `limits:` with only comments under it is an empty section, which is fine; `spend:` alone is a mistake.
     """
-    known = sections()
-    for path, value in list(_leaves(data)):
-        if value is not None:
-            continue
+    for path in [path for path, value in _leaves(data) if value is None]:
         as_section = ".".join("N" if isinstance(part, int) else part for part in path)
-        is_section = as_section in known or f"{as_section}.N" in known
+        is_section = as_section in sections() or f"{as_section}.N" in sections()
         _remove(data, path)
         if not is_section and key_at(path) is not None:
             found = key_at(path)

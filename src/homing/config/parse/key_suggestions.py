@@ -1,6 +1,6 @@
 """Suggestions for unknown keys of the run file.
 
-unknown key -> a secret? -> another trainer's name? -> a key of another section? -> the nearest spelling
+unknown key -> another trainer's name? -> a key of another section? -> the nearest spelling
 
 FOREIGN maps the names used by nanoGPT, nanochat, litgpt, axolotl, TRL, LLaMA-Factory and the Hugging Face Trainer to
 ours, and says what to do if there is no corresponding key.
@@ -13,8 +13,7 @@ import re
 import unicodedata
 from itertools import pairwise
 
-__all__ = ["FOREIGN", "hide_secrets", "looks_like_secret_key", "looks_like_secret_value", "meant_keys", "nearest",
-           "suggest_key", "tidy_name"]  # fmt: skip
+__all__ = ["FOREIGN", "meant_keys", "nearest", "suggest_key", "tidy_name"]
 
 _ALL_OF_THEM = "Keys here: "  # used if no suggestion is close enough
 _STEP_SIZE = "phases.N.batch_tokens (tokens in one step: rows x accumulation x context) and phases.N.micro_batch (rows)"
@@ -267,34 +266,10 @@ FOREIGN: dict[str, str] = {
     "evaluation": "eval",
 }
 
-_SECRET_KEY = re.compile(
-    r"(api_?key|secret|passw(or)?d|credential|access_key|private_key|bearer|(hf|hub|api|auth|access|session|wandb)_?token"
-    r"|^token$|^auth$)"
-)
-_SECRET_VALUE = re.compile(
-    r"(\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bA[KS]IA[0-9A-Z]{12,}|\brpa_[A-Za-z0-9]{16,}"
-    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}|\ba[ks]-[A-Za-z0-9]{20,}"
-    # Up to the END line, also across lines; to the end of the text if it is truncated.
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY(?s:.*?(?:-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----|\Z)))"
-)
-
-
-def looks_like_secret_key(name: str) -> bool:
-    return name.replace("-", "_") != "tokens" and bool(_SECRET_KEY.search(name.lower().replace("-", "_")))
-
-
-def looks_like_secret_value(value: object) -> bool:
-    return isinstance(value, str) and bool(_SECRET_VALUE.search(value))
-
-
-def hide_secrets(text: str, hidden: str) -> str:
-    """Replace everything that looks like a secret with `hidden`."""
-    return _SECRET_VALUE.sub(hidden, text)
-
 
 def suggest_key(path: tuple[str | int, ...]) -> str:
     """Return `Did you mean ...?` or another hint for an unknown key at this path."""
-    # Imported here because it loads the whole schema, which callers that only hide secrets do not need.
+    # Imported here because it loads the whole schema, which callers of `nearest` do not need.
     from homing.config.schema.keys import all_keys
 
     name = str(path[-1])

@@ -10,9 +10,9 @@ import dataclasses
 from pathlib import Path
 
 from homing.config.estimate.params import round_up
-from homing.config.parse.overrides import SHAPE
+from homing.config.parse.check import Trace
 from homing.config.resolve.depth_dial import CONTEXT, HEAD_SIZE, REFERENCE_DEPTH, SWIFT_ROPE_BASE, ffn_width_of
-from homing.config.resolve.origins import Trace
+from homing.config.schema.run_file import SHAPE
 from homing.config.weights.open_weights import Source, read_source
 from homing.errors import HomingError
 from homing.wire.run_json import Base, HubFile, Model

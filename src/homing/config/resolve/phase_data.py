@@ -1,25 +1,41 @@
-"""A phase's own data, if it does not use the run's text: other text, or conversations.
+"""What a phase is trained on: the run's text, or data of its own (other text, or conversations), and how much it is.
 
-phases[i].data -> what `homing prep` should make (PhasePrep) -> what is already prepared (PhaseData of run.json)
+    phases[i].data -> what `homing prep` should make (PhasePrep) -> what is already prepared (PhaseData of run.json)
+                   -> the amount, counted by prep or estimated from the size of the files (Corpus)
 
-Each such phase has its own folder below the run's data folder, with a manifest like the run's.
+A phase with its own data has a folder below the run's data folder, with a manifest like the run's.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from homing.config.parse.source import KeyPath
+from homing.config.estimate.params import BYTES_PER_TOKEN_RANGE, bytes_per_token
+from homing.config.parse.check import Trace
+from homing.config.parse.source import KeyPath, dotted
+from homing.config.paths import shown
 from homing.config.prepared_data import Prepared, read_prepared, sha256_of
-from homing.config.resolve.origins import Trace
 from homing.errors import DataError
+from homing.text_sources import fault_of, is_in_store, num_text_bytes
+from homing.units import format_bytes, format_count
 from homing.wire import file_names
 from homing.wire.run_json import PhaseData
 
-__all__ = ["ChatFile", "PhasePrep", "phase_data", "phase_prep", "uses_run_text"]
+__all__ = [
+    "ChatFile",
+    "Corpus",
+    "PhasePrep",
+    "phase_corpus",
+    "phase_data",
+    "phase_prep",
+    "text_corpus",
+    "uses_run_text",
+    "warn_of_missing",
+]
 
 _CHAT_VAL_FRACTION = 0.02
 
@@ -47,6 +63,25 @@ class PhasePrep:
         """Return the run file's settings for the conversations, stored in the manifest so that a change is detected."""
         chat = [[source.path, float(source.weight), source.repeat] for source in self.chat]
         return {"chat": chat, "validation": self.validation, "val_fraction": float(self.val_fraction)}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Amount of training data: counted by prep, estimated from the size of the text, or unknown (0)."""
+
+    num_train_tokens: int
+    num_val_tokens: int
+    source: str  # such as data/goethe/manifest.json
+    # conversations only: without the repeats and padding of packing, which the two fields above include
+    num_chat_tokens: int = 0
+
+    @property
+    def amount(self) -> str:
+        """Describe the amount with the figure that `homing prep` reports."""
+        rows = f"{format_count(self.num_train_tokens)} tokens"
+        if not self.num_chat_tokens:
+            return rows
+        return f"{format_count(self.num_chat_tokens)} tokens of conversations ({rows} in rows, repeats and padding too)"
 
 
 def uses_run_text(trace: Trace, number: int) -> bool:
@@ -162,3 +197,94 @@ def _refuse(trace: Trace, number: int) -> None:
             trace.wrong((*at, "chat", place), "has no file.", "For example {path: identity.jsonl, repeat: 3}")
     if data.validation and trace.is_given((*at, "val_fraction")):
         trace.wrong((*at, "val_fraction"), "has no effect with validation files.", "Delete one of the two.")
+
+
+# --- amounts --------------------------------------------------------------------------------------------------------
+
+
+def text_corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
+    """Return the amount of the run's text, counted by prep or estimated."""
+    if prepared is not None:
+        found = Corpus(prepared.num_train_tokens, prepared.num_val_tokens, shown(prepared.dir / file_names.MANIFEST))
+        if not found.num_val_tokens:
+            trace.warn(
+                "There is no held-out text, so nothing can be evaluated. Set data.validation"
+                f"{'' if trace.file.data.val_fraction else ', or raise data.val_fraction'}, and prepare again."
+            )
+        return found
+    num_bytes = _taken(trace, num_text_bytes(trace.file.data.text))
+    if not num_bytes:
+        return Corpus(0, 0, "not prepared yet")
+    guess, amount = _guess(num_bytes, vocab_size, None)
+    source = f"estimated from {format_bytes(num_bytes)} of text"
+    trace.warn(f"Not prepared yet: {amount}, {source}. `homing prep` counts them.")
+    return Corpus(guess, 0, source)
+
+
+def phase_corpus(
+    trace: Trace, number: int, prep: PhasePrep | None, data: PhaseData | None, whole: Corpus, vocab_size: int,
+    prepared: Prepared | None,
+) -> Corpus:  # fmt: skip
+    """Return the data amount of one phase. `prepared`: the text of the run."""
+    if prep is None:
+        return whole
+    if data is not None and data.manifest_sha256:
+        own = read_prepared(prep.dir) if prep.kind == "chat" else None
+        source = shown(prep.dir / file_names.MANIFEST)
+        return Corpus(data.num_train_tokens, data.num_val_tokens, source, own.num_train_tokens if own else 0)
+    patterns = [*prep.text, *(source.path for source in prep.chat)]
+    num_bytes = num_text_bytes(patterns)
+    num_bytes = _taken(trace, num_bytes) if prep.kind != "chat" else num_bytes
+    if not num_bytes:
+        return Corpus(0, 0, "not prepared yet")
+    guess, amount = _guess(num_bytes, vocab_size, prepared)
+    source = f"estimated from {format_bytes(num_bytes)} of {prep.kind}"
+    trace.warn(f"phases.{number} is not prepared yet: {amount}, {source}.")
+    return Corpus(guess, 0, source)
+
+
+def _taken(trace: Trace, num_bytes: int) -> int:
+    return min(num_bytes, trace.file.data.take or num_bytes)
+
+
+def _guess(num_bytes: int, vocab_size: int, prepared: Prepared | None) -> tuple[int, str]:
+    """Estimate the tokens in this much text, and describe the estimate.
+
+    `prepared`: text already tokenized with the same tokenizer, which gives the bytes per token for this user's
+    language. Without it, languages differ too much for one number.
+    """
+    train = prepared.manifest.splits.get("train") if prepared is not None else None
+    if train is not None and train.num_tokens and train.num_text_bytes:
+        guess = int(num_bytes * train.num_tokens / train.num_text_bytes)
+        return guess, f"about {format_count(guess)} tokens, estimated from the prepared text"
+    low, guess, high = (int(num_bytes / (bytes_per_token(vocab_size) * much)) for much in BYTES_PER_TOKEN_RANGE)
+    return guess, f"about {format_count(guess)} tokens ({format_count(low)} to {format_count(high)} by language)"
+
+
+# --- missing files --------------------------------------------------------------------------------------------------
+
+
+def warn_of_missing(
+    trace: Trace, preps: dict[int, PhasePrep | None], datas: dict[int, PhaseData | None], *, needs_text: bool
+) -> None:
+    """Warn about missing files that prep has yet to read. Text that is already in shards may be missing."""
+    if needs_text:
+        _warn_of(trace, ("data", "text"), trace.file.data.text)
+        _warn_of(trace, ("data", "validation"), trace.file.data.validation)
+    for number, data in datas.items():
+        prep = preps[number]
+        if prep is not None and data is not None and not data.manifest_sha256:
+            at = ("phases", number, "data")
+            _warn_of(trace, (*at, "text"), prep.text)
+            _warn_of(trace, (*at, "chat"), [source.path for source in prep.chat])
+            _warn_of(trace, (*at, "validation"), prep.validation)
+
+
+def _warn_of(trace: Trace, path: KeyPath, named: Sequence[str]) -> None:
+    """Warn about missing files early: otherwise the launch would fail after the user has chosen an instance."""
+    for each in named:
+        fault = "" if is_in_store(each) else fault_of(each)
+        if fault:
+            setting = trace.source.setting(path)
+            where = setting if setting is not None else f"{trace.source.file}, line {trace.source.line(path)}"
+            trace.warn(f"{dotted(path)}: {fault} ({where}).")

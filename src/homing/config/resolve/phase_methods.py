@@ -1,4 +1,4 @@
-"""Resolve a phase's method: LoRA adapters on frozen weights, and RL. Rejects keys that would have no effect."""
+"""Resolve a phase's method: LoRA adapters on frozen weights, and RL. Reports keys that would have no effect."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from homing.config.parse.check import Trace
 from homing.config.parse.key_suggestions import nearest
 from homing.config.parse.source import KeyPath
 from homing.config.prepared_data import sha256_of, tokenizer_specials, tokenizer_vocab_size
-from homing.config.resolve.origins import Trace
 from homing.config.schema.phase import PhaseLora, PhaseRl, RlTask
 from homing.config.weights.open_weights import chat_template_in
 from homing.errors import DataError
@@ -27,14 +27,10 @@ _ANSWER_TOKENS = 256  # if the context has room for them
 _IS_MADE_UP = ("arithmetic", "spelling")
 
 
-def resolve_lora(trace: Trace, number: int) -> Lora | None:
+def resolve_lora(trace: Trace, number: int) -> Lora:
+    """Resolve the `lora` section of a phase whose method is lora or qlora."""
     at, wire = ("phases", number, "lora"), f"phases.{number}.lora"
     phase = trace.file.phases[number]
-    if phase.method == "full":
-        for name in PhaseLora.model_fields:
-            if trace.is_given((*at, name)):
-                trace.wrong((*at, name), "has no effect with method: full.", "Delete it, or use method: lora.")
-        return None
     has_weights = number > 0 or phase.init_from or getattr(trace.file.model, "from")
     if not has_weights and trace.is_sound(("phases", number, "init_from"), ("model", "from")):
         problem = f"{phase.method} needs trained weights, and there are none yet."
@@ -97,20 +93,14 @@ def _targets(trace: Trace, path: KeyPath, given: list[str]) -> list[str]:
     return list(LORA_TARGETS) if "all" in typed else [name for name in LORA_TARGETS if name in typed]
 
 
-def resolve_rl(trace: Trace, number: int, context: int, tokenizer: Path | None, turns: Path | None = None) -> Rl | None:
-    """Resolve the `rl` section; None if the phase is not of kind rl.
+def resolve_rl(trace: Trace, number: int, context: int, tokenizer: Path | None, turns: Path | None = None) -> Rl:
+    """Resolve the `rl` section of a phase of kind rl.
 
     `tokenizer`: tokenizer file for the questions; None if there is none yet. `turns`: file that describes how the chat
     template of open weights formats a question; None if they are not prepared, or there are no open weights.
     """
     at, wire = ("phases", number, "rl"), f"phases.{number}.rl"
-    phase = trace.file.phases[number]
-    if phase.kind != "rl":
-        for name in PhaseRl.model_fields:
-            if trace.source.get((*at, name)) is not None:
-                trace.wrong((*at, name), f"has no effect in a phase of kind {phase.kind}.", "Use kind: rl.")
-        return None
-    rl = phase.rl
+    rl = trace.file.phases[number].rl
     if not rl.tasks:
         trace.wrong((*at, "tasks"), "rl has no tasks.", "For example rl: {tasks: [{kind: arithmetic}]}")
     for name in ("clip_low", "clip_high"):

@@ -5,32 +5,22 @@ tokens | epochs | steps  ->  batch_tokens  ->  num_steps  ->  rates and schedule
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from homing.config.estimate.params import DATA_CONSTRAINED_EPOCHS, eval_steps, num_epochs, save_steps, steps_for
-from homing.config.parse.overrides import LENGTHS
+from homing.config.parse.check import Trace
 from homing.config.parse.source import KeyPath
-from homing.config.paths import shown, typed_name
 from homing.config.resolve import depth_dial
-from homing.config.resolve.origins import Trace
+from homing.config.resolve.phase_data import Corpus
 from homing.config.resolve.phase_methods import resolve_lora, resolve_rl
-from homing.config.weights.adapter_base import find_adapter_base
-from homing.config.weights.hub_repo import init_folder
-from homing.config.weights.open_weights import INDEX, Source
-from homing.errors import DataError, HomingError
-from homing.hf_config import model_of
-from homing.tokenizer_json import gives_same_ids
-from homing.units import format_count
-from homing.wire import file_names
+from homing.config.resolve.phase_weights import resolve_init
+from homing.config.schema.phase import LENGTHS, PhaseLora, PhaseRl
+from homing.config.weights.open_weights import Source
 from homing.wire.run_json import Model, Optimizer, Phase, PhaseData, Rl, Schedule
 
-__all__ = ["Corpus", "resolve_phase"]
+__all__ = ["resolve_phase"]
 
 _EVALS = "a twentieth, at least 10 steps"
 _SAVES = "a tenth, of a short phase a fifth"
@@ -42,25 +32,6 @@ _EPOCHS = {"mid": 1.0, "sft": 3.0}  # default length of such a phase
 _LEAST_EPOCHS = 0.5  # for conversations; with fewer epochs many of them are never seen
 _HABITS = ("beta1", "eps", "momentum", "momentum_start", "variance_beta", "cautious", "clip", "weight_decay")
 _FLOORS = {"wsd": 0.05, "cosine": 0.1, "constant": 1.0}
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Amount of training data: counted by prep, estimated from the size of the text, or unknown (0)."""
-
-    num_train_tokens: int
-    num_val_tokens: int
-    source: str  # such as data/goethe/manifest.json
-    # conversations only: without the repeats and padding of packing, which the two fields above include
-    num_chat_tokens: int = 0
-
-    @property
-    def amount(self) -> str:
-        """Describe the amount with the figure that `homing prep` reports."""
-        rows = f"{format_count(self.num_train_tokens)} tokens"
-        if not self.num_chat_tokens:
-            return rows
-        return f"{format_count(self.num_chat_tokens)} tokens of conversations ({rows} in rows, repeats and padding too)"
 
 
 def resolve_phase(
@@ -87,14 +58,17 @@ def resolve_phase(
     at: KeyPath = ("phases", number)
     wire = f"phases.{number}"
     _refuse_what_has_no_effect(trace, at)
-    lora, rl = resolve_lora(trace, number), resolve_rl(trace, number, model.context, tokenizer, turns)
+    phase = trace.value(at)
+    lora = resolve_lora(trace, number) if phase.method != "full" else None
+    rl = resolve_rl(trace, number, model.context, tokenizer, turns) if phase.kind == "rl" else None
     num_steps, batch_tokens = _length(trace, at, wire, model, corpus, rl)
     micro_batch = trace.plain(f"{wire}.micro_batch", (*at, "micro_batch"))
     if rl is None:
         _check_batch(trace, at, batch_tokens, micro_batch, model.context)
         _warn_about_data(trace, number, num_steps, batch_tokens, corpus)
     when = _When(trace, at, wire)
-    init_from, init_base = _init_from(trace, at, wire, model, start, source, tokenizer)
+    init = str(trace.take(f"{wire}.init_from", (*at, "init_from"), start, "found at home" if start else "default"))
+    init_from, init_base = resolve_init(trace, number, init, model, source, tokenizer) if init else ("", "")
     whole = trace.file
     return Phase(
         kind=trace.plain(f"{wire}.kind", (*at, "kind")),
@@ -162,6 +136,12 @@ def _refuse_what_has_no_effect(trace: Trace, at: KeyPath) -> None:
         trace.wrong((*at, "decay_fraction"), f"does not apply to schedule: {phase.schedule}.", "Delete it, or use wsd.")
     if phase.schedule == "constant" and trace.is_given((*at, "floor")):
         trace.wrong((*at, "floor"), "does not apply to schedule: constant.", "Delete it, or use wsd or cosine.")
+    for name in PhaseLora.model_fields:
+        if phase.method == "full" and trace.is_given((*at, "lora", name)):
+            trace.wrong((*at, "lora", name), "has no effect with method: full.", "Delete it, or use method: lora.")
+    for name in PhaseRl.model_fields:
+        if phase.kind != "rl" and trace.source.get((*at, "rl", name)) is not None:
+            trace.wrong((*at, "rl", name), f"has no effect in a phase of kind {phase.kind}.", "Use kind: rl.")
 
 
 def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus, rl: Rl | None) -> tuple[int, int]:
@@ -394,72 +374,3 @@ def _eval_tokens(model: Model, corpus: Corpus) -> tuple[int, str]:
     there = min(_MOST_EVAL_TOKENS, corpus.num_val_tokens or _MOST_EVAL_TOKENS)
     why = "derived: all held-out tokens" if corpus.num_val_tokens == there else "default"
     return max(there, model.context), why
-
-
-def _init_from(
-    trace: Trace, at: KeyPath, wire: str, model: Model, start: str, source: Source | None, tokenizer: Path | None
-) -> tuple[str, str]:
-    """Return the checkpoint folder and, if it holds an adapter, the folder of the base weights it was trained on."""
-    path = (*at, "init_from")
-    typed = str(trace.take(f"{wire}.init_from", path, start, "found at home" if start else "default"))
-    if not typed:
-        return "", ""
-    try:
-        folder = init_folder(typed).absolute()
-    except HomingError as exc:
-        trace.wrong(path, f"{exc.what} {exc.why}", exc.fix)
-        return "", ""
-    missing = [] if (folder / "config.json").is_file() else ["config.json"]
-    if not any((folder / name).is_file() for name in (file_names.WEIGHTS, INDEX, file_names.ADAPTER)):
-        missing.append(file_names.WEIGHTS)
-    if missing:
-        trace.wrong(path, f"{typed} has no {' and no '.join(missing)}.", "Use the folder of a checkpoint.")
-        return str(folder), ""
-    try:
-        loaded = model_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, DataError) as exc:
-        trace.wrong(path, f"{folder / 'config.json'} cannot be used: {exc}", "Use the folder of a checkpoint.")
-        return str(folder), ""
-    # Positions and their scaling have no weights, so a shorter or longer context may follow.
-    differing = [
-        f"{field.name} {getattr(loaded, field.name)} there, {getattr(model, field.name)} here"
-        for field in dataclasses.fields(Model)
-        if field.name not in ("context", "max_context", "rope_base", "rope_scaling", "norm_eps")
-        and getattr(loaded, field.name) != getattr(model, field.name)
-    ]
-    if differing:
-        keys = "model section" + (" and tokenizer.vocab_size" if loaded.vocab_size != model.vocab_size else "")
-        trace.wrong(path, f"{typed} is a different model: {'; '.join(differing)}.", f"Change the {keys} to match it.")
-    elif tokenizer is not None:
-        _check_tokenizer(trace, path, folder, tokenizer, is_open=source is not None)
-    if not (folder / file_names.ADAPTER).is_file():
-        return str(folder), ""
-    trace.note(f"{wire}.init_base", f"derived from {wire}.init_from")
-    try:
-        return str(folder), str(find_adapter_base(folder, source))
-    except DataError as exc:
-        trace.wrong(path, f"{exc.what} {exc.why}", exc.fix)
-        return str(folder), ""
-
-
-def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path, *, is_open: bool) -> None:
-    """Check that the weights to start from use the same token ids as the data.
-
-    Text tokenized differently would be noise to the model, and no later check would notice. `tokenizer`: the tokenizer
-    of the data, or that of the open weights, which the data must use.
-    """
-    loaded_tokenizer = folder / file_names.TOKENIZER
-    where, mine, start = shown(loaded_tokenizer), shown(tokenizer), shown(folder)
-    if not loaded_tokenizer.is_file():
-        trace.warn(f"{start} has no {file_names.TOKENIZER}: cannot check that its weights use the token ids of {mine}.")
-        return
-    if gives_same_ids(loaded_tokenizer, tokenizer):
-        return
-    again = f"homing prep {typed_name(Path(trace.source.file))} --tokenizer {shlex.quote(where)}"
-    trace.wrong(
-        path,
-        f"{where} and {mine} give different ids: weights and data use different tokenizers.",
-        f"Use weights trained from {getattr(trace.file.model, 'from')}."
-        if is_open
-        else f"Prepare the data with the weights' tokenizer: {again}   or retrain the earlier phase with the new one.",
-    )

@@ -20,7 +20,9 @@ from homing.config.schema.value_types import (
     key,
 )
 
-__all__ = ["ChatSource", "Phase", "PhaseData", "PhaseLora", "PhaseRl", "RlTask"]
+__all__ = ["LENGTHS", "ChatSource", "Phase", "PhaseData", "PhaseLora", "PhaseRl", "RlTask"]
+
+LENGTHS = ("tokens", "epochs", "steps")  # keys that set the length of a phase; at most one of them is given
 
 
 def _sources(value: Any) -> Any:

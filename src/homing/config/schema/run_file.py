@@ -31,8 +31,9 @@ from homing.config.schema.value_types import (
 )
 from homing.wire.run_json import Train as ResolvedTrain
 
-__all__ = ["NAME_PATTERN", "RunFile", "Section"]
+__all__ = ["NAME_PATTERN", "SHAPE", "RunFile", "Section"]
 
+SHAPE = ("layers", "width", "heads", "kv_heads", "head_size", "ffn_width")  # keys of `model` that depth replaces
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 # Checks only the form of the address. The launch checks that the bucket or repository exists, before it rents anything.
 STORE_PATTERN = (

@@ -1,21 +1,78 @@
-"""Resolve the `cloud` section: providers, GPU, and each provider's own settings."""
+"""Resolve the sections that do not depend on others: train, sample, limits, store and cloud.
+
+Each key becomes one field of run.json. The `cloud` section holds the providers, the GPU and each provider's settings.
+"""
 
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
+from homing.config.parse.check import Trace
 from homing.config.parse.key_suggestions import nearest
-from homing.config.resolve.origins import Trace
+from homing.config.paths import home
 from homing.config.schema.run_file import SshHost
 from homing.gpus import GPUS, Gpu, nearest_gpus
-from homing.wire.run_json import Cloud, Ssh
+from homing.wire.run_json import Cloud, Limits, Sampling, Ssh, Train
 
-__all__ = ["resolve_cloud"]
+__all__ = ["resolve_cloud", "resolve_limits", "resolve_sampling", "resolve_store", "resolve_train"]
 
 CLOUDS = ("aws", "modal", "runpod", "shadeform")  # providers with their own section, cloud.NAME
 CONTAINER_CLOUDS = ("modal", "runpod")  # providers that start a container image; cloud.image sets it for all of them
 PROVIDERS = ("aws", "fake", "local", "modal", "runpod", "shadeform", "ssh")
+
+
+def resolve_train(trace: Trace) -> Train:
+    limit = trace.file.limits.time
+    why = "derived from limits.time" if limit else "default"
+    return Train(
+        device=trace.plain("train.device", ("train", "device")),
+        precision=trace.plain("train.precision", ("train", "precision")),
+        compile=trace.plain("train.compile", ("train", "compile")),
+        attention=trace.plain("train.attention", ("train", "attention")),
+        graphs=trace.plain("train.graphs", ("train", "graphs")),
+        is_deterministic=trace.plain("train.is_deterministic", ("train", "deterministic")),
+        num_threads=trace.plain("train.num_threads", ("train", "threads")),
+        num_ranks=trace.plain("train.num_ranks", ("train", "ranks")),
+        log_every=trace.plain("train.log_every", ("train", "log_every")),
+        max_bad_steps=trace.plain("train.max_bad_steps", ("train", "max_bad_steps")),
+        time_limit_s=trace.take("train.time_limit_s", ("train", "time_limit"), limit, why),
+        writes_csv=trace.plain("train.writes_csv", ("train", "csv")),
+    )
+
+
+def resolve_sampling(trace: Trace) -> Sampling:
+    return Sampling(
+        prompts=list(trace.plain("sampling.prompts", ("sample", "prompts"))),
+        num_tokens=trace.plain("sampling.num_tokens", ("sample", "tokens")),
+        temperature=trace.plain("sampling.temperature", ("sample", "temperature")),
+        top_k=trace.plain("sampling.top_k", ("sample", "top_k")),
+    )
+
+
+def resolve_limits(trace: Trace) -> Limits:
+    spend = trace.plain("limits.spend_usd", ("limits", "spend"))
+    rate = trace.plain("limits.rate_usd_per_hour", ("limits", "rate"))
+    return Limits(
+        spend_usd=None if spend is None else str(spend),
+        time_s=trace.plain("limits.time_s", ("limits", "time")),
+        idle_s=trace.plain("limits.idle_s", ("limits", "idle")),
+        unsaved_s=trace.plain("limits.unsaved_s", ("limits", "unsaved")),
+        stall_factor=trace.plain("limits.stall_factor", ("limits", "stall_factor")),
+        rate_usd_per_hour=None if rate is None else str(rate),
+        on_divergence=trace.plain("limits.on_divergence", ("limits", "on_divergence")),
+        on_slow=trace.plain("limits.on_slow", ("limits", "on_slow")),
+        relaunches=trace.plain("limits.relaunches", ("limits", "relaunches")),
+    )
+
+
+def resolve_store(trace: Trace) -> str:
+    default = f"file:{(home() / 'store').absolute()}"
+    typed = trace.take("store", ("store",), default, "default")
+    if typed.startswith("file:") and not typed.startswith("file:/"):
+        return f"file:{Path(typed.removeprefix('file:')).expanduser().absolute()}"
+    return typed
 
 
 def resolve_cloud(trace: Trace) -> Cloud:

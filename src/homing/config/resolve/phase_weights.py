@@ -1,0 +1,185 @@
+"""The weights that a phase starts from: a checkpoint named by `init_from`, or the newest one of an earlier phase.
+
+    init_from (a folder, or hf:OWNER/REPO/path) -> a local folder -> same model? -> same tokenizer? -> an adapter's base
+    train.only: sft, without init_from          -> the final checkpoint of the phase before it, at home
+
+Checkpoints of a run with the same name in another project folder are skipped; to use one, set `init_from`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+from homing.config.parse.check import Trace
+from homing.config.parse.source import KeyPath
+from homing.config.paths import MODELS, home, manifest_in, shown, typed_name
+from homing.config.projects import begun_elsewhere
+from homing.config.weights.adapter_base import find_adapter_base
+from homing.config.weights.hub_repo import init_folder
+from homing.config.weights.open_weights import INDEX, Source
+from homing.errors import DataError, HomingError
+from homing.hf_config import model_of
+from homing.tokenizer_json import gives_same_ids
+from homing.wire import file_names
+from homing.wire.run_json import Model
+
+__all__ = ["find_start", "loaded_tokenizer", "newest_weights", "resolve_init"]
+
+_NOT_IN_WEIGHTS = ("context", "max_context", "rope_base", "rope_scaling", "norm_eps")
+
+
+# --- init_from -------------------------------------------------------------------------------------------------------
+
+
+def resolve_init(
+    trace: Trace, number: int, typed: str, model: Model, source: Source | None, tokenizer: Path | None
+) -> tuple[str, str]:
+    """Return the checkpoint folder and, if it holds an adapter, the folder of the base weights it was trained on.
+
+    `typed`: the folder or the address of the checkpoint. `source`: open weights that the run starts from.
+    `tokenizer`: tokenizer file of the data, if it exists.
+    """
+    path: KeyPath = ("phases", number, "init_from")
+    try:
+        folder = init_folder(typed).absolute()
+    except HomingError as exc:
+        trace.wrong(path, f"{exc.what} {exc.why}", exc.fix)
+        return "", ""
+    loaded = _model_in(trace, path, typed, folder)
+    if loaded is None:
+        return str(folder), ""
+    if differing := _differences(loaded, model):
+        keys = "model section" + (" and tokenizer.vocab_size" if loaded.vocab_size != model.vocab_size else "")
+        trace.wrong(path, f"{typed} is a different model: {'; '.join(differing)}.", f"Change the {keys} to match it.")
+    elif tokenizer is not None:
+        _check_tokenizer(trace, path, folder, tokenizer, is_open=source is not None)
+    if not (folder / file_names.ADAPTER).is_file():
+        return str(folder), ""
+    trace.note(f"phases.{number}.init_base", f"derived from phases.{number}.init_from")
+    try:
+        return str(folder), str(find_adapter_base(folder, source))
+    except DataError as exc:
+        trace.wrong(path, f"{exc.what} {exc.why}", exc.fix)
+        return str(folder), ""
+
+
+def loaded_tokenizer(typed: str) -> Path | None:
+    """Return the tokenizer of the checkpoint at `typed`, if it has one."""
+    try:
+        path = init_folder(typed) / file_names.TOKENIZER
+    except HomingError:
+        return None  # resolving the phase reports the problem
+    return path if path.is_file() else None
+
+
+def _model_in(trace: Trace, path: KeyPath, typed: str, folder: Path) -> Model | None:
+    """Return the shape of the model in the folder; None, and a mistake, if it is not the folder of a checkpoint."""
+    missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    if not any((folder / name).is_file() for name in (file_names.WEIGHTS, INDEX, file_names.ADAPTER)):
+        missing.append(file_names.WEIGHTS)
+    if missing:
+        trace.wrong(path, f"{typed} has no {' and no '.join(missing)}.", "Use the folder of a checkpoint.")
+        return None
+    try:
+        return model_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, DataError) as exc:
+        trace.wrong(path, f"{folder / 'config.json'} cannot be used: {exc}", "Use the folder of a checkpoint.")
+        return None
+
+
+def _differences(loaded: Model, model: Model) -> list[str]:
+    """Describe each differing field. Positions and their scaling have no weights, so another context may follow."""
+    names = [field.name for field in dataclasses.fields(Model) if field.name not in _NOT_IN_WEIGHTS]
+    return [
+        f"{name} {getattr(loaded, name)} there, {getattr(model, name)} here"
+        for name in names
+        if getattr(loaded, name) != getattr(model, name)
+    ]
+
+
+def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path, *, is_open: bool) -> None:
+    """Check that the weights to start from use the same token ids as the data.
+
+    Text tokenized differently would be noise to the model, and no later check would notice. `tokenizer`: the tokenizer
+    of the data, or that of the open weights, which the data must use.
+    """
+    its_tokenizer = folder / file_names.TOKENIZER
+    where, mine, start = shown(its_tokenizer), shown(tokenizer), shown(folder)
+    if not its_tokenizer.is_file():
+        trace.warn(f"{start} has no {file_names.TOKENIZER}: cannot check that its weights use the token ids of {mine}.")
+        return
+    if gives_same_ids(its_tokenizer, tokenizer):
+        return
+    again = f"homing prep {typed_name(Path(trace.source.file))} --tokenizer {shlex.quote(where)}"
+    trace.wrong(
+        path,
+        f"{where} and {mine} give different ids: weights and data use different tokenizers.",
+        f"Use weights trained from {getattr(trace.file.model, 'from')}."
+        if is_open
+        else f"Prepare the data with the weights' tokenizer: {again}   or retrain the earlier phase with the new one.",
+    )
+
+
+# --- the checkpoints of earlier phases -------------------------------------------------------------------------------
+
+
+def find_start(trace: Trace, first: int, name: str) -> str:
+    """Return the folder of the newest final checkpoint of a phase before `first`; "" and a mistake if there is none."""
+    phase = trace.file.phases[first]
+    before = [earlier.kind for earlier in reversed(trace.file.phases[:first])]
+    found = {kind: _finals(name, kind) for kind in before}
+    own = [folder for folders in found.values() for folder, other_folder in folders if other_folder is None]
+    if own:
+        return str(own[0])
+    strangers = [(folder, other_folder) for folders in found.values() for folder, other_folder in folders]
+    trace.wrong(
+        ("train", "only"),
+        f"{phase.kind} starts from {before[0]}, but no trained {' or '.join(before)} of {name} was found"
+        f" (looked in ./models/{name}, ./models/{name}-{before[0]} and {home() / 'runs'})."
+        + "".join(
+            f" {folder} belongs to another {name}, started in {other_folder}." for folder, other_folder in strangers[:1]
+        ),
+        f"Train {before[0]} first, or start from the other one: --set phases.{first}.init_from={strangers[0][0]}"
+        if strangers
+        else f"homing fetch {name}   or set the folder: phases.{first}.init_from",
+    )
+    return ""
+
+
+def newest_weights(name: str, kind: str) -> Path | None:
+    """Return the newest final checkpoint folder of this phase, or its newest checkpoint if the phase never finished."""
+    found = [folder for folder, other_folder in _checkpoints(name, kind, is_final=True) if other_folder is None]
+    found += [folder for folder, other_folder in _checkpoints(name, kind, is_final=False) if other_folder is None]
+    return found[0] if found else None
+
+
+def _finals(name: str, kind: str) -> list[tuple[Path, Path | None]]:
+    return _checkpoints(name, kind, is_final=True)
+
+
+def _checkpoints(name: str, kind: str, *, is_final: bool) -> list[tuple[Path, Path | None]]:
+    """List checkpoint folders, preferred one first, each with the folder its run was started in if not this one.
+
+    Fetched models come first, newest first. `homing fetch` stores a model under the run's name, or under NAME-PHASE or
+    NAME-*-* if another run already uses that name.
+    """
+    fetched = [MODELS / name, MODELS / f"{name}-{kind}", *MODELS.glob(f"{name}-*-*")]
+    fetched.sort(key=_made_at, reverse=True)
+    runs = sorted((home() / "runs").glob(f"{name}-*"), reverse=True)
+    trained = [
+        step for run in runs for step in sorted((run / file_names.CHECKPOINTS / kind).glob("step-*"), reverse=True)
+    ]
+    manifests = {folder.absolute(): manifest_in(folder) for folder in [*fetched, *trained]}
+    return [
+        (folder, begun_elsewhere(manifest.run_id))
+        for folder, manifest in manifests.items()
+        if manifest is not None and (manifest.run_name, manifest.phase, manifest.is_final) == (name, kind, is_final)
+    ]
+
+
+def _made_at(folder: Path) -> float:
+    manifest = manifest_in(folder)
+    return manifest.made_at if manifest is not None else 0.0
