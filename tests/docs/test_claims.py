@@ -248,7 +248,7 @@ def test_the_same_bits_on_a_cpu_are_promised_for_the_same_number_of_threads() ->
 def test_pages_call_programs_untested_that_never_ran_our_models() -> None:
     """vLLM, SGLang and LM Studio have neither a test nor a proof; llama.cpp and transformers have."""
     assert figures("proofs/gguf_in_llama_cpp")
-    for path in [*PAGES, ROOT / "src/homing/cli/verb_list.py", ROOT / "src/homing/cli/verbs/plan.py"]:
+    for path in [*PAGES, ROOT / "src/homing/cli/verb_list.py", ROOT / "src/homing/api/runs/plan_run.py"]:
         for paragraph in re.split(r"\n\n|\n(?=[|-])", path.read_text(encoding="utf-8")):
             if re.search(r"vLLM|SGLang|LM Studio", paragraph) and path.name != "acceptance.md":
                 assert re.search(r"untested|ever\s+started", paragraph), f"{path.name}: {paragraph[:120]}"

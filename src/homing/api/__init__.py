@@ -9,6 +9,8 @@ goes to `homing.api.notices`. The names that users import are in `homing` itself
 FUNCTIONS: dict[str, str] = {
     "generate": "homing.api.models.generate_text:generate",
     "chat": "homing.api.models.chat_session:open_chat",
+    "plan": "homing.api.runs.plan_run:plan_run",
+    "status": "homing.api.lookup.status:run_status",
     "watch": "homing.api.runs.watch_run:watch_run",
     "stop": "homing.api.runs.stop_run:stop_run",
 }

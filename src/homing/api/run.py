@@ -26,6 +26,7 @@ from homing.errors import UsageError
 
 if TYPE_CHECKING:
     from homing.api.lookup.local_runs import Trained
+    from homing.api.runs.plan_run import Planned
     from homing.cloud.home import Home
     from homing.cloud.ledger.ledger import RunRow
     from homing.cloud.plan.plan import OfferPlan, Plan
@@ -120,17 +121,14 @@ class Run:
             raise done.error
         return done.to_dict()
 
-    def plan(self) -> Plan:
-        """Return hours and dollars per offer, cheapest to finish first. Rents nothing."""
-        from homing.api.lookup.find_runs import meet_host, open_home
-        from homing.cloud.plan.plan import make_plan
-        from homing.config.load import load_run
+    def plan(self) -> Planned:
+        """Return hours and dollars per offer, cheapest to finish first, or by list prices without an account.
 
-        loaded = load_run(self.name, self.sets, is_smoke=self.is_smoke)
-        self._refuse_stale(loaded)
-        with open_home() as home:
-            meet_host(home, loaded.run)
-            return make_plan(loaded.run, home, explain=True)
+        Rents nothing.
+        """
+        from homing.api.runs.plan_run import plan_run
+
+        return plan_run(self.name, sets=self.sets, is_smoke=self.is_smoke)
 
     # --- on a rented instance ---
 
@@ -148,8 +146,8 @@ class Run:
         `spend_limit`: the most that the run may cost in dollars; required here or as limits.spend in the run file.
         `confirm`: must be True; otherwise a UsageError names the rate and the limit, and nothing is rented.
         """
-        from homing.api.launch_run import Asked, start_run
         from homing.api.lookup.find_runs import open_home, parse_limit
+        from homing.api.runs.launch_run import Asked, start_run
         from homing.cloud.try_offers import Exact
 
         asked = Asked(
@@ -188,9 +186,9 @@ class Run:
 
     def fetch(self, *, checkpoint: str = "latest", to: str | Path | None = None, force: bool = False) -> Path:
         """Download the model from the store and verify every hash. Returns its folder."""
-        from homing.api.fetch_model import fetch_model
         from homing.api.lookup.find_runs import find_run, open_home
         from homing.api.notices import say_problems
+        from homing.api.runs.fetch_model import fetch_model
         from homing.cloud.reconcile.reconcile import refresh
 
         with open_home() as home:
@@ -204,9 +202,9 @@ class Run:
 
         `force`: also if something that was not pushed would be lost; otherwise that raises a UsageError.
         """
-        from homing.api.end_runs import destroy_runs, refresh_or_say
         from homing.api.lookup.find_runs import find_run, open_home
         from homing.api.notices import say_problems
+        from homing.api.runs.end_runs import destroy_runs, refresh_or_say
         from homing.cloud.destroy import would_be_lost
         from homing.cloud.reconcile.run_status import dump_line
 
@@ -228,21 +226,9 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """Return the current state: instances, spend and progress, as `homing status --json` prints it."""
-        from homing.api.lookup.local_runs import Trained, store_here
-        from homing.api.lookup.status import document_here, look_closely
-        from homing.cloud.reconcile.reconcile import refresh
-        from homing.cloud.watch.run_output import EventFeed
+        from homing.api.lookup.status import run_status
 
-        with self._home() as home:
-            found = self._find(home)
-            if isinstance(found, Trained):
-                feed = EventFeed(store_here(home), found.run)
-                for _ in feed.reports():  # only the latest values are shown
-                    pass
-                return document_here(home, found, feed)
-            problems = refresh(home)
-            seen = look_closely(home, home.ledger.run(found.id) or found, problems)
-            return {**seen.status.to_dict(), **seen.document}
+        return next(run_status(self.name)).document
 
     def metrics(self, *, as_frame: bool = False) -> Any:
         """Return one dict per reported step, or with `as_frame` a pandas DataFrame."""

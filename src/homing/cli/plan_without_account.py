@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from decimal import Decimal
 
 from homing.api.lookup.find_runs import usd
+from homing.api.runs.plan_run import Planned
 from homing.cli import output
 from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.plan.without_account import Listed
 from homing.errors import UsageError
 from homing.units import format_duration, format_rate, parse_usd
-from homing.wire.run_json import Run
 
 __all__ = ["parse_rate", "show_listed"]
 
@@ -28,8 +27,9 @@ def parse_rate(text: str | None) -> Decimal | None:
     return rate
 
 
-def show_listed(rows: list[Listed], run: Run, typed: str, *, is_without_key: bool = False) -> None:
-    output.emit("plan-listed/1", {"run": run.name, "is_offer": False, "cards": [_document(row) for row in rows]})
+def show_listed(planned: Planned) -> None:
+    rows, run, typed = planned.listed, planned.loaded.run, planned.typed
+    output.emit("plan-listed/1", planned.to_dict())
     headers = ["GPU", "at", "rate", "tok/s", "time", "dollars", "how we know"]
     limit = None if run.limits.spend_usd is None else Decimal(run.limits.spend_usd)
     title = f"{run.name} by GPU, estimated without asking providers"
@@ -38,7 +38,7 @@ def show_listed(rows: list[Listed], run: Run, typed: str, *, is_without_key: boo
         output.say("Costs use list prices of the dates shown; current prices may differ.")
     if any(row.rate_usd_per_hour is None for row in rows):
         output.say(f"homing has no list prices for it. Use your own rate: homing plan {typed} --rate 2.50")
-    if is_without_key:
+    if planned.is_without_key:
         for name in run.cloud.providers:
             account = ACCOUNTS[name]
             output.say(f"No API key for {account.title}. Create one at {account.key_page}, then: homing setup {name}")
@@ -57,11 +57,3 @@ def _row(row: Listed, limit: Decimal | None) -> list[str]:
         "-" if cost is None else f"about {usd(cost)}{over}",
         "; ".join(filter(None, [row.speed_text, row.rate_text])),
     ]
-
-
-def _document(row: Listed) -> dict[str, object]:
-    document = {key: value for key, value in dataclasses.asdict(row).items() if key != "rate_usd_per_hour"}
-    rate, cost = row.rate_usd_per_hour, row.cost_usd
-    document["rate_usd_per_hour"] = None if rate is None else str(rate)
-    document["cost_usd"] = None if cost is None else str(cost)
-    return document

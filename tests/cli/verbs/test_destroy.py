@@ -52,7 +52,7 @@ def test_a_ledger_that_cannot_be_updated_does_not_keep_a_machine_billing(
         raise IntegrityError("The ledger cannot be used.")
 
     cli("launch", "moss", "--spend-limit", "1", "--yes")
-    monkeypatch.setattr("homing.api.end_runs.refresh", full)
+    monkeypatch.setattr("homing.api.runs.end_runs.refresh", full)
     monkeypatch.setattr("homing.cloud.reconcile.inventory.refresh", full)
     said = cli("destroy", typed, "--yes")
     assert said.code == 0, said.err
@@ -150,7 +150,7 @@ def test_an_end_that_is_not_confirmed_exits_6_and_every_later_verb_says_so(
     monkeypatch.setattr("homing.cloud.ledger.meter.FREE_PROVIDERS", frozenset())  # treat it as a rented machine
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     monkeypatch.setattr(Local, "destroy", lambda self, instance_id: None)
-    monkeypatch.setattr("homing.api.end_runs.destroy_run", lambda home, row: fast_destroy(home, row))
+    monkeypatch.setattr("homing.api.runs.end_runs.destroy_run", lambda home, row: fast_destroy(home, row))
     said = cli("destroy", "moss", "--yes")
     assert said.code == 6
     assert "$0.36/h" in said.err

@@ -179,7 +179,7 @@ def test_unprepared_data_is_refused_with_the_steps_that_are_missing(cli: Homing)
 
 @pytest.mark.acceptance(4)
 def test_a_big_first_run_is_asked_about_its_smoke_profile(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.api.launch_run.needs_smoke_first", lambda run: True)
+    monkeypatch.setattr("homing.api.runs.launch_run.needs_smoke_first", lambda run: True)
     said = cli("launch", "moss", "--spend-limit", "1")
     assert said.code == 2
     assert "smoke profile has not passed" in said.err
@@ -189,7 +189,7 @@ def test_a_big_first_run_is_asked_about_its_smoke_profile(cli: Homing, monkeypat
 def test_a_large_run_with_a_failed_smoke_profile_is_refused_also_with_yes(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.api.launch_run.needs_smoke_first", lambda run: True)
+    monkeypatch.setattr("homing.api.runs.launch_run.needs_smoke_first", lambda run: True)
     file = Path("runs/moss.yaml")
     mark_smoke(file, is_passed=False)
     said = cli("launch", "moss", "--spend-limit", "1", "--yes")
@@ -243,7 +243,7 @@ def interrupted(*args: Any, **more: Any) -> None:
 
 
 def test_an_interrupt_before_anything_is_created_says_so(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
-    for where in ("homing.api.launch_run.make_plan", "homing.cloud.launch.launch.push_code"):
+    for where in ("homing.api.runs.launch_run.make_plan", "homing.cloud.launch.launch.push_code"):
         with monkeypatch.context() as patch:
             patch.setattr(where, interrupted)
             said = cli("launch", "moss", "--spend-limit", "1", "--yes")
@@ -285,7 +285,7 @@ def test_an_interrupt_without_a_confirmed_end_names_what_bills_and_the_command(
 def test_a_verb_that_has_no_last_word_says_that_it_was_interrupted(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.cli.verbs.plan.make_plan", interrupted)
+    monkeypatch.setattr("homing.api.runs.plan_run.make_plan", interrupted)
     said = cli("plan", "moss")
     assert (said.code, said.err) == (130, "Interrupted.\n")
 

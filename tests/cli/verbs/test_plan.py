@@ -110,7 +110,7 @@ def family_row(said: str) -> str:
 
 def learned(monkeypatch: pytest.MonkeyPatch, *rows: LearnedRow) -> None:
     table = dataclasses.replace(load_table(), learned=rows)
-    monkeypatch.setattr("homing.cli.verbs.plan.load_table", lambda: table)
+    monkeypatch.setattr("homing.api.runs.plan_run.load_table", lambda: table)
 
 
 def test_the_family_trade_off_is_one_row_without_a_figure_if_not_measured(

@@ -62,7 +62,7 @@ def test_a_run_on_this_computer_raises_no_billing_alarm(cli: Homing, monkeypatch
     (row,) = [line for line in said.out.splitlines() if line.startswith("moss-")]
     assert row.split()[-1] == "no"
     monkeypatch.setattr(Local, "destroy", lambda self, instance_id: None)
-    monkeypatch.setattr("homing.api.end_runs.destroy_run", lambda home, row: destroy_run(home, row, deadline_s=0))
+    monkeypatch.setattr("homing.api.runs.end_runs.destroy_run", lambda home, row: destroy_run(home, row, deadline_s=0))
     ended = cli("destroy", "moss", "--yes")
     assert not re.search("may still (cost money|be billing)", ended.err)
     assert "$0.36/h" not in ended.err

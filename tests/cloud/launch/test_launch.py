@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.cloud.rig import make_draft, make_run, marked_now
 
-from homing.api.launch_run import say_plan
+from homing.api.runs.launch_run import say_plan
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.destroy import destroy_lines, destroy_run
 from homing.cloud.guard.stop_and_limit import ask_to_stop, wait_for_stop

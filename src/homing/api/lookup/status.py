@@ -1,5 +1,6 @@
 """The current state of one run: what `homing status`, the dashboard and `Run.status()` show.
 
+run_status(run)                      one run, once or until it ends: what the verb shows
 look_closely(home, row, problems)    a launched run, with its store, provider and plan
 rows_here(home, run, feed)           a run trained on this computer
 """
@@ -9,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
-from homing.api.lookup.find_runs import usd
-from homing.api.lookup.local_runs import Trained, newest_saved, progress_of
+from homing.api.lookup.find_runs import find_any, find_run, name_here, open_home, usd
+from homing.api.lookup.local_runs import Trained, look_again, newest_saved, progress_of, store_here
 from homing.cloud.artifacts.prune import kept_by
 from homing.cloud.contact import action_log
 from homing.cloud.contact.home_guard import out_of_reach
@@ -20,6 +22,7 @@ from homing.cloud.contact.ssh_access import find_login
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, LedgerLine, RunRow
 from homing.cloud.ledger.meter import at_most, billing_word, is_charged, line_spend
+from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import Status, figures_of, look, newest_pushed
 from homing.cloud.watch.progress import ahead, planned, progress_line
 from homing.cloud.watch.run_output import EventFeed
@@ -27,12 +30,52 @@ from homing.errors import HomingError
 from homing.units import format_duration
 from homing.wire import codec, file_names
 
-__all__ = ["Closely", "document_here", "look_closely", "next_words", "rows_here"]
+__all__ = ["Closely", "Seen", "look_closely", "next_words", "rows_here", "run_status"]
 
 _NUM_ACTIONS = 3  # number of the guard's latest actions to show
 
 
-def document_here(home: Home, run: Trained, feed: EventFeed) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """The state of a run at one moment."""
+
+    document: dict[str, Any]
+    rows: list[tuple[str, str]]  # for people: label and text
+    problems: list[str]
+    next_words: str  # the next commands; "" if nothing is left to do
+    is_over: bool  # it has ended, and nothing bills
+
+
+def run_status(run: str | None = None, *, every_s: float | None = None, home: Home | None = None) -> Iterator[Seen]:
+    """Yield the state of a run: once, or with `every_s` again and again until it has ended and nothing bills."""
+    with open_home(home) as opened:
+        found = find_any(opened, run)
+        yield (seen := _see(opened, found))
+        while every_s is not None and not seen.is_over:
+            opened.world.sleep(every_s)
+            yield (seen := _see(opened, found))
+
+
+def _see(home: Home, found: RunRow | Trained) -> Seen:
+    if isinstance(found, Trained):
+        return _see_here(home, look_again(home, found))
+    problems = refresh(home)
+    closely = look_closely(home, find_run(home, found.id), problems)
+    status = closely.status
+    document = {**status.to_dict(), **closely.document}
+    is_over = not status.run.is_live and not status.is_billing
+    return Seen(document, closely.rows, problems, next_words(status, name_here(status.run)), is_over)
+
+
+def _see_here(home: Home, run: Trained) -> Seen:
+    """Return the state of a run of `homing train`, which has a folder but no billed instance."""
+    feed = EventFeed(store_here(home), run.run)
+    for _ in feed.reports():  # only the latest values are shown
+        pass
+    return Seen(_document_here(home, run, feed), rows_here(home, run, feed), [], run.next_words, not run.is_live)
+
+
+def _document_here(home: Home, run: Trained, feed: EventFeed) -> dict[str, Any]:
     """Return the state of a run of `homing train`, which has a folder but no billed instance."""
     saved, progress = newest_saved(home, run), progress_of(run, feed)
     metric = codec.dump(feed.metric) if feed.metric is not None else None

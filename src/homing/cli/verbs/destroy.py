@@ -8,9 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from homing.api.end_runs import destroy_instances, destroy_runs, ids_of, lines_of_instance, refresh_or_say, runs_to_end
 from homing.api.lookup.find_runs import find_run, name_here, open_home, usd
 from homing.api.notices import say_problems
+from homing.api.runs.end_runs import (
+    destroy_instances,
+    destroy_runs,
+    ids_of,
+    lines_of_instance,
+    refresh_or_say,
+    runs_to_end,
+)
 from homing.cli import output
 from homing.cli.complete import run_words
 from homing.cli.options import Json, Yes

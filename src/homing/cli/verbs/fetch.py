@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from homing.api.extras import export_hint
-from homing.api.fetch_model import fetch_model
 from homing.api.lookup.find_models import MODELS
 from homing.api.lookup.find_runs import find_run, name_here, open_home
 from homing.api.notices import say_problems
+from homing.api.runs.fetch_model import fetch_model
 from homing.cli import output
 from homing.cli.options import Json, RunName
 from homing.cloud.artifacts.fetch import Shown, show

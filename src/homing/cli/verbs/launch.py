@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from homing.api.launch_run import (
+from homing.api.lookup.find_runs import open_home, parse_limit, usd
+from homing.api.run_changes import with_phases
+from homing.api.runs.launch_run import (
     Asked,
     Started,
     conclusion,
@@ -19,8 +21,6 @@ from homing.api.launch_run import (
     say_next,
     start_run,
 )
-from homing.api.lookup.find_runs import open_home, parse_limit, usd
-from homing.api.run_changes import with_phases
 from homing.api.tracking import wanted
 from homing.cli import ask, output
 from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes

@@ -11,7 +11,7 @@ import typer
 
 from homing.api.lookup.find_runs import open_home, usd
 from homing.api.notices import say_problems
-from homing.api.plan_run import rate_age
+from homing.api.runs.plan_run import rate_age
 from homing.cli import output
 from homing.cli.options import Json
 from homing.cloud.accounts import ACCOUNTS

@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
 
-from homing.api.data.stale_shards import refuse_stale
-from homing.api.lookup.find_runs import meet_host, open_home, parse_limit, usd
+from homing.api.lookup.find_runs import parse_limit, usd
 from homing.api.notices import say_problems
-from homing.api.plan_run import rate_age, suggested_limit
-from homing.api.run_changes import as_typed, with_phases
+from homing.api.run_changes import with_phases
+from homing.api.runs.plan_run import family_rows, load_planned, plan_run, precision_rows, rate_age, suggested_limit
 from homing.cli import output
 from homing.cli.ask import agrees_to_host
 from homing.cli.options import Json, Phases, RunName, Sets
 from homing.cli.plan_without_account import parse_rate, show_listed
 from homing.cloud.ledger import meter
-from homing.cloud.plan.measured_speeds import load_table
-from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
-from homing.cloud.plan.without_account import is_without_key, list_prices
+from homing.cloud.plan.plan import OfferPlan, Plan
 from homing.cloud.providers.base import Offer
 from homing.cloud.try_offers import name_of
-from homing.config.estimate.params import sizes
-from homing.config.load import Loaded, load_run
-from homing.config.paths import newest_run, typed_name
-from homing.errors import HomingError
-from homing.gpus import find_gpu
+from homing.config.load import Loaded
 from homing.units import format_bytes, format_count, format_duration, format_rate
 from homing.wire import codec
-from homing.wire.run_json import Run
 
 __all__ = ["command"]
 
 _LEFT_OUT = 5  # printed individually
 _LONG_HERE_S = 24 * 3600  # longer than most people would train on their own computer
-_OPENS = {
-    "stock": "opens in transformers and llama.cpp",
-    "swift": "opens in homing, and in transformers with a custom modeling file; no GGUF, no adapters",
-}
 
 
 def command(
@@ -62,29 +49,23 @@ def command(
 ) -> None:
     """Show hours and dollars per offer, cheapest to finish first. Rents nothing."""
     sets = with_phases(sets, phase)
-    own_rate = parse_rate(rate)
-    limit = [] if spend_limit is None else [f"limits.spend={parse_limit(spend_limit)}"]
-    loaded = load_run(run or newest_run(), [*sets, *limit], is_smoke=smoke)
+    own_rate, limit = parse_rate(rate), parse_limit(spend_limit)
     if resolved:
-        _show_resolved(loaded)
+        _show_resolved(load_planned(run, sets, is_smoke=smoke, spend_limit_usd=limit))
         return
-    typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=smoke)}"
-    refuse_stale(loaded, typed)
-    with open_home() as home:
-        if own_rate is not None:
-            show_listed(list_prices(loaded.run, home, own_rate), loaded.run, typed)
-            return
-        try:
-            meet_host(home, loaded.run, agrees_to_host)
-            plan = make_plan(loaded.run, home, explain=True)
-        except HomingError:
-            if not is_without_key(loaded.run, home):
-                raise
-            show_listed(list_prices(loaded.run, home), loaded.run, typed, is_without_key=True)
-            return
-        now = home.world.now()
-    output.emit("plan/1", _document(plan, loaded, now))
-    _show(plan, loaded, now, typed)
+    planned = plan_run(
+        run,
+        sets=sets,
+        is_smoke=smoke,
+        spend_limit_usd=limit,
+        rate_usd_per_hour=own_rate,
+        agrees_to_host=agrees_to_host,
+    )
+    if planned.plan is None:
+        show_listed(planned)
+        return
+    output.emit("plan/1", planned.to_dict())
+    _show(planned.plan, planned.loaded, planned.at, planned.typed)
 
 
 def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
@@ -99,8 +80,8 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
         ("minimum spend", f"{usd(plan.offers[0].minimum_usd)} on {plan.offers[0].offer.name}"),
         ("of it", plan.offers[0].timing.text),
         *_bought(plan),
-        *_family(run),
-        *_precision(plan),
+        *family_rows(run),
+        *precision_rows(plan),
         ("prepared", "yes" if loaded.is_prepared else f"no: homing prep {typed}"),
     ]
     output.table(["", ""], rows, title=f"Plan of {run.name}")
@@ -185,36 +166,6 @@ def _bought(plan: Plan) -> list[tuple[str, str]]:
     return [(f"with {_limits(plan)}", said + lands)]
 
 
-def _family(run: Run) -> list[tuple[str, str]]:
-    """Describe the advantages and limits of the chosen family, with figures if both families were measured."""
-    if run.base is not None:
-        return []
-    family = run.model.family
-    said, learned = _OPENS[family], load_table().learned_by(family, "swift" if family == "stock" else "stock")
-    if learned is not None:
-        own, other = learned
-        said += (
-            f"; held-out text takes {own.bits_per_byte:.3f} bits per byte after {format_duration(own.seconds)} of one"
-            f" {own.card}, with {other.recipe} {other.bits_per_byte:.3f} (seeds: {own.num_seeds} and {other.num_seeds})"
-        )
-    return [("family", f"{family}: {said}")]
-
-
-def _precision(plan: Plan) -> list[tuple[str, str]]:
-    """Suggest FP8 only if the GPU supports it and the model is at least as large as the smallest that gained."""
-    run, gains = plan.run, load_table().gains_of_fp8()
-    gpu = find_gpu(plan.best.offer.device)
-    is_asked = run.train.precision == "auto" and gpu is not None and gpu.has_fp8
-    if not is_asked or not gains or any(phase.method != "full" for phase in run.phases):
-        return []
-    if run.sizes.num_matmul_params < sizes(gains[0][0].shape).num_matmul_params:
-        return []
-    measured = ", ".join(
-        f"{row.shape.num_layers} x {row.shape.width} {gain:.2f}x as fast on {row.card}" for row, gain in gains
-    )
-    return [("precision", f"bf16; with train.precision=fp8 {measured}")]
-
-
 def _row(plan: Plan, row: OfferPlan, now: float) -> list[str]:
     offer = row.offer
     more = plan.more_usd(row)
@@ -234,50 +185,6 @@ def _row(plan: Plan, row: OfferPlan, now: float) -> list[str]:
 
 def _device(offer: Offer) -> str:
     return f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
-
-
-def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:
-    return {
-        "run": plan.run.name,
-        "num_params": plan.run.sizes.num_params,
-        "num_tokens": plan.num_tokens,
-        "num_steps": plan.num_steps,
-        "flops": plan.flops,
-        "flops_per_token": plan.run.sizes.flops_per_token,
-        "memory_bytes": plan.needs.memory_bytes,
-        "disk_bytes": plan.needs.disk_bytes,
-        "checkpoint_bytes": plan.checkpoint_bytes,
-        "minimum_spend_usd": str(plan.offers[0].minimum_usd),
-        "family": dict(_family(plan.run)).get("family"),
-        "precision": dict(_precision(plan)).get("precision"),
-        "is_prepared": loaded.is_prepared,
-        "offers": [
-            {
-                **dataclasses.asdict(row.offer),
-                "tokens_per_s": row.speed.tokens_per_s,
-                "speed_source": row.speed.source,
-                "speed_text": row.speed.text,
-                "seconds": row.seconds,
-                "cost_usd": str(row.cost_usd),
-                "more_usd": str(plan.more_usd(row) or 0),
-                "worst_usd": str(row.worst_usd),
-                "storage_usd": str(row.storage_usd),
-                "num_interruptions": row.odds.num_interruptions,
-                "odds_text": row.odds.text,
-                "minimum_usd": str(row.minimum_usd),
-                "rate_age_s": 0.0 if row.offer.as_of is None else max(0.0, now - row.offer.as_of),
-                "phases": [
-                    {"name": part.name, "seconds": part.seconds, "cost_usd": str(part.cost_usd)}
-                    for part in row.phases(plan.run)
-                ],
-                "timing": dataclasses.asdict(row.timing),
-                "buys": dataclasses.asdict(row.buys) if row.buys else None,
-            }
-            for row in plan.offers
-        ],
-        "left_out": [{**dataclasses.asdict(each.offer), "why": each.why} for each in plan.left_out],
-        "warnings": [*loaded.warnings, *plan.warnings],
-    }
 
 
 def _show_resolved(loaded: Loaded) -> None:

@@ -13,8 +13,8 @@ from homing.api.data.stale_shards import stale_shards
 from homing.api.extras import need
 from homing.api.lookup.find_runs import open_home, parse_limit, usd
 from homing.api.notices import say_problems
-from homing.api.plan_run import suggested_limit
 from homing.api.run_changes import as_typed
+from homing.api.runs.plan_run import suggested_limit
 from homing.cli import output
 from homing.cli.options import Json, Sets
 from homing.cloud.plan.plan import make_plan

@@ -19,8 +19,8 @@ from homing.api.data.stale_shards import refuse_stale
 from homing.api.extras import need
 from homing.api.lookup.find_runs import find_run, meet_host, name_here, usd
 from homing.api.notices import say_problems
-from homing.api.plan_run import rate_age, suggested_limit
 from homing.api.run_changes import as_typed, extending_sets, print_schedule
+from homing.api.runs.plan_run import rate_age, suggested_limit
 from homing.api.tracking import begin, following
 from homing.cloud.contact import home_guard
 from homing.cloud.destroy import still_billing
