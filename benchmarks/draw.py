@@ -147,10 +147,10 @@ def about_peers(where: Where, group: Group) -> list[str]:
         best = min(by_batch, key=lambda batch: by_batch[batch], default=None)
         if best != shown[0]["batch_tokens"]:
             how = "its default for this size" if shown[0]["batch_tokens"] == PEERS[peer] else "a batch that was given"
-            why = "was not looked for here" if best is None else f"in a sweep was {best:,}"
+            why = "We did not search for its best batch" if best is None else f"In a sweep, {best:,} was better"
             said.append(
-                f"{peer} ran at {batch_of(shown)} tokens a step, {how}, and not at its best batch, which {why}. So this"
-                " table does not say which of them learns faster: a fair comparison is still to be measured."
+                f"{peer} ran with {batch_of(shown)} tokens a step, {how}. {why}, so this table does not say which of"
+                " them learns faster: a fair comparison is still to be measured."
             )
             continue
         seeds = sorted({row["seed"] for row in tried})
@@ -173,8 +173,8 @@ def about_transformers(rows: list[Row]) -> str:
     """With which settings it ran, and whether others were tried."""
     settings = sorted({row.get("peer_settings", TRANSFORMERS) for row in rows})
     is_swept = all(len(row.get("peer_tried", ())) > 1 for row in rows)
-    more = "the fastest of those tried" if is_swept else "no others were tried, so these may not be its best"
-    return f"transformers ran with {'; '.join(settings)}: {more}."
+    more = "the fastest that we tried" if is_swept else "the only ones that we tried, so they may not be its best"
+    return f"transformers ran with {'; '.join(settings)}. These settings are {more}."
 
 
 def read_speeds() -> list[Row]:
@@ -234,7 +234,7 @@ def by_tokens(rows: list[Row]) -> list[str]:
                 lines.append(f"| {num_tokens:,} | {text:,} | {messages} |")
     if not lines:
         return []
-    said = "**By tokens instead of time**, bits per byte, each family with the best of the settings that were tried:"
+    said = "**By tokens instead of time**: bits per byte of each family, with the best settings that we tried:"
     return [said, "", "| tokens | of a text of | `stock` | `swift` |", "|--:|--:|---|---|", *lines, ""]
 
 

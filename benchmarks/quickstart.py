@@ -56,8 +56,8 @@ def show_in_readme(figures: dict[str, Any]) -> None:
         f"- {figures['seconds']:.0f} s from the command to the receipt, on {os.cpu_count()} CPU cores; "
         f"{figures['tokens']:,} tokens in {figures['steps']} steps.\n"
         f"- Validation loss {figures['val_loss']:.3f} nats per token, {figures['val_bits_per_byte']:.3f} bits per byte."
-        f" Knowing only the token before, the best is {figures['bigram_nats']:.3f}.\n"
-        f"- A sample of what a minute or two of training gives:\n\n```text\n{sample}\n```\n"
+        f" A model that sees only the previous token can reach {figures['bigram_nats']:.3f} nats at best.\n"
+        f"- A sample after a minute or two of training:\n\n```text\n{sample}\n```\n"
     )
     page.write_text(f"{head}<!-- figures: quickstart -->\n{block}<!-- end of figures -->{tail}", encoding="utf-8")
 

@@ -150,7 +150,7 @@ def test_a_peer_without_a_sweep_shows_its_batch_and_the_missing_sweep(
 ) -> None:
     page = drawn(draw, monkeypatch, [*OURS, peer(2**19, 0, 0.6, name="nanochat")], [])
     assert "| `nanochat`, its default batch | 0.6000 | 1 | 524,288 |" in page
-    assert "and not at its best batch, which was not looked for here" in page
+    assert "We did not search for its best batch, so this table does not say which of them" in page
     assert page.count("a fair comparison is still to be measured") == 2, "in the README and on the page"
 
 
@@ -175,9 +175,13 @@ def test_a_peer_at_its_best_is_shown_with_the_sweep_that_chose_it(
     page = drawn(draw, monkeypatch, rows, tried[1:])
     assert "it is at the end of what was tried, so a better one may exist" in page
     page = drawn(draw, monkeypatch, rows, [*tried, peer(2**15, 100, 0.4)])
-    assert "its best batch, which in a sweep was 32,768" in page, "not the one that is in the table"
+    assert "In a sweep, 32,768 was better, so this table does not say which of them" in page, (
+        "not the one that is in the table"
+    )
     elsewhere = [each | {"device": "NVIDIA L4"} for each in tried]
-    assert "not looked for here" in drawn(draw, monkeypatch, rows, elsewhere), "another card is another matter"
+    assert "We did not search for its best batch" in drawn(draw, monkeypatch, rows, elsewhere), (
+        "another card is another matter"
+    )
     with pytest.raises(AssertionError, match="the seed that chose a batch is reported"):
         drawn(draw, monkeypatch, rows, [each | {"seed": 0} for each in tried])
 
@@ -189,7 +193,7 @@ def test_the_transformers_row_names_its_settings_and_whether_others_were_tried(
     plain = {"shape": shape, "tokens_per_s": 600, "peer_tokens_per_s": 400}
     monkeypatch.setattr(draw, "read", lambda name: [])
     monkeypatch.setattr(draw, "read_speeds", lambda: [plain])
-    assert "fused AdamW and as many rows at a time as homing: no others were tried, so these may not" in draw.in_short()
+    assert "These settings are the only ones that we tried, so they may not be its best." in draw.in_short()
     tried = [{"rows": 32}, {"rows": 64}]
     monkeypatch.setattr(draw, "read_speeds", lambda: [plain | {"peer_settings": "mode x", "peer_tried": tried}])
-    assert "transformers ran with mode x: the fastest of those tried." in draw.in_short()
+    assert "transformers ran with mode x. These settings are the fastest that we tried." in draw.in_short()
