@@ -51,3 +51,19 @@ def test_a_folder_is_loaded_and_shown(model: package.Model, homing: Homing) -> N
     assert "parameters, cpu" in repr(model)
     with pytest.raises(package.DataError):
         package.load("nothing-here")
+
+
+def test_eval_gives_the_document_of_the_verb_and_writes_its_report(
+    model: package.Model, homing: Homing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat on a mat. " * 200)
+    measured = model.eval(text=["text.txt"], out="by-call.md")
+    assert capsys.readouterr() == ("", "")
+    _, out, _ = homing("eval", "tiny", "--text", "text.txt", "--device", "cpu", "--out", "typed.md", "--json")
+    typed = json.loads(out)
+    assert (measured["models"], measured["results"]) == (typed["models"], typed["results"])
+    assert {path.name for path in tmp_path.glob("*.*") if path.stem in ("by-call", "typed")} == {
+        "by-call.md", "by-call.json", "typed.md", "typed.json",
+    }  # fmt: skip
+    with pytest.raises(package.UsageError, match="no set has questions"):
+        model.eval(text=["text.txt"], pass_at=[2])

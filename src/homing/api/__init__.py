@@ -9,8 +9,12 @@ goes to `homing.api.notices`. The names that users import are in `homing` itself
 FUNCTIONS: dict[str, str] = {
     "generate": "homing.api.models.generate_text:generate",
     "chat": "homing.api.models.chat_session:open_chat",
+    "export": "homing.api.models.export_model:export_model",
+    "publish": "homing.api.models.publish_model:publish_model",
+    "eval": "homing.api.models.eval_model:eval_model",
     "plan": "homing.api.runs.plan_run:plan_run",
     "status": "homing.api.lookup.status:run_status",
     "watch": "homing.api.runs.watch_run:watch_run",
     "stop": "homing.api.runs.stop_run:stop_run",
+    "report": "homing.api.pages.write_report:report_run",
 }

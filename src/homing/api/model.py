@@ -1,4 +1,4 @@
-"""`homing.load(name)`: a trained model, to generate, chat, score and export with. torch is loaded by `load`."""
+"""`homing.load(name)`: a trained model to generate, chat, score, evaluate and export with. `load` imports torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from homing.api.models.open_model import OpenModel, open_model
 from homing.errors import UsageError
@@ -89,15 +89,50 @@ class Model(OpenModel):
 
     def export(self, to: str = "hf", out: str | Path | None = None, *, licence: str = "", force: bool = False) -> Path:
         """Write the model for other tools (hf, gguf, ollama, adapter, merged) and verify it. Returns its folder."""
-        from homing.api.export_model import EXPORTS, check_formats, export_model, name_of
-        from homing.api.extras import need_for_export
+        from homing.api.models.export_model import export_model
 
-        check_formats(to, "", "")
-        need_for_export(to, verb="export")
-        name = name_of(self.folder)
-        target = Path(out) if out is not None else EXPORTS / f"{name}-{to}"
-        export_model(self.folder, to, target, name=name, licence=licence, force=force)
-        return target
+        target = Path(out) if out is not None else None
+        return export_model(self, to=to, out=target, licence=licence, force=force).out
+
+    def eval(
+        self,
+        *,
+        text: Sequence[str] = (),
+        task: Sequence[str] = (),
+        chat: Sequence[str] = (),
+        text_field: str = "text",
+        pass_at: Sequence[int] = (),
+        samples: int = 0,
+        temperature: float | None = None,
+        new_tokens: int | None = None,
+        window: int = 0,
+        at_most: int = 0,
+        seed: int = 0,
+        out: str | Path | None = None,
+    ) -> dict[str, Any]:
+        """Measure the model on text, tasks and conversations, each figure with a 95% interval, like `homing eval`.
+
+        Without `text`, `task` and `chat`: on what its run held out. Returns what `homing eval --json` prints; `out`
+        also writes the report (.md, and a .json next to it).
+        """
+        from homing.api.models.eval_model import eval_model
+
+        done = eval_model(
+            self,
+            text=text,
+            task=task,
+            chat=chat,
+            text_field=text_field,
+            pass_at=pass_at,
+            samples=samples,
+            temperature=temperature,
+            new_tokens=new_tokens,
+            window=window,
+            at_most=at_most,
+            seed=seed,
+            out=Path(out) if out is not None else None,
+        )
+        return done.document
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.model.parameters())

@@ -268,6 +268,18 @@ class Run:
             found = self._find(home)
             return [] if isinstance(found, Trained) else [dump_line(line) for line in home.ledger.lines(found.id)]
 
+    def report(self, to: str | Path | None = None, *, evals: Sequence[str | Path] = ()) -> Path:
+        """Write one page about the run, as .html or .md, and return its path; `to`: NAME.html unless given.
+
+        `evals`: results saved by `Model.eval(out=...)` or `homing eval --out`.
+        """
+        from homing.api.pages.write_report import report_run
+
+        name = Path(self.name).name.removesuffix(".yaml")
+        path = Path(to) if to is not None else Path(f"{name}.html")
+        report_run(self.name, out=path, evals=[Path(each) for each in evals])
+        return path
+
     def __repr__(self) -> str:
         changes = f", sets={self.sets!r}" if self.sets else ""
         return f"Run({self.name!r}{changes}{', smoke=True' if self.is_smoke else ''})"

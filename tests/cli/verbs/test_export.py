@@ -14,7 +14,7 @@ from tests.lm.export.folders import make_adapter, make_checkpoint, write_tokeniz
 from tests.lm.model.open_weights.foreign_models import write_reference
 
 from homing.api import extras
-from homing.api.export_model import KINDS
+from homing.api.models.export_model import KINDS
 from homing.errors import MissingExtra
 
 

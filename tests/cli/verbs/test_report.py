@@ -13,6 +13,7 @@ from tests.cli.control_rig import Homing, cli_with
 from tests.lm.tiny import make_data
 from tests.report.kept_run import RUN_ID, WEIGHTS_SHA256, two_phases, write_run_dir
 
+import homing
 from homing.api.lookup.find_models import find_model
 from homing.wire import codec, file_names
 from homing.wire.event_lines import Outcome
@@ -211,3 +212,13 @@ def test_the_report_for_maintainers_has_events_and_no_private_data(
     written = tmp_path / "for-them.md"
     assert cli("report", "moss", "--for-maintainers", "--out", str(written)).code == 0
     assert "canary" not in written.read_text()
+
+
+def test_the_python_api_writes_the_page_of_the_verb(cli: Homing, kept: Path) -> None:
+    assert cli("report", "moss", "--out", "typed.html").code == 0
+    assert homing.Run("moss").report() == Path("moss.html")
+    assert homing.Run("moss").report(to="called.html") == Path("called.html")
+    pages = {Path(name).read_text() for name in ("typed.html", "moss.html", "called.html")}
+    assert len(pages) == 1
+    with pytest.raises(homing.UsageError, match="unknown file extension"):
+        homing.Run("moss").report(to="moss.pdf")

@@ -14,7 +14,7 @@ import torch
 from tests.cli.trained import make_checkpoint
 from tests.lm.tiny import make_data
 
-from homing.api.evaluate import open_sets
+from homing.api.models.eval_sets import open_sets
 from homing.errors import DataError, UsageError
 from homing.lm.data.chat.chat_settings import ChatOrder, ChatSource
 from homing.lm.data.chat.messages import Conversation

@@ -44,8 +44,12 @@ def open_model(
     return OpenModel(folder, *load_for_use(folder, device, base=find_base(folder, base)))
 
 
-def find_folder(name_or_path: str | Path | None, *, checkpoint: str | None = None, phase: str | None = None) -> Path:
+def find_folder(
+    model: str | Path | OpenModel | None, *, checkpoint: str | None = None, phase: str | None = None
+) -> Path:
     """Return the folder of a model; a Path is always a folder, never the name of a run."""
-    if isinstance(name_or_path, Path):
-        name_or_path = str(name_or_path) if name_or_path.is_absolute() else f"./{name_or_path}"
-    return find_model(name_or_path, checkpoint=checkpoint, phase=phase)
+    if isinstance(model, OpenModel):
+        return model.folder
+    if isinstance(model, Path):
+        model = str(model) if model.is_absolute() else f"./{model}"
+    return find_model(model, checkpoint=checkpoint, phase=phase)

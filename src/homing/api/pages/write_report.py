@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from homing.api.lookup.find_runs import find_finished, name_here
+from homing.api.lookup.find_runs import find_finished, name_here, open_home
 from homing.api.lookup.local_runs import Trained
 from homing.api.notices import say_problems
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, RunRow
 from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import UsageError
-from homing.report import Report, Subject, render_html, render_markdown
-from homing.report.render_page import MARK, picture_of
+from homing.report import Report, Subject, read_report, render_html, render_markdown
+from homing.report.collect import add_evals
+from homing.report.render_page import MARK, picture_of, render_for_maintainers
 
-__all__ = ["check_target", "look_up", "next_commands", "subject_of", "write_report"]
+__all__ = ["RunReport", "report_run", "subject_of"]
 
 _SUFFIXES = (".md", ".html")
 _MARK_WITHIN = 200  # bytes
 
 
-def look_up(home: Home, typed: str | None) -> RunRow | Trained:
+@dataclass(frozen=True)
+class RunReport:
+    report: Report
+    text: str  # the page for the maintainers; "" for a report
+    files: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"text": self.text} if self.text else {**self.report.to_dict(), "files": self.files}
+
+
+def report_run(
+    run: str | None = None, *, out: Path | None = None, evals: Sequence[Path] = (), for_maintainers: bool = False
+) -> RunReport:
+    """Collect what is known of a run, and write it to `out` (.md or .html) if given.
+
+    `evals`: results saved by `homing eval --out`. `for_maintainers`: a bug report instead, in Markdown.
+    """
+    _check_target(out, for_maintainers)
+    with open_home() as home:
+        found = _look_up(home, run)
+        report = read_report(home, subject_of(found))
+        if for_maintainers:
+            text = render_for_maintainers(report, home)
+            if out is not None:
+                out.write_text(f"<!-- {MARK} -->\n\n{text}", encoding="utf-8")
+            return RunReport(report, text, [str(out)] if out is not None else [])
+    report = dataclasses.replace(report, next=_next_commands(found, report))
+    for file in evals:
+        report = add_evals(report, file)
+    return RunReport(report, "", _write(out, report) if out is not None else [])
+
+
+def _look_up(home: Home, typed: str | None) -> RunRow | Trained:
     found = find_finished(home, typed)
     if isinstance(found, Trained) or not _may_have_changed(home, found):
         return found
@@ -42,7 +78,7 @@ def subject_of(found: RunRow | Trained) -> Subject:
     return Subject(found.id, found.name, found.state, found.reason, found)
 
 
-def next_commands(found: RunRow | Trained, report: Report) -> list[str]:
+def _next_commands(found: RunRow | Trained, report: Report) -> list[str]:
     """Return the next commands: how to complete the run, and how to use its weights if there are any."""
     name = found.run if isinstance(found, Trained) else name_here(found)
     commands = []
@@ -64,7 +100,7 @@ def _again(found: RunRow | Trained, name: str) -> str:
     return f"homing adopt {shlex.quote(found.store)} {found.id}" if is_adopted else f"homing launch {name} --resume"
 
 
-def check_target(out: Path | None) -> None:
+def _check_target(out: Path | None, for_maintainers: bool) -> None:
     """Before anything is read, refuse an unknown file format and a file that is not a homing report."""
     if out is None:
         return
@@ -80,6 +116,8 @@ def check_target(out: Path | None) -> None:
                 what=f"{path} already exists and is not a homing report, so it is not overwritten.",
                 fix=f"--out {out.with_name(f'{out.stem}-report{out.suffix}')}",
             )
+    if for_maintainers and out.suffix != ".md":
+        raise UsageError(what="--for-maintainers writes Markdown.", fix=f"--out {out.with_suffix('.md')}")
 
 
 def _is_ours(path: Path) -> bool:
@@ -90,7 +128,7 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def write_report(out: Path, report: Report) -> list[str]:
+def _write(out: Path, report: Report) -> list[str]:
     """Write each file atomically, the picture before the page that shows it."""
     pages: Sequence[tuple[Path, str]] = [(out, render_html(report))]
     if out.suffix == ".md":

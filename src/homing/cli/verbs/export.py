@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from homing.api.export_model import EXPORTS, F16, check_formats, export_model, name_of
-from homing.api.extras import need_for_export
-from homing.api.lookup.find_models import find_model
+from homing.api.models.export_model import export_model
 from homing.cli import output
 from homing.cli.options import Base, Json
 from homing.cli.verbs.generate import Checkpoint, Model, Phase
 from homing.units import format_bytes
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Dtype", "GgufType", "Licence", "command"]
 
@@ -51,23 +46,26 @@ def command(
     json_: Json = False,
 ) -> None:
     """Export a model as a Hugging Face folder, a GGUF file, an Ollama Modelfile, an adapter or merged weights."""
-    check_formats(to, dtype, gguf_type)
-    need_for_export(to, verb="export")
-    folder = find_model(run, checkpoint=checkpoint, phase=phase)
-    name = name_of(folder)
-    target = out or EXPORTS / f"{name}-{to}"
-    made = export_model(
-        folder, to, target, name=name, dtype=dtype, gguf_type=gguf_type or F16, licence=licence, base=base, force=force
+    done = export_model(
+        run,
+        to=to,
+        out=out,
+        dtype=dtype,
+        gguf_type=gguf_type,
+        licence=licence,
+        base=base,
+        checkpoint=checkpoint,
+        phase=phase,
+        force=force,
     )
-    document: dict[str, Any] = {"from": str(folder), "to": to, "out": str(target), "files": made.files}
-    document |= {"checked": made.checked, "notes": made.notes}
-    document["proof"] = made.proof.to_dict() if made.proof is not None else None
-    output.emit("export/1", document)
+    made = done.made
+    output.emit("export/1", done.to_dict())
     if not output.is_json():
-        print(target)
+        print(done.out)
     for sentence in (*made.checked, *made.notes):
         output.say(f"  {sentence}")
-    output.say(f"{len(made.files)} files, {format_bytes(sum(made.files.values()))}. {_next_verb(to, target, name)}")
+    next_verb = _next_verb(to, done.out, done.name)
+    output.say(f"{len(made.files)} files, {format_bytes(sum(made.files.values()))}. {next_verb}")
 
 
 def _next_verb(to: str, folder: Path, name: str) -> str:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from homing.api.lookup.find_runs import open_home
 from homing.api.notices import say_problems
-from homing.api.pages.write_report import check_target, look_up, next_commands, subject_of, write_report
+from homing.api.pages.write_report import RunReport, report_run
 from homing.cli import output
 from homing.cli.options import Json, RunName
-from homing.cloud.home import Home
-from homing.errors import UsageError
-from homing.report import Report, read_report, render_markdown
-from homing.report.collect import add_evals
-from homing.report.render_page import MARK, render_for_maintainers
+from homing.report import render_markdown
 
 __all__ = ["command"]
 
@@ -42,35 +36,24 @@ def command(
 
     NAME selects the newest finished run with that name, as in chat; NAME@RUN selects any run, finished or not.
     """
-    check_target(out)
-    with open_home() as home:
-        found = look_up(home, run)
-        report = read_report(home, subject_of(found))
-        if for_maintainers:
-            _for_maintainers(report, home, out)
-            return
-    report = dataclasses.replace(report, next=next_commands(found, report))
-    for file in evals or []:
-        report = add_evals(report, file)
-    files = write_report(out, report) if out is not None else []
-    output.emit("report/1", {**report.to_dict(), "files": files})
+    done = report_run(run, out=out, evals=evals or [], for_maintainers=for_maintainers)
+    if for_maintainers:
+        _show_for_maintainers(done, out)
+        return
+    report = done.report
+    output.emit("report/1", done.to_dict())
     say_problems(report.problems)
     if out is None and not output.is_json():
         print(render_markdown(report), end="")
     if out is not None:
-        output.say(f"Written: {' and '.join(files)}")
+        output.say(f"Written: {' and '.join(done.files)}")
     elif not output.is_json():
         output.say(f"Write one file with curves: homing report {report.run} --out {report.name}.html")
 
 
-def _for_maintainers(report: Report, home: Home, out: Path | None) -> None:
-    text = render_for_maintainers(report, home)
-    output.emit("maintainers/1", {"text": text})
-    if out is None:
-        if not output.is_json():
-            print(text, end="")
-        return
-    if out.suffix != ".md":
-        raise UsageError(what="--for-maintainers writes Markdown.", fix=f"--out {out.with_suffix('.md')}")
-    out.write_text(f"<!-- {MARK} -->\n\n{text}", encoding="utf-8")
-    output.say(f"Written: {out}. Read it through before you send it.")
+def _show_for_maintainers(done: RunReport, out: Path | None) -> None:
+    output.emit("maintainers/1", done.to_dict())
+    if out is not None:
+        output.say(f"Written: {out}. Read it through before you send it.")
+    elif not output.is_json():
+        print(done.text, end="")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from homing import __version__
 from homing.api import notices
+from homing.api.extras import need_for_export
 from homing.api.lookup.base_weights import find_base
 from homing.api.lookup.find_runs import open_home
+from homing.api.models.open_model import OpenModel, find_folder
 from homing.cloud.ledger import meter
 from homing.errors import UsageError
 from homing.units import counted
@@ -20,7 +23,7 @@ from homing.wire.run_json import Run
 if TYPE_CHECKING:
     from homing.lm.export import Made
 
-__all__ = ["DTYPES", "EXPORTS", "F16", "GGUF_TYPES", "KINDS", "check_formats", "export_model", "name_of"]
+__all__ = ["DTYPES", "EXPORTS", "GGUF_TYPES", "KINDS", "Exported", "export_model", "name_of", "write_export"]
 
 KINDS = ("hf", "gguf", "ollama", "adapter", "merged")
 DTYPES = ("fp32", "bf16", "fp16")
@@ -29,24 +32,71 @@ GGUF_TYPES = ("f32", F16, "q8_0")
 EXPORTS = Path("exports")
 
 
+@dataclass(frozen=True)
+class Exported:
+    folder: Path  # the model
+    to: str
+    out: Path
+    name: str
+    made: Made
+
+    def to_dict(self) -> dict[str, Any]:
+        made = self.made
+        return {
+            "from": str(self.folder),
+            "to": self.to,
+            "out": str(self.out),
+            "files": made.files,
+            "checked": made.checked,
+            "notes": made.notes,
+            "proof": made.proof.to_dict() if made.proof is not None else None,
+        }
+
+
 def export_model(
+    run: str | Path | OpenModel | None = None,
+    *,
+    to: str = "hf",
+    out: Path | None = None,
+    dtype: str = "",
+    gguf_type: str = "",
+    licence: str = "",
+    base: str = "",
+    checkpoint: str | None = None,
+    phase: str | None = None,
+    force: bool = False,
+) -> Exported:
+    """Write a model for other tools and verify it. `out`: exports/NAME-KIND unless given."""
+    _check_formats(to, dtype, gguf_type)
+    need_for_export(to, verb="export")
+    folder = find_folder(run, checkpoint=checkpoint, phase=phase)
+    name = name_of(folder)
+    target = out or EXPORTS / f"{name}-{to}"
+    made = write_export(
+        folder, to, target, name=name, dtype=dtype, gguf_type=gguf_type, licence=licence, base=base, force=force
+    )
+    return Exported(folder, to, target, name, made)
+
+
+def write_export(
     folder: Path,
     to: str,
     out: Path,
     *,
     name: str,
     dtype: str = "",
-    gguf_type: str = F16,
+    gguf_type: str = "",
     licence: str = "",
     base: str = "",
     force: bool = False,
 ) -> Made:
+    """Write the model in this folder."""
     from homing.lm.export import Facts, Order, export
 
     run = _run_of(folder)
     licence = licence or (run.base.licence if run is not None and run.base is not None else "")
     facts = Facts(name, licence=licence, cost=_cost(run), version=__version__)
-    order = Order(folder, to, out, facts, dtype, gguf_type, find_base(folder, base), force)
+    order = Order(folder, to, out, facts, dtype, gguf_type or F16, find_base(folder, base), force)
     return export(order, notify=lambda text: notices.say(f"  {text}"))
 
 
@@ -78,7 +128,7 @@ def _cost(run: Run | None) -> str:
         return f"{meter.at_most(*lines)}{meter.show_usd(total)} for {counted(len(lines), 'instance')} ({where})."
 
 
-def check_formats(to: str, dtype: str, gguf_type: str) -> None:
+def _check_formats(to: str, dtype: str, gguf_type: str) -> None:
     known = {"--to": (to, KINDS), "--dtype": (dtype or DTYPES[0], DTYPES), "--type": (gguf_type or F16, GGUF_TYPES)}
     if re.fullmatch(r"i?q[2-6](_\w+)?", gguf_type.lower()):
         raise UsageError(
