@@ -1,5 +1,5 @@
 """The lifecycle of a run: plan -> offer -> launch -> agent -> watch -> fetch -> destroy.
 
-Plain synchronous code that reaches clock, disk, processes and network only through a `World`. It never trains, prints
-or prompts; the commands in `homing.cli` do the talking.
+This is plain synchronous code that reaches the clock, the disk, processes and the network only through a `World`. It
+never trains, prints or prompts; the commands in `homing.cli` talk to the user.
 """

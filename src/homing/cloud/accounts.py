@@ -1,4 +1,4 @@
-"""Accounts that a user may need: their key variables, where to create a key, and where the provider shows usage."""
+"""The accounts that a user may need: their key variables, where to create a key, and where to see usage."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Account:
     key_page: str  # where to create a key
     usage_page: str  # the provider's own usage and billing page
     url_env: str = ""  # environment variable that overrides the address, for tests and proxies
-    url: str = ""  # queried for its Date header, to compare clocks
+    url: str = ""  # queried for its Date header, to compare the clocks
     extra: str = ""  # extra to install
-    login: str = ""  # a command that stores the key in a file instead
-    files: tuple[str, ...] = ()  # those files, relative to the user's home folder
+    login: str = ""  # a command that stores the key in a file instead of a variable
+    files: tuple[str, ...] = ()  # the files in which `login` stores the key, relative to the user's home folder
 
     def is_set(self, environment: Mapping[str, str], world: World) -> bool:
-        """Return whether a key appears to be set; only the provider can say whether it is valid."""
+        """Return True if a key appears to be set. Only the provider can say whether it is valid."""
         folder = Path(environment.get("HOME", "~")).expanduser()
         is_there = any(world.exists(folder / name) for name in self.files)
         return is_there or all(environment.get(name) for name in self.keys)

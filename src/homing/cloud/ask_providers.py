@@ -1,4 +1,4 @@
-"""Query several providers or stores in parallel with a deadline, so that an unresponsive one does not delay the others.
+"""Queries providers or stores in parallel, with a deadline, so that an unresponsive one does not delay the others.
 
     {name: question} -> in parallel, each with the deadline -> {name: its answer, or the error}
 
@@ -16,20 +16,20 @@ from homing.world import World
 __all__ = ["ASK_S", "NEAR_LIMIT_TIMEOUT_S", "ask_all", "ask_store", "cause", "patience_s"]
 
 ASK_S = 30.0  # how long a provider may take to answer
-NEAR_LIMIT_TIMEOUT_S = 5.0  # the same when a limit is near: several such calls precede the limit check
+NEAR_LIMIT_TIMEOUT_S = 5.0  # the same when a limit is near, because several such calls precede the limit check
 T = TypeVar("T")
 
 
 def patience_s(world: World, by: float) -> float:
-    """Return how long to wait for an answer if a limit needs the caller at `by` (Unix seconds)."""
+    """Return how long to wait for an answer if the caller must enforce a limit at `by` (Unix seconds)."""
     return min(ASK_S, max(NEAR_LIMIT_TIMEOUT_S, by - world.now()))
 
 
 def ask_store(address: str, question: Callable[[], T], name: str, world: World) -> T:
-    """Ask a store one question, given its address.
+    """Ask the store at an address one question.
 
-    A remote store must answer before the deadline; otherwise raises ProviderSilent. A hanging S3 request is retried for
-    minutes, and the caller may be the only guard of a machine.
+    Raises ProviderSilent if a remote store does not answer before the deadline. A hanging S3 request would be retried
+    for minutes, and the caller may be the only guard of a machine.
     """
     if address.startswith("file:"):
         return question()
@@ -44,7 +44,7 @@ def ask_all(
 ) -> dict[str, T | HomingError | OSError]:
     """Return the answer or error for each question, in the order of the questions.
 
-    Any other exception is a bug in our code and is raised.
+    An exception of any other type is a bug in our code and is raised.
     """
     found: dict[str, T | HomingError | OSError] = {}
     timeout_s = ASK_S if timeout_s is None else timeout_s

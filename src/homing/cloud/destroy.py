@@ -1,11 +1,11 @@
-"""Destroy instances until the provider confirms that they are gone, with the volumes and keys created for them.
+"""Destroys instances, and the volumes and keys created for them, until the provider confirms that they are gone.
 
     record the request -> provider.destroy, repeated -> not listed any more -> its volumes and keys -> receipt
                                                      -> deadline: StillBilling, our most severe error
                                                      -> in a different account, invisible to this key: same error
 
-Every instance is tried before anything is raised: one stubborn machine must not leave the others billing. The run's
-lease does not matter here: a billing instance may always be destroyed.
+Every instance is tried before anything is raised, so that one stubborn machine does not leave the others billing. The
+run's lease does not matter here, because a billing instance may always be destroyed.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ DEADLINE_S = 60.0
 _RESOURCE_S = 60.0  # timeout for a volume, key or group that no instance uses
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
-_LAST_TRY_S = 150.0  # for an attempt that began before the deadline: each request has its own timeout and retries
+# time for an attempt that began before the deadline, because each request has its own timeout and retries
+_LAST_TRY_S = 150.0
 
 
 @dataclass(frozen=True)
 class Destroyed:
-    """The result of a destroy: the closed lines and their total spend."""
+    """The result of a destroy: the closed ledger lines and their total spend."""
 
     lines: list[LedgerLine]
     spend_usd: Decimal
@@ -75,7 +76,7 @@ def open_lines(home: Home, run: RunRow | None) -> list[LedgerLine]:
 
 
 def would_be_lost(home: Home, run: RunRow) -> str:
-    """Return a sentence that says what exists only on the instance; "" if everything worth keeping is in the store."""
+    """Return a sentence about what exists only on the instance, or "" if everything worth keeping is in the store."""
     lines = [line for line in open_lines(home, run) if line.created_at is not None]
     if not lines:
         return ""
@@ -89,25 +90,26 @@ def would_be_lost(home: Home, run: RunRow) -> str:
     beat = reports.heartbeat
     if beat.is_pushed and reports.outcome is not None:
         return ""
-    at = f" at step {beat.step:,} of {beat.num_steps:,}" if beat.num_steps else ""  # unknown before the first metrics
+    # the step is unknown before the first metrics
+    at = f" at step {beat.step:,} of {beat.num_steps:,}" if beat.num_steps else ""
     return f"it is {beat.state}{at}; anything not pushed is lost"
 
 
 def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> Destroyed:
-    """Destroy every instance of a run. Instances that are already gone count as success."""
+    """Destroy every instance of a run. Succeeds for instances that are already gone."""
     closed = [line for line in home.ledger.lines(run.id) if line.destroyed_at is not None]
     done = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
     _end_left_resources(home, closed)
     before = home.ledger.run(run.id) or run
     if not done.lines and not before.is_live and not home.may_go_on(before):
-        return done  # it had already ended, and nothing is left of it
+        return done  # the run had already ended, and nothing is left of it
     refresh(home)
     after = home.ledger.run(run.id)
     if after is not None and (after.is_live or home.may_go_on(after)):
         home.ledger.set_run(
             run.id, state="stopped", reason="destroyed manually", exit_code=None, ended_at=home.world.now()
         )
-    # From here on no guard resumes the run; a guard that was relaunching it has left a ledger line.
+    # From here on no guard resumes the run. If a guard was just relaunching it, there is a ledger line for that.
     late = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
     return Destroyed(done.lines + late.lines, done.spend_usd + late.spend_usd)
 
@@ -122,16 +124,17 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
 
 
 def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: float = math.inf) -> dict[str, Problem]:
-    """Destroy the lines and return the problems of those not confirmed gone, by mark.
+    """Destroy the lines, and return the problems of those not confirmed gone, by mark.
 
-    `by` (Unix seconds) is when the caller needs to move on: a call that has not answered by then continues in the
+    `by` (Unix seconds) is when the caller needs to move on. A call that has not answered by then continues in the
     background and counts as unconfirmed.
     """
-    with _bookkeeping():  # before taking any timestamp: if the clock was set back, the receipt would be too small
+    with _bookkeeping():  # done before taking any timestamp: if the clock was set back, the receipt would be too small
         follow_clock(home)
     for line in lines:
-        # Record the request first: if we die now, every later command reports this destroy as unconfirmed. A ledger
-        # that cannot be written (full disk) must not keep a machine billing: continue, and let the receipt fail loudly.
+        # Record the request first: if this process dies now, every later command reports this destroy as unconfirmed. A
+        # ledger that cannot be written (full disk) must not keep a machine billing, so continue, and let the receipt
+        # fail loudly.
         with _bookkeeping():
             home.ledger.ask_destroy(line.mark, home.world.now())
     return _destroy_each(home, _as_written(home, lines), deadline_s, by)
@@ -139,7 +142,7 @@ def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: floa
 
 @dataclass(frozen=True)
 class Problem:
-    """Why an instance is not confirmed gone; an empty `text` means no problem.
+    """Why an instance is not confirmed gone. An empty `text` means no problem.
 
     `fix` is set if a retry cannot help.
     """
@@ -150,13 +153,13 @@ class Problem:
 
 
 def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float, by: float) -> dict[str, Problem]:
-    """Return the problems by mark. Providers are called in parallel: a silent one does not delay the others."""
+    """Return the problems by mark. Providers are called in parallel, so that a silent one does not delay the others."""
     by_provider: dict[str, list[LedgerLine]] = {}
     for line in lines:
         by_provider.setdefault(line.provider, []).append(line)
 
     calls = [lambda own=own: _destroy_in_turn(home, own, deadline_s) for own in by_provider.values()]
-    # A single provider cannot delay others, so its own deadlines apply in full.
+    # With a single provider there are no others to delay, so its own deadlines apply in full.
     longest_s = min(_longest_s(by_provider, deadline_s), max(NEAR_LIMIT_TIMEOUT_S, by - home.world.now()))
     is_alone = len(calls) == 1 and math.isinf(by)
     found = [calls[0]()] if is_alone else home.world.together(calls, longest_s)
@@ -175,10 +178,10 @@ def _longest_s(by_provider: dict[str, list[LedgerLine]], deadline_s: float) -> f
 
 
 def end_duplicates(home: Home, line: LedgerLine, list_owned: Callable[[], list[Instance]] | None = None) -> list[str]:
-    """Destroy duplicate instances under one mark, keeping the one in the ledger. Return the actions as sentences.
+    """Destroy duplicate instances under one mark, keeping the one in the ledger; return the actions as sentences.
 
-    A create call that seemed lost may take effect late. A destroy that fails now is retried in the next pass.
-    `list_owned` lets a caller that checks many lines list each provider once.
+    A create call that seemed lost may take effect late. A destroy that fails now is retried in the next pass. A caller
+    that checks many lines passes `list_owned`, so that each provider is listed only once.
     """
     ended = []
     with contextlib.suppress(HomingError, OSError):
@@ -227,7 +230,7 @@ def _page(home: Home, line: LedgerLine) -> str:
     try:
         return home.provider_of(line).page
     except Exception:
-        return ""  # a provider that cannot be opened here must not suppress the alert
+        return ""  # the alert must be sent even if the provider cannot be opened here
 
 
 def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
@@ -242,7 +245,7 @@ def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
 
 
 def _destroy_in_turn(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, Problem]:
-    """Try each line once, then retry the rest until the deadline: a stubborn one must not delay the others."""
+    """Try each line once, then retry the rest until the deadline, so that a stubborn one does not delay the others."""
     problems = {line.mark: _try(home, line) for line in lines}
     until, pause_s = home.world.monotonic() + deadline_s, _FIRST_PAUSE_S
     while True:
@@ -259,10 +262,10 @@ def _try(home: Home, line: LedgerLine) -> Problem:
     if line.destroyed_at is not None:
         return Problem("")
     if line.created_at is None:
-        # The provider was never asked, and begin_create refuses a line with a destroy request.
+        # The provider was never asked for an instance, and begin_create refuses a line with a destroy request.
         try:
             receipt(home, line, None, "never created")
-        except Exception as exc:  # could not be recorded, so its launch may continue; still destroy the others
+        except Exception as exc:  # this was not recorded, so its launch may continue; still destroy the others
             return Problem(_words(exc))
         return Problem("")
     try:
@@ -298,14 +301,14 @@ def _bookkeeping() -> Iterator[None]:
 
 def _try_once(home: Home, line: LedgerLine) -> str:
     provider = home.provider_of(line)
-    line = next(iter(_as_written(home, [line])), line)  # with the findings of the previous try
+    line = next(iter(_as_written(home, [line])), line)  # read again, with the findings of the previous try
     shown = _shown(provider, line)
     ids = [instance.id for instance in shown]
     instance_id = line.instance_id or (ids[0] if ids else None)
     _note_ids(home, line, shown, instance_id)
     blind = None if ids else _account_problem(home, provider, line)
     refusal = _ask_each(provider, list(dict.fromkeys([*ids, *([instance_id] if instance_id else [])])))
-    # Costs are computed only from here on: no figure may delay the destroy request.
+    # Costs are computed only from here on, so that no computation can delay the destroy request.
     line = _count(home, line, shown, instance_id)
     if refusal is not None:
         raise refusal
@@ -323,19 +326,19 @@ def _try_once(home: Home, line: LedgerLine) -> str:
         return problem
     instance = provider.describe(instance_id) if instance_id is not None else None
     now = next(iter(_as_written(home, [line])), line)
-    if now.instance_id not in (None, instance_id):  # its launch retried the create call and has got an answer since
+    if now.instance_id not in (None, instance_id):  # its launch has retried the create call and got an answer since
         return f"{now.instance_id} appeared under its mark."
     receipt(home, line, instance, _note(line, instance))
     return ""
 
 
 def _shown(provider: Provider, line: LedgerLine) -> list[Instance]:
-    """Return the instances with this mark: if a create call got no answer, there is no id."""
+    """Return the instances with this mark, because there is no id if a create call got no answer."""
     try:
         return [instance for instance in provider.list_owned() if instance.mark == line.mark]
     except Exception:
         if line.instance_id is not None:
-            provider.destroy(line.instance_id)  # destroy it even if the list call fails
+            provider.destroy(line.instance_id)  # destroy the instance even if the list call fails
         raise
 
 
@@ -349,11 +352,11 @@ def _note_ids(home: Home, line: LedgerLine, shown: list[Instance], instance_id: 
             if each.id == instance_id:
                 home.ledger.update(line.mark, instance_id=each.id)
             else:
-                add_duplicate(home, line, each)  # destroyed together with this line, at the same cost
+                add_duplicate(home, line, each)  # it is destroyed together with this line, at the same cost
 
 
 def _count(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> LedgerLine:
-    """Record the spend so far: the instance was alive a moment ago, whatever its agent has reported."""
+    """Record the spend so far. The instance was alive a moment ago, whatever its agent has reported."""
     with _bookkeeping():  # from here on, setting the clock back cannot reduce the receipt
         seen_spend(home, line)
     for each in shown:
@@ -367,7 +370,7 @@ def _count(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str
 
 
 def _ask_each(provider: Provider, ids: list[str]) -> Exception | None:
-    """Request the destroy of all of them and return the first error."""
+    """Request that all of them be destroyed, and return the first error."""
     refusals: list[Exception] = []
     for instance_id in ids:
         try:
@@ -380,8 +383,8 @@ def _ask_each(provider: Provider, ids: list[str]) -> Exception | None:
 def _account_problem(home: Home, provider: Provider, line: LedgerLine) -> Exception | None:
     """Return why the account behind this key is unknown, or None.
 
-    If it is unknown, the destroy is still requested, but absence does not count as gone. Raises OtherAccount if it is
-    known to be a different account.
+    If the account is unknown, the destroy is still requested, but an instance that is not listed does not count as
+    gone. Raises OtherAccount if it is known to be a different account.
     """
     try:
         check_account(home, provider, line)
@@ -393,14 +396,16 @@ def _account_problem(home: Home, provider: Provider, line: LedgerLine) -> Except
 
 
 def _may_still_appear(home: Home, provider: Provider, line: LedgerLine) -> bool:
-    """Return whether a create call with a lost answer may still take effect.
+    """Return True if a create call with a lost answer may still take effect.
 
-    True until the grace period is over, unless the provider refused the create call or its list is never stale.
+    That is possible until the grace period is over, unless the provider refused the create call or its list is never
+    stale.
     """
     assert line.created_at is not None, line
     if provider.settle_s <= 0 or line.state == REFUSED:
         return False
-    # A destroy request comes after the create call. If its time is earlier, the clock was set back; count from there.
+    # A destroy request comes after the create call. If its time is earlier, the clock was set back, so count from
+    # there.
     asked_at = home.ledger.destroy_asked_at(line.mark)
     since = line.created_at if asked_at is None else min(line.created_at, asked_at)
     return home.world.now() - since < CREATE_GRACE_S
@@ -413,14 +418,14 @@ def _note(line: LedgerLine, instance: Instance | None) -> str:
 
 
 def _end_left_resources(home: Home, closed: list[LedgerLine]) -> None:
-    """Destroy the resources of attempts that have ended. Does not retry: `homing reconcile` shows what is left."""
+    """Destroy the resources of attempts that have ended, without retries. `homing reconcile` shows what is left."""
     for line in closed:
         with contextlib.suppress(HomingError, OSError):
             end_resources(home.provider_of(line), line.mark)
 
 
 def end_finding(home: Home, finding: Finding) -> str:
-    """Destroy a finding of `survey`. Return "" once the provider no longer lists it, otherwise the reason."""
+    """Destroy a resource that `survey` found; return "" once the provider no longer lists it, otherwise the reason."""
     try:
         if finding.line is not None:
             destroy_lines(home, [finding.line])
@@ -434,7 +439,7 @@ def end_finding(home: Home, finding: Finding) -> str:
 
 
 def _end_resource(home: Home, resource: Resource) -> str:
-    # A resource of a different home is reached through an instance that was adopted from that home.
+    # The resource belongs to a different home, and is reached through an instance that was adopted from that home.
     others = home.ledger.lines_of_others(owner_prefix(home.owner))
     lines = [line for line in others if owner_in(line.mark) == owner_in(resource.mark) != home.owner]
     line = next((each for each in lines if each.provider == resource.provider), None)

@@ -1,10 +1,10 @@
-"""Validate external numbers (from a provider's response or a ledger row): finite, not negative, within bounds.
+"""Validates numbers from a provider's response or a ledger row: they must be finite, not negative, and within bounds.
 
     value  -> read_figure -> a Decimal that is safe to compute with, or None if it is implausible
     answer -> Figures     -> usd, rate, whole, seconds, moment; `problems` names each rejected figure
 
-Python's JSON parser accepts NaN, Infinity and 1e308, and a tag may hold any text. Such a figure never becomes a bill
-and never aborts a status check: the caller keeps the last plausible figure or our own estimate, and reports the
+Python's JSON parser accepts NaN, Infinity and 1e308, and a tag may hold any text. Such a figure must not become part of
+a bill or abort a status check. The caller keeps the last plausible figure or our own estimate instead, and reports the
 problem.
 """
 
@@ -16,21 +16,22 @@ from decimal import Decimal
 
 __all__ = ["MOST_USD", "MOST_USD_PER_HOUR", "Figures", "read_figure", "read_moment", "read_port"]
 
-MOST_USD = Decimal(10**7)  # for one instance; the most expensive 8-GPU machine costs about a million dollars a year
+# maximum for one instance; the most expensive 8-GPU machine costs about a million dollars a year
+MOST_USD = Decimal(10**7)
 MOST_USD_PER_HOUR = Decimal(10**4)
 _MOST_COUNT = 10**15
-_LONGEST_TEXT = 100  # characters of a plausible number
+_LONGEST_TEXT = 100  # maximum number of characters in a plausible number
 _SMALLEST = Decimal("1e-12")
-_OLDEST_S = 10 * 365 * 86400.0  # no live instance is older
+_OLDEST_S = 10 * 365 * 86400.0  # no live instance is older than this
 _AHEAD_S = 2 * 86400.0  # clocks differ, but not by more than this
 
 
 def read_figure(value: object, most: Decimal | int, *, least: Decimal | int = 0) -> Decimal | None:
-    """Return `value` as a number from `least` to `most`; None for NaN, infinite, out of bounds, text or a list."""
+    """Return `value` as a number from `least` to `most`, or None if it is not a finite number within these bounds."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         return None
     if isinstance(value, int) and abs(value) > 10**40:
-        return None  # converting a huge integer to text is slow, and Python refuses beyond a certain length
+        return None  # converting a huge integer to text is slow, and Python refuses to do it beyond a certain length
     text = str(value).strip()
     if len(text) > _LONGEST_TEXT:
         return None
@@ -40,7 +41,7 @@ def read_figure(value: object, most: Decimal | int, *, least: Decimal | int = 0)
         return None
     if not number.is_finite() or not least <= number <= most:
         return None
-    # 0E+999999 and 1E-999999 are within bounds too, but formatting or dividing them is not safe.
+    # 0E+999999 and 1E-999999 are within bounds too, but it is not safe to format them or divide by them.
     return number if abs(number) >= _SMALLEST else Decimal(0)
 
 
@@ -51,14 +52,14 @@ def read_port(value: object) -> int | None:
 
 
 def read_moment(value: object) -> float | None:
-    """Return the Unix seconds of a number, an RFC 3339 time or a datetime; None if it is none of these.
+    """Return a number, an RFC 3339 time or a datetime as Unix seconds, or None if it is none of these.
 
-    Year 1 is how Go writes "not yet".
+    Go writes "not yet" as a time in year 1, which counts as None.
     """
     if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value.strip()):
         if value.startswith("0001-"):
             return None
-        # Some providers send nine fractional digits; Python parses six.
+        # Some providers send nine fractional digits, but Python parses six.
         plain = re.sub(r"(\.\d{6})\d+", r"\1", value.strip().replace("Z", "+00:00").replace("z", "+00:00"))
         try:
             value = datetime.datetime.fromisoformat(plain)
@@ -96,7 +97,7 @@ class Figures:
         return None if number is None else float(number)
 
     def moment(self, name: str, value: object, now: float) -> float | None:
-        """Return Unix seconds by the same clock as `now`. Rejects times that are years ago or days ahead."""
+        """Return Unix seconds by the same clock as `now`, rejecting times that are years ago or days ahead."""
         at = read_moment(value)
         if at is not None and now - _OLDEST_S <= at <= now + _AHEAD_S:
             return at
@@ -106,7 +107,7 @@ class Figures:
 
     def _read(self, name: str, value: object, most: Decimal) -> Decimal | None:
         number = read_figure(value, most)
-        if number is None and value is not None:  # None is a missing figure, not a wrong one
+        if number is None and value is not None:  # None means that a figure is missing, which is not an error
             self._doubt(name, value)
         return number
 

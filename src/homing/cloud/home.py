@@ -1,4 +1,4 @@
-"""Home: the control plane's data on the user's computer, and the providers and stores it opens from there.
+"""Home: homing's data on the user's computer, and the providers and stores that it opens from there.
 
     $HOMING_HOME/owner  ledger.sqlite  speed.json  runs/<run id>/  launching/<mark>  local/<instance id>/  store/
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCH_NOTE", "LEDGER", "Home"]
 
 LEDGER = "ledger.sqlite"
-LAUNCH_NOTE = "launch.json"  # in runs/<run id>/: the chosen offer, and whether it was a smoke run
+LAUNCH_NOTE = "launch.json"  # a file in runs/<run id>/ with the chosen offer, and whether it was a smoke run
 
 
 class Home:
@@ -40,9 +40,9 @@ class Home:
         world.keep_private(path)
         self.ledger = Ledger(path / LEDGER, world)
         self._providers: dict[str, Provider] = {}
-        # Mark -> dollars when this process last checked, and the time of that check by the monotonic clock.
+        # Mark -> dollars when this process last checked, and the monotonic time of that check.
         self.seen_spend: dict[str, tuple[Decimal, float]] = {}
-        # Provider -> when it last failed to name the account of our key, by the monotonic clock.
+        # Provider -> monotonic time when it last failed to name the account of our key.
         self.unanswered_at: dict[str, float] = {}
 
     @cached_property
@@ -60,17 +60,17 @@ class Home:
 
     @property
     def has_ledger(self) -> bool:
-        """Whether a ledger exists; reading it would create an empty one."""
+        """Whether a ledger exists. Reading a missing one would create an empty ledger."""
         return self.ledger.file.is_there
 
     def is_ours(self, mark: str) -> bool:
-        """Return whether this home created what carries the mark, rather than a different home or a person by hand."""
+        """Return True if this home created the resource with this mark, rather than a different home or a person."""
         return mark.startswith(owner_prefix(self.owner))
 
     def owner_in_ledger(self) -> str:
-        """Return the owner of the newest mark in the ledger; "" if it has none.
+        """Return the owner of the newest mark in the ledger, or "" if it has none.
 
-        Adopted marks belong to a different home.
+        Adopted marks do not count, because they belong to a different home.
         """
         if not self.has_ledger:
             return ""
@@ -114,15 +114,17 @@ class Home:
     def _named_volumes(self, provider: str, owner: str, marks: frozenset[str]) -> frozenset[str]:
         """Return the marks of the volumes that adopted runs name in their run files.
 
-        They were created for all runs of the other home, so they carry no attempt's mark, and they keep billing if that
-        home is lost.
+        These volumes were created for all runs of the other home, so they carry no attempt's mark. They keep billing if
+        that home is lost.
         """
         prefix, found = owner_prefix(owner), set[str]()
         for run_id in {line.run_id for line in self.ledger.lines() if shown_mark(line.mark) in marks}:
-            with contextlib.suppress(OSError, codec.WireError):  # its documents could not be fetched
+            # the documents of the adopted run may not have been fetched
+            with contextlib.suppress(OSError, codec.WireError):
                 settings = codec.loads(Run, self.world.read(self.run_dir(run_id) / file_names.RUN)).cloud.settings
                 name = settings.get(provider, {}).get("volume")
-                if isinstance(name, str) and name:  # elsewhere it is the size of a disk that carries the run's mark
+                # for other providers, `volume` is the size of a disk that carries the run's mark
+                if isinstance(name, str) and name:
                     found.add(prefix + name.removeprefix(prefix))
         return frozenset(found)
 
@@ -135,7 +137,7 @@ class Home:
         return self.path / "launching" / mark
 
     def may_go_on(self, run: RunRow) -> bool:
-        """Return whether a run has ended but may continue: a guard or a launch in progress may resume it."""
+        """Return True if a run has ended but may continue, because a guard or a launch in progress may resume it."""
         is_between = run.reason.startswith(UNDONE) and self.world.is_locked(self.launch_lock(run.id))
         return not run.is_live and (run.may_go_on or is_between)
 
@@ -147,17 +149,18 @@ class Home:
             cast(Configurable, self.provider(name)).configure(settings)
 
     def meet(self, run: Run) -> None:
-        """Raise HostKeyUnknown if the run file names an ssh host that no one has vouched for yet."""
+        """Raise HostKeyUnknown if the run file names an ssh host whose key the user has not confirmed yet."""
         if run.cloud.ssh is not None:
             cast("Ssh", self.provider("ssh")).meet()
 
     def store_of(self, run: RunRow) -> Store:
-        # The launch created it: if it is missing now (for example, a disk is not mounted), do not recreate it empty.
+        # The launch created the store. If it is missing now (for example, a disk is not mounted), do not recreate it
+        # empty.
         return open_store(run.store, self.world, create=False)
 
     def run_dir(self, run_id: str) -> Path:
         return self.path / "runs" / run_id
 
     def kept_log(self, run_id: str, mark: str) -> Path:
-        """Return where the log of a failed launch is kept: the provider's own copy disappears with the machine."""
+        """Return where the log of a failed launch is kept. The provider's own copy disappears with the machine."""
         return self.run_dir(run_id) / f"{mark}.log"

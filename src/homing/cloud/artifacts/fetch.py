@@ -1,12 +1,12 @@
-"""Fetch a model from the store to this computer, verified by hash.
+"""Fetches a model from the store to this computer and verifies it by hash.
 
     choose a checkpoint -> its files into a temporary folder, each verified -> renamed to ./models/NAME
                         -> logs, metrics, samples to $HOMING_HOME/runs/<id>/
 
-Atomic: a failed fetch leaves the previous content in place. An earlier, unmodified fetch of the same run is replaced.
-Anything else, including the only copy of a newer checkpoint, is replaced only with `force`. The instance need not be
-alive: everything comes from the store. A damaged checkpoint raises IntegrityError; with `or_older`, the next older
-intact one is fetched instead and the damaged ones are reported.
+A fetch is atomic: if it fails, the previous content stays in place. An earlier, unmodified fetch of the same run is
+replaced. Anything else, including the only copy of a newer checkpoint, is replaced only with `force`. The instance need
+not be alive, because everything comes from the store. A damaged checkpoint raises IntegrityError. With `or_older`, the
+next older intact one is fetched instead, and the damaged ones are reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from homing.world import World
 
 __all__ = ["Fetched", "Shown", "choose", "fetch", "place_of", "show"]
 
-_FINDER = ".DS_Store"  # macOS Finder creates one in every folder it opens
+_FINDER = ".DS_Store"  # macOS Finder creates this file in every folder it opens
 _RUN_DOCUMENTS = (names.EVENTS, names.METRICS, names.METRICS_CSV, names.OUTCOME, names.HEARTBEAT, names.RECORD)
 
 
@@ -39,8 +39,8 @@ class Fetched:
     run_dir: Path
     manifest: CheckpointManifest
     num_bytes: int
-    is_new: bool  # False: the same model was already there
-    passed_over: list[str]  # newer checkpoints that are damaged
+    is_new: bool  # False if the same model was already there
+    passed_over: list[str]  # newer checkpoints that were skipped because they are damaged
 
 
 def fetch(
@@ -81,8 +81,8 @@ def fetch(
 def place_of(home: Home, run: RunRow, phase: str, models: Path) -> Path:
     """Return the default folder for a model of this phase: models/NAME.
 
-    If another run of the same name is there, as in a chain with `--phase`, use NAME-PHASE next to it; use the run's id
-    if that is taken too or the phase is the same.
+    If another run of the same name is there, as in a chain with `--phase`, the folder is NAME-PHASE next to it. If that
+    is taken too, or the phase is the same, the folder is the run's id.
     """
     there = _is_inside(home, models / run.name)
     if there is None or there.run_id == run.id or there.run_name != run.name:
@@ -105,7 +105,7 @@ class Shown:
     """A checkpoint in the store that could be fetched."""
 
     checkpoint: StoredCheckpoint
-    names: list[str]  # aliases besides its step: latest, best, or none
+    names: list[str]  # its names besides the step: latest, best, or none
 
 
 def show(home: Home, run: RunRow) -> list[Shown]:
@@ -159,7 +159,7 @@ def _fetch_model(
     force: bool,
     notify: Callable[[str], None],
 ) -> bool:
-    """Fetch the files. Return True if the model is new here. Nothing is replaced until every byte is verified."""
+    """Fetch the files, and replace nothing until every byte is verified. Return True if the model is new here."""
     world = home.world
     if _is_same(home, checkpoint, model_dir):
         return False
@@ -209,7 +209,7 @@ def _check_replaceable(
 
 
 def _put_in_place(temporary: Path, model_dir: Path, world: World) -> None:
-    """Replace the old folder. It is removed only after the rename succeeded, and restored if that fails."""
+    """Replace the old folder. It is removed only after the rename has succeeded, and restored if that fails."""
     old = model_dir.parent / f".{model_dir.name}.old-{world.random_hex(6)}"
     if world.exists(model_dir):
         world.rename(model_dir, old)
@@ -223,7 +223,7 @@ def _put_in_place(temporary: Path, model_dir: Path, world: World) -> None:
 
 
 def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
-    """Return why the folder is not an unmodified earlier fetch of the same run; "" if it is one or is empty."""
+    """Return why the folder is not an unmodified earlier fetch of the same run, or "" if it is one or is empty."""
     world, there = home.world, _is_inside(home, folder)
     if there is None:
         return "It contains another, unidentified model." if not _is_empty(home, folder) else ""
@@ -239,19 +239,20 @@ def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
 
 
 def _last_copy(home: Home, store: Store, checkpoint: StoredCheckpoint, phases: list[str], folder: Path) -> str:
-    """Return why the folder's model cannot be fetched again, if it is ahead of its replacement; "" otherwise."""
+    """Return why the folder's model, if it is ahead of its replacement, cannot be fetched again; "" otherwise."""
     if _is_empty(home, folder):
         return ""
     there = codec.loads(CheckpointManifest, home.world.read(folder / names.MANIFEST))
     new = checkpoint.manifest
     order = {phase: number for number, phase in enumerate(phases)}
-    # The order of a phase that run.json does not mention is unknown.
+    # run.json does not mention this phase, so its place in the order is unknown.
     at = order.get(there.phase, len(order)), order.get(new.phase, -1)
     if (there.step <= new.step) if there.phase == new.phase else (at[0] < at[1]):
         return ""
     stored = list_checkpoints(store, there.run_id, phases)
     same = [each for each in stored if (each.manifest.phase, each.manifest.step) == (there.phase, there.step)]
-    if any(not damage(store, each) for each in same):  # verified by its bytes: a manifest alone restores nothing
+    # compares the actual bytes, because a manifest alone restores nothing
+    if any(not damage(store, each) for each in same):
         return ""
     new_name = f"step {new.step:,}" if new.phase == there.phase else f"{new.phase} step {new.step:,}"
     held = f"It contains {there.phase} step {there.step:,}"
@@ -259,7 +260,7 @@ def _last_copy(home: Home, store: Store, checkpoint: StoredCheckpoint, phases: l
 
 
 def _stamps(home: Home, folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return a stamp per file, to detect changes."""
+    """Return a stamp per file, from which changes can be detected."""
     world = home.world
     found = world.walk(folder) if world.is_dir(folder) else []
     return {name: world.stamp(folder / name) for name in found if name != _FINDER and world.exists(folder / name)}
@@ -270,7 +271,7 @@ def _is_empty(home: Home, folder: Path) -> bool:
 
 
 def _may_replace(home: Home, folder: Path) -> bool:
-    """Return whether the folder is a model or empty: `--to .` must not wipe the user's own folder."""
+    """Return True if the folder is a model or empty, because `--to .` must not wipe the user's own folder."""
     if not home.world.is_dir(folder):
         return False
     there = home.world.listdir(folder)
@@ -282,7 +283,7 @@ def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
     if not home.world.exists(path) or home.world.read(path) != checkpoint.text:
         return False
     files = checkpoint.manifest.files
-    # Fetch again if the local copy has been damaged since.
+    # Fetch the file again if the local copy has been damaged since.
     return all(
         home.world.exists(model_dir / file.name) and home.world.sha256(model_dir / file.name) == file.sha256
         for file in files
@@ -290,7 +291,7 @@ def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
 
 
 def _fetch_documents(home: Home, store: Store, run: RunRow) -> Path:
-    """Fetch logs, metrics and samples. They are only informational: a file that disappears meanwhile is skipped."""
+    """Fetch logs, metrics and samples. These are only informational, so a file that disappears meanwhile is skipped."""
     folder = home.run_dir(run.id)
     prefix = run_key(run.id) + "/"
     for entry in store.list(prefix):

@@ -1,4 +1,4 @@
-"""Open weights that the instance fetches from the Hub directly, bypassing this computer and the store.
+"""Selects the open weights that the instance fetches directly from the Hub, bypassing this computer and the store.
 
     hub_files(run)    which files: public ones with a hash from the Hub; if the store is a folder here, only those that
                       are not here already
@@ -6,7 +6,7 @@
     url_of(item)      the URL that the instance fetches; respects this computer's HF_ENDPOINT
     check_hub(run)    requests a file without a token, as the instance will, before anything is rented
 
-Gated and private files go through the store: the token that can read them stays at home.
+Gated and private files go through the store, so that the token that can read them stays at home.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def hub_files(run: Run, world: World) -> list[HubFile]:
     base = run.base
     if base is None:
         return []
-    is_near = run.store.startswith("file:")  # nothing is uploaded, so local files need not be downloaded again
+    # with a store on this computer nothing is uploaded, so local files need not be downloaded again
+    is_near = run.store.startswith("file:")
     return [file for file in base.hub_files if not is_near or not world.exists(os.path.join(base.dir, file.name))]
 
 
@@ -57,7 +58,7 @@ def url_of(item: RunInput, env: Mapping[str, str]) -> str:
 
 
 def check_hub(run: Run, world: World) -> None:
-    """Check that the instance can fetch the files. One request is enough: they are all in one commit."""
+    """Check that the instance can fetch the files. One request is enough, because they are all in one commit."""
     item = next(filter(is_from_hub, run.inputs), None)
     if item is None:
         return
@@ -69,7 +70,7 @@ def check_hub(run: Run, world: World) -> None:
             fix="Unset it, or download the weights locally: " + fix,
         )
     try:
-        # A redirect means that the file is accessible; do not follow it.
+        # A redirect means that the file is accessible, so there is no need to follow it.
         answer = world.http(HttpRequest("HEAD", url, {"User-Agent": "homing"}))
     except NetworkError as exc:
         raise _silent(item, str(exc)) from exc
@@ -81,7 +82,7 @@ def check_hub(run: Run, world: World) -> None:
         )
     if answer.status >= 400:
         raise _silent(item, f"it answered {answer.status}")
-    found_sha256 = answer.headers.get("x-linked-etag", "").strip('"') or item.sha256  # a mirror may omit it
+    found_sha256 = answer.headers.get("x-linked-etag", "").strip('"') or item.sha256  # a mirror may omit this header
     if found_sha256 != item.sha256:
         raise DataError(
             what=f"{item.source} differs from the file the Hub listed.",
@@ -104,7 +105,7 @@ def describe_hub_download(run: Run, world: World) -> str:
     folder = os.path.normpath(run.base.dir)
     own = [item.source for item in run.inputs if os.path.normpath(os.path.dirname(item.source)) == folder]
     here = [world.size(path) for path in own if world.exists(path)]
-    if not here:  # a run of a different home: everything is already in the store
+    if not here:  # the run belongs to a different home, so everything is already in the store
         return ""
     return (
         f"{format_bytes(sum(here))} of {run.base.address} go through the store from this computer: it is not public,"

@@ -1,13 +1,13 @@
-"""Remove files from a store safely: never a run's best or last checkpoint, a live run, or data of other homes.
+"""Removes files from a store safely: never a run's best or last checkpoint, a live run, or data of other homes.
 
     plan_removal   keys or a folder -> what would be deleted, in order; raises if something must stay
     remove         deletes, then lists again: anything still there is an error
     kept_by        what a run keeps in its store, and what that costs after its instances are gone
     remove_stored  all of it, for good
 
-Several homes may share a store. A run belongs to the owner of its newest lease, or of its record; a model to the run in
-its manifest. Inputs below objects/ are shared, so they stay while any run in the store is live. A checkpoint's manifest
-is deleted first, so that an interrupted removal leaves no checkpoint that looks complete.
+Several homes may share a store. A run belongs to the owner of its newest lease, or of its record. A model belongs to
+the run that its manifest names. Inputs below objects/ are shared, so they stay while any run in the store is live. A
+checkpoint's manifest is deleted first, so that an interrupted removal leaves no checkpoint that looks complete.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from homing.wire.stored_record import RunRecord
 
 __all__ = ["Removal", "in_order", "kept_by", "not_there", "plan_removal", "remove", "remove_stored", "stored_keys"]
 
-_AT_ONCE = 100  # keys in one delete: on the Hub that is one commit
+_AT_ONCE = 100  # number of keys in one delete, which is one commit on the Hub
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Removal:
     keys: list[str]  # in the order of deletion
     num_bytes: int
     warning: str = ""  # a sentence to show before asking for confirmation
-    folders: tuple[str, ...] = ()  # everything below them is deleted, including incomplete uploads
+    folders: tuple[str, ...] = ()  # folders that are deleted with everything below them, including incomplete uploads
 
 
 def plan_removal(store: Store, key: str, home: Home) -> Removal:
-    """Return what removing a key, or a folder with everything below it, would delete. Raises if something must stay."""
+    """Return what removing a key, or a folder with all its content, would delete; raises if something must stay."""
     prefix = key.rstrip("/")
     entries = [entry for entry in store.list(prefix) if entry.key == prefix or entry.key.startswith(prefix + "/")]
     if not entries:
@@ -62,8 +62,8 @@ def plan_removal(store: Store, key: str, home: Home) -> Removal:
         warning = _check_no_run_lives(store, home)
     keys = in_order(entry.key for entry in entries)
     num_bytes = sum(entry.num_bytes for entry in entries)
-    # Inputs are shared, and a home that is pushing the inputs of its first run has no record yet. Incomplete uploads
-    # there expire within a day.
+    # Inputs are shared, and a home that pushes the inputs of its first run has no record there yet. Incomplete uploads
+    # expire within a day.
     folders = () if parts[0] == file_names.STORE_OBJECTS else (prefix,)
     return Removal(keys, num_bytes, warning or _warning(store, parts, home), folders)
 
@@ -143,7 +143,7 @@ def _check_run(store: Store, parts: list[str], home: Home) -> None:
     found = [c for c in list_checkpoints(store, run_id, [phase]) if c.manifest.phase == phase]
     kept, whole = [c.manifest.step for c in found], [c.manifest.step for c in found if not c.problem]
     last, best = max(whole, default=None), best_step(store, run_id, phase)
-    called = "last" if kept == whole else "last whole"  # a damaged one cannot be resumed
+    called = "last" if kept == whole else "last whole"  # a damaged checkpoint cannot be resumed
     role = called if step == last else "best" if step == best else ""
     if role and step is not None:
         raise UsageError(
@@ -191,12 +191,13 @@ def _check_model(store: Store, parts: list[str], home: Home) -> None:
 
 
 def _check_no_run_lives(store: Store, home: Home) -> str:
-    """Raise if any run in the store is live. Return a warning about ended runs of other homes.
+    """Raise if any run in the store is live; return a warning about ended runs of other homes.
 
     Those runs may be resumed, and their home may no longer have the training text.
     """
     records = stored_runs(store)
-    known = {run.id: run.state for run in home.ledger.runs() if run.state != ADOPTED}  # adopted: record is newer
+    # for an adopted run, the record is newer
+    known = {run.id: run.state for run in home.ledger.runs() if run.state != ADOPTED}
     states = {**{record.run_id: record.state for record in records}, **known}
     live = [run_id for run_id, state in states.items() if state in LIVE_STATES]
     if live:
@@ -213,7 +214,7 @@ def _check_no_run_lives(store: Store, home: Home) -> str:
 
 
 def kept_by(home: Home, run: RunRow) -> Kept | None:
-    """Return the size and cost of the run's folder and model; None if they cannot be listed."""
+    """Return the size and cost of the run's folder and model, or None if they cannot be listed."""
     try:
         entries = _entries(home.store_of(run), run)
         environment = home.world.environment()
@@ -221,13 +222,13 @@ def kept_by(home: Home, run: RunRow) -> Kept | None:
         endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
         return kept(run.store, sum(entry.num_bytes for entry in entries), region, endpoint)
     except (HomingError, OSError):
-        return None  # an unreadable store must not keep a receipt from being shown
+        return None  # a receipt must be shown even if the store cannot be read
 
 
 def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
     """Return all keys that only this run pushed, its model included, and a sentence per item that belongs to others."""
     store = home.store_of(run)
-    lease = newest(store, run.id)  # raises if the owner cannot be determined: removal is permanent
+    lease = newest(store, run.id)  # raises if the owner cannot be determined, because removal is permanent
     if lease is not None and lease.owner != home.owner:
         return [], [f"{run.id} was adopted {describe(lease)}"]
     named = f"{file_names.STORE_MODELS}/{run.name}"
@@ -238,7 +239,7 @@ def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
 def remove_stored(home: Home, run: RunRow, keys: list[str]) -> None:
     """Remove the keys permanently and verify that they are gone. The caller must have asked for confirmation."""
     store = home.store_of(run)
-    keep_no_record(home, run.id)  # do this first: a guard running concurrently would write it back
+    keep_no_record(home, run.id)  # done first, because a guard that runs concurrently would write the record back
     remove(store, Removal(in_order(keys), 0, folders=tuple(_folders(store, run))))
 
 
@@ -253,7 +254,7 @@ def _folders(store: Store, run: RunRow) -> list[str]:
 
 
 def _pushed(store: Store, model: str) -> str:
-    """Return the id of the run that pushed this model; "" if unknown."""
+    """Return the id of the run that pushed this model, or "" if it is unknown."""
     manifest = read_document(store, f"{model}/{file_names.MANIFEST}", CheckpointManifest)
     return manifest.run_id if manifest is not None else ""
 

@@ -1,6 +1,7 @@
-"""Checkpoints of a run in the store: which are complete, which is newest, which is best.
+"""Finds the checkpoints of a run in the store: which are complete, which is the newest, which is the best.
 
-A checkpoint without its manifest does not count: the manifest is pushed last, after every file it names was read back.
+A checkpoint without a manifest does not count, because the manifest is pushed last, after every file that it names has
+been read back.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ __all__ = ["StoredCheckpoint", "best_step", "damage", "known_hash", "list_checkp
 class StoredCheckpoint:
     run_id: str
     manifest: CheckpointManifest
-    text: bytes  # of the manifest, as stored
-    problem: str = ""  # why the manifest itself cannot be trusted; it then names no files
+    text: bytes  # the text of the manifest as stored
+    problem: str = ""  # why the manifest cannot be trusted; in that case it names no files
 
     @property
     def folder(self) -> str:
-        """Its path inside the run directory."""
+        """The path of the checkpoint inside the run directory."""
         return "/".join((file_names.CHECKPOINTS, self.manifest.phase, file_names.step_dir(self.manifest.step)))
 
     def key(self, name: str) -> str:
@@ -52,7 +53,7 @@ def list_checkpoints(store: Store, run_id: str, phases: list[str]) -> list[Store
     for entry in store.list(prefix):
         parts = entry.key[len(prefix) :].split("/")
         if len(parts) == 3 and parts[2] == file_names.MANIFEST and file_names.parse_step(parts[1]) is not None:
-            with contextlib.suppress(NotInStore):  # retention deleted it between the list and the read
+            with contextlib.suppress(NotInStore):  # retention may have deleted it between the list and the read
                 found.append(_load(store, run_id, entry.key))
     order = {phase: number for number, phase in enumerate(phases)}
     return sorted(found, key=lambda c: (order.get(c.manifest.phase, -1), c.manifest.step), reverse=True)
@@ -64,7 +65,7 @@ def best_step(store: Store, run_id: str, phase: str) -> int | None:
 
 
 def known_hash(store: Store, key: str) -> str | None:
-    """Return the sha256 that the store promises for a key: an object's from its name, a file's from its manifest."""
+    """Return the sha256 that a key must have: an object's from its name, a file's from its manifest."""
     folder, _, name = key.rpartition("/")
     if folder == file_names.STORE_OBJECTS and re.fullmatch(r"[0-9a-f]{64}", name):
         return name
@@ -78,7 +79,7 @@ def known_hash(store: Store, key: str) -> str | None:
 
 
 def damage(store: Store, checkpoint: StoredCheckpoint) -> str:
-    """Return the first file that does not match the manifest, with the reason; "" if the checkpoint is intact."""
+    """Return the first file that does not match the manifest, with the reason, or "" if the checkpoint is intact."""
     if checkpoint.problem:
         return checkpoint.problem
     for file in checkpoint.manifest.files:
@@ -103,7 +104,7 @@ def _load(store: Store, run_id: str, key: str) -> StoredCheckpoint:
     if seal and hashlib.sha256(text.replace(seal, b"", 1)).hexdigest() != manifest.sha256:
         return StoredCheckpoint(run_id, unknown, text, "its manifest does not match the sha256 recorded in it")
     if not seal and (strange_keys := _unknown_keys(text)):
-        # Without this, a single corrupted character in the name of the hash field would disable the check.
+        # Without this check, a single corrupted character in the name of the hash field would disable verification.
         return StoredCheckpoint(run_id, unknown, text, f"its manifest has no sha256, but {strange_keys[0]!r}")
     if (manifest.phase, manifest.step) != (phase, step):
         return StoredCheckpoint(run_id, unknown, text, f"its manifest belongs to {manifest.phase} {manifest.step}")
@@ -114,7 +115,7 @@ def _load(store: Store, run_id: str, key: str) -> StoredCheckpoint:
             f"{key} lists files that do not belong to a checkpoint.", f"{strange[0]!r}", "Do not use this store."
         )
     if file_names.STATE not in {file.name for file in manifest.files}:
-        # The manifest of models/<name>/ has the same step and a hash too, but nothing could be resumed from it.
+        # The manifest of models/<name>/ has the same step and a hash too, but no run could resume from that folder.
         return StoredCheckpoint(
             run_id, unknown, text, f"its manifest lists no {file_names.STATE}: it belongs to a model"
         )

@@ -1,9 +1,10 @@
-"""Action log: actions that homing took on a run automatically, one small file per action, created once.
+"""The action log: what homing did with a run automatically, as one small file per action that is created only once.
 
     $HOMING_HOME/runs/<run id>/diary/<key>.json
 
-Guard, watch and cron may all check at the same moment; an existing file tells the later ones that the action was
-already reported. The log also outlives its writer: if a guard dies halfway through, the next guard continues from here.
+The guard, `watch` and cron may all check a run at the same moment. An existing file tells the later ones that the
+action was already reported. The log also outlives its writer: if a guard dies halfway through an action, the next guard
+continues from this log.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _FOLDER = "diary"
 
 
 def note(home: Home, run_id: str, key: str, kind: str, text: str) -> bool:
-    """Record an action. Return True if this call wrote it, False if it was already there."""
+    """Record an action. Return True if this call wrote it, or False if it was already there."""
     path = _path(home, run_id, key)
     home.world.mkdir(path.parent)
     event = Event(home.world.now(), "home", kind, text)
@@ -55,7 +56,7 @@ def _load(home: Home, path: Path) -> Event | None:
     try:
         return codec.loads(Event, home.world.read(path))
     except (OSError, WireError):
-        return None  # damaged: the file name still shows that the action happened
+        return None  # the file is damaged, but its name still shows that the action happened
 
 
 def _path(home: Home, run_id: str, key: str) -> Path:

@@ -1,10 +1,10 @@
-"""Control requests from home to an instance: one file in the store, written by commands that may run concurrently.
+"""Sends control requests from home to an instance as one file in the store, which concurrent commands may write.
 
     stop | limit | the age that launch reports  ->  the next numbered file at home  ->  request.json in the store
 
-Each number is created once, by create-if-absent, and holds everything requested so far, so that of two simultaneous
-requests neither is lost. After writing the request, the writer checks again and also pushes a newer number. Only the
-home that owns the run sends requests, so its own disk can coordinate them.
+Each number is created once, by create-if-absent, and holds everything requested so far, so that neither of two
+simultaneous requests is lost. After pushing its request, the writer checks again and pushes a newer number too if there
+is one. Only the home that owns the run sends requests, so its own disk can coordinate them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from homing.world import NetworkError
 
 __all__ = ["ask", "deliver", "last_asked", "send_age"]
 
-_FOLDER = "wishes"  # in the run's folder at home
+_FOLDER = "wishes"  # folder for the numbered requests, in the run's folder at home
 _ON_ITS_WAY_S = 2.0  # how old a heartbeat may be when first seen, in addition to the heartbeat interval
 
 
@@ -38,7 +38,7 @@ def ask(home: Home, run_id: str, store: Store, **wanted: Any) -> Request:
     except OSError as exc:
         if isinstance(exc, NetworkError):
             raise
-    # The disk at home is full or read-only: use the store alone. Simultaneous requests may then overwrite each other.
+    # The disk at home is full or read-only, so use only the store. Simultaneous requests may then overwrite each other.
     last = last_asked(home, run_id, store) or Request(serial=0)
     request = dataclasses.replace(last, serial=last.serial + 1, t=home.world.now(), **wanted)
     store.put_bytes(run_key(run_id, file_names.REQUEST), codec.dumps(request).encode())
@@ -49,8 +49,9 @@ def ask(home: Home, run_id: str, store: Store, **wanted: Any) -> Request:
 def _ask_in_turn(home: Home, run_id: str, store: Store, wanted: dict[str, Any]) -> Request:
     folder = home.run_dir(run_id) / _FOLDER
     home.world.mkdir(folder)
-    while True:  # a caller that loses the race for a number takes the next; one of them always makes progress
-        numbers = _numbers(home, folder)  # list first: a number created later may hold changes that this read misses
+    while True:  # a caller that loses the race for a number takes the next one, so one of them always makes progress
+        # listed first, because a number created later may hold changes that this read misses
+        numbers = _numbers(home, folder)
         last = last_asked(home, run_id, store) or Request(serial=0)
         number = max([last.serial, *numbers]) + 1
         request = dataclasses.replace(last, serial=number, t=home.world.now(), **wanted)
@@ -75,7 +76,7 @@ def deliver(home: Home, run_id: str) -> None:
 
 
 def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
-    """Return the last request from here or from the run's previous owner; None if there is none."""
+    """Return the last request from this home or from the run's previous owner, or None if there is none."""
     here = _newest(home, home.run_dir(run_id) / _FOLDER)
     there = read_document(store, run_key(run_id, file_names.REQUEST), Request)
     if here is None or (there is not None and there.serial >= here.serial):
@@ -84,11 +85,11 @@ def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
 
 
 def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float) -> bool:
-    """Tell the agent how long its instance has been billed, if its own count is too low. Return True if it was too low.
+    """Tell the agent how long its instance has been billed, if its own count is too low; return whether it was.
 
     The agent counts by its own clock, from the start that boot.json names. If that clock is behind home's, the boot
-    time is missing from its count, and the limit would be enforced that much too late. Home measures the time on a
-    clock that cannot be set. `began`: the boot clock at the create call.
+    time is missing from its count, and the limit would be enforced that much too late. Home measures the time with a
+    clock that cannot be set. `began` is the boot-clock time of the create call.
     """
     world, rate = home.world, Decimal(boot.rate_usd_per_hour)
     if rate <= 0:
@@ -97,7 +98,8 @@ def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float
     counted_s = float((Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)) / rate * 3600)
     if age_s - counted_s <= boot.heartbeat_s + _ON_ITS_WAY_S:
         return False
-    # A little more than was counted: the agent reads it later, and ending too early costs less than ending too late.
+    # Send a little more than was counted. The agent reads it later, and ending too early costs less than ending too
+    # late.
     last = last_asked(home, boot.run_id, store)
     why = (
         last.reason if last else ""
@@ -111,7 +113,7 @@ def _newest(home: Home, folder: Path) -> Request | None:
         try:
             return codec.loads(Request, home.world.read(_path(folder, number)))
         except WireError:
-            continue  # writes are atomic, so this is disk corruption: use the previous one
+            continue  # writes are atomic, so the disk must have corrupted it; use the previous one
     return None
 
 

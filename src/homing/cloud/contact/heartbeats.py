@@ -1,12 +1,12 @@
-"""Read what an instance has reported about a run in the store, and how long it has been silent.
+"""Reads what an instance has reported to the store about a run, and measures how long it has been silent.
 
-A document that is not there yet is None. A store that cannot be read raises: silent and unreadable are different. The
-instance itself is never contacted.
+A document that is not there yet is None. A store that cannot be read raises an error, because an unreadable store does
+not mean a silent instance. The instance itself is never contacted.
 
 Silence is measured by this computer's own clock. A heartbeat carries the time of the machine that wrote it, and that
-clock may be minutes off: a machine with a slow clock would look dead while it reports, and one with a fast clock would
-look alive after it died. So the guard stores, in the run's folder at home, the last new heartbeat and when it first saw
-it: $HOMING_HOME/runs/<run id>/heard.json.
+clock may be minutes off. A machine with a slow clock would look dead while it reports, and one with a fast clock would
+look alive after it died. So the guard stores the last new heartbeat, and when it first saw it, in
+$HOMING_HOME/runs/<run id>/heard.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["RunReports", "Tail", "age_s", "last_word", "phases_of", "quiet_s", "
 T = TypeVar("T")
 
 
-# Heartbeat states in which the agent has written its own outcome. Earlier, the trainer's outcome may belong to a
+# Heartbeat states in which the agent has written its own outcome. Before that, the outcome may come from a trainer
 # process that the agent is about to restart.
 _ENDING = ("pushing", "kept", "ending", "ended")
 _LIMIT_EVENTS = ("limit_reached", "landed")
@@ -43,14 +43,15 @@ _LAST_HEARTBEAT = "heard.json"
 class RunReports:
     heartbeat: Heartbeat | None
     outcome: Outcome | None
-    is_limit: bool = False  # it ended because of a limit
-    is_saved: bool = True  # for a run that is done: its final model is in the store, verified
-    is_unasked: bool = False  # it stopped although neither a person nor a limit requested it: an interruption
+    is_limit: bool = False  # the run ended because of a limit
+    is_saved: bool = True  # for a run that is done: whether its final model is in the store, verified
+    # the run stopped although neither a person nor a limit requested it, so it was interrupted
+    is_unasked: bool = False
 
 
 def read_reports(store: Store, run_id: str, line: LedgerLine | None) -> RunReports:
-    """Return the reports of this attempt only: reports of earlier attempts say nothing about it."""
-    # The heartbeat first: it is pushed last, so an outcome read after it is at least as new.
+    """Return the reports of this attempt only, because reports of earlier attempts say nothing about it."""
+    # Read the heartbeat first. It is pushed last, so an outcome read after it is at least as new.
     heartbeat = read_document(store, run_key(run_id, file_names.HEARTBEAT), Heartbeat)
     if heartbeat is not None and line is not None and heartbeat.mark != line.mark:
         heartbeat = None
@@ -76,7 +77,7 @@ def _is_limit(store: Store, run_id: str, outcome: Outcome, since: float) -> bool
 
 
 def _has_model(store: Store, run_id: str, run_name: str, outcome: Outcome) -> bool:
-    """Return whether models/ has the weights of this outcome; the manifest is written last, once all were read back.
+    """Return True if models/ has the weights of this outcome. Their manifest is written last, after all were read back.
 
     A machine may disappear after writing the manifest but before its last heartbeat.
     """
@@ -90,10 +91,10 @@ def _has_model(store: Store, run_id: str, run_name: str, outcome: Outcome) -> bo
 
 
 def _is_unasked(store: Store, run_id: str, outcome: Outcome) -> bool:
-    """Return whether the run stopped although no one asked for it.
+    """Return True if the run stopped although no one requested it.
 
     The agent marks a requested stop as final. If a machine was preempted before the agent could amend the trainer's
-    outcome, the request in the store shows whether a person asked.
+    outcome, the request in the store shows whether a person asked for the stop.
     """
     if outcome.state != "stopped" or outcome.is_final:
         return False
@@ -102,7 +103,7 @@ def _is_unasked(store: Store, run_id: str, outcome: Outcome) -> bool:
 
 
 def read_document(store: Store, key: str, cls: type[T]) -> T | None:
-    """Return the document; None if it does not exist. Raises IntegrityError if it cannot be parsed."""
+    """Return the document, or None if it does not exist; raises IntegrityError if it cannot be parsed."""
     try:
         return codec.loads(cls, store.read(key))
     except NotInStore:
@@ -116,7 +117,7 @@ def read_document(store: Store, key: str, cls: type[T]) -> T | None:
 
 
 def phases_of(store: Store, run: RunRow) -> list[str]:
-    """The phases of a run in training order; empty if its store has no run.json."""
+    """Return the phases of a run in training order, or nothing if its store has no run.json."""
     resolved = read_document(store, run_key(run.id, file_names.RUN), Run)
     return [phase.kind for phase in resolved.phases] if resolved is not None else []
 
@@ -125,8 +126,8 @@ class Tail:
     """Lines of a growing file in the store, each returned once.
 
     The whole file is pushed repeatedly. A trainer that goes back to a checkpoint truncates it, and a resumed attempt
-    may start a new one. If the last line read is no longer at its offset, reading starts over rather than miss lines. A
-    last line without a newline is still being written and waits for the next call, unless `is_last`.
+    may start a new one. If the last line read is no longer at its offset, reading starts over, so that no line is
+    missed. A last line without a newline is still being written and is left for the next call, unless `is_last`.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -152,9 +153,9 @@ class Tail:
         return fresh.decode("utf-8", "replace")
 
     def documents(self, cls: type[T]) -> list[T]:
-        """Return the new lines as `cls`. An unreadable line was truncated when its writer crashed and is skipped."""
+        """Return the new lines as `cls`. Skips unreadable lines, which were cut off when their writer crashed."""
         found = []
-        for text in self._fresh().split("\n")[:-1]:  # not splitlines: texts may contain other line separators
+        for text in self._fresh().split("\n")[:-1]:  # not splitlines, because texts may contain other line separators
             try:
                 found.append(codec.loads(cls, text))
             except codec.WireError:
@@ -166,12 +167,12 @@ class Tail:
 
 
 def quiet_s(home: Home, run_id: str, beat: Heartbeat) -> float | None:
-    """Return the seconds since this heartbeat was first seen here; None if it is new. Records a new one."""
+    """Return the seconds since this heartbeat was first seen here, or None if it is new. Records a new heartbeat."""
     now, word = home.world.now(), [beat.mark, beat.t]
     note = _read(home, run_id)
     if note is not None and note["word"] == word:
         seen_s = elapsed_s(home, note["seen"])
-        if seen_s >= 0:  # negative: this clock was set back while the computer was off
+        if seen_s >= 0:  # a negative value means that this clock was set back while the computer was off
             return seen_s
     note = {"schema": "homing.heard/2", "word": word, "state": beat.state, "seen": stamp(home)}
     try:
@@ -189,11 +190,12 @@ def age_s(home: Home, run_id: str, beat: Heartbeat) -> float:
     heartbeat_age_s = elapsed_s(home, note["seen"]) if note is not None else 0.0
     if note is None or note["word"][0] != beat.mark or heartbeat_age_s < 0:
         return said_s
-    return heartbeat_age_s if note["word"][1] == beat.t else min(said_s, heartbeat_age_s)  # this one is newer
+    # this heartbeat is newer than the noted one
+    return heartbeat_age_s if note["word"][1] == beat.t else min(said_s, heartbeat_age_s)
 
 
 def last_word(home: Home, run_id: str, mark: str) -> tuple[str, float]:
-    """Return the last known state and its age in seconds when the store cannot be read; ("", 0.0) if there is none."""
+    """Return the last known state and its age in seconds for a store that cannot be read; ("", 0.0) if unknown."""
     note = _read(home, run_id)
     if note is None or note["word"][0] != mark:
         return "", 0.0
@@ -201,7 +203,7 @@ def last_word(home: Home, run_id: str, mark: str) -> tuple[str, float]:
 
 
 def _read(home: Home, run_id: str) -> dict[str, Any] | None:
-    """Return the stored note; None if missing or damaged, so that the next heartbeat counts as new."""
+    """Return the stored note, or None if it is missing or damaged, so that the next heartbeat counts as new."""
     try:
         note = json.loads(home.world.read(home.run_dir(run_id) / _LAST_HEARTBEAT))
         mark, t = note["word"]

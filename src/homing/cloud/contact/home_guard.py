@@ -1,4 +1,4 @@
-"""The guard at home: whether one is on duty, and how a launch starts one in the background.
+"""Says whether a guard is on duty at home, and lets a launch start one in the background.
 
     sign_in     after each pass, with the providers that answered -> guard.json in the home
     is_on_duty  whether a guard signed in recently and will make further passes
@@ -6,7 +6,7 @@
     is_needed   whether any resource of this home bills or may bill
 
 A guard in the background works like one in a terminal: it counts as armed only while it makes its passes and reaches
-the provider. When there has been nothing to guard for a while it signs out and exits.
+the provider. When there has been nothing to guard for a while, the guard signs out and exits.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 LOG = "guard.log"  # in the home
-_FILE = "guard.json"  # in the home: when a guard last made a pass, and which providers answered
-IDLE_S = 900.0  # exit after this long with nothing to guard; longer than a launch takes to write its intent
+_FILE = "guard.json"  # a file in the home that says when a guard last made a pass, and which providers answered
+IDLE_S = 900.0  # the guard exits after this long with nothing to guard; longer than a launch takes to write its intent
 _FIRST_ROUND_S = 90.0
 
 
 def start(home: Home, provider: str) -> int:
-    """Start the guard. Return its process id once it has made a pass that reached the provider.
+    """Start the guard, and return its process id once it has made a pass that reached the provider.
 
     Nothing is rented before that. Raises UsageError if the guard does not complete such a pass in time.
     """
@@ -67,7 +67,7 @@ def is_needed(home: Home) -> bool:
 
 
 def words(home: Home) -> str:
-    """Describe the guard on duty at home, for `homing runs`; "" if there is none."""
+    """Describe the guard on duty at home for `homing runs`, or return "" if there is none."""
     found = guard_on_duty(home)
     if found is None:
         return ""
@@ -79,9 +79,10 @@ def words(home: Home) -> str:
 
 
 def is_on_duty(home: Home, provider: str | None = None) -> bool:
-    """Return whether a guard of this home made a pass recently, given its interval, and will make more.
+    """Return True if a guard of this home made a pass recently, given its interval, and will make more.
 
-    With `provider`: only if it could also list the instances there. Without the API key it could not end them.
+    With `provider`, the guard must also have listed the instances there, because without an API key it could not end
+    them.
     """
     note = _read_note(home)
     found = note if provider is None else note.get("reached", {}).get(provider, {})
@@ -89,7 +90,7 @@ def is_on_duty(home: Home, provider: str | None = None) -> bool:
 
 
 def out_of_reach(home: Home, provider: str) -> str:
-    """Return a sentence that says why no guard at home protects instances of this provider; "" if one does."""
+    """Return a sentence that says why no guard at home protects instances of this provider, or "" if one does."""
     if is_on_duty(home, provider):
         return ""
     if is_on_duty(home):
@@ -103,9 +104,9 @@ class OnDuty:
 
     host: str
     pid: int  # 0: unknown
-    age_s: float  # of its last pass
+    age_s: float  # time since its last pass
     reaches: tuple[str, ...]  # providers
-    is_background: bool  # a launch started it
+    is_background: bool  # whether a launch started it
 
 
 def guard_on_duty(home: Home) -> OnDuty | None:
@@ -136,8 +137,8 @@ def sign_in(
 ) -> None:
     """Record a pass. A single pass, run manually or by cron, counts only if it follows another one closely enough.
 
-    `reached`: the providers that answered the list call of this pass. Providers reached by other guards of this home,
-    which may have different keys, are kept until that is too long ago.
+    `reached` names the providers that answered the list call of this pass. Providers that other guards of this home
+    reached, perhaps with different keys, are kept until that was too long ago.
     """
     before = _read_note(home)
     now = {"t": home.world.now(), "every_s": every_s}
@@ -151,7 +152,7 @@ def sign_in(
 
 
 def _read_note(home: Home) -> dict[str, Any]:
-    """Return the last sign-in of a guard; empty if there is none or the file is damaged."""
+    """Return the last sign-in of a guard, which is empty if there is none or the file is damaged."""
     try:
         note = json.loads(home.world.read(home.path / _FILE))
     except (OSError, ValueError):
@@ -161,7 +162,7 @@ def _read_note(home: Home) -> dict[str, Any]:
 
 
 def _is_fresh(home: Home, note: dict[str, Any]) -> bool:
-    """Return False if there was no pass, or the last one is too old for its interval."""
+    """Return False if there was no pass, or if the last one is too old for its interval."""
     try:
         age_s, every_s = home.world.now() - float(note["t"]), float(note["every_s"])
     except (ValueError, KeyError, TypeError):

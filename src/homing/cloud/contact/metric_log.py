@@ -1,13 +1,13 @@
-"""Read a run's metrics.jsonl, however long: all lines of a short file, or the lines needed for a curve of a long one.
+"""Reads a run's metrics.jsonl: all lines of a short file, or the lines that a curve needs from a long one.
 
     metrics.jsonl --in blocks--> from each of a thousand blocks: first line, smallest and largest loss (rl: reward);
                                  every validation (of many, the best and the last) and each change of phase;
                                  the first and last lines of the file                              --> [Metric]
 
-Each Metric is a line as written; nothing is averaged. A file of a million lines is read once, in one pass, and never
+Each Metric is a line as written. Nothing is averaged. A file of a million lines is read once, in one pass, and never
 held in memory as a whole if the store supports partial reads. In a file larger than _EXAMINED bytes, only an evenly
-spread sample is searched for the smallest and largest loss: parsing every number would take longer than anyone waits
-for a page.
+spread sample is searched for the smallest and largest loss, because parsing every number would take longer than anyone
+waits for a page.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from homing.wire.event_lines import Metric
 
 __all__ = ["MetricLog"]
 
-_ALL_BYTES = 1 << 20  # a few thousand lines: all are returned
-_BLOCKS = 1000  # lines for the curve are taken from each
+_ALL_BYTES = 1 << 20  # a few thousand lines, all of which are returned
+_BLOCKS = 1000  # the file is divided into this many blocks, and lines for the curve are taken from each
 _EXAMINED = 24 << 20
-_PIECE = 1 << 17  # bytes per read; reads that exceed the CPU cache take twice as long
+_PIECE = 1 << 17  # bytes per read; larger reads would exceed the CPU cache and take twice as long
 _TAIL_BYTES = 8 << 20
-_ENDS = 20  # lines to keep at the beginning and at the end
+_ENDS = 20  # number of lines to keep at the beginning and at the end
 _MOST_VALIDATIONS = 4  # per block
 
-_Read = Callable[[int, int], bytes]  # offset, number of bytes
+_Read = Callable[[int, int], bytes]  # takes an offset and a number of bytes
 
 _LOSS = re.compile(rb'"loss": (-?[0-9][0-9.eE+-]*)')
 _REWARD = re.compile(rb'"reward": (-?[0-9][0-9.eE+-]*)')
 _VALIDATION = b'"val_loss": '
-# A value that is not null. Without the leading quote, which every field has: the v is rarer, so the search is faster.
+# Matches a value that is not null. The quote before the field's name is left out: every field has one, while the v is
+# rarer, so the search is faster.
 _VALIDATED = re.compile(_VALIDATION[1:] + b"[^n]")
 _PHASE = re.compile(rb'"phase": "([^"]*)"')
 
@@ -44,13 +45,15 @@ class MetricLog:
     """Metrics that have not been returned yet.
 
     A trainer that goes back to a checkpoint truncates the file, and a resumed attempt may start a new one. If the last
-    line read is no longer at its offset, reading starts over. A last line without a newline is still being written.
+    line read is no longer at its offset, reading starts over. A last line without a newline is still being written and
+    is not returned.
     """
 
     def __init__(self, store: Store, key: str, *, is_curve: bool = True) -> None:
-        """`is_curve=False` is for callers that only need a run's current state.
+        """Read for a curve, or with `is_curve=False` only for the current state of the run.
 
-        Then only the beginning of a long file, the first lines of the last phase and the last _TAIL_BYTES are read.
+        In the latter case, only the beginning of a long file, the first lines of the last phase and the last
+        _TAIL_BYTES are read.
         """
         self._store, self._key, self._is_curve = store, key, is_curve
         self._offset = 0
@@ -59,7 +62,7 @@ class MetricLog:
     def fresh(self) -> list[Metric]:
         """Return new metrics since the last call, in file order.
 
-        Unreadable lines were truncated by a crash and are skipped.
+        Unreadable lines, which were cut off by a crash, are skipped.
         """
         try:
             size, read = _open(self._store, self._key)
@@ -108,7 +111,7 @@ def _beginnings(read: _Read, start: int, end: int) -> tuple[list[bytes], int]:
     after, tail = _line_after(read, end - _TAIL_BYTES, end)
     last = _phase_of(read(max(tail, end - _ALL_BYTES // 4), _ALL_BYTES // 4))
     if after and lines and _phase_of(after) == last != _phase_of(lines[0]):
-        # The phase began in between: bisect until its first line is in the remaining part.
+        # The phase began somewhere in between: bisect until its first line is in the remaining part.
         low, high = start, tail
         while high - low > _ALL_BYTES // 4:
             middle = (low + high) // 2
@@ -119,7 +122,7 @@ def _beginnings(read: _Read, start: int, end: int) -> tuple[list[bytes], int]:
 
 
 def _line_after(read: _Read, place: int, end: int) -> tuple[bytes, int]:
-    """Return the first whole line that begins after this offset, and its own offset."""
+    """Return the first whole line that begins after this offset, and the offset of that line."""
     data = read(place, min(_ALL_BYTES // 4, end - place))
     begin = data.find(b"\n") + 1
     stop = data.find(b"\n", begin)
@@ -133,7 +136,7 @@ def _phase_of(text: bytes) -> bytes:
 
 
 def _blocks(read: _Read, start: int, end: int, step: int) -> Iterator[bytes]:
-    """Yield whole lines, about `step` bytes at a time; anything after the last newline is left out."""
+    """Yield whole lines, about `step` bytes at a time, leaving out anything after the last newline."""
     at, longer = start, step
     while at < end:
         data = read(at, min(longer, end - at))
@@ -141,7 +144,7 @@ def _blocks(read: _Read, start: int, end: int, step: int) -> Iterator[bytes]:
         if cut:
             yield data[:cut]
             at, longer = at + cut, step
-        elif at + len(data) >= end or len(data) < longer:  # an incomplete line, or a truncated file
+        elif at + len(data) >= end or len(data) < longer:  # the line is incomplete, or the file was truncated
             return
         else:
             longer *= 2
@@ -150,8 +153,8 @@ def _blocks(read: _Read, start: int, end: int, step: int) -> Iterator[bytes]:
 def _picked(block: bytes, examined: int, *, is_first: bool) -> list[bytes]:
     """Return selected lines of a block, in order.
 
-    `examined` is how many bytes to search for the smallest and largest figure. If 0, take only lines that must not be
-    missed.
+    `examined` is the number of bytes to search for the smallest and largest figure. If it is 0, only lines that must
+    not be missed are returned.
     """
     starts = {*_validations(block), *_changes(block)}
     if examined:
@@ -198,7 +201,7 @@ def _value(block: bytes, place: int) -> float:
 
 
 def _changes(block: bytes) -> list[int]:
-    """Return the last line of each phase that ends here and the first of the next."""
+    """Return the last line of each phase that ends in this block, and the first line of the next phase."""
     first, last = _PHASE.search(block), _PHASE.search(block, _line_at(block, len(block) - 1))
     if first is None or last is None or first[1] == last[1]:
         return []

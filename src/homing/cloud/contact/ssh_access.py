@@ -5,7 +5,7 @@
 
     run -> its instance that is still there -> provider.connection -> argv
 
-Both sides can verify each other before the machine exists. No one ever has to accept an unknown host key: if a new
+The keys on both sides exist before the machine does, so the user never has to accept an unknown host key. If a new
 machine does not present the key it was given, we do not connect. This module only builds the ssh command; the CLI runs
 it.
 """
@@ -38,7 +38,7 @@ __all__ = [
 _KEYS = "keys"
 _PRIVATE, _PUBLIC = "key", "key.pub"
 _MAKE_S = 30.0
-KNOWN_HOSTS = "known_hosts"  # in the run's folder at home: the host key line of its instance
+KNOWN_HOSTS = "known_hosts"  # a file in the run's folder at home with the host key line of its instance
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,18 @@ def login_key(home: Path, world: World) -> LoginKey:
 
 
 def host_key(home: Path, mark: str, world: World) -> HostKey:
-    """Return the instance's host key, the same on every call: a repeated create must not change what is pinned."""
+    """Return the instance's host key, always the same, because a repeated create must not change the pinned key."""
     folder = _make(home / _KEYS / "hosts" / mark, mark, world)
     return HostKey(_read(folder / _PRIVATE, world) + "\n", _read(folder / _PUBLIC, world))
 
 
 def find_host_key(home: Path, mark: str, world: World) -> HostKey | None:
-    """Return the host key; None if this home did not launch the instance and so cannot verify it."""
+    """Return the host key, or None if this home did not launch the instance and so cannot verify it."""
     return host_key(home, mark, world) if world.exists(home / _KEYS / "hosts" / mark) else None
 
 
 def known_hosts_line(key: HostKey, host: str, port: int = 22) -> str:
-    """Return the line for Connection.known_hosts."""
+    """Return the line to use as Connection.known_hosts."""
     pattern = host if port == 22 else f"[{host}]:{port}"
     return f"{pattern} {' '.join(key.public_line.split()[:2])}"
 
@@ -89,7 +89,8 @@ def _make(folder: Path, comment: str, world: World) -> Path:
                 why=f"ssh-keygen ended with {done.code}: {(done.err or done.out).strip()}",
                 fix="Install the OpenSSH client (openssh-client), or free some disk space, then run the command again.",
             )
-        for name, mode in ((_PRIVATE, 0o600), (_PUBLIC, 0o644)):  # rewrite with fsync: a machine may outlive a crash
+        # rewritten with fsync, because a machine may outlive a crash of this computer
+        for name, mode in ((_PRIVATE, 0o600), (_PUBLIC, 0o644)):
             world.write(temporary / name, world.read(temporary / name), mode=mode)
         _put(temporary, folder, world)
     finally:
@@ -128,12 +129,12 @@ class Login:
         return f"{self.connection.user}@{self.connection.host}"
 
     def shell(self, command: Sequence[str] = ()) -> list[str]:
-        """Return argv for an interactive shell on the machine, or for one command that the remote shell parses."""
+        """Return the ssh command for an interactive shell on the machine, or for a command that its shell parses."""
         argv = ssh_argv(self.connection, self.known_hosts)
         return [*argv, self._to, *command] if command else [*argv, "-t", self._to]
 
     def forward(self, port_here: int, port_there: int) -> list[str]:
-        """Return argv for a tunnel with both ends on loopback, so that no one else on either network can reach it."""
+        """Return the ssh command for a tunnel between loopback addresses, which no one else on either network can use."""
         tunnel = f"127.0.0.1:{port_here}:127.0.0.1:{port_there}"
         return [
             *ssh_argv(self.connection, self.known_hosts),

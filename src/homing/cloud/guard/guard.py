@@ -1,4 +1,4 @@
-"""The guard at home: repeated passes over all runs of this home, from any machine that has its ledger.
+"""The guard at home makes repeated passes over all runs of this home, on any machine that has its ledger.
 
     refresh -> per run:  limit near             destroy, later than agent and dead-man would act (wire/guard_order.py);
                                                 for a run adopted by a different home, its new owner's limit applies
@@ -8,7 +8,7 @@
                          in another account     reported as possibly billing; counted at its maximum cost
             -> instances of no known run, and destroys that were never confirmed
 
-A store that cannot be read does not mean that the machine is silent; in that case only the limits are enforced. A
+A store that cannot be read does not mean that the machine is silent, so in that case only the limits are enforced. A
 problem with one run never keeps the pass from checking the others. Several guards may run at once: destroying twice is
 harmless, only one relaunch wins, and the action log (contact/action_log.py) makes sure that each event is reported
 once.
@@ -57,10 +57,10 @@ from homing.wire.guard_order import GUARD
 __all__ = ["DEFAULT_EVERY_S", "Pass", "guard_pass", "wait_for_next"]
 
 DEFAULT_EVERY_S = 60.0
-STALE_S = 300.0  # alert when no heartbeat arrived for this long
+STALE_S = 300.0  # alert if no heartbeat has arrived for this long
 DEAD_S = 60.0  # destroy a machine only after our processes have been missing for this long
-LAUNCH_S = 1800.0  # upper bound for a launch; no relaunch starts if another run's limit falls within it
-_LATE_S = 60.0  # ignore limits that passed longer ago than this; they were already handled
+LAUNCH_S = 1800.0  # maximum duration of a launch; no relaunch starts if another run's limit falls within it
+_LATE_S = 60.0  # limits that passed longer ago than this were already handled, so ignore them
 _FRESH_S = 1.0  # how long ledger data is reused within a pass
 _NAP_S = 60.0
 
@@ -78,33 +78,33 @@ def guard_pass(
 ) -> Pass:
     """Make one pass and return what it found and did.
 
-    `only` restricts it to one run id, as `watch` does; with `every_s` it registers as a guard on duty.
+    `only` restricts it to one run id, as `watch` does. With `every_s` it registers as a guard on duty.
     """
     made, notify = Pass(), _unfailing(notify)
     try:
         made.alerts += follow_clock(home)
         made.by = _soonest(home, only)
         made.problems += refresh(home, by=made.by, silent=made.silent, reached=made.reached)
-    except TROUBLE as exc:  # for example, a full disk: still guard the instances in the ledger
+    except TROUBLE as exc:  # such as a full disk; the instances in the ledger are still guarded
         made.problems.append(first_line(exc))
     if every_s is not None:
         try:
             sign_in(home, every_s, is_once=is_once, reached=made.reached, background_pid=background_pid)
         except OSError as exc:
             made.problems.append(f"Could not record that this guard is running: {exc}")
-    # Runs that another home adopted come last: reading their limits from their store may be slow. Runs that have ended
-    # with every line closed are skipped: there may be thousands.
+    # Runs that another home adopted come last, because reading their limits from their store may be slow. Runs that
+    # have ended with every line closed are skipped, because there may be thousands.
     runs, within = [run for run in home.ledger.unfinished_runs() if only in (None, run.id)], list[RunRow]()
     for is_given_away in (False, True):
-        # Money first: a relaunch takes as long as a launch.
+        # Enforce limits before relaunching, because a relaunch takes as long as a launch.
         own = [run for run in runs if (run.state == ADOPTED) is is_given_away]
         lines = home.ledger.lines_of(run.id for run in own)
         within += [run for run in own if _is_well(home, run, lines[run.id], made, notify, _Round.is_within_limit)]
         end_all(home, made)
     read_at = -math.inf
     for number, run in enumerate(within):
-        # Read all lines in one query, as there may be many; read again after a slow provider or a launch that took
-        # minutes.
+        # Read all lines in one query, because there may be many. Read them again after a slow provider or a launch that
+        # took minutes.
         if home.world.monotonic() - read_at > _FRESH_S:
             lines = home.ledger.lines_of(each.id for each in within[number:])
             read_at = home.world.monotonic()
@@ -115,7 +115,7 @@ def guard_pass(
 
 
 def _soonest(home: Home, only: str | None) -> float:
-    """Return when the first limit is due, judging by the ledger alone; providers have until then to answer.
+    """Return when the first limit is due, judging by the ledger alone. Providers must answer before that time.
 
     Storage costs, and the limits set by a new owner, are unknown until a provider or store is asked.
     """
@@ -125,7 +125,7 @@ def _soonest(home: Home, only: str | None) -> float:
     for run in runs:
         lines = lines_of[run.id]
         if billing_lines(lines):
-            with contextlib.suppress(*TROUBLE):  # reported by the limit check itself
+            with contextlib.suppress(*TROUBLE):  # the limit check itself reports these errors
                 limit = None if run.spend_limit_usd is None else Decimal(run.spend_limit_usd)
                 time_s = limits_of(home, run).time_s
                 moments.append(meter.moment(GUARD, left_at_most(home, lines), limit, time_s, now))
@@ -152,7 +152,7 @@ def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
     now = home.world.now()
     by = min(now + every_s, made.next_at)
     left_s = by - now
-    while left_s > _NAP_S:  # sleep() does not advance while the laptop is suspended, so check the clock too
+    while left_s > _NAP_S:  # sleep() stops while the laptop is suspended, so check the clock too
         home.world.sleep(_NAP_S)
         left_s = min(left_s - _NAP_S, by - home.world.now())
     home.world.sleep(max(0.0, left_s))
@@ -183,7 +183,7 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
     ]
     waiting = [line for line in home.ledger.unconfirmed() if line not in unknown and line.created_at is not None]
     for line in waiting:
-        if home.world.now() >= made.next_at:  # a run's limit has come due: the next pass handles that first
+        if home.world.now() >= made.next_at:  # a run's limit has come due, and the next pass handles that first
             made.may_bill.append(f"{line.mark}: not confirmed destroyed.")
             continue
         try:
@@ -204,7 +204,7 @@ class _Round:
 
     def look(self) -> bool:
         if self.run.state == ADOPTED:
-            return True  # its new owner decides about silence and relaunch
+            return True  # the new owner decides about silence and relaunch
         if self.home.world.now() >= self.made.next_at:
             return True  # a limit came due during this pass; the next pass handles it first
         if self.billing and not self.run.is_live:
@@ -230,7 +230,7 @@ class _Round:
             self.made.due[self.run.id] = due
             return True
         said = ""
-        with contextlib.suppress(*TROUBLE):  # failing to compute the spend must not prevent the destroy
+        with contextlib.suppress(*TROUBLE):  # the instance must be destroyed even if its spend cannot be computed
             spend = meter.total_spend(lines, self.now) + storage_usd
             said = f": spent {_usd(spend)} of {_usd(limit)}" if limit is not None else f": spent {_usd(spend)}"
             said += f", {format_duration(time_limit_s)} allowed" if time_limit_s else ""
@@ -238,7 +238,7 @@ class _Round:
         return False
 
     def _counted(self) -> list[LedgerLine]:
-        """Return the lines, with attempts left in a different account at their maximum cost, as launch counts them."""
+        """Return the lines, counting attempts left in a different account at their maximum cost, as launch does."""
         counted = left_at_most(self.home, self.lines)
         for line in self.billing:
             usd = next((each.spend_usd for each in counted if each.mark == line.mark and each.is_at_most), None)
@@ -256,14 +256,14 @@ class _Round:
         return terms
 
     def _storage(self) -> tuple[Decimal, Decimal]:
-        """Return the dollars per hour and the dollars so far of this run's volumes.
+        """Return the cost of this run's volumes, in dollars per hour and in dollars so far.
 
         A provider that does not answer is reported and counts as zero.
         """
         rate, spent, marks = Decimal(0), Decimal(0), {line.mark for line in self.lines}
         for line in {line.provider: line for line in self.billing}.values():
             if line.mark in self.made.silent:
-                continue  # already reported; asking again would only block for as long again
+                continue  # already reported; asking again would only block for just as long
             try:
                 owned = [each for each in things_of(self.home, line, self.made) if each.mark in marks]
             except TROUBLE as exc:
@@ -279,15 +279,16 @@ class _Round:
     def _check_ended(self) -> None:
         """Destroy an ended run's instance that still bills, unless it is kept on purpose or is still pushing.
 
-        The outcome is in the store, so the agent had time to end it.
+        The outcome is in the store, so the agent has had time to end the instance itself.
         """
         self.billing = self._here([line for line in self.billing if not self._is_kept(line)])
         if not self.billing:
             return
         waited_s = self.now - (self.run.ended_at or self.now)
-        wants_time = self._wants_time()  # call it on every pass: it records when the last new heartbeat was seen
+        wants_time = self._wants_time()  # called on every pass, because it records when the last new heartbeat was seen
         if (waited_s > meter.MARGIN_S and not wants_time) or self._waits_for_us():
-            for line in self.billing if self.run.is_interrupted else []:  # ending it does not mean giving up the run
+            # the instance is destroyed, but the run itself may be resumed
+            for line in self.billing if self.run.is_interrupted else []:
                 self._note(f"lost-{line.mark}", "lost", "Its remaining resources are destroyed.")
             said = f"{self.run.state} {format_duration(waited_s)} ago and is still billing"
             self._end(f"The local guard ends its instance: it was {said}.", "late")
@@ -298,9 +299,9 @@ class _Round:
         return reports is not None and waits_for_home(self.home.provider_of(line), line.mark, reports.heartbeat)
 
     def _is_kept(self, line: LedgerLine) -> bool:
-        """Return whether a person chose to keep it in `homing reconcile`.
+        """Return True if a person chose in `homing reconcile` to keep the instance.
 
-        Sends an hourly alert; only its limit or the user ends it.
+        An alert is sent every hour. Only the limit or the user ends the instance.
         """
         if not action_log.has(self.home, self.run.id, kept_key(line.mark)):
             return False
@@ -310,9 +311,9 @@ class _Round:
         return True
 
     def _wants_time(self) -> bool:
-        """Return whether it reported recently (by our own clock) that it is being kept or is still pushing."""
+        """Return True if the instance reported recently, by our clock, that it is being kept or is still pushing."""
         status = self._status()
-        # No heartbeat is pushed while a large file of the last checkpoint is uploading, so silence does not mean idle
+        # While a large file of the last checkpoint is uploading, no heartbeat is pushed, so silence does not mean idle
         # yet.
         longer_s = max(STALE_S, limits_of(self.home, self.run).idle_s)
         if status.reports is None:  # an unreadable store does not mean a silent machine
@@ -332,8 +333,8 @@ class _Round:
                 if self._is_kept(line):
                     continue
                 if is_elsewhere(self.home, line):
-                    # Report it on every pass. It cannot be ended from here, and the run's current instance is still
-                    # checked.
+                    # Report the instance on every pass. It cannot be destroyed from here, and the run's current
+                    # instance is still checked.
                     self.made.may_bill.append(f"{self.run.id}: {_where(line)}")
                     continue
                 # This line was closed before the run's current attempt began, so it says nothing about the run.
@@ -364,7 +365,7 @@ class _Round:
         return lambda: owned_by(self.home, line, self.made)
 
     def _note_dead(self, line: LedgerLine, instance: Instance) -> None:
-        """Alert that no process of ours runs there; destroy it if that lasts for DEAD_S without a heartbeat in between.
+        """Alert that none of our processes runs there, and destroy the instance after DEAD_S without a heartbeat.
 
         When one of our programs hands over to the next, there may be no process for a moment.
         """
@@ -377,17 +378,17 @@ class _Round:
             self._lose(line, "the agent is no longer running on its instance")
 
     def _check_heartbeat(self, status: Status) -> None:
-        """Alert on a missing heartbeat; destroy only an instance that never sent one.
+        """Alert if heartbeats are missing, but destroy only an instance that never sent one.
 
-        A machine that has sent one may be disconnected but still working: its own guards know more than home does.
+        A machine that has sent one may be disconnected but still working, and its own guards know more than home does.
         """
         line, beat = self.billing[-1], status.reports.heartbeat if status.reports else None
         quiet_s = heartbeats.quiet_s(self.home, self.run.id, beat) if beat is not None else None
-        if quiet_s is None:  # new heartbeat: only its own timestamp is known, which is good enough for an alert
+        if quiet_s is None:  # for a new heartbeat only its own timestamp is known, which is good enough for an alert
             quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
         stale_s = STALE_S + 2 * pace_of(self.run.store)
         idle_s = max(limits_of(self.home, self.run).idle_s, stale_s)
-        # Only a launch that never saw a heartbeat proves that none was sent: a store may have lost one.
+        # Only a launch that never saw a heartbeat proves that none was sent, because a store may have lost one.
         if beat is None and self.run.state == "launching" and quiet_s >= idle_s:
             self._lose(line, f"its instance sent no heartbeat for {format_duration(quiet_s)}")
         elif quiet_s >= idle_s:
@@ -419,7 +420,7 @@ class _Round:
             self._alert(f"not-ours-{lines[-1].mark}", exc.what)
         except HomingError as exc:
             after = self.home.ledger.run(run.id)
-            if after is None or not after.is_live:  # live: another guard relaunched it first
+            if after is None or not after.is_live:  # the run is live if another guard relaunched it first
                 self._alert(f"waits-{lines[-1].mark}-{exc.what}", f"Could not relaunch it yet: {exc.what}")
         else:
             if action_log.note(self.home, run.id, f"went-on-{lines[-1].mark}", "guard", said):
@@ -443,13 +444,14 @@ class _Round:
         if not here:
             text += " Its instance is in another account: only that account's key can end it."
         ended = {"exit_code": code, "ended_at": self.now} if code is not None else {"ended_at": self.now}
-        self.made.ends.append(End(self.run, here, text, ended))  # first: a failing report must not prevent it
+        # appended first, because a failing report must not prevent the destroy
+        self.made.ends.append(End(self.run, here, text, ended))
         marks = "-".join(line.mark for line in self.billing)
         self._note(f"{key}-{marks}", "guard_ends", text)
         self.notify(f"{self.run.id}: {text}")
 
     def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
-        """Return the lines that this key can destroy, and report the others: retrying cannot help those."""
+        """Return the lines that this key can destroy, and report the others, for which retrying cannot help."""
         # An unreachable provider does not count as a different account.
         silent = self.made.silent
         here = [
@@ -463,9 +465,10 @@ class _Round:
             self.made.alerts.append(f"{self.run.id}: {text}")
 
     def _note(self, key: str, kind: str, text: str) -> bool:
-        """Add an entry to the action log. Return whether it is new.
+        """Add an entry to the action log; return True if it is new.
 
-        A full disk must not keep the guard from destroying billing instances; in that case every entry counts as new.
+        If the disk is full, every entry counts as new, because a full disk must not keep the guard from destroying
+        billing instances.
         """
         try:
             return action_log.note(self.home, self.run.id, key, kind, text)

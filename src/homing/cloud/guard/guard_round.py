@@ -3,13 +3,12 @@
     destroys -> in parallel over all providers, one try each -> gone: the run is stopped
                                                             -> unconfirmed, or the next limit is due: may bill
 
-No call blocks past the next limit: a provider may take minutes to time out.
+No call blocks past the next limit, although a provider may take minutes to time out.
 
-The limits of our own run are those in the ledger, and the time limit in its run documents. For a run that a different
-home has adopted, they are the limits that its new owner wrote to the run's record in the store, and the attempts made
+The limits of our own run are those in the ledger, and the time limit in its run documents. The limits of a run that a
+different home has adopted are those that its new owner wrote to the run's record in the store, and the attempts made
 there count too. The previous home may have the only live guard, so it keeps enforcing the limit for the machines in its
-own ledger. An unreadable record does not remove the limit: the last limit that was read still applies, and the guard
-reports it.
+own ledger. If the record cannot be read, the last limit that was read still applies, and the guard reports the problem.
 """
 
 from __future__ import annotations
@@ -40,38 +39,39 @@ __all__ = ["TROUBLE", "End", "Pass", "Terms", "end_all", "end_line", "first_line
 
 DESTROY_S = 60.0
 
-# Exceptions that a pass survives: expected errors, malformed provider responses (lists, offers, logs), and our own
-# bugs. The other runs are still guarded.
+# Exceptions that a pass survives, so that the other runs are still guarded: expected errors, malformed provider
+# responses (lists, offers, logs), and our own bugs.
 TROUBLE = (HomingError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_LAST_READ = "record-of-its-owner.json"  # in the run's folder at home
+_LAST_READ = "record-of-its-owner.json"  # a file in the run's folder at home
 
 
 @dataclass
 class Pass:
-    """Findings and actions of one guard pass, as sentences. `next_at` is the latest time for the next pass."""
+    """What one guard pass found and did, as sentences. `next_at` is the latest time for the next pass."""
 
     done: list[str] = field(default_factory=list)
     alerts: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     may_bill: list[str] = field(default_factory=list)
     next_at: float = math.inf
-    due: dict[str, float] = field(default_factory=dict)  # run id -> when its limit needs a guard
+    due: dict[str, float] = field(default_factory=dict)  # run id -> when a guard must enforce its limit
     by: float = math.inf  # when this pass must be over because a limit is due, judging by the ledger alone
-    ends: list[End] = field(default_factory=list)  # runs at their limit, to be destroyed at once
+    ends: list[End] = field(default_factory=list)  # runs at their limit, whose instances are destroyed at once
     silent: set[str] = field(default_factory=set)  # marks of instances at providers that did not answer in this pass
     reached: set[str] = field(default_factory=set)  # names of the providers that listed our instances
     things: dict[str, list[Resource] | HomingError | OSError] = field(default_factory=dict)  # volumes, by provider
-    owned: dict[str, list[Instance]] = field(default_factory=dict)  # by provider, or by mark if adopted
+    # by provider, or by mark if the instances were adopted
+    owned: dict[str, list[Instance]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class End:
-    """A decision to end a run's instances; `lines` are those that can be destroyed from here."""
+    """A decision to end a run's instances. `lines` are those that can be destroyed from here."""
 
     run: RunRow
     lines: list[LedgerLine]
     text: str
-    columns: dict[str, Any]  # to set on the run once they are gone
+    columns: dict[str, Any]  # columns to set on the run once the instances are gone
 
 
 def end_all(home: Home, made: Pass) -> None:
@@ -98,7 +98,7 @@ def end_line(home: Home, line: LedgerLine, made: Pass) -> None:
 
 
 def things_of(home: Home, line: LedgerLine, made: Pass) -> list[Resource]:
-    """Return the volumes and other resources at the line's provider. Listed once per pass, however many runs ask."""
+    """Return the volumes and other resources at the line's provider, which is asked once per pass for all runs."""
     key = line.provider if home.is_ours(line.mark) else line.mark
     if key not in made.things:
         provider, patience = home.provider_of(line), patience_s(home.world, made.by)
@@ -110,7 +110,7 @@ def things_of(home: Home, line: LedgerLine, made: Pass) -> list[Resource]:
 
 
 def owned_by(home: Home, line: LedgerLine, made: Pass) -> list[Instance]:
-    """Return our instances at the line's provider. Listed once per pass, however many runs ask."""
+    """Return our instances at the line's provider, which is asked once per pass for all runs."""
     key = line.provider if home.is_ours(line.mark) else line.mark
     if key not in made.owned:
         made.owned[key] = home.provider_of(line).list_owned()
@@ -118,17 +118,17 @@ def owned_by(home: Home, line: LedgerLine, made: Pass) -> list[Instance]:
 
 
 def _end_each(home: Home, lines: list[LedgerLine], made: Pass) -> dict[str, Problem]:
-    """Destroy the lines, but block no longer than the next limit allows: a provider may take minutes to time out."""
+    """Destroy the lines, but block no longer than the next limit allows, as a provider may take minutes to time out."""
     return end_each(home, lines, deadline_s=DESTROY_S, by=made.next_at)
 
 
 def _conclude(home: Home, end: End, made: Pass, problems: Mapping[str, Problem]) -> None:
-    """Mark the run as stopped and report the instances that are left; every pass retries those.
+    """Mark the run as stopped and report the instances that are left, for which every pass retries.
 
     The run is over either way: a later confirmation must not make it look as if the run had ended by itself.
     """
     marks, left = [line.mark for line in end.lines], end.lines
-    with contextlib.suppress(HomingError):  # if the ledger cannot be read, none counts as gone
+    with contextlib.suppress(HomingError):  # if the ledger cannot be read, no instance counts as gone
         left = [line for line in home.ledger.lines(end.run.id) if line.mark in marks and line.destroyed_at is None]
     if left:
         made.may_bill.append(f"{end.run.id}: {still_billing(home, left, problems).why}")
@@ -149,14 +149,14 @@ def first_line(exc: Exception) -> str:
 class Terms:
     spend_limit_usd: Decimal | None
     time_limit_s: float
-    elsewhere: list[LedgerLine] = field(default_factory=list)  # attempts that only its new owner knows
-    problem: str = ""  # why these may be outdated
+    elsewhere: list[LedgerLine] = field(default_factory=list)  # attempts that are recorded only at the run's new owner
+    problem: str = ""  # why these limits may be outdated
 
 
 def terms_of(home: Home, run: RunRow, known: list[LedgerLine]) -> Terms:
-    """Return the limits. `known` are the attempts in this home's ledger, which is more accurate about those."""
+    """Return the limits. `known` are the attempts in this home's ledger, whose data about them is more accurate."""
     limit = _dollars(run.spend_limit_usd)
-    if limit is None:  # every launch sets one: the row is damaged, but its attempts still hold the limit
+    if limit is None:  # every launch sets a limit, so the row is damaged, but its attempts still record the limit
         limit = max((Decimal(line.limit_usd) for line in known if line.limit_usd is not None), default=None)
     own = Terms(limit, limits_of(home, run).time_s)
     if run.state != ADOPTED:
@@ -178,7 +178,7 @@ def limits_of(home: Home, run: RunRow) -> Limits:
 
 
 def _record(home: Home, run: RunRow) -> tuple[RunRecord | None, str]:
-    """Return the owner's record, or the last copy read here, with the reason why it may be outdated."""
+    """Return the owner's record, or the last copy read here together with the reason why it may be outdated."""
     kept = home.run_dir(run.id) / _LAST_READ
     try:
         name, key = f"The store of {run.id}", run_key(run.id, file_names.RECORD)
@@ -192,7 +192,7 @@ def _record(home: Home, run: RunRow) -> tuple[RunRecord | None, str]:
         if not home.world.exists(kept) or home.world.read(kept) != data:
             home.world.mkdir(kept.parent)
             home.world.write(kept, data)
-    except OSError as exc:  # the disk is full: it is read again in the next pass
+    except OSError as exc:  # the disk is full, so the record is read again in the next pass
         return record, f"Could not save it: {exc}."
     return record, ""
 

@@ -1,4 +1,4 @@
-"""Resume a run after its machine was preempted or lost: next offer, newest complete checkpoint, same limit.
+"""Resumes a run whose machine was preempted or lost: next offer, newest complete checkpoint, same limit.
 
     is_wanted    the ledger says interrupted, no instance of it bills here, and no one at home requested the end
     relaunch     plan -> offers, cheapest to finish first -> draft -> launch; a failed offer gives way to the next
@@ -46,7 +46,7 @@ from homing.wire.run_json import Run
 __all__ = ["RELAUNCHED", "is_wanted", "load_documents", "relaunch"]
 
 RELAUNCHED = "relaunched"  # kind in the action log
-_OFFERS = 3  # how many to try in one pass
+_OFFERS = 3  # how many offers to try in one pass
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,23 @@ class _Documents:
 
 
 def is_wanted(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
-    """Return whether the guard may resume the run. A run that a person destroyed stays destroyed."""
+    """Return True if the guard may resume the run. A run that a person destroyed stays destroyed."""
     if not lines or run.is_live or not _is_interrupted(home, run, lines[-1].mark):
         return False
-    # An instance left open in a different account: the next launch counts it at its maximum cost, or refuses to start.
+    # An instance is left open in a different account. The next launch counts it at its maximum cost, or refuses to
+    # start.
     return all(line.destroyed_at is not None or is_elsewhere(home, line) for line in lines)
 
 
 def _is_interrupted(home: Home, run: RunRow, last: str) -> bool:
     if run.reason == CUT_SHORT:
-        return action_log.has(home, run.id, f"relaunch-{last}")  # a guard died while launching
+        return action_log.has(home, run.id, f"relaunch-{last}")  # True if a guard died while launching
     is_ours = action_log.has(home, run.id, f"lost-{last}") or action_log.has(home, run.id, f"unlaunched-{last}")
     return run.is_interrupted and (is_ours or not home.ledger.is_destroy_asked(last))
 
 
 def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
-    """Launch the run again. Return what was done as a sentence, or raise what prevented it."""
+    """Launch the run again; return a sentence that says what was done, or raise what prevented it."""
     require_owner(home, run)
     kept = load_documents(home, run)
     if kept.run.cloud.on_preempt != "relaunch":
@@ -103,7 +104,8 @@ def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
         try:
             _refuse_dear(row.offer, kept.run, home.ledger.lines(run.id))
             check_own(home, row.offer.provider, home.ledger.lines(run.id))
-            # Inside the try: the rest of the limit may be too little for this offer and enough for the next.
+            # This is inside the try, because the rest of the limit may be too little for this offer but enough for the
+            # next.
             return _launch(draft(order, home), home, run, notify)
         except NotOwner:
             raise  # a different offer would not help
@@ -115,7 +117,7 @@ def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
 
 
 def _refuse_dear(offer: Offer, run: Run, lines: list[LedgerLine]) -> None:
-    """Refuse a much higher hourly rate unless limits.rate allows it, because no one is there to confirm it."""
+    """Refuse a much higher hourly rate unless limits.rate allows it, because no user is present to confirm it."""
     most = None if run.limits.rate_usd_per_hour is None else Decimal(run.limits.rate_usd_per_hour)
     before = max((Decimal(line.rate_usd_per_hour) for line in lines), default=Decimal(0))
     if is_dear(offer, most) and offer.rate_usd_per_hour > before:
@@ -128,7 +130,7 @@ def _refuse_dear(offer: Offer, run: Run, lines: list[LedgerLine]) -> None:
 
 
 def load_documents(home: Home, run: RunRow) -> _Documents:
-    """Return the run as launched, from its folder at home. Its limit is in the ledger: `homing limit` changes it."""
+    """Return the run as launched, from its folder at home, but with the limit from the ledger, which may be newer."""
     folder = home.run_dir(run.id)
     resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
     text, note = "", {}
@@ -146,7 +148,7 @@ def load_documents(home: Home, run: RunRow) -> _Documents:
 
 
 def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
-    """Return whether the machine ended at its time limit: if so, a guard ended it and it was not preempted."""
+    """Return True if the machine ended at its time limit, so that a guard ended it and it was not preempted."""
     if not run.limits.time_s or line.created_at is None or line.destroyed_at is None:
         return False
     return line.destroyed_at - line.created_at >= run.limits.time_s * (1 - RESERVE_FRACTION)
@@ -155,12 +157,12 @@ def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
 def _check_unchanged(home: Home, run: RunRow, ready: Draft) -> None:
     """Abort if the run was destroyed or its limits were changed while searching for offers.
 
-    Writing the intent checks this again, but checking here does not use up one of the run's relaunches.
+    Writing the intent checks this again, but a check at this point does not use up one of the run's relaunches.
     """
     now = home.ledger.run(run.id) or run
     if (now.state, now.reason) != (run.state, run.reason):
         raise EndedElsewhere(f"{run.id} was not relaunched: it is {now.state} now.", now.reason)
-    # Ignore the time limit that was derived for an earlier offer, which failed.
+    # Ignore the time limit that was derived for an earlier offer that failed.
     time_s = without_time(load_documents(home, run).run).limits.time_s
     if (now.spend_limit_usd, time_s) != (run.spend_limit_usd, ready.order.run.limits.time_s):
         raise EndedElsewhere(f"{run.id} was not relaunched: its limits have changed in the meantime.")
@@ -171,16 +173,16 @@ def _launch(ready: Draft, home: Home, run: RunRow, notify: Callable[[str], None]
     offer = ready.order.offer
     where = f"{offer.provider} {offer.name} at {meter.show_usd(offer.rate_usd_per_hour)}/h"
     text = f"Attempt {ready.attempt} launches on {where}, from the last checkpoint."
-    # Before the launch: if the guard dies during it, the log shows that a guard made this attempt.
+    # Written before the launch, so that the log shows that a guard made this attempt even if the guard dies during it.
     action_log.note(home, run.id, f"relaunch-{ready.mark}", RELAUNCHED, text)
     try:
         launch(ready, home, notify=notify, last=run)
     except (EndedElsewhere, StillBilling):
         raise
     except HomingError as exc:
-        # Restore the original reason so that it is retried later, unless another launch came first.
+        # Restore the original reason so that the relaunch is retried later, unless another launch came first.
         after = home.ledger.run(run.id)
-        # Only replace what our own undo wrote: a person may have ended the run in the meantime.
+        # Replace only what our own undo wrote, because a person may have ended the run in the meantime.
         if after is not None and not after.is_live and after.reason.startswith(UNDONE):
             action_log.note(home, run.id, f"unlaunched-{ready.mark}", "not_relaunched", exc.what)
             home.ledger.set_run(run.id, state=run.state, reason=run.reason, exit_code=run.exit_code)

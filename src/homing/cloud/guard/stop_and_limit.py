@@ -1,12 +1,13 @@
-"""Change a run that is live or may resume, at a person's request: set new limits, or stop it at its next checkpoint.
+"""Changes the limits of a run that is live or may resume, or stops it at its next checkpoint.
 
     raise    provider's guard -> ledger and run documents -> request to the agent
     lower    ledger and run documents -> request to the agent -> (confirmed, or a deadline) -> provider's guard
     stop     request to the agent -> wait until training and billing have ended
 
 If the process is killed while changing limits, the guards disagree for a while, but each still enforces either the old
-or the new limit. The provider's guard is the hard one and saves nothing: it is raised before anyone relies on the
-higher limit, and lowered after the agent has had time to land. The agent passes the new limit on to the dead-man.
+or the new limit. The provider's guard ends the machine without saving anything. So its limit is raised before anyone
+relies on the higher limit, and lowered after the agent has had time to land. The agent passes the new limit on to the
+dead-man.
 
 For a run between two machines, only ledger and run documents change. The next launch reads them: either a guard's
 relaunch, or a launch that lost its offer and rechecks after asking about the next one.
@@ -44,7 +45,7 @@ from homing.wire.guard_order import PROVIDER
 
 __all__ = ["CONFIRM_S", "Change", "ask_to_stop", "change_limit", "propose", "wait_for_stop"]
 
-CONFIRM_S = 60.0  # timeout; a request reaches the agent within a few heartbeats
+CONFIRM_S = 60.0  # timeout for the confirmation; a request reaches the agent within a few heartbeats
 _EVERY_S = 0.5
 STOP_TIMEOUT_S = 600.0
 _STOP_EVERY_S = 1.0
@@ -52,7 +53,7 @@ _STOP_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Change:
-    """The old and new limits; nothing has changed yet."""
+    """The old and new limits, before anything has been changed."""
 
     run: RunRow
     lines: list[LedgerLine]
@@ -62,7 +63,7 @@ class Change:
     new_time_s: float
     spend_usd: Decimal
     worst_case_usd: Decimal
-    at_most: str = ""  # prefix for spend_usd if it includes an upper bound
+    at_most: str = ""  # a prefix for spend_usd if that includes an upper bound
 
     @property
     def is_lower(self) -> bool:
@@ -102,7 +103,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
         )
     rate = Decimal(running[-1].rate_usd_per_hour) if running else Decimal(0)
     before = meter.total_spend([line for line in counted if line not in running], now)
-    # Without a machine there is no rate yet, and time alone bounds nothing.
+    # Without a machine there is no rate yet, so a time limit alone does not bound the spend.
     worst = meter.worst_case(rate, new, new_time_s, before) if running else new
     return Change(run, lines, old, new, limits.time_s, new_time_s, spent, worst, meter.at_most(*counted))
 
@@ -110,12 +111,10 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
 def change_limit(
     home: Home, change: Change, *, confirm_s: float = CONFIRM_S, notify: Callable[[str], None] = lambda text: None
 ) -> bool:
-    """Apply the change.
+    """Apply the change and return True if the agent confirmed it in a heartbeat before the deadline.
 
-    Return whether the agent confirmed it in a heartbeat before the deadline; False if none is running.
-
-    Raises OtherAccount if this key cannot see one of the run's instances: before any change if it is the only one and
-    the limit rises, otherwise after everything else is done.
+    The result is False if no agent is running. Raises OtherAccount if this key cannot see one of the run's instances:
+    before any change if it is the only one and the limit rises, otherwise after everything else is done.
     """
     guards = _Guards([], [])
     if not change.is_lower:
@@ -157,12 +156,13 @@ def _set_guards(home: Home, change: Change) -> _Guards:
             continue
         provider = home.provider_of(line)
         try:
-            check_account(home, provider, line)  # to a different account's key it looks gone: no guard would be set
+            # for the key of a different account it looks gone, and no guard would be set
+            check_account(home, provider, line)
         except OtherAccount as exc:
             made.unset.append((line, exc))
             continue
         if line.limit_usd is not None and change.new_usd > Decimal(line.limit_usd):
-            # Record this before it can cost more: its maximum cost is computed from it.
+            # Record this before the instance can cost more, because its maximum cost is computed from it.
             home.ledger.update(line.mark, limit_usd=str(change.new_usd))
         left = change.new_usd - meter.total_spend([each for each in counted if each.mark != line.mark], now)
         provider.set_guard(line.instance_id, left, end_by if math.isfinite(end_by) else None)
@@ -182,7 +182,8 @@ def _not_all(change: Change, line: LedgerLine, exc: OtherAccount) -> OtherAccoun
 def _write_down(home: Home, change: Change) -> Store:
     """Update ledger, run documents and record, on which the guard at home, relaunches and other homes rely."""
     run = change.run
-    # Even if it has ended since: a launch may be moving on to the next offer, and would use the old limit there.
+    # Do this even if the run has ended since: a launch may be moving on to the next offer, and would use the old limit
+    # there.
     home.ledger.set_run(run.id, spend_limit_usd=str(change.new_usd))
     resolved = relaunch.load_documents(home, run).run
     limits = dataclasses.replace(resolved.limits, spend_usd=str(change.new_usd), time_s=change.new_time_s)
@@ -195,7 +196,8 @@ def _write_down(home: Home, change: Change) -> Store:
 
 
 def _ask_agent(home: Home, change: Change, store: Store) -> int:
-    # Keep an age that was already sent: the agent may not have read it yet, and an old value is too small but harmless.
+    # Keep an age that was already sent, because the agent may not have read it yet. An old value is too small but
+    # harmless.
     return ask(home, change.run.id, store, spend_limit_usd=str(change.new_usd), time_limit_s=change.new_time_s).serial
 
 
@@ -223,14 +225,15 @@ def _is_confirmed(
 
 
 def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was requested.") -> int:
-    """Write the stop request. Return its serial. Repeating it changes nothing."""
+    """Write the stop request and return its serial. Repeating it changes nothing."""
     require_owner(home, run)
     if not run.is_live and not home.may_go_on(run) and not _is_kept(home, run):
         raise UsageError(
             what=f"{run.id} is not running: it is {run.state}.", why=run.reason, fix=f"homing fetch {run.name}"
         )
-    now = home.ledger.run(run.id) or run  # reading the store may have taken a while, and a guard may have acted
-    if home.may_go_on(now):  # no machine is there to read it, and a guard or its launch would rent a new one
+    # read again: reading the store may have taken a while, and a guard may have acted
+    now = home.ledger.run(run.id) or run
+    if home.may_go_on(now):  # no machine could read the request, and a guard or the run's launch would rent a new one
         home.ledger.set_run(run.id, state="stopped", reason=reason, exit_code=0)
     store = home.store_of(run)
     last = read_document(store, run_key(run.id, file_names.REQUEST), Request)
@@ -241,7 +244,7 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was requested.") 
 
 
 def _is_kept(home: Home, run: RunRow) -> bool:
-    """Return whether the run failed and its instance is kept for inspection; a stop ends the instance as well."""
+    """Return True if the run failed and its instance is kept for inspection. A stop then ends the instance as well."""
     lines = billing_lines(home.ledger.lines(run.id))
     beat = read_reports(home.store_of(run), run.id, lines[-1]).heartbeat if lines else None
     return beat is not None and beat.state == "kept"
@@ -275,7 +278,7 @@ def wait_for_stop(
 
 
 def _where(status: Status, beat: Heartbeat) -> str:
-    """Describe the agent's state, with the step only if known: the first metrics line may be missing."""
+    """Describe the agent's state, without the step if that is unknown: the first metrics line may be missing."""
     step = reached(status, beat).step
     return f"{beat.state} at step {step:,}" if step else beat.state
 

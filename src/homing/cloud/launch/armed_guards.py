@@ -1,4 +1,4 @@
-"""The guards of a run: which are armed before a launch, which are alive after it, and what happens if all of them die.
+"""Describes the guards of a run: which are armed before a launch, which are alive after it, and what if all die.
 
     on the instance   the agent's watchdog, and a dead-man process that is independent of the agent
     at the provider   its own timer or limit, if it has one
@@ -26,9 +26,9 @@ LEAST = 2
 
 
 def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
-    """Describe each guard in one sentence before anything is rented, and what happens if this computer is off.
+    """Describe in one sentence each, before anything is rented, the guards and what happens if this computer is off.
 
-    `starts_one`: the launch itself starts a guard at home.
+    `starts_one` means that the launch itself starts a guard at home.
     """
     provider = home.provider(draft.order.offer.provider)
     limit, rate = meter.show_usd(draft.spend_limit_usd), meter.show_usd(draft.order.offer.rate_usd_per_hour)
@@ -56,7 +56,7 @@ def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
         said.append(f"not armed: {why_not[0].lower()}{why_not[1:]}")
     else:
         said.append("not armed: no local guard is running. Start one on any computer: homing guard")
-    if provider.guard and "native_deadline" in provider.cannot:  # its guard is on the machine, not at the provider
+    if provider.guard and "native_deadline" in provider.cannot:  # this guard is on the machine, not at the provider
         said.append("If this computer is off and our processes there die, the instance ends itself within the limit.")
         end = f"it keeps billing at {rate}/h until: homing destroy {draft.run.name}"
         said.append(f"If the instance hangs or never comes up, and no local guard is running, {end}")
@@ -84,7 +84,7 @@ def _on_this_computer(limit: str, rate: str, name: str, has_guard: bool) -> list
 
 
 def _unattended(draft: Draft) -> str:
-    """Describe what a run costs on a machine that cannot end itself, if this computer is off when the run finishes."""
+    """Describe the cost of a machine that cannot end its own billing, if this computer is off when the run finishes."""
     time_s, name = draft.run.limits.time_s, draft.run.name
     until = f"{format_duration(time_s)} after its launch" if time_s else "its spend limit"
     worst = meter.show_usd(draft.worst_case_usd)
@@ -110,7 +110,7 @@ def check_armed(draft: Draft, home: Home) -> None:
 
 
 def armed(draft: Draft, home: Home) -> list[str]:
-    """Return the names of the guards that the plan arms; --json and the simulator count them."""
+    """Return the names of the guards that the plan arms, which --json and the simulator count."""
     provider = home.provider(draft.order.offer.provider)
     own = can_end_itself(provider)
     every = [
@@ -123,7 +123,7 @@ def armed(draft: Draft, home: Home) -> list[str]:
 
 
 def would_start(draft: Draft, home: Home) -> bool:
-    """Return whether this launch starts a guard in the background: only one guard is armed, and it is not at home."""
+    """Return True if this launch starts a guard in the background, because only one is armed, and it is not at home."""
     names = armed(draft, home)
     return not draft.order.is_one_guard_enough and len(names) == LEAST - 1 and "home" not in names
 

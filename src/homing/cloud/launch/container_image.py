@@ -1,11 +1,11 @@
-"""Build a container image with everything that training needs, so that a rented machine installs nothing.
+"""Builds a container image with everything that training needs, so that a rented machine installs nothing.
 
     write_context   Dockerfile, versions, wheel -> a folder that any Docker can build from
     build           docker build -> test it in a container named `training` -> docker push to the user's registry
 
 The versions are those installed here, as a launch would send them. The same bootstrap that sets up a bare machine
-creates the environment, under the same fingerprint, so a launch with the same versions finds it ready. It uses the
-user's own Docker, with the user's own login; homing never sees the password.
+creates the environment, under the same fingerprint, so a launch with the same versions finds it ready. The build uses
+the user's own Docker with the user's own login, so homing never sees the password.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from homing.world import World
 
 __all__ = ["BASE", "CONTAINER", "Built", "Context", "build", "check_name", "write_context"]
 
-# With this computer's Python version, because the package versions were tested with it.
+# The image has this computer's Python version, because the package versions were tested with it.
 BASE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim-bookworm"
 CONTAINER = "training"
-LOG = "docker.log"  # in the folder, next to the Dockerfile
+LOG = "docker.log"  # a file in the folder, next to the Dockerfile
 _DIR = f"{startup_script.ROOT}/image"
 _BUILD_S, _PUSH_S, _TRY_S, _ASK_S = 7200.0, 7200.0, 600.0, 30.0
 _POLL_S = 0.2
 _LABEL = "homing.try"
-# host/path:tag, as Docker takes it; an image cannot be pushed to a digest.
+# host/path:tag, as Docker takes it. A digest is not allowed, because an image cannot be pushed to one.
 _NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[\w][\w.-]{0,127})?")
 _TOOLS = ("bash", "curl", "flock", "gcc", "sshd")  # Triton needs a C compiler before its first kernel
 _DOCKERFILE = """\
@@ -69,7 +69,7 @@ print("torch", torch.__version__, "numpy", numpy.__version__)'
 
 @dataclass(frozen=True)
 class Context:
-    """A build context for any Docker, anywhere."""
+    """A build context for Docker on any machine."""
 
     folder: Path
     base: str
@@ -81,12 +81,12 @@ class Context:
 class Built:
     image: str
     id: str
-    says: str  # output of the container that tested it
-    digest: str = ""  # of the pushed image; "" if none was pushed
+    says: str  # output of the container that tested the image
+    digest: str = ""  # digest of the pushed image, or "" if none was pushed
 
     @property
     def pinned(self) -> str:
-        """The image name by digest: a later push to the same tag does not change what a run trains with."""
+        """The image's name with its digest, so that a later push to the same tag does not affect runs."""
         folder, slash, name = self.image.rpartition("/")
         return f"{folder}{slash}{name.partition(':')[0]}@{self.digest}"
 
@@ -151,7 +151,7 @@ def build(
 
 
 def _bootstrap_files(run: Run, world: World) -> tuple[Boot, dict[str, bytes]]:
-    """Return boot and files as for a bare machine, without the parts that only a run needs: disk, volume, GPU."""
+    """Return boot and files as for a bare machine, without the parts that only a run needs (disk, volume, GPU)."""
     end = EndBilling(kind="command", argv=["true"])
     place = dataclasses.replace(startup_script.place(end), work_dir=_DIR)
     # Others may pull the image, so it must not reveal the user's names and paths.
@@ -175,7 +175,7 @@ def _bootstrap_files(run: Run, world: World) -> tuple[Boot, dict[str, bytes]]:
 
 
 class _Docker:
-    """Runs the user's own docker, streams its output and logs it in the folder."""
+    """Runs the user's own docker, shows its output as it arrives, and logs it in the folder."""
 
     def __init__(self, folder: Path, world: World, notify: Callable[[str], None]) -> None:
         self._folder, self._world, self._notify = folder, world, notify
@@ -190,7 +190,7 @@ class _Docker:
             )
 
     def call(self, words: list[str], timeout_s: float) -> tuple[int, str]:
-        """Run docker. Return its exit code (124 on timeout) and its output."""
+        """Run docker, and return its exit code (124 on timeout) and its output."""
         world, log = self._world, self._folder / LOG
         start = world.size(log) if world.exists(log) else 0
         deadline, shown = world.monotonic() + timeout_s, start
@@ -199,7 +199,7 @@ class _Docker:
             while (code := world.poll(pid)) is None and world.monotonic() < deadline:
                 shown = self._show_new(shown)
                 world.sleep(_POLL_S)
-        except BaseException:  # Ctrl-C does not reach a process in a separate session
+        except BaseException:  # Ctrl-C does not reach a process in a separate session, so it is ended here
             world.signal(pid, signal.SIGTERM, is_group=True)
             raise
         if code is None:
@@ -223,7 +223,7 @@ class _Docker:
 
 
 def _try_out(docker: _Docker, image: str, notify: Callable[[str], None]) -> str:
-    """Test the image in a container. Return its last line of output; a failed container is kept for its log."""
+    """Test the image in a container and return its last line of output. A failed container is kept for its log."""
     docker.forget()
     notify(f"Testing {image} in a container named {CONTAINER}")
     words = ["run", "--name", CONTAINER, "--label", _LABEL, "--network", "none", image, "sh", "-c", _TRY]
@@ -236,7 +236,7 @@ def _try_out(docker: _Docker, image: str, notify: Callable[[str], None]) -> str:
 
 
 def _registry(image: str) -> str:
-    """Return the argument for `docker login`; "" for Docker Hub."""
+    """Return the argument for `docker login`, which is "" for Docker Hub."""
     first, slash, _ = image.partition("/")
     return first if slash and ("." in first or ":" in first or first == "localhost") else ""
 

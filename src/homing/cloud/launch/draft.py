@@ -1,12 +1,13 @@
-"""Check a launch without side effects and compute everything that it needs.
+"""Checks a launch without side effects and computes everything that it needs.
 
     LaunchOrder -> draft -> Draft        with run id, mark, limit, earlier spend and timing
 
-A machine that cannot end its own billing gets a time limit here. If it finishes while no guard runs at home, it bills
-until a limit ends it, and the spend limit is the most that the user would pay, not what the run needs. Unless the user
-set a time limit, it is the duration of the plan in the pessimistic case. It is a limit like any other: the agent lands
-inside it, the provider's guard gets it as a date, the worst case uses it, and `homing limit RUN --time` changes it. Its
-origin in run.json says that it was derived, so that the next attempt, on a different machine, gets a new one.
+A machine that cannot end its own billing gets a time limit here. If such a machine finishes while no guard runs at
+home, it bills until a limit ends it, and the spend limit is the most that the user would pay, not what the run needs.
+Unless the user sets a time limit, it is derived from the pessimistic duration of the plan. The derived limit works like
+any other: the agent lands inside it, the provider's guard gets it as a date, the worst case uses it, and `homing limit
+RUN --time` changes it. Its origin in run.json says that it was derived, so that the next attempt, on a different
+machine, gets a new one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["Draft", "LaunchOrder", "draft", "waits_for_home", "with_time", "without_time"]
 
-_FIRST_HEARTBEAT_S = 120.0  # minimum; a provider that boots slowly gets a multiple of its usual boot time
+_FIRST_HEARTBEAT_S = 120.0  # minimum; a provider that boots slowly gets a multiple of its usual boot time instead
 _BOOT_FACTOR = 5.0
 _TIME_KEY = "limits.time_s"
 _TIME_ORIGIN = "derived: the instance cannot end its own billing"
@@ -44,7 +45,7 @@ _TIME_ORIGIN = "derived: the instance cannot end its own billing"
 
 @dataclass(frozen=True)
 class LaunchOrder:
-    """The user's complete launch request; no later step asks for more input."""
+    """The user's complete launch request, after which no step asks for more input."""
 
     run: Run  # without an id, or with the id of the run to resume
     run_file_text: str
@@ -53,13 +54,13 @@ class LaunchOrder:
     spend_limit_usd: Decimal | None
     resume: bool = False
     is_smoke: bool = False
-    trainer_argv: tuple[str, ...] | None = None  # runs in place of the trainer, to test the control plane
-    heartbeat_s: float | None = None  # None: chosen to suit the store
-    timing: Timing | None = None  # the plan's timing for this offer; None: estimated without a probe
+    trainer_argv: tuple[str, ...] | None = None  # command that runs in place of the trainer, to test the control plane
+    heartbeat_s: float | None = None  # None to choose it to suit the store
+    timing: Timing | None = None  # the plan's timing for this offer; None to estimate it without a probe
     keep_on_failure_s: float = 0.0  # how long to keep a failed instance for inspection
     is_one_guard_enough: bool = False
-    project: str = ""  # the folder it is launched from; "": unknown, or kept from the previous attempt
-    typed: str = ""  # the run file and overrides as typed on the command line; "": the run's name
+    project: str = ""  # the folder that the run is launched from; "" if unknown, or kept from the previous attempt
+    typed: str = ""  # the run file and overrides as typed on the command line; "" for the run's name
 
     @property
     def words(self) -> Words:
@@ -71,13 +72,13 @@ class Draft:
     """A launch that passed every check and has had no side effects yet."""
 
     order: LaunchOrder
-    run: Run  # with id, limit and the settings that depend on the offer
+    run: Run  # the run with its id, its limit and the settings that depend on the offer
     attempt: int
     mark: str
     spend_limit_usd: Decimal
     spent_before_usd: Decimal
     timing: Timing
-    is_spent_at_most: bool = False  # the spend includes an upper bound for attempts that could not be metered
+    is_spent_at_most: bool = False  # whether the spend includes an upper bound for attempts that could not be metered
 
     @property
     def worst_case_usd(self) -> Decimal:
@@ -118,7 +119,7 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
     lines = at_their_most(home, home.ledger.lines(earlier.id)) if earlier else []
     _check_bounded(home, lines)
     spent = meter.total_spend(lines, home.world.now())
-    # Do not probe if there is no plan: this computer may be busy, and the default figures err on the long side anyway.
+    # Do not probe if there is no plan. This computer may be busy, and the default figures err on the long side anyway.
     speed = estimate(run, order.offer, home, may_probe=False)
     timing = order.timing or timing_of(run, order.offer, speed, home)
     if limit is None:
@@ -160,7 +161,7 @@ def _reads_run_text(phase: Phase) -> bool:
 def _without_limit(order: LaunchOrder, timing: Timing, spent: Decimal) -> UsageError:
     rate, whole_s = order.offer.rate_usd_per_hour, timing.whole_s(order.run)
     planned = meter.cost(rate, whole_s)
-    # 50% headroom for an inaccurate plan, and at least twice the minimum that brings a finished model home.
+    # Allow 50% more for an inaccurate plan, and at least twice the minimum that brings a finished model home.
     enough = spent + max(planned * 3 / 2, meter.cost(rate, timing.least_s(order.run)) * 2)
     estimated = f"On {order.offer.name} it costs about {meter.show_usd(planned)} in {format_duration(whole_s)}."
     return UsageError(
@@ -200,8 +201,8 @@ def _check_reach(order: LaunchOrder, home: Home) -> None:
 def _check_bounded(home: Home, lines: list[LedgerLine]) -> None:
     """Refuse if an earlier attempt may still bill.
 
-    Either it is in a different account, where no spend limit could cover both machines, or a concurrent process has
-    just started it.
+    Either the attempt is in a different account, where no spend limit could cover both machines, or a concurrent
+    process has just started it.
     """
     for line in lines:
         if line.destroyed_at is None and line.created_at is not None:
@@ -280,7 +281,7 @@ def without_time(run: Run) -> Run:
 
 
 def with_time(run: Run, offer: Offer, timing: Timing, spend_limit_usd: Decimal, spent_usd: Decimal) -> Run:
-    """Return the run with the time limit that this offer needs; unchanged if a tighter limit is set."""
+    """Return the run with the time limit that this offer needs, or unchanged if a tighter limit is set."""
     time_s = timing.enough_s(run)
     if run.limits.time_s or time_s >= allowed_s(offer.rate_usd_per_hour, spend_limit_usd, spent_usd, 0.0):
         return run
@@ -289,5 +290,5 @@ def with_time(run: Run, offer: Offer, timing: Timing, spend_limit_usd: Decimal, 
 
 
 def waits_for_home(provider: Provider, mark: str, beat: Heartbeat | None) -> bool:
-    """Return whether the agent is finished but cannot end its own billing: each second now is wasted money."""
+    """Return True if the agent is finished but cannot end its own billing, so that each second wastes money."""
     return not can_end_itself(provider) and beat is not None and beat.mark == mark and beat.state == "ended"

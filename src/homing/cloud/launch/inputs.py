@@ -1,4 +1,4 @@
-"""Inputs of a run besides its own text: data of single phases, initial weights, and task files.
+"""Finds the inputs of a run besides its own text: data of single phases, initial weights, and task files.
 
     travelling(run)   every such file with its hash, recorded in run.json so that a different home can send them again
     relocated(run)    the run as the instance reads it: on the instance, these files are below ../data
@@ -46,21 +46,22 @@ DATA_DIR = "data"
 TOKENIZER_EXTRAS = (file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.TURNS)  # in no manifest
 BASE = "base"
 _RL_FILES = ("file", "val_file", "reward")
-# From a folder of weights, only what loading reads. A checkpoint's optimizer state, samples and logs are not sent.
+# Only files that loading reads are sent from a folder of weights, so not a checkpoint's optimizer state, samples or
+# logs.
 _WEIGHT_ENDINGS = (".safetensors", ".json", ".jinja")
 _NOT_WEIGHTS = (file_names.OPTIMIZER, file_names.STATE)
 _HASH_FILE = ("cache", "hashes.json")
 _LEAST_HASHED_BYTES = 1 << 20  # hashing smaller files is as fast as looking them up
-_SETTLED_S = 2.0  # a file just written may change again without a new timestamp
-_MOST_HASHES = 2000  # files; the oldest are dropped first
+_SETTLED_S = 2.0  # a file that was just written may change again without a new timestamp
+_MOST_HASHES = 2000  # maximum number of files; the oldest are dropped first
 
 
 def travelling(
     run: Run, world: World, sha256: Callable[[str], str] | None = None, *, words: Words | None = None
 ) -> list[RunInput]:
-    """Return the inputs of a run resolved at home. Raises DataError that lists everything missing.
+    """Return the inputs of a run resolved at home; raises a DataError that lists everything missing.
 
-    `sha256` returns the hash of a file, for example from a cache (`Hashes`); by default the file is read.
+    `sha256` returns the hash of a file, for example from a cache (`Hashes`). By default the file is read.
     """
     missing: list[str] = []
     sha256 = sha256 or world.sha256
@@ -89,7 +90,7 @@ def describe_inputs(run: Run, sizes: list[int]) -> str:
 
 
 def relocated(run: Run) -> Run:
-    """Return the run with the paths of the instance, where the run directory and the data folder are siblings."""
+    """Return the run with the instance's paths, where the run directory and the data folder are siblings."""
     return dataclasses.replace(
         run,
         data=dataclasses.replace(run.data, dir=f"../{DATA_DIR}"),
@@ -193,7 +194,7 @@ def _base_name(phase: Phase) -> str:
 
 
 def _uses_run_base(phase: Phase, run: Run) -> bool:
-    """Return whether the adapter's base model is the run's own open weights, so that they are not sent twice."""
+    """Return True if the adapter's base model is the run's own open weights, so that they are not sent twice."""
     return run.base is not None and phase.init_base == run.base.dir
 
 
@@ -205,11 +206,11 @@ def _task_name(number: int, path: str) -> str:
 #
 #     path, size, mtime and ctime (ns), inode  ->  $HOMING_HOME/cache/hashes.json  ->  sha256
 #
-# Only a cache: a file is hashed again while it is pushed to a store, and a lost cache is rebuilt.
+# This is only a cache. A file is hashed again while it is pushed to a store, and a lost cache is rebuilt.
 
 
 class Hashes:
-    """Hash cache for one command. New hashes are saved at once, so that none is lost if the process is killed."""
+    """The hash cache of one command. New hashes are saved at once, so that none is lost if the process is killed."""
 
     def __init__(self, home: Home) -> None:
         self._world, self._path = home.world, home.path.joinpath(*_HASH_FILE)
@@ -236,26 +237,27 @@ class Hashes:
                 files = json.loads(self._world.read(self._path))["files"]
                 self._known = {name: known for name, known in files.items() if {"stamp", "sha256"} <= set(known)}
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                pass  # missing or unreadable: start a new one
+                pass  # the cache is missing or unreadable, so start a new one
         return self._known
 
     def _keep(self, full: str, known: dict[str, Any]) -> None:
         files = self._read()
         files.pop(full, None)
-        files[full] = known  # keep the newest last
+        files[full] = known  # keeps the newest entries last
         for name in list(files)[: max(0, len(files) - _MOST_HASHES)]:
             del files[name]
         try:
             self._world.mkdir(self._path.parent)
             self._world.write(self._path, json.dumps({"schema": "homing.hashes/1", "files": files}, indent=1).encode())
         except OSError:
-            return  # the disk is full or read-only: the next command hashes again
+            return  # the disk is full or read-only, so the next command hashes the file again
 
 
-# --- content-addressed objects in the store: objects/<sha256> ---  The key is known before the object exists, so
-# another writer to the store may have planted a wrong object. An existing object is therefore hashed, and rewritten if
-# it differs. An instance verifies each object before use anyway; this check keeps a planted object from making a launch
-# fail.
+# --- content-addressed objects in the store: objects/<sha256> ---
+#
+# The key is known before the object exists, so another writer to the store may have planted a wrong object. An existing
+# object is therefore hashed, and rewritten if it differs. The instance verifies each object before use anyway. This
+# check keeps a planted object from making a launch fail.
 
 
 def object_key(sha256: str) -> str:
@@ -263,17 +265,17 @@ def object_key(sha256: str) -> str:
 
 
 def push_object(store: Store, data: bytes) -> str:
-    """Make sure that the store holds these bytes under their hash. Return the hash."""
+    """Make sure that the store holds these bytes under their hash, and return the hash."""
     digest = hashlib.sha256(data).hexdigest()
     key = object_key(digest)
-    # Create without checking first: a store that was never written to would raise an error.
+    # Create without checking first, because a check raises an error for a store that was never written to.
     if not store.create_if_absent(key, data) and store.sha256(key) != digest:
         store.put_bytes(key, data)
     return digest
 
 
 def read_object(store: Store, sha256: str) -> bytes:
-    """Return the bytes with this hash. Raises IntegrityError if the object has other content."""
+    """Return the bytes with this hash; raises IntegrityError if the object has different content."""
     data = store.read(object_key(sha256))
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
@@ -320,7 +322,7 @@ class DryStore:
         try:
             return self._store.exists(key)
         except StoreError:
-            return False  # a store that does not exist yet is created by the first real push
+            return False  # the first real push creates a store that does not exist yet
 
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
         self._store.get(key, path, sha256)
