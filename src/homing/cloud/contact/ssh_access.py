@@ -134,7 +134,7 @@ class Login:
         return [*argv, self._to, *command] if command else [*argv, "-t", self._to]
 
     def forward(self, port_here: int, port_there: int) -> list[str]:
-        """Return the ssh command for a tunnel between loopback addresses, which no one else on either network can use."""
+        """Return the ssh command for a tunnel between loopback addresses, which no one else on a network can use."""
         tunnel = f"127.0.0.1:{port_here}:127.0.0.1:{port_there}"
         return [
             *ssh_argv(self.connection, self.known_hosts),

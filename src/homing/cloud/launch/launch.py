@@ -1,10 +1,10 @@
-"""Launch a run: from a checked draft and an offer to a running agent. A failed launch undoes itself.
+"""Launches a run, from a checked draft and an offer to a running agent. A failed launch undoes itself.
 
     check -> intent in the ledger -> lease in the store -> push inputs by hash -> begin_create -> provider.create
           -> instance id in the ledger -> recheck the lease -> first heartbeat in the store -> the laptop may close
 
-The process may be killed at any arrow. Before `begin_create` nothing exists that costs money; afterwards the mark finds
-whatever was created. Any failure after the intent ends either in a destroy that the provider confirms or in
+The process may be killed at any arrow. Before `begin_create`, nothing exists that costs money. Afterwards, whatever was
+created can be found by its mark. Any failure after the intent ends either in a destroy that the provider confirms or in
 StillBilling.
 """
 
@@ -86,7 +86,7 @@ class Launched:
 
 
 def dry_run(draft: Draft, home: Home) -> Request:
-    """Return the create request of this launch (--dry-run), running the same code up to the first side effect."""
+    """Return the create request of this launch for --dry-run, running the same code up to the first side effect."""
     preflight(draft.run.store, home.world, needs_write=False)
     check_hub(draft.run, home.world)
     store = DryStore(open_store(draft.run.store, home.world))
@@ -104,20 +104,21 @@ def launch(
     """Rent the instance, start the agent on it and wait for its first heartbeat.
 
     `last` is the ledger row that the caller (a guard, or a launch on the previous offer) based its decision on. The
-    launch aborts if that row has changed since, or if a stop was requested. On any failure, Ctrl-C included, whatever
+    launch aborts if that row has changed since, or if a stop was requested. On any failure, including Ctrl-C, whatever
     was started is destroyed before the exception propagates.
     """
     check_armed(draft, home)
     # Detect an unusable store before anything is rented or written to the ledger.
     found = preflight(draft.run.store, home.world, create=not draft.order.resume)
     check_hub(draft.run, home.world)
-    account = home.provider(draft.order.offer.provider).account()  # fail before renting if the account is unknown
+    # fails before renting if the account cannot be identified
+    account = home.provider(draft.order.offer.provider).account()
     row, line = row_of(draft, home), line_of(draft, home, account)
     hold_lock(draft.mark, draft.run.id, draft.run.name, home)
     try:
         home.ledger.intend(row, line, last)
     except BaseException:
-        # A guard process outlives this failure. If it kept the lock, other processes could not launch an attempt.
+        # A guard process outlives this failure. If it kept the lock, no other process could launch an attempt.
         home.world.remove(home.launch_lock(draft.mark))
         raise
     try:
@@ -139,7 +140,8 @@ def launch(
         notify(describe_inputs(draft.run, [item.num_bytes for item in inputs if item.key]))
         request = request_of(draft, home, inputs, home.world.now(), lease.number)
         keep_record(home, draft.run.id)
-        # Push it with the intent before anything is created: a home that adopts this run searches for this mark.
+        # Push the record with the intent before anything is created, because a home that adopts this run searches for
+        # this mark.
         push_documents(home, store, request)
         push_code(home, store, request, notify)
         write_record(home, draft.run.id, store, ownership.check(store, lease))
@@ -155,7 +157,7 @@ def launch(
         if _is_taken_down(draft, home):
             raise EndedElsewhere(f"{draft.mark} was destroyed while it was being launched.")
     except BaseException as exc:
-        # Also on Ctrl-C: this launch destroys whatever it started.
+        # This launch destroys whatever it started, also on Ctrl-C.
         is_meant = _is_destroy_asked(draft, home)  # read before the undo requests a destroy itself
         _undo(draft, home, exc, notify, line)
         if is_meant and isinstance(exc, Exception):
@@ -173,9 +175,10 @@ def launch(
         home.ledger.set_run(draft.run.id, only_live=True, state=row.state)
         write_record(home, draft.run.id, store, ownership.check(store, lease))
     except (HomingError, OSError) as exc:
-        # The run continues without us, and the next command that reads its status updates the ledger.
+        # The run continues without this process, and the next command that reads its status updates the ledger.
         notify(f"The run is live, but its state could not be saved: {str(exc).splitlines()[0]}")
-    if _is_taken_down(draft, home):  # requested at the last moment: the requesting process confirms the destroy
+    # a destroy was requested at the last moment, and the requesting process confirms it
+    if _is_taken_down(draft, home):
         raise _destroyed_elsewhere(draft, "Another homing process requested the destroy and is confirming it.")
     return Launched(row, instance, heartbeat, draft.worst_case_usd)
 
@@ -184,7 +187,7 @@ def launch(
 
 
 def hold_lock(what: str, run_id: str, run_name: str, home: Home) -> None:
-    """Take the lock that tells other processes that this launch is alive; the OS releases it when this process exits.
+    """Take the lock that tells other processes that this launch is alive. The OS releases it when this process exits.
 
     Raises UsageError if another process of this home holds it.
     """
@@ -199,7 +202,7 @@ def hold_lock(what: str, run_id: str, run_name: str, home: Home) -> None:
 
 
 def _left_open(draft: Draft, home: Home) -> list[str]:
-    """Return one warning per earlier attempt in a different account that may still bill: this key cannot see it end."""
+    """Return a warning for each earlier attempt in a different account, which may still bill unseen by this key."""
     lines = [line for line in home.ledger.lines(draft.run.id) if line.mark != draft.mark]
     return [
         f"Could not confirm that {line.provider} {line.instance_id or line.mark} has ended; it may bill alongside"
@@ -241,22 +244,23 @@ def _create(
     booting.build_agent_zip(request.order.files[0].source, home.world)
     provider = home.provider(request.provider)
     notify(f"Starting {request.offer.name} on {request.provider}")
-    follow_clock(home)  # before recording the line's start time, so that an earlier clock step does not shift it
+    follow_clock(home)  # called before recording the line's start time, so that an earlier clock step does not shift it
     home.ledger.begin_create(draft.mark, request.order.boot.started_at)
     try:
         instance = provider.create(request)
     except (NoOffer, Unwelcome) as exc:
-        # The provider itself refused: nothing was created, so the undo need not wait for an instance to appear.
+        # The provider itself refused, so nothing was created, and the undo need not wait for an instance to appear.
         home.ledger.update(draft.mark, state=REFUSED, note=exc.what)
         raise
     except CreateFailed as exc:
-        if exc.instance_id is not None:  # so that the undo finds it by id even if the provider's list is stale
+        # recorded so that the undo finds the instance by id even if the provider's list is stale
+        if exc.instance_id is not None:
             home.ledger.update(draft.mark, instance_id=exc.instance_id)
         raise
-    # Before any wait: from here on the ledger alone is enough to find the instance.
+    # Recorded before any wait: from here on, the ledger alone is enough to find the instance.
     home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)
     line = _line(draft, home)
-    seen_spend(home, line)  # starts the spend stopwatch: the clock may be set back before the launch completes
+    seen_spend(home, line)  # starts measuring the spend, because the clock may be set back before the launch completes
     for duplicate in instance.twins:
         note_duplicate(home, line, dataclasses.replace(instance, id=duplicate, state="destroying", billing="maybe"))
     if line.instance_id != instance.id:
@@ -277,8 +281,8 @@ def _create(
     try:
         write_record(home, draft.run.id, store, ownership.check(store, lease))
     except (StoreError, IntegrityError) as exc:
-        # An unreadable store does not mean that the lease was lost. The record already holds the mark, which is enough
-        # to find the instance without its id.
+        # An unreadable store does not mean that the lease was lost. The record already holds the mark, by which the
+        # instance can be found without its id.
         notify(f"The instance is started, but its lease could not be checked in the store: {exc.what}")
     return instance
 
@@ -286,8 +290,8 @@ def _create(
 def _start_within_s(request: Request, home: Home, began: float) -> float:
     """Return how many seconds the launch may still wait for the start, before there would be no time left to train.
 
-    Until the agent runs on the instance, this process may be the only one that can destroy it. `began` is the boot
-    clock at the create call: that clock keeps running while this computer sleeps, and no one can set it.
+    Until the agent runs on the instance, this process may be the only one that can destroy it. `began` is the
+    boot-clock time of the create call. That clock keeps running while this computer sleeps, and no one can set it.
     """
     boot = request.order.boot
     limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
@@ -303,7 +307,7 @@ def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instanc
     try:
         home.provider(request.provider).hand_over(dataclasses.replace(request, order=order), instance.id)
     except ProviderRefused as exc:
-        with contextlib.suppress(HomingError):  # the undo destroys the machine together with its log
+        with contextlib.suppress(HomingError):  # saved now, because the undo destroys the machine together with its log
             _boot_log(draft, home, store, instance)
         if isinstance(exc, StartTimeout):
             raise NeverCame(exc.what, exc.why, exc.fix) from exc
@@ -313,7 +317,7 @@ def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instanc
 def _first_heartbeat(
     draft: Draft, home: Home, store: Store, instance: Instance, within_s: float, notify: Callable[[str], None]
 ) -> Heartbeat:
-    """Wait for the agent's first heartbeat in the store: only that proves that the run can continue without us."""
+    """Wait for the agent's first heartbeat in the store, which alone proves that the run can continue without us."""
     timeout_s, by = min(draft.boot_timeout_s, within_s), home.world.boottime() + within_s
     notify(f"Waiting for the agent's first heartbeat in the store, at most {format_duration(timeout_s)}")
     provider = home.provider(instance.provider)
@@ -324,7 +328,7 @@ def _first_heartbeat(
 
     def is_there() -> bool:
         nonlocal num_quiet
-        # Query the provider before reading the store: an agent that exits quickly leaves a heartbeat first.
+        # Query the provider before reading the store, because an agent that exits quickly leaves a heartbeat first.
         now = provider.describe(instance.id)
         try:
             heartbeat = read_reports(store, draft.run.id, line).heartbeat
@@ -337,7 +341,7 @@ def _first_heartbeat(
         if heartbeat is not None:
             found.append(heartbeat)
             return True
-        # Require two misses in a row: a process is briefly invisible during exec.
+        # Require two misses in a row, because a process is briefly invisible during exec.
         num_quiet = 0 if now.is_running else num_quiet + 1
         if now.state == "gone" or num_quiet == 2:
             raise StartTimeout(
@@ -368,7 +372,7 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
         nonlocal problem
         try:
             beat, problem = read_reports(store, draft.run.id, line).heartbeat or heartbeat, ""
-        except (HomingError, WireError, OSError) as exc:  # it may become readable soon, and the machine is fine
+        except (HomingError, WireError, OSError) as exc:  # the store may become readable soon, and the machine is fine
             beat, problem = heartbeat, (str(exc) or type(exc).__name__).splitlines()[0]
         is_over = beat.state in ("pushing", "ending", "ended")  # the agent is already ending the instance
         return is_over or count_alive(draft, home, beat) >= LEAST
@@ -385,7 +389,7 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
 
 
 def _report_clock(home: Home, heartbeat: Heartbeat, notify: Callable[[str], None]) -> None:
-    """Report a clock difference. Log and event times are the instance's; limits use clocks that no one can set."""
+    """Report a clock difference, which affects the times in logs and events. Limits use clocks that no one can set."""
     ahead_s = heartbeat.t - home.world.now()
     if abs(ahead_s) > _CLOCK_S:
         side = "ahead of" if ahead_s > 0 else "behind"
@@ -393,9 +397,9 @@ def _report_clock(home: Home, heartbeat: Heartbeat, notify: Callable[[str], None
 
 
 def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began: float) -> bool:
-    """Tell the instance how long it has been billed, retrying for a while. Return whether it needed to know.
+    """Tell the instance how long it has been billed, retrying for a while; return whether it needed to know.
 
-    A single failed write is no reason to destroy a machine, but one that never learns its age would end too late.
+    A single failed write is no reason to destroy a machine, but a machine that never learns its age would end too late.
     """
     problems: list[HomingError] = []
     was_needed = False
@@ -415,14 +419,14 @@ def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began:
 
 
 def _is_destroy_asked(draft: Draft, home: Home) -> bool:
-    """Return whether another process requested to destroy this attempt (call it before the undo starts)."""
-    with contextlib.suppress(Exception):  # ignore errors: the undo follows anyway
+    """Return whether another process requested to destroy this attempt. Must be called before the undo starts."""
+    with contextlib.suppress(Exception):  # errors are ignored, because the undo follows anyway
         return home.ledger.is_destroy_asked(draft.mark)
     return False
 
 
 def _is_taken_down(draft: Draft, home: Home) -> bool:
-    """Return whether a destroy was requested and the run is not done: a guard may end a run that finished quickly."""
+    """Return whether a destroy was requested and the run is not done. A guard may end a run that finished quickly."""
     with contextlib.suppress(HomingError, OSError):  # an unreadable ledger is no evidence of a destroy request
         run = home.ledger.run(draft.run.id)
         return home.ledger.is_destroy_asked(draft.mark) and (run is None or run.state != "done")
@@ -455,11 +459,11 @@ def _undo(draft: Draft, home: Home, exc: BaseException, notify: Callable[[str], 
         notify(f"{'Interrupted' if is_interrupted else 'The launch failed'}; destroying what it started")
     try:
         lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
-        if not lines:  # the ledger has lost it: write it again, so that its end and receipt are recorded
+        if not lines:  # the ledger has lost the line, so write it again to record its end and receipt
             lines = [dataclasses.replace(intent, created_at=intent.intent_at)]
             home.ledger.adopt_run(row_of(draft, home), lines, [], must_last=False)
     except HomingError:
-        # The ledger cannot be read (for example, the disk is full): the mark still finds whatever exists.
+        # The ledger cannot be read (for example, the disk is full), but whatever exists can still be found by its mark.
         lines = [dataclasses.replace(line_of(draft, home, None), created_at=home.world.now())]
     try:
         destroy_lines(home, lines)
@@ -467,22 +471,22 @@ def _undo(draft: Draft, home: Home, exc: BaseException, notify: Callable[[str], 
         still.why = f"The launch failed: {reason}\n{still.why}"
         raise still from exc
     finally:
-        with contextlib.suppress(HomingError, OSError):  # report the original error instead
+        with contextlib.suppress(HomingError, OSError):  # ignored, so that the original error is reported
             state = ADOPTED if isinstance(exc, NotOwner) else "failed"
             why, now = f"{UNDONE}{reason}", home.world.now()
             # If a person stopped the run during the undo, keep that state.
             home.ledger.set_run(draft.run.id, unless_stopped=True, state=state, reason=why, exit_code=1, ended_at=now)
         with contextlib.suppress(HomingError, OSError):
-            # Remove the lock even if that write failed: a guard process may hold it, and then no status check would
-            # close the line.
+            # Remove the lock even if that write failed. A guard process may hold the lock, and then no status check
+            # would close the line.
             home.world.remove(home.launch_lock(draft.mark))
             write_record(home, draft.run.id, open_store(draft.run.store, home.world, create=False))
 
 
 def _boot_log(draft: Draft, home: Home, store: Store, instance: Instance) -> str:
-    """Return the boot log from the store's mailbox, otherwise from the provider.
+    """Return the boot log from the store's mailbox, or else from the provider.
 
-    The mailbox copy survives when the provider drops the log together with the machine.
+    The copy in the mailbox survives if the provider deletes the log together with the machine.
     """
     with contextlib.suppress(StoreError):
         return store.read(run_key(draft.run.id, file_names.LOGS, "boot.log")).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Where a launch starts: the checkpoint of a resumed run, or the weights that its first phase begins with.
+"""Determines where a launch starts: at the checkpoint of a resumed run, or with the weights of its first phase.
 
     resume_inputs     the newest complete checkpoints of the previous attempt, and its history, as inputs
     clear_requests    clears the previous attempt's stop request and outcome, so that they do not apply to the new one
@@ -31,13 +31,13 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["clear_requests", "describe_starts", "resume_inputs"]
 
-_KEPT = 2  # newest complete checkpoints, so that the trainer has a fallback
+_KEPT = 2  # number of newest complete checkpoints to fetch, so that the trainer has a fallback
 _HISTORY = (file_names.EVENTS, file_names.METRICS, file_names.METRICS_CSV, f"{file_names.LOGS}/trainer.log")
 _BEGUN_ANEW = ("agent", "sync")
 
 
 def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[Input], list[str]]:
-    """Return the inputs, and one sentence per checkpoint or pointer left out because it is damaged."""
+    """Return the inputs, and one sentence per checkpoint or pointer that is left out because it is damaged."""
     whole: list[StoredCheckpoint] = []
     damaged: list[str] = []
     for checkpoint in list_checkpoints(store, run_id, phases):
@@ -67,8 +67,8 @@ def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[In
 def clear_requests(home: Home, store: Store, run_id: str, attempt: int, *, is_stop_over: bool) -> bool:
     """Clear the stop request and the outcome of the last attempt, so that they do not apply to this one.
 
-    With `is_stop_over=False`, a stop request stays. Return False if there is one: a guard never resumes a stopped run,
-    so the request must have come after the guard's check.
+    With `is_stop_over=False`, a stop request stays, and the result is False if there is one. A guard never resumes a
+    stopped run, so the request must have come after the guard's check.
     """
     for program in _BEGUN_ANEW:
         old = run_key(run_id, file_names.LOGS, f"{program}.log")
@@ -116,7 +116,7 @@ def _copy(store: Store, run_id: str, path: str) -> Input:
 
 
 def describe_starts(draft: Draft, home: Home) -> list[str]:
-    """Return a sentence per phase that starts from other weights; for a resumed run, its checkpoint."""
+    """Return a sentence per phase that starts from other weights, or about the checkpoint of a resumed run."""
     run = draft.run
     if draft.order.resume:
         return [_resume_point(run, home)]
@@ -128,7 +128,7 @@ def describe_starts(draft: Draft, home: Home) -> list[str]:
 
 
 def _resume_point(run: Run, home: Home) -> str:
-    """Return where a resumed run continues, based on the manifests alone: the launch verifies the files themselves."""
+    """Return where a resumed run continues, based on the manifests alone. The launch verifies the files themselves."""
     stored = list_checkpoints(open_store(run.store, home.world), run.id, [phase.kind for phase in run.phases])
     newest = next((checkpoint.manifest for checkpoint in stored if not checkpoint.problem), None)
     if newest is None:
@@ -143,5 +143,5 @@ def _describe_folder(phase: Phase, home: Home) -> str:
         return folder
     try:
         return f"{folder}, {reported_checkpoint(codec.loads(CheckpointManifest, home.world.read(manifest)))}"
-    except ValueError:  # weights written by a different tool
+    except ValueError:  # a different tool wrote these weights
         return folder

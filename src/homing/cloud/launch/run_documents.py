@@ -1,4 +1,4 @@
-"""Everything that a launch writes before its create call: ledger rows, run documents at home and in the store, request.
+"""Writes what a launch needs before its create call: ledger rows, run documents at home and in the store, request.
 
     Draft -> row_of, line_of            rows for the ledger
           -> write_home                 the run's folder at home
@@ -55,9 +55,9 @@ __all__ = [
 ]
 
 LOCK = "lock.txt"
-# Python can import from a wheel, which is a zip, so the bootstrap runs from it before anything is unpacked. This
-# program, which is sent in boot.json rather than in the wheel, therefore hashes the wheel first. It is one line because
-# a Dockerfile contains it too.
+# Python can import from a wheel, which is a zip, so the bootstrap runs from the wheel before anything is unpacked. The
+# following program therefore checks the hash of the wheel first. It is sent in boot.json instead of in the wheel, and
+# it is one line because a Dockerfile contains it too.
 VERIFIED_START = "; ".join(
     (
         "import hashlib, runpy, sys",
@@ -105,19 +105,20 @@ def write_home(draft: Draft, home: Home) -> None:
     home.world.mkdir(folder)
     home.world.write(folder / file_names.RUN_FILE, draft.order.run_file_text.encode())
     home.world.write(folder / file_names.RUN, codec.dumps(draft.run, indent=1).encode())
-    # The offer is stored with the run: measured speeds are recorded under its device.
+    # Store the offer with the run, because measured speeds are recorded under its device.
     note = {
         "schema": "homing.launch/1",
         "offer": dataclasses.asdict(draft.order.offer),
         "is_smoke": draft.order.is_smoke,
         "keep_on_failure_s": draft.order.keep_on_failure_s,
         "is_one_guard_enough": draft.order.is_one_guard_enough,
-        # These identify the run if the ledger is lost.
+        # These files identify the run if the ledger is lost.
         "attempt": draft.attempt,
         "spent_before_usd": draft.spent_before_usd,
     }
     home.world.write(folder / LAUNCH_NOTE, json.dumps(note, default=str, indent=1).encode())
-    if draft.order.project and not home.world.exists(folder / PROJECT_NOTE):  # a resumed run keeps its own
+    # a resumed run keeps the file from its first launch
+    if draft.order.project and not home.world.exists(folder / PROJECT_NOTE):
         home.world.write(folder / PROJECT_NOTE, project_note(draft.order.project))
 
 
@@ -211,7 +212,7 @@ def push_code(home: Home, store: Store, request: Request, notify: Callable[[str]
     spec = request.order.boot.bootstrap
     if spec is None:
         return
-    for file in request.order.files[1:]:  # the first is the agent, which is built from the wheel's own files
+    for file in request.order.files[1:]:  # the first file is the agent, which is built from the wheel's own files
         push_object(store, home.world.read(file.source))
     commit, changed = tree_state(home.world)
     own = f", with {counted(len(changed), 'uncommitted change')}" if changed else ""
@@ -230,7 +231,7 @@ def _mailbox(draft: Draft, home: Home) -> str:
 def _heartbeat_s(store: str) -> float:
     """Return the agent's local heartbeat interval in seconds.
 
-    For stores that accept fewer writes, only every nth heartbeat is pushed.
+    If the store accepts fewer writes, only every nth heartbeat is pushed.
     """
     return min(max(pace_of(store), 1.0), 5.0)
 
@@ -243,7 +244,8 @@ def make_bootstrap_spec(
 ) -> tuple[Boot, dict[str, bytes]]:
     """Return the boot with the bootstrap this machine needs, and the files to send, by name in the work folder.
 
-    `is_stand_in`: a different program runs in place of the trainer and may not need torch, so no speed probe runs.
+    `is_stand_in` means that a different program runs in place of the trainer. It may not need torch, so no speed probe
+    runs.
     """
     if not place.cache_dir:
         return boot, {}
@@ -278,7 +280,7 @@ def make_bootstrap_spec(
         )
     if offer.num_gpus:
         spec = _with_card(spec, offer, place, is_stand_in)
-    # Keep the trainer's compile cache for the next run: on the volume, or next to code and environments.
+    # Keep the trainer's compile cache for the next run, on the volume or next to the code and the environments.
     cache = f"{run.cloud.volume}/cache" if run.cloud.volume else place.cache_dir
     env = {**boot.env, "PYTHONPATH": code_dir, "HOMING_CACHE": cache}
     if run.cloud.volume:

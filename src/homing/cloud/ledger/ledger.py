@@ -1,11 +1,11 @@
-"""The ledger: every instance ever requested, from the intent to the receipt. SQLite; rows are never deleted.
+"""The ledger records every instance ever requested, from the intent to the receipt, in SQLite. Rows are never deleted.
 
     intend        run + line, durable before any provider is asked; one live run per name
     begin_create  from here on something may exist and bill; refused if the line has been closed
     update        the instance id, before any wait
     close         the provider no longer shows it: end time and dollars, the receipt
 
-Two clients may write at once: each step is one transaction that checks its preconditions.
+Several processes may write at once, because each step is one transaction that checks its preconditions.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ LIVE_STATES = ("launching", "running", "landing")
 # Prefixes of a run's reason when its machine went away before the work was done.
 SILENT, PREEMPTED, LOST = "its instance ended without reporting why", "preempted: ", "lost: "
 CUT_SHORT = "its launch was interrupted"
-UNDONE = "launch: "  # prefix of a run's reason: the launch failed (the cause follows) and was undone
-REFUSED = "refused"  # state of a line: the provider refused the create call, so nothing exists
-# Prefix of a receipt's note when the amount is an upper bound: it is unknown when the machine ended, or whether it
+UNDONE = "launch: "  # prefix of a run's reason if its launch failed (the cause follows) and was undone
+REFUSED = "refused"  # state of a line if the provider refused the create call, so that nothing exists
+# Prefix of a receipt's note if the amount is an upper bound, because it is unknown when the machine ended or whether it
 # existed.
 AT_MOST = "at most: "
-# Prefix of an open line's note when the line was restored from the store's record: until the provider shows the
-# instance, this home does not know how long it lived.
+# Prefix of an open line's note if the line was restored from the store's record. Until the provider shows the instance,
+# this home does not know how long it lived.
 RESTORED = "restored: "
-ADOPTED = "adopted"  # a different home owns the run now; here it is neither live nor ended
+ADOPTED = "adopted"  # a different home owns the run now, so here it is neither live nor ended
 SCHEMA_VERSION = 1
 
 
@@ -79,13 +79,14 @@ class LedgerLine:
     intent_at: float
     instance_id: str | None = None
     created_at: float | None = None
-    destroyed_at: float | None = None  # when the provider no longer showed it
+    destroyed_at: float | None = None  # when the provider stopped showing the instance
     state: str = "requested"
     billing: str = "maybe"
     spend_usd: str = "0"
     note: str = ""
-    account: str | None = None  # of the key that rented it; None: unknown, so any key of the provider is accepted
-    damaged: tuple[str, ...] = ()  # columns that could not be read; they hold safe defaults
+    # account of the key that rented it; None if unknown, so that any key of the provider is accepted
+    account: str | None = None
+    damaged: tuple[str, ...] = ()  # columns that could not be read and hold safe defaults instead
 
     @property
     def is_at_most(self) -> bool:
@@ -94,18 +95,19 @@ class LedgerLine:
 
     @property
     def is_duplicate(self) -> bool:
-        """Whether this is a duplicate instance: a second one of its attempt, under the same mark at the provider."""
+        """Whether this is a duplicate: a second instance of its attempt, under the same mark at the provider."""
         return shown_mark(self.mark) != self.mark
 
 
-# Columns that every status check recomputes; a change to any other column updates the backup.
+# Columns that every status check recomputes. A change to any other column updates the backup.
 _NOT_KEPT = {"billing", "spend_usd", "note", "reason", "exit_code", "ended_at", "fetched_step"}
 _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine) if field.name != "damaged"]
-# An end time that is not a number counts as open: it may bill. SQLite sorts text and blobs after every number.
+# A line whose end time is not a number counts as open, because it may bill. SQLite sorts text and blobs after every
+# number.
 _IS_OPEN = "(destroyed_at IS NULL OR destroyed_at >= 1e12)"
 _LINES = f"SELECT {', '.join(_LINE_COLUMNS)} FROM lines"
 _OLDEST_FIRST = "ORDER BY intent_at, rowid"
-# By attempt number, not by time: if the clock was set back, the running attempt would sort before ended ones. A
+# Sorted by attempt number, not by time: if the clock was set back, the running attempt would sort before ended ones. A
 # duplicate sorts before the instance it duplicates, so that the last line is the run's current instance.
 _BY_ATTEMPT = "ORDER BY attempt, instr(mark, '+') = 0, rowid"
 _UNCHANGED = " AND EXISTS (SELECT 1 FROM runs WHERE id = ? AND state = ? AND reason = ? AND spend_limit_usd IS ?)"
@@ -121,14 +123,15 @@ _TABLES = (
         limit_usd TEXT, intent_at REAL NOT NULL, instance_id TEXT, created_at REAL, destroyed_at REAL,
         state TEXT NOT NULL, billing TEXT NOT NULL, spend_usd TEXT NOT NULL, note TEXT NOT NULL,
         destroy_asked_at REAL, account TEXT)""",
-    # Instances that were started by a different home: the only ones of other owners that this home may touch.
+    # Instances that a different home started. Among those of other owners, this home may touch only these.
     """CREATE TABLE IF NOT EXISTS adopted (
         mark TEXT PRIMARY KEY, owner TEXT NOT NULL, host TEXT NOT NULL, home TEXT NOT NULL)""",
-    # The provider's own figure for an instance's cost, if it has one; shown next to ours, never used instead.
+    # The provider's own figure for an instance's cost, if it has one. It is shown next to ours and never replaces it.
     "CREATE TABLE IF NOT EXISTS bills (mark TEXT PRIMARY KEY, usd TEXT NOT NULL, at REAL NOT NULL)",
     # Every status check needs the few open lines and live runs among thousands of receipts.
     "CREATE INDEX IF NOT EXISTS lines_of_run ON lines (run_id)",
-    f"CREATE INDEX IF NOT EXISTS lines_open ON lines (mark) WHERE {_IS_OPEN}",  # the same condition as in the queries
+    # the condition must be the same as in the queries
+    f"CREATE INDEX IF NOT EXISTS lines_open ON lines (mark) WHERE {_IS_OPEN}",
     "CREATE INDEX IF NOT EXISTS runs_by_state ON runs (state)",
     """CREATE TRIGGER IF NOT EXISTS lines_stay BEFORE DELETE ON lines
         BEGIN SELECT RAISE(ABORT, 'ledger lines are never deleted'); END""",
@@ -179,24 +182,24 @@ class RunRow:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the run ended but may continue: a guard may rent another machine for it."""
+        """Whether the run ended but may continue, because a guard may rent another machine for it."""
         return self.is_interrupted or (not self.is_live and self.reason == CUT_SHORT)
 
 
 _RUN_COLUMNS = [field.name for field in dataclasses.fields(RunRow) if field.name != "damaged"]
 _IS_LIVE = f"state IN ({', '.join(repr(state) for state in LIVE_STATES)})"
 _NEWEST_FIRST = "ORDER BY rowid DESC"
-# Prefixes of a run's reason that let a guard, or a launch that is still alive, continue it; see Home.may_go_on.
+# Prefixes of a run's reason with which a guard, or a launch that is still alive, may continue it (see Home.may_go_on).
 _MAY_GO_ON = (SILENT, PREEMPTED, LOST, CUT_SHORT, UNDONE)
 _GIVEN = "SELECT value FROM json_each(?)"
 
 
 @dataclass(frozen=True)
 class Receipts:
-    """Costs of closed lines: how many lines have each amount. Amounts are the stored strings."""
+    """The costs of closed lines: for each amount, the number of lines with it. Amounts are the stored strings."""
 
     amounts: Mapping[str, int]
-    is_at_most: bool  # at least one amount is an upper bound
+    is_at_most: bool  # whether at least one amount is an upper bound
 
     @property
     def number(self) -> int:
@@ -247,7 +250,7 @@ class Ledger:
 
         A resumed run must have ended; a new one must not have the name of a live run.
 
-        `last` is the run row that a guard based its decision on: raises EndedElsewhere if a person has destroyed or
+        `last` is the run row on which a guard based its decision. Raises EndedElsewhere if a person has destroyed or
         launched the run since, or has changed its limit.
         """
         insert = f"INSERT INTO lines ({', '.join(_LINE_COLUMNS)}) SELECT {', '.join('?' * len(_LINE_COLUMNS))}"
@@ -293,9 +296,9 @@ class Ledger:
         raise self._name_taken(run.name)
 
     def begin_create(self, mark: str, at: float) -> None:
-        """Record durably that the create call follows: from now on an instance may exist.
+        """Record durably that the create call follows. From now on an instance may exist.
 
-        Raises if the line was closed.
+        Raises HomingError if the line was closed.
         """
         rows = self._execute(
             (
@@ -315,18 +318,19 @@ class Ledger:
             )
 
     def update(self, mark: str, **columns: Any) -> None:
-        """Set columns of an open line; a closed line is a receipt and does not change."""
+        """Set columns of an open line. A closed line is a receipt and does not change."""
         self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark)
 
     def close(self, mark: str, *, at: float, spend_usd: Decimal, note: str) -> None:
-        """Write the receipt. The first close wins; raises if it cannot be written to disk."""
+        """Write the receipt, and raise if it cannot be written to disk. If called twice, the first receipt stays."""
         columns = {"destroyed_at": at, "spend_usd": str(spend_usd), "state": "gone", "billing": "no", "note": note}
         self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark, must_last=True)
 
     def reopen(self, mark: str, *, instance_id: str, note: str, now: float) -> None:
-        """Reopen a closed line whose instance the provider still shows: the provider is right, and the instance bills.
+        """Reopen a closed line whose instance the provider still shows, because that instance bills.
 
-        It must have been created, even if this ledger (for example, restored from an older copy) has no record of that.
+        The instance must have been created, even if this ledger has no record of that, for example because it was
+        restored from an older copy.
         """
         sql = (
             "UPDATE lines SET destroyed_at = NULL, state = 'unknown', billing = 'maybe', instance_id = ?, note = ?,"
@@ -343,7 +347,7 @@ class Ledger:
     def adopt_run(
         self, run: RunRow, lines: Sequence[LedgerLine], adopted: Sequence[Adopted], *, must_last: bool = True
     ) -> None:
-        """Insert a run with all its attempts in one transaction: from a different home, or lost from this ledger.
+        """Insert a run with all its attempts, from a different home or lost from this ledger, in one transaction.
 
         Existing lines stay unchanged.
         """
@@ -370,7 +374,7 @@ class Ledger:
         self._write("INSERT OR REPLACE INTO bills (mark, usd, at) VALUES (?, ?, ?)", [mark, str(usd), at])
 
     def close_unborn(self, mark: str, at: float) -> None:
-        """Close the line of a launch that died before its create call: no provider was asked, so nothing exists."""
+        """Close the line of a launch that died before its create call. No provider was asked, so nothing exists."""
         columns = {
             "destroyed_at": at,
             "state": "gone",
@@ -382,8 +386,9 @@ class Ledger:
     def set_run(self, run_id: str, *, only_live: bool = False, unless_stopped: bool = False, **columns: Any) -> None:
         """Set columns of a run.
 
-        With `only_live`, a run that has since ended stays unchanged: another client may have destroyed it. With
-        `unless_stopped`, only a stopped run stays unchanged; one that a status check marked as failed does not.
+        With `only_live`, a run that has ended in the meantime stays unchanged, because another process may have
+        destroyed it. With `unless_stopped`, only a stopped run stays unchanged, but not one that a status check marked
+        as failed.
         """
         live = ", ".join(f"'{state}'" for state in LIVE_STATES)
         where = "id = ?" + (f" AND state IN ({live})" if only_live else "")
@@ -393,8 +398,8 @@ class Ledger:
     def set_clock(self, before: str, now: str, step_s: float, *, until: float) -> None:
         """Store a new clock anchor (see meter.py) and shift the open lines created before `until` by `step_s`.
 
-        Done in one transaction, and only if `before` is still the anchor: if two processes notice a step, only one
-        shifts the lines.
+        This is one transaction and happens only if `before` is still the anchor. So if two processes notice a step,
+        only one shifts the lines.
         """
         is_last = "COALESCE((SELECT value FROM meta WHERE key = 'clock'), '') = ?"
         self._execute(
@@ -409,14 +414,15 @@ class Ledger:
     # --- reading ---
 
     def clock(self) -> str:
-        """Return the anchor stored by `set_clock`; "" if there is none."""
+        """Return the anchor stored by `set_clock`, or "" if there is none."""
         rows = self._execute(("SELECT value FROM meta WHERE key = 'clock'", []))
         return str(rows[0]["value"]) if rows else ""
 
     def runs(self) -> list[RunRow]:
         """Return all runs, newest first.
 
-        In insertion order: if the clock was set back, sorting by time would put new runs behind older ones.
+        They are in reverse order of insertion. If the clock was set back, sorting by time would put new runs behind
+        older ones.
         """
         return self._runs("")
 
@@ -435,9 +441,9 @@ class Ledger:
         return self._runs(f"WHERE {_IS_LIVE} OR ended_at > ?", [since])
 
     def unfinished_runs(self, last: int = 0) -> list[RunRow]:
-        """Return every run that is live, has an open line or may resume, plus the `last` newest of all; newest first.
+        """Return every run that is live, has an open line or may resume, plus the `last` newest of all, newest first.
 
-        It includes every run that may be billing, however small `last` is.
+        The result includes every run that may be billing, however small `last` is.
         """
         newest = f"SELECT rowid FROM runs {_NEWEST_FIRST} LIMIT ?"
         reasons = " OR ".join(["substr(reason, 1, ?) = ?"] * len(_MAY_GO_ON))
@@ -459,7 +465,7 @@ class Ledger:
         return self._runs("WHERE id = ? OR name = ?", [word, word])
 
     def called(self, word: str) -> list[RunRow]:
-        """Return the runs with this id or name: live and possibly billing ones first, then the newest first.
+        """Return the runs with this id or name: first live and possibly billing ones, then the others, newest first.
 
         A run with this id comes before runs with this name.
         """
@@ -496,18 +502,18 @@ class Ledger:
         return self._lines(_OLDEST_FIRST)
 
     def lines_of(self, run_ids: Iterable[str]) -> dict[str, list[LedgerLine]]:
-        """Return each run's attempts in order, in one query; an empty list for a run without any."""
+        """Return each run's attempts in order, from one query. A run without any has an empty list."""
         found: dict[str, list[LedgerLine]] = {run_id: [] for run_id in run_ids}
         for line in self._lines(f"WHERE run_id IN ({_GIVEN}) {_BY_ATTEMPT}", [json.dumps(list(found))]):
             found[line.run_id].append(line)
         return found
 
     def open_lines(self) -> list[LedgerLine]:
-        """Return the lines not confirmed gone, oldest first: instances that may bill, and launches not yet created."""
+        """Return the lines not confirmed gone, oldest first: instances that may bill, and intents without one."""
         return self._lines(f"WHERE {_IS_OPEN} {_OLDEST_FIRST}")
 
     def num_lines(self) -> int:
-        """Return how many lines were ever written, for `lines_marked`."""
+        """Return how many lines were ever written, as an argument for `lines_marked`."""
         return int(self._execute(("SELECT COALESCE(MAX(rowid), 0) AS number FROM lines", []))[0]["number"])
 
     def lines_marked(self, marks: Iterable[str], *, of_first: int | None = None) -> dict[str, LedgerLine]:
@@ -547,7 +553,7 @@ class Ledger:
         at_most = f"SELECT 1 FROM lines WHERE {where} AND NOT {_IS_OPEN} AND substr(note, 1, ?) = ? LIMIT 1"
         is_at_most = bool(self._execute((at_most, [*params, len(AT_MOST), AT_MOST])))
         found: dict[str, int] = {}
-        for row in amounts:  # an unreadable amount counts as zero; `_lines` reports the row
+        for row in amounts:  # an unreadable amount counts as zero, and `_lines` reports its row
             usd = usd_in(row["spend_usd"]) or "0"
             found[usd] = found.get(usd, 0) + row["number"]
         return Receipts(found, is_at_most)
@@ -573,7 +579,7 @@ class Ledger:
         return {str(row["mark"]): Adopted(**{name: str(value) for name, value in row.items()}) for row in rows}
 
     def bills(self, marks: Iterable[str] | None = None) -> dict[str, Decimal]:
-        """Return the dollars that providers report, by mark; with `marks`, only for those."""
+        """Return the dollars that providers report, by mark. With `marks`, return only those."""
         where, params = ("", []) if marks is None else (f" WHERE mark IN ({_GIVEN})", [json.dumps(list(marks))])
         rows = self._execute((f"SELECT mark, usd FROM bills{where}", params))
         return {str(row["mark"]): Decimal(usd) for row in rows if (usd := usd_in(row["usd"])) is not None}
@@ -589,11 +595,11 @@ class Ledger:
         return seconds_in(rows[0]["destroy_asked_at"], self._world.now()) if rows else None
 
     def is_destroy_asked(self, mark: str) -> bool:
-        """Return whether this home requested the destroy, as opposed to the instance or the provider ending it."""
+        """Return whether this home requested the destroy, rather than the instance or the provider ending by itself."""
         return self.destroy_asked_at(mark) is not None
 
     def account(self, mark: str) -> str | None:
-        """Return the current account of a line: the user may have vouched for a new key since the line was read."""
+        """Return the current account of a line. The user may have confirmed a new key since the line was read."""
         rows = self._execute(("SELECT account FROM lines WHERE mark = ?", [mark]))
         return rows[0]["account"] if rows else None
 
@@ -614,7 +620,7 @@ class Ledger:
         )
 
     def _set(self, table: str, columns: dict[str, Any], where: str, key: str, *, must_last: bool = False) -> None:
-        """Write only columns that differ: repeating a status check with the same result does not touch the disk."""
+        """Write only columns that differ, so that a status check with the same result does not touch the disk."""
         assert columns, "nothing to set"
         sets = ", ".join(f"{name} = ?" for name in columns)
         statement = (f"UPDATE {table} SET {sets} WHERE {where}", [*columns.values(), key])
@@ -650,7 +656,7 @@ class Ledger:
     ) -> list[dict[str, Any]]:
         """Run statements on the file or on a copy in memory, creating missing tables.
 
-        `is_new`: the file may be created.
+        `is_new` means that the file may be created.
         """
         is_copy = isinstance(database, MemoryDatabase)
         if is_new or not self._is_ready:
@@ -667,15 +673,15 @@ class Ledger:
         return database.execute(*statements)
 
     def _schema(self, database: Database, is_new: bool) -> list[dict[str, Any]]:
-        """Return the schema version. Only read what exists; create what is missing."""
+        """Return the schema version, creating only what is missing."""
         try:
             rows = database.execute((_SCHEMA, ()))
             if rows and rows[0]["num_tables"] == len(_TABLES):
                 return rows
         except FileNotFoundError:
             if not is_new:
-                raise  # removed just now: creating an empty file in its place would hide the backup
+                raise  # the file was removed just now, and creating an empty one in its place would hide the backup
         except OSError:
-            pass  # no such table; any other problem makes the write below fail
+            pass  # there is no such table; any other problem makes the write below fail
         made = ("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
         return database.execute(*((sql, ()) for sql in _TABLES), made, (_SCHEMA, ()))

@@ -1,4 +1,4 @@
-"""The ledger on disk: its database file with a backup, and rows that may be damaged.
+"""Keeps the ledger on disk, as a database file with a backup, and reads rows that may be damaged.
 
     $HOMING_HOME/ledger.sqlite          the ledger
     $HOMING_HOME/backup/ledger.sqlite   a copy, written after each change to what exists and what it may cost
@@ -13,8 +13,8 @@ lost_ledger.py searches for the runs that it no longer knows.
 
 Rows are read defensively, so that one bad row does not hide all the others. SQLite stores text, NULL or a blob in any
 column, and a disk error or a manual edit may have put them there. Each column is read separately: an invalid value is
-replaced by one that is safe to act on, and the column's name is reported. Safe means: an instance that may bill counts
-as open, an unknown cost is not counted, and the mark and instance id, which a destroy needs, are kept.
+replaced by one that is safe to act on, and the column's name is reported. Safe means that an instance that may bill
+counts as open, that an unknown cost is not counted, and that the mark and instance id, which a destroy needs, are kept.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from homing.world import Database, DatabaseDamaged, World, reads_only
 
 __all__ = ["LedgerFile", "read_line", "read_run", "seconds_in", "usd_in"]
 
-_FOLDER = "backup"  # a folder, so that `rm ledger.sqlite*` does not remove it
+_FOLDER = "backup"  # a separate folder, so that `rm ledger.sqlite*` does not remove the backup
 _SOUND = ("SELECT * FROM pragma_quick_check(1)", ())
 _TABLE = ("SELECT name FROM sqlite_master LIMIT 1", ())
 
 Statements = Sequence[tuple[str, Sequence[Any]]]
-_NO_TEXT = "\ufffd"  # replaces bytes that are not text
-_FREE = ("note", "reason", "store")  # may contain text from outside
+_NO_TEXT = "\ufffd"  # the character that replaces bytes that are not text
+_FREE = ("note", "reason", "store")  # columns that may contain text from outside
 
 
 class LedgerFile:
     """The ledger file and its backup.
 
-    `run` executes statements on a database and creates missing tables; it creates the file only if its last argument is
+    `run` executes statements on a database and creates missing tables. It creates the file only if its last argument is
     true.
     """
 
@@ -54,12 +54,12 @@ class LedgerFile:
         self.notify: Callable[[str], None] = lambda text: None
         self._world, self._run = world, run
         self._is_checked = False
-        self._copy: Database | None = None  # used while the file cannot be read or written
-        self.said: list[str] = []  # repairs that were needed to read it, one sentence each
+        self._copy: Database | None = None  # a copy in memory, used while the file cannot be read or written
+        self.said: list[str] = []  # one sentence for each repair that was needed to read the file
 
     @property
     def is_there(self) -> bool:
-        """Whether a ledger or its backup exists; the first read restores it from the backup."""
+        """Whether a ledger or its backup exists. The first read restores a missing ledger from its backup."""
         return self._world.exists(self.path) or self._world.exists(self.backup)
 
     @property
@@ -68,13 +68,13 @@ class LedgerFile:
         return self._copy is not None
 
     def look_again(self) -> None:
-        """Drop the copy: the file may have changed, or may be usable again."""
+        """Drop the copy, because the file may have changed or may be usable again."""
         self._copy, self._is_checked = None, False
 
     def execute(self, statements: Statements, *, must_last: bool, is_kept: bool) -> list[dict[str, Any]]:
         """Run the statements.
 
-        `must_last`: raise if they cannot be written to the file. `is_kept`: update the backup.
+        With `must_last`, raise if they cannot be written to the file. With `is_kept`, update the backup.
         """
         is_read = reads_only(statements)
         is_new = self._check(is_read)
@@ -95,9 +95,9 @@ class LedgerFile:
     # --- the file ---
 
     def _check(self, is_read: bool) -> bool:
-        """Restore the file if it is missing and check its integrity: once, and again if it has been removed since.
+        """Restore the file if it is missing and check its integrity, once, and again if it has been removed since.
 
-        Return True if a new file may be created: there is none, and no usable backup.
+        Return True if a new file may be created, because there is neither a file nor a usable backup.
         """
         is_there, is_new = self._world.exists(self.path), False
         if not is_there and (self._copy is None or not is_read):
@@ -107,8 +107,8 @@ class LedgerFile:
                 said = [str(value) for row in self._database().execute(_SOUND) for value in row.values()]
                 if said != ["ok"]:
                     raise DatabaseDamaged(f"{self.path}: {said[0] if said else 'no answer'}")
-                # Its creator died immediately, or someone truncated it: if it were used, the empty ledger would replace
-                # the backup.
+                # The process that created this file died immediately, or someone truncated it. If it were used, the
+                # empty ledger would replace the backup.
                 if not self._database().execute(_TABLE):
                     is_new = not self._world.exists(self.backup) or self._restore(
                         f"The ledger {self.path} was empty.", is_replacing=True
@@ -127,7 +127,7 @@ class LedgerFile:
             is_new = self._repair(exc)
             if self._copy is not None:  # the backup could not be restored to disk
                 raise
-        except FileNotFoundError:  # removed since the check, or could not be restored
+        except FileNotFoundError:  # the file was removed after the check, or could not be restored
             is_new = self._check(is_read=False)
             if self._copy is not None:
                 raise
@@ -140,7 +140,7 @@ class LedgerFile:
 
     def _run_on_copy(self, statements: Statements, exc: OSError) -> list[dict[str, Any]]:
         copy = self._copy or self._read_copy(exc)
-        rows = self._run(copy, statements, True)  # a statement that is invalid in itself fails here too
+        rows = self._run(copy, statements, True)  # a statement that is itself invalid fails here too
         self._copy = copy
         self._say(
             f"The ledger {self.path} cannot be {'read directly' if reads_only(statements) else 'written'}: {exc}."
@@ -154,7 +154,7 @@ class LedgerFile:
             return self._world.memory_database(self._database().image())
         except FileNotFoundError:  # the home is not writable, and nothing was ever written there
             if self._world.exists(self.path.parent) and not self._world.is_dir(self.path.parent):
-                raise exc from None  # no home at all
+                raise exc from None  # there is no home at all
             return self._world.memory_database()
         except OSError:
             image = self._backup_image()
@@ -166,16 +166,16 @@ class LedgerFile:
     # --- the backup ---
 
     def back_up(self) -> None:
-        if self._copy is not None:  # do not back up what is not in the file
+        if self._copy is not None:  # data that is not in the file must not be backed up
             return
         try:
             self._world.mkdir(self.backup.parent)
             self._world.write(self.backup, self._database().image(), mode=0o600)
-        except OSError as exc:  # not fatal: the ledger itself holds the data
+        except OSError as exc:  # not fatal, because the ledger itself holds the data
             self._say(f"Could not write the ledger's backup, {self.backup}: {exc}")
 
     def _backup_image(self) -> bytes | None:
-        """Return the backup's bytes; None if there is no usable backup."""
+        """Return the backup's bytes, or None if there is no usable backup."""
         try:
             image = self._world.read(self.backup)
             said = self._world.memory_database(image).execute(_SOUND) if image else []
@@ -209,7 +209,7 @@ class LedgerFile:
         return image is None
 
     def _restore(self, said: str, *, is_replacing: bool = False) -> bool:
-        """Restore the backup. Return True if it is unusable, so that a new ledger may be created."""
+        """Restore the backup; return True if it is unusable, so that a new ledger may be created."""
         image = self._backup_image()
         if image is None:
             self._say(f"{said} Its backup {self.backup} is damaged too. {self._without_backup()}")
@@ -217,7 +217,7 @@ class LedgerFile:
         try:
             self._database().restore(image, is_replacing=is_replacing)
         except FileExistsError:
-            return False  # another process did it first
+            return False  # another process restored it first
         except OSError as exc:
             self._copy = self._copy or self._world.memory_database(image)
             self._say(f"{said} Its backup {self.backup} is read instead; it could not be restored: {exc}")
@@ -233,7 +233,7 @@ class LedgerFile:
         return "There is no backup. `homing runs` finds billing instances by their mark."
 
     def _forget_log(self) -> None:
-        """Remove the WAL files: SQLite would replay the old file's log into the next one."""
+        """Remove the WAL files, because SQLite would replay the old file's log into the next one."""
         for suffix in ("-wal", "-shm"):
             self._world.remove(self.path.with_name(self.path.name + suffix))
 
@@ -250,10 +250,10 @@ class LedgerFile:
 
 
 def read_line(row: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """Return the fields of LedgerLine; `damaged` names the columns that could not be read."""
+    """Return the fields of LedgerLine, with the columns that could not be read in `damaged`."""
     bad: list[str] = []
     intent_at = _moment(row, "intent_at", bad)
-    # Unreadable text does not mean "never created": an instance was requested at some point, so it may bill.
+    # Unreadable text does not mean "never created". An instance was requested at some point, so it may bill.
     created_at = _moment(row, "created_at", bad, otherwise=intent_at if intent_at is not None else now)
     return {
         "mark": _text(row, "mark", bad),
@@ -267,7 +267,7 @@ def read_line(row: Mapping[str, Any], now: float) -> dict[str, Any]:
         "intent_at": intent_at if intent_at is not None else now,
         "instance_id": _text(row, "instance_id", bad) if row["instance_id"] is not None else None,
         "created_at": created_at,
-        "destroyed_at": _moment(row, "destroyed_at", bad),  # open if it cannot be read
+        "destroyed_at": _moment(row, "destroyed_at", bad),  # a line counts as open if this cannot be read
         "state": _text(row, "state", bad),
         "billing": _text(row, "billing", bad),
         "spend_usd": _usd(row, "spend_usd", bad) or "0",
@@ -283,7 +283,8 @@ def read_run(row: Mapping[str, Any], now: float) -> dict[str, Any]:
     created_at, ended_at = _moment(row, "created_at", bad), _moment(row, "ended_at", bad)
     state = _text(row, "state", bad)
     if "state" in bad:
-        state = "running" if ended_at is None else "failed"  # live, so that it is guarded until its store says more
+        # counts as live, so that the run is guarded until its store says more
+        state = "running" if ended_at is None else "failed"
     return {
         "id": _text(row, "id", bad),
         "name": _text(row, "name", bad),
@@ -301,7 +302,7 @@ def read_run(row: Mapping[str, Any], now: float) -> dict[str, Any]:
 
 
 def seconds_in(value: object, otherwise: float) -> float | None:
-    """Return a stored time; None if there is none, `otherwise` if the value is not a time."""
+    """Return a stored time, None if there is none, or `otherwise` if the value is not a time."""
     if value is None:
         return None
     is_time = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
@@ -311,12 +312,12 @@ def seconds_in(value: object, otherwise: float) -> float | None:
 def usd_in(value: object, most: int = int(MOST_USD) * 1000) -> str | None:
     """Return a stored dollar amount as text, or None if it is not one.
 
-    Only text counts: the ledger writes no floats.
+    Only text is valid, because the ledger writes no floats.
     """
     return value if isinstance(value, str) and _is_usd(value, most) else None
 
 
-@functools.lru_cache(maxsize=4096)  # the same few rates and limits appear in many rows
+@functools.lru_cache(maxsize=4096)  # cached, because the same few rates and limits appear in many rows
 def _is_usd(text: str, most: int) -> bool:
     return read_figure(text, most) is not None
 

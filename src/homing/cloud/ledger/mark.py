@@ -2,8 +2,8 @@
 
     homing-<owner6>-<run>-<attempt>        [a-z0-9-], at most 50 characters
 
-The owner is six characters that identify one $HOMING_HOME; we touch only what carries them. A run id that is too long
-is truncated and gets a hash, so that two long ids never share a mark.
+The owner is six characters that identify one $HOMING_HOME, and we touch only resources that carry them. A run id that
+is too long is truncated and gets a hash, so that two long ids never share a mark.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_MARK_CHARS = 50
 OWNER = "owner"  # file name in the home
 _HASH_CHARS = 8
 _OWNER_CHARS = 6
-_DUPLICATE = "+"  # occurs in no mark that a provider sees
+_DUPLICATE = "+"  # does not occur in any mark that a provider sees
 
 
 def owner_of(home: Path, world: World, known: Callable[[], str] = lambda: "") -> str:
@@ -43,7 +43,8 @@ def owner_of(home: Path, world: World, known: Callable[[], str] = lambda: "") ->
 
     If two processes both find none, they agree on the one that was written first.
 
-    `known` returns a lost owner if it can be recovered: with a new one, we would not recognize our own instances.
+    `known` returns a lost owner if it can be recovered, because with a new one we would not recognize our own
+    instances.
     """
     path = home / OWNER
     if not world.exists(path):
@@ -54,7 +55,7 @@ def owner_of(home: Path, world: World, known: Callable[[], str] = lambda: "") ->
         except OSError:
             if not lost:
                 raise
-            return lost  # an unwritable disk must not make our own instances unrecognizable
+            return lost  # our own instances must stay recognizable even if the disk cannot be written
     owner = world.read(path).decode("ascii", "replace").strip()
     if not re.fullmatch(r"[a-z0-9]{6}", owner):
         raise UsageError(
@@ -70,7 +71,7 @@ def owner_prefix(owner: str) -> str:
 
 
 def owner_in(mark: str) -> str:
-    """Return the owner in a mark; "" if it is no home's mark."""
+    """Return the owner in a mark, or "" if this is not a mark of any home."""
     found = re.match(r"homing-([a-z0-9]{6})-", mark)
     return found.group(1) if found else ""
 
@@ -81,24 +82,24 @@ def make_mark(owner: str, run_id: str, attempt: int) -> str:
     room = MAX_MARK_CHARS - len(head) - len(tail)
     run = plain_name(run_id)
     if len(run) > room or run != run_id:
-        # Sanitized or truncated: a hash of the full id distinguishes two ids that now look the same.
+        # The id was sanitized or truncated, so a hash of the full id distinguishes two ids that now look the same.
         digest = hashlib.sha256(run_id.encode()).hexdigest()[:_HASH_CHARS]
         run = f"{run[: room - _HASH_CHARS - 1].rstrip('-')}-{digest}"
     return head + run + tail
 
 
 def duplicate_mark(mark: str, instance_id: str) -> str:
-    """Return the ledger's mark for a duplicate instance: each instance that bills has its own line."""
+    """Return the ledger's mark for a duplicate instance, because each instance that bills has its own line."""
     return f"{mark}{_DUPLICATE}{plain_name(instance_id)}"
 
 
 def shown_mark(mark: str) -> str:
-    """Return the mark as the provider shows it: a duplicate carries the mark of the original."""
+    """Return the mark as the provider shows it, where a duplicate carries the mark of the original."""
     return mark.partition(_DUPLICATE)[0]
 
 
 def volume_mark(mark: str) -> str:
-    """Return the mark of a run's persistent volume, the same for every attempt: the mark without its number."""
+    """Return the mark of a run's persistent volume, without an attempt number, so that all attempts share it."""
     return f"{mark.rpartition('-')[0]}-volume"
 
 

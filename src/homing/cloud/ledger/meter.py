@@ -1,17 +1,17 @@
-"""Spend so far, and the worst case; ages stay correct when this computer's clock is changed.
+"""Computes the spend so far and the worst case, and keeps ages correct when this computer's clock is changed.
 
     ours       rate x time, from the create call until the provider no longer shows it
     provider's its own figure, if it has one
     the meter shows the larger, over all attempts of a run
 
-Exact Decimal inside; rounded up only for display, so that the displayed figure is never less than the cost.
+Amounts are exact Decimals, rounded up only for display, so that the displayed figure is never less than the cost.
 
     anchor (time of day, boot clock, boot id) in the ledger -> compare both clocks now -> step of the time of day
                                                                                        -> shift the open lines by it
 
 Lines hold the time of day at which billing began. When a person or a time server sets this computer's clock, every open
 instance would look hours older or younger, and the guard would end a healthy run or leave one past its limit. The boot
-clock cannot be set; it reveals the step as long as the computer has not rebooted in between.
+clock cannot be set, so it reveals such a step as long as the computer has not rebooted in between.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ __all__ = [
     "worst_case",
 ]
 
-# Their rate is made up, so that a run can be tried end to end; no one is billed.
+# The rate of these providers is made up, so that a run can be tried end to end. No one is billed.
 FREE_PROVIDERS = frozenset({"local"})
 
-# From the agent's decision to end until billing has ended: the last push, the call, its retries. Also how far our
-# figure may exceed the provider's: from our create call to the start time that the provider records.
+# Time from the agent's decision to end until billing has ended: the last push, the call, its retries. Our figure may
+# exceed the provider's by as much, because it starts with our create call and not with the start time that the provider
+# records.
 MARGIN_S = 180.0
 MARGIN_WORDS = (
     "Our figure counts from the create call, so it may exceed the provider's by up to"
@@ -68,11 +69,11 @@ AT_MOST_WORDS = (
     " most it can have cost, and it counts against its limit; the provider's page shows what was billed."
 )
 _CENT = Decimal("0.01")
-MOST_DRIFT_S = 30.0  # between the two clocks: small corrections by a time server do not justify rewriting lines
+MOST_DRIFT_S = 30.0  # between the two clocks; small corrections by a time server do not justify rewriting lines
 
 
 def is_charged(line: LedgerLine) -> bool:
-    """Return whether it costs real money; False for a process on this computer."""
+    """Return whether an instance of this provider costs real money, unlike a process on this computer."""
     return line.provider not in FREE_PROVIDERS
 
 
@@ -86,7 +87,7 @@ def cost(rate_usd_per_hour: Decimal, seconds: float) -> Decimal:
 
 
 def line_spend(line: LedgerLine, now: float) -> Decimal:
-    """Return the spend of one instance. A closed line is a receipt; an open one keeps accruing."""
+    """Return the spend of one instance. A closed line is a receipt, while an open one keeps accruing."""
     written = Decimal(line.spend_usd)
     if line.destroyed_at is not None or line.created_at is None:
         return written
@@ -95,7 +96,7 @@ def line_spend(line: LedgerLine, now: float) -> Decimal:
 
 @dataclass(frozen=True)
 class Bill:
-    """One instance by both counts. `ours` starts at the create call, so it may be slightly above the provider's."""
+    """The cost of one instance by both counts. `ours` starts at the create call, so it may be slightly higher."""
 
     mark: str
     ours_usd: Decimal
@@ -108,12 +109,12 @@ class Bill:
 
     @property
     def is_within_margin(self) -> bool:
-        """Whether ours exceeds the provider's by at most the margin, or is less by under a cent (providers round)."""
+        """Whether our figure is at most the margin above the provider's, or under a cent below it by rounding."""
         return -_CENT < self.difference_usd <= self.margin_usd
 
 
 def compare(line: LedgerLine, bills: Mapping[str, Decimal], now: float) -> Bill | None:
-    """Compare both counts; None if the provider reports none, or nothing was created."""
+    """Compare both counts; return None if the provider reports none, or nothing was created."""
     if line.mark not in bills or line.created_at is None:
         return None
     rate, until = Decimal(line.rate_usd_per_hour), line.destroyed_at if line.destroyed_at is not None else now
@@ -134,7 +135,7 @@ def moment(
 ) -> float:
     """Return when (Unix seconds) the guard with this share (see wire/guard_order.py) must act; infinity means never.
 
-    Closed lines count at their receipts; each open one accrues at its rate, from the larger of both figures.
+    Closed lines count at their receipts. Each open one accrues at its rate, from the larger of both figures.
     """
     running = [line for line in lines if line.destroyed_at is None and line.created_at is not None]
     rate = sum((Decimal(line.rate_usd_per_hour) for line in running), storage_usd_per_hour)
@@ -154,7 +155,7 @@ def moment(
 def worst_case(
     rate_usd_per_hour: Decimal, spend_limit_usd: Decimal, time_limit_s: float, spent_before_usd: Decimal = Decimal(0)
 ) -> Decimal:
-    """Return the most a launch can cost while one guard is alive: the agent lands inside the nearer limit."""
+    """Return the most that a launch can cost while one guard is alive, as the agent lands inside the nearer limit."""
     if time_limit_s <= 0:
         return spend_limit_usd
     return min(spend_limit_usd, spent_before_usd + cost(rate_usd_per_hour, time_limit_s + MARGIN_S))
@@ -166,7 +167,7 @@ def show_usd(amount: Decimal) -> str:
 
 
 def at_most(*lines: LedgerLine) -> str:
-    """Return the prefix for these lines' dollars: "at most " if they include an upper bound."""
+    """Return the prefix for the dollars of these lines: "at most " if they include an upper bound."""
     return "at most " if any(line.is_at_most for line in lines) else ""
 
 
@@ -181,7 +182,7 @@ def as_limit(amount: Decimal) -> str:
 
 
 def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
-    """The lines that may cost money: a create call was begun, and no provider has shown the instance gone."""
+    """The lines that may cost money: a create call has begun, and the instance is not confirmed gone."""
     return [line for line in lines if line.destroyed_at is None and line.created_at is not None]
 
 
@@ -189,7 +190,7 @@ def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
 
 
 def follow_clock(home: Home) -> list[str]:
-    """Shift the start of open lines if the clock was changed. Return a sentence that says so, or nothing."""
+    """Shift the start of open lines if the clock was changed; return a sentence that says so, or nothing."""
     now = stamp(home)
     try:
         before = home.ledger.clock()
@@ -200,10 +201,10 @@ def follow_clock(home: Home) -> list[str]:
         step_s = (now["now"] - last["now"]) - (now["boottime"] - last["boottime"])
         if abs(step_s) <= MOST_DRIFT_S:
             return []
-        # Lines created after the step already have the new time; lines created before it all start before this moment.
+        # Lines created after the step already have the new time. Lines created before it all start before this moment.
         home.ledger.set_clock(before, json.dumps(now), step_s, until=now["now"] - step_s)
     except (HomingError, OSError, ValueError, KeyError, TypeError):
-        return []  # code that must write to the ledger reports write errors itself; a damaged anchor is replaced
+        return []  # code that must write to the ledger reports write errors itself, and a damaged anchor is replaced
     way = "forward" if step_s > 0 else "back"
     return [
         f"This computer's clock was set {way} by {format_duration(abs(step_s))}; spend and limits ignore that change."
@@ -217,7 +218,7 @@ def stamp(home: Home) -> dict[str, float | str]:
 
 
 def elapsed_s(home: Home, since: dict[str, float | str]) -> float:
-    """Return the seconds since a stamp: by the boot clock, or by the time of day if the computer has rebooted."""
+    """Return the seconds since a stamp, by the boot clock, or by the time of day if the computer has rebooted."""
     now = stamp(home)
     if now["boot_id"] and now["boot_id"] == since["boot_id"]:
         return float(now["boottime"]) - float(since["boottime"])

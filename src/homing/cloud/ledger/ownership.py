@@ -1,11 +1,11 @@
-"""Who owns a run, according to its store: a lease with a fencing number, and the run's own record.
+"""Determines who owns a run, from its store: a lease with a fencing number, and the run's own record.
 
     launch    intent in the ledger -> record -> take (mark of the attempt) -> create -> check: superseded? undo
     adopt     newest -> take the next number, naming the instance that lives on
     commands  require_owner: a run of a different home is not touched from here
 
-The store decides races: `create_if_absent` returns True to exactly one caller. A lease is never rewritten or returned;
-the next owner takes the next number. An unreadable lease supersedes no one.
+The store decides races: `create_if_absent` returns True to exactly one caller. A lease is never rewritten or returned,
+and the next owner takes the next number. An unreadable lease does not supersede anyone.
 
 The record holds the run's owner, its limits, and what its attempts have spent. The owner writes it at every change (the
 intent, the id, the end of an attempt, a new limit), so that a different home can find the run and adopt it. The spend
@@ -47,19 +47,19 @@ __all__ = [
     "write_record",
 ]
 
-# In the run's folder at home.
+# Files in the run's folder at home.
 _RECORDED = "recorded"
 _REMOVED = "removed-from-store"
 
 
 def take(store: Store, run_id: str, *, owner: str, host: str, mark: str, after: int, world: World) -> Lease:
-    """Take lease number after + 1. Raises NotOwner if another caller got it: exactly one can."""
+    """Take lease number after + 1; raises NotOwner if another caller got it, because exactly one can."""
     wanted = Lease(after + 1, run_id, owner, host, mark, world.now(), world.random_hex(16))
     try:
         if store.create_if_absent(lease_key(run_id, wanted.number), codec.dumps(wanted).encode()):
             return wanted
     except StoreError:
-        # The response was lost; if the store can be read, it shows whether the write took effect.
+        # The response was lost. If the store can be read, it shows whether the write took effect.
         if read_lease(store, run_id, wanted.number) != wanted:
             raise
         return wanted
@@ -70,7 +70,7 @@ def take(store: Store, run_id: str, *, owner: str, host: str, mark: str, after: 
 
 
 def check(store: Store, lease: Lease) -> Lease:
-    """Return the current lease. Raises NotOwner if it names a different instance; an adoption may keep this one."""
+    """Return the current lease; raises NotOwner if it names a different instance. An adoption may keep this one."""
     now = newer(store, lease.run_id, lease.number) or lease
     if now.mark != lease.mark:
         raise taken_elsewhere(store, now, lease.owner)
@@ -78,7 +78,7 @@ def check(store: Store, lease: Lease) -> Lease:
 
 
 def other_owner(home: Home, run: RunRow) -> Lease | None:
-    """Return another home's lease on this run, or None: it is ours, there is none, or the store cannot be read."""
+    """Return another home's lease on this run, or None if it is ours, does not exist, or cannot be read."""
     try:
         lease = newest(home.store_of(run), run.id)
     except (HomingError, WireError, OSError):
@@ -89,7 +89,7 @@ def other_owner(home: Home, run: RunRow) -> Lease | None:
 def require_owner(home: Home, run: RunRow) -> None:
     """Raise NotOwner if another home owns the run. Called by every command that changes a run.
 
-    Destroying a billing instance is always allowed: destroy does not call this.
+    Destroying a billing instance is always allowed, so destroy does not call this function.
     """
     lease = other_owner(home, run)
     if lease is not None:
@@ -121,7 +121,8 @@ def describe(lease: Lease) -> str:
 def write_record(home: Home, run_id: str, store: Store, lease: Lease | None = None) -> None:
     """Write the record, unless a different home owns the run or the user removed its files from the store.
 
-    A removed run gets a record again when it is launched again. `lease` is the newest, if the caller has just read it.
+    A removed run gets a record again when it is launched again. `lease` is the newest lease, if the caller has just
+    read it.
     """
     if is_removed(home, run_id):
         return
@@ -149,12 +150,12 @@ def is_removed(home: Home, run_id: str) -> bool:
 
 
 def keep_record(home: Home, run_id: str) -> None:
-    """Allow the record again: the run is being launched again and uses its store."""
+    """Allow the record again, because the run is being launched again and uses its store."""
     home.world.remove(home.run_dir(run_id) / _REMOVED)
 
 
 def is_recorded(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
-    """Return whether the record in the store matches the ledger. A launch writes the first one."""
+    """Return whether the record in the store matches the ledger. The first record is written by a launch."""
     path = home.run_dir(run.id) / _RECORDED
     if not home.world.exists(path) or is_removed(home, run.id):
         return True
@@ -217,7 +218,8 @@ def _guard(home: Home, line: LedgerLine) -> str:
     try:
         return home.provider_of(line).guard
     except (HomingError, OSError):
-        return ""  # it cannot be opened here (for example, the key is missing); still write the record
+        # the provider cannot be opened here (for example, the key is missing), but the record is still written
+        return ""
 
 
 def _time_limit_s(home: Home, run_id: str) -> float:

@@ -1,4 +1,4 @@
-"""Everything an instance needs to start, as data: the agent's zip, the inputs in the store by hash, and boot.json.
+"""Builds what an instance needs to start: the agent's zip, the inputs in the store by hash, and boot.json.
 
     build_agent_zip    agent + wire + world -> one file that a bare Python 3.8 can run; reproducible bytes
     prepare_inputs     tokenizer, shards, run.json, run.yaml -> objects/<sha256>; skips what is already there, and
@@ -33,15 +33,16 @@ __all__ = ["AGENT_ZIP", "agent_argv", "build_agent_zip", "make_boot", "prepare_i
 
 AGENT_ZIP = "agent.zip"
 RUN_DIR = "run"
-_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold: the same source gives the same bytes
-# Exactly what the agent imports. It must stay small enough to read in one sitting; a test counts the lines.
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date that a zip can hold, so that the same source gives the same bytes
+# Exactly the files that the agent imports. The agent must stay small enough to read in one sitting; a test counts the
+# lines.
 _ZIP_WIRE = ("agent_orders", "codec", "control_files", "event_lines", "guard_order", "instance_names")
 _ZIP_PARTS = ("instance/agent", *(f"wire/{name}.py" for name in _ZIP_WIRE), "world/machine.py")
 _ZIP_MAIN = "from homing.instance.agent.__main__ import main\n\nraise SystemExit(main())\n"
 
 
 def build_agent_zip(path: PathLike, world: World) -> str:
-    """Write the zip that `python3 -I agent.zip boot.json` starts. Return its sha256."""
+    """Write the zip that `python3 -I agent.zip boot.json` starts, and return its sha256."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in _agent_files(world):
@@ -61,7 +62,7 @@ def prepare_inputs(
     run_file_text: str = "",
     words: Words | None = None,
 ) -> list[Input]:
-    """Push what training needs to objects/<sha256>. Return where each file belongs on the instance.
+    """Push what training needs to objects/<sha256>; return where each file belongs on the instance.
 
     `run` must have its id. On the instance the data folder is next to the run directory, so run.json says `../data`.
     """
@@ -135,15 +136,15 @@ def trainer_argv(python: str, work_dir: PathLike) -> list[str]:
 
 
 def sync_argv(python: str, work_dir: PathLike) -> list[str]:
-    """Return the sync command; the agent appends --fetch, --watch or --once."""
+    """Return the sync command, to which the agent appends --fetch, --watch or --once."""
     return [python, "-m", "homing.store.sync", "--boot", os.path.join(os.fspath(work_dir), file_names.BOOT)]
 
 
 def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file in the zip, sorted, so that folder order does not affect the hash."""
     package = os.path.dirname(os.path.abspath(homing.__file__))
-    # homing/__init__.py is the public API at home and may import what an instance lacks, so the zip gets a stub. So do
-    # wire and world: their docstrings describe modules that stay at home.
+    # homing/__init__.py is the public API at home and may import what an instance lacks, so the zip gets a stub. wire
+    # and world get stubs too, because their docstrings describe modules that stay at home.
     yield "__main__.py", _ZIP_MAIN.encode()
     yield "homing/__init__.py", f'__version__ = "{homing.__version__}"\n'.encode()
     yield "homing/instance/__init__.py", b""
@@ -182,7 +183,7 @@ def _own_files(data_dir: str, run: Run, world: World, words: Words) -> Iterator[
         if world.exists(os.path.join(data_dir, name)):
             yield name, world.sha256(os.path.join(data_dir, name))
     if not run.data.manifest_sha256 and run.data.tokenizer_sha256:
-        yield file_names.TOKENIZER, run.data.tokenizer_sha256  # each phase has its own data
+        yield file_names.TOKENIZER, run.data.tokenizer_sha256  # otherwise each phase has its own data
         return
     manifest_path = os.path.join(data_dir, file_names.MANIFEST)
     if not world.exists(manifest_path):
@@ -214,7 +215,7 @@ def _push_bytes(path: str, data: bytes, store: Store) -> Input:
 
 
 def _push_files(files: list[RunInput], store: Store, world: World) -> list[Input]:
-    """Push the files that the store lacks, in as few writes as possible: on the Hub each write is a commit."""
+    """Push the files that the store lacks in as few writes as possible, because each write to the Hub is a commit."""
     missing: dict[str, str] = {}
     for file in files:
         key = f"{file_names.STORE_OBJECTS}/{file.sha256}"
@@ -228,7 +229,7 @@ def _push_files(files: list[RunInput], store: Store, world: World) -> list[Input
 
 
 def _check_hash(source: str, sha256: str, world: World) -> None:
-    """Check a file before pushing it: its key is the hash of its content, and later pushes skip existing keys."""
+    """Check a file before pushing it. Its key is the hash of its content, and later pushes skip existing keys."""
     digest = world.sha256(source)
     if digest != sha256:
         raise IntegrityError(
@@ -251,4 +252,4 @@ def _is_stored(sha256: str, store: Store) -> bool:
     try:
         return store.exists(f"{file_names.STORE_OBJECTS}/{sha256}")
     except StoreError:
-        return False  # the store cannot be queried, so a file that is missing here counts as missing
+        return False  # the store cannot be queried, so a file that is not at home counts as missing

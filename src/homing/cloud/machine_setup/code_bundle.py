@@ -1,4 +1,4 @@
-"""The exact code that runs on the instance: a wheel of the files on disk, and the locked versions of its dependencies.
+"""Bundles the exact code for the instance: a wheel of the files on disk, and the locked versions of its dependencies.
 
     wheel_bytes   the package as it is on disk, uncommitted changes included -> one wheel, reproducible bytes
     lock          requirements-instance.txt -> what homing[lm] and its store need, with hashes; torch separately
@@ -39,21 +39,21 @@ __all__ = [
 ]
 
 WHEEL = f"homing-{homing.__version__}-py3-none-any.whl"
-TORCH_RANGE = ("2.11", "2.14")  # as in pyproject; a test compares them
-# CUDA version that PyPI's wheels in that range are built for (2.10 had 12.8, 2.14 will have 13.2): a host with an older
-# driver cannot run them. Update together with the range.
+TORCH_RANGE = ("2.11", "2.14")  # the same range as in pyproject, which a test checks
+# The CUDA version for which PyPI's wheels in that range are built (2.10 had 12.8, 2.14 will have 13.2). A host with an
+# older driver cannot run them. Update this together with the range.
 TORCH_CUDA = "13.0"
-# For older drivers, PyTorch's own index has the same versions built for these. Any CUDA 12 driver runs both (minor
-# version compatibility). Newest first, because 12.6 has no kernels for Blackwell. Both exist for 2.11.0, 2.12.1 and
-# 2.13.0. Update together with the range.
+# For older drivers, PyTorch's own index has the same torch versions built for these CUDA versions. Any CUDA 12 driver
+# runs both (minor version compatibility). The newest comes first, because 12.6 has no kernels for Blackwell. Both exist
+# for 2.11.0, 2.12.1 and 2.13.0. Update this together with the range.
 OLDER_CUDA = ("12.9", "12.6")
 TORCH_INDEX = "https://download.pytorch.org/whl"
-_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold: the same tree gives the same bytes
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date that a zip can hold, so that the same tree gives the same bytes
 _INFO = f"homing-{homing.__version__}.dist-info"
 _STORE_EXTRAS = {"s3": "aws", "hf": "hub", "modal": "modal"}
 _GIT_S = 20.0
 REQUIREMENTS = "requirements-instance.txt"  # written by tools/make_requirements.py
-# The package's files other than modules. A file that is not listed here is never sent to an instance.
+# The package's files that are not modules. A file that is not listed here is never sent to an instance.
 DATA_FILES = frozenset(
     (
         REQUIREMENTS,
@@ -88,8 +88,8 @@ DATA_FILES = frozenset(
 class Lock:
     """Lines of a requirements file: name==version, with a --hash=sha256:... for each of its files in the index."""
 
-    lines: tuple[str, ...]  # without torch and the packages that only torch needs
-    torch: tuple[str, ...]  # PyPI's build for TORCH_CUDA, with all its dependencies
+    lines: tuple[str, ...]  # all packages except torch and those that only torch needs
+    torch: tuple[str, ...]  # PyPI's build of torch for TORCH_CUDA, with all its dependencies
     uv: str
 
     @property
@@ -118,8 +118,8 @@ def wheel_bytes(world: World) -> bytes:
 def _is_ours(name: str) -> bool:
     """Return whether this file belongs to the package: a module, or one of the data files above.
 
-    The folder may also hold a person's own files, such as .env or a key, and the rented machine belongs to someone
-    else.
+    The folder may also contain a person's own files, such as .env or a key. Those must not be sent, because the rented
+    machine belongs to someone else.
     """
     *folders, last = name.split("/")
     is_module = last.endswith(".py") and all(part.isidentifier() for part in (*folders, last.removesuffix(".py")))
@@ -131,7 +131,7 @@ def tree_state(world: World) -> tuple[str, list[str]]:
     package = os.path.dirname(os.path.abspath(homing.__file__))
     commit = world.run(["git", "-C", package, "rev-parse", "HEAD"], _GIT_S)
     changed = world.run(["git", "-C", package, "status", "--porcelain", "--", "."], _GIT_S)
-    # An installed package may be inside an unrelated repository that ignores it: then that commit means nothing.
+    # An installed package may be inside an unrelated repository that ignores it. In that case the commit means nothing.
     known = world.run(["git", "-C", package, "ls-files", "--error-unmatch", "__init__.py"], _GIT_S)
     if commit.code or changed.code or known.code:
         return "", []
@@ -170,7 +170,7 @@ def _sections() -> dict[str, list[str]]:
 
 
 def _metadata() -> str:
-    """Return the metadata of the installed homing, with its requirements; a minimal one if it is not installed."""
+    """Return the metadata of the installed homing with its requirements, or minimal metadata if it is not installed."""
     try:
         text = importlib.metadata.distribution("homing").read_text("METADATA")
     except importlib.metadata.PackageNotFoundError:

@@ -1,9 +1,9 @@
-"""Instance side of `hand_over`: reads a JSON request from stdin, writes a JSON response to stdout. Sent with the call.
+"""The instance's side of `hand_over`, sent with the call: reads a JSON request from stdin, writes a response to stdout.
 
     files -> boot.json -> secrets into memory (tmpfs, 0600) -> go        each atomic, so it may be repeated
 
-The machine's startup script waits for `go`, loads the secrets into the agent's environment and removes their file.
-Python 3.8, standard library only, no World: it runs before anything of ours is installed.
+The machine's startup script waits for `go`, loads the secrets into the agent's environment and removes their file. It
+runs before anything of ours is installed, so it needs only the standard library of Python 3.8 and uses no World.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def receive(order: dict[str, Any]) -> dict[str, str]:
 
 
 def memory_dir(root: str) -> str:
-    """Return the folder where secrets wait for the agent's start; the startup script computes the same path."""
+    """Return the folder where secrets wait for the agent's start. The startup script computes the same path."""
     return "/dev/shm/homing" + root.replace("/", "-")
 
 
@@ -65,7 +65,7 @@ def _take(order: dict[str, Any], work: str) -> None:
 def _keep(secrets: dict[str, str], folder: str) -> None:
     """Write the secrets as export lines for the shell that starts the agent.
 
-    Only in memory: on a disk, the data could remain after deletion.
+    They are kept only in memory, because on a disk the data could remain after deletion.
     """
     with open("/proc/mounts", encoding="utf-8") as file:
         kinds = {words[1]: words[2] for words in (line.split() for line in file)}

@@ -5,15 +5,15 @@
 The script is the first thing that the machine runs, before we have contacted it. The timer starts before anything that
 can fail and runs as long as the machine. Once its deadline has passed, it ends billing if no dead-man of the agent
 holds its lock for a grace period. The script never exits by itself. If a finished container is started again, the
-script notices that it ran before, and ends billing instead of training twice. The only secret in it is the machine's
-own host key, so it may be in user data.
+script notices that it ran before, and ends billing instead of training twice. The only secret in the script is the
+machine's own host key, so the script may be in user data.
 
 The hand-over delivers what the create call could not: files and secrets, over SSH, on stdin.
 
     wait for SSH -> remote python3, with `receive` and the request on stdin -> done, or "not yet": retry -> deadline
 
-Nothing is sent before the machine has presented the host key that home gave it. While it boots it may present a
-different key or refuse ours: that counts as "not yet", and the error at the deadline reports it.
+Nothing is sent before the machine has presented the host key that home gave it. While the machine boots, it may present
+a different key or refuse ours. That counts as "not yet", and the error at the deadline reports it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ ROOT = "/opt/homing"
 WORK_DIR = f"{ROOT}/work"
 CACHE_DIR = f"{ROOT}/cache"
 
-_LOOK_S = 5.0  # how often the timer checks the dead-man's lock
-_GRACE_S = 180.0  # how long the dead-man may be missing; the agent restarts a dead one sooner
-_TRY_S = 180.0  # timeout for one call: a wheel of a few megabytes over a slow connection
+_LOOK_S = 5.0  # seconds between the timer's checks of the dead-man's lock
+_GRACE_S = 180.0  # how long the dead-man may be missing; the agent restarts a dead one sooner than that
+_TRY_S = 180.0  # timeout for one call, which may send a wheel of a few megabytes over a slow connection
 _PAUSE_S = 2.0
 _KNOWN_HOSTS = "known_hosts"
 _START = (
@@ -62,12 +62,12 @@ _START = (
 class Fetch:
     """A file that the machine downloads itself, because home cannot log in to deliver it.
 
-    The address may be a store that others can write to, so the hash is in the create call.
+    The address may be a store that others can write to, so the create call carries the hash.
     """
 
     url: str
-    path: str  # relative to the work folder
-    sha256: str  # checked before use, because the agent, which runs as root, is one of the files
+    path: str  # path relative to the work folder
+    sha256: str  # checked before use, because one of these files is the agent, which runs as root
 
 
 def startup_script(
@@ -82,12 +82,12 @@ def startup_script(
     begin_by: float | None = None,
     prepare: str = "",
 ) -> str:
-    """Return the bash script, a few KB.
+    """Return the bash script, which is a few KB long.
 
-    `end_command` is shell text that ends billing; it may use environment variables.
+    `end_command` is shell text that ends billing. It may use environment variables.
 
     `begin_by` is for machines that lose their disk on a restart: a script that starts later than this (Unix seconds, by
-    the machine's clock) has run before. `prepare` is provider-specific shell text, run before SSH is opened.
+    the machine's clock) has run before. `prepare` is provider-specific shell text that runs before SSH is opened.
     """
     settings = {
         "MARK": mark,
@@ -120,7 +120,7 @@ def place(end: EndBilling) -> Place:
 
 
 def hand_over(connection: Connection, request: Request, *, world: World, timeout_s: float) -> None:
-    """Send files and secrets to the machine, retrying until `timeout_s` is over. Idempotent.
+    """Send files and secrets to the machine, retrying until `timeout_s` is over. Safe to repeat.
 
     Raises StartTimeout, or CreateFailed if the machine rejects them.
     """
@@ -138,7 +138,7 @@ def hand_over(connection: Connection, request: Request, *, world: World, timeout
         problem = _why_not(done, request)
         if not problem:
             return
-        why = why if why and done.code == 124 else problem  # the last try timed out: keep the earlier reason
+        why = why if why and done.code == 124 else problem  # if the last try timed out, keep the earlier reason
         world.sleep(min(_PAUSE_S, max(0.0, deadline - world.monotonic())))
     to = f"{connection.user}@{connection.host}:{connection.port}"
     raise StartTimeout(
@@ -166,7 +166,7 @@ def _order(request: Request, root: str, world: World) -> dict[str, Any]:
 
 
 def _why_not(done: Completed, request: Request) -> str:
-    """Return why it is not done yet, or "". Raises for errors that waiting cannot fix."""
+    """Return why the hand-over is not done yet, or "" if it is; raises for errors that waiting cannot fix."""
     lines = [line for line in done.out.splitlines() if line.startswith(hand_over_remote.SIGN)]
     answer = json.loads(lines[-1][len(hand_over_remote.SIGN) :]) if lines else {}
     if answer.get("state") == "done":

@@ -10,7 +10,7 @@
                     fitted to measured sampling, plus the training of its rows
 
 Bytes are what a layer stores per token (see config.memory), as a proxy for everything that its elementwise operations
-read and write. No prediction exceeds the GPU's peak. This module knows nothing about offers.
+read and write. No prediction exceeds the GPU's peak. This module does not know about offers.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ __all__ = ["FILE", "LearnedRow", "SamplingRow", "StepRow", "Table", "find_row", 
            "rl_step_s", "tokens_per_s"]  # fmt: skip
 
 FILE = "measured.json"
-# Fraction of the peak in a whole step: large isolated matmuls reached 0.80 on an H200, and inside a step they share the
-# GPU. Rows of small models alone say little about matmuls, so predictions for large models are capped at this.
+# The fraction of the peak that matmuls reach in a whole step. Large isolated matmuls reached 0.80 on an H200, and
+# inside a step they share the GPU. The rows of small models alone say little about matmuls, so predictions for large
+# models are capped at this fraction.
 MOST_OF_PEAK = 0.70
-_FORWARD = 1 / 3  # share of the cost of training a token
+_FORWARD = 1 / 3  # the share of a forward pass in the cost of training a token
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """Training speed that one benchmark measured on one GPU."""
+    """The training speed that one benchmark measured on one GPU."""
 
-    source: str  # the file in benchmarks/results, and which row of it if there are several
+    source: str  # the file in benchmarks/results, and the row in it if there are several
     card: str
     tokens_per_s: float
     shape: Model
@@ -55,7 +56,7 @@ class StepRow:
     lora: Lora | None = None
     is_nf4: bool = False  # qlora
     recompute: str = "none"
-    is_packed: bool = False  # several documents per row, each masked from the others
+    is_packed: bool = False  # whether a row holds several documents, each masked from the others
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class SamplingRow:
     seconds: float
     shape: Model
     rows: int
-    prompt: int  # tokens of the longest prompt
+    prompt: int  # number of tokens in the longest prompt
     num_new: int
     is_captured: bool
 
@@ -78,10 +79,10 @@ class LearnedRow:
 
     source: str
     card: str
-    recipe: str  # `stock` or `swift` as homing trains them, a variant, or a different tool
+    recipe: str  # `stock` or `swift` as homing trains them, a variant of these, or a different tool
     seconds: float
-    text_tokens: int  # of its training text; figures for different texts are not comparable
-    bits_per_byte: float  # on held-out text; mean over its seeds
+    text_tokens: int  # size of the training text; figures for different texts are not comparable
+    bits_per_byte: float  # on held-out text, averaged over the seeds
     num_seeds: int
 
 
@@ -92,7 +93,7 @@ class Table:
     learned: tuple[LearnedRow, ...] = ()
 
     def without(self, source: str) -> Table:
-        """Return the table without rows from this source, to check how well the others predict it."""
+        """Return the table without rows from this source, to check how well the other rows predict it."""
         return Table(
             tuple(row for row in self.steps if not row.source.startswith(source)),
             tuple(row for row in self.sampling if not row.source.startswith(source)),
@@ -100,7 +101,7 @@ class Table:
         )
 
     def learned_by(self, one: str, other: str) -> tuple[LearnedRow, LearnedRow] | None:
-        """Return two recipes trained for the same time on the same GPU and text, the longest such pair, or None."""
+        """Return the longest pair of recipes trained for the same time on the same GPU and text, or None."""
         found = [
             (row, match)
             for row in self.learned
@@ -147,14 +148,14 @@ def _in_bf16(row: StepRow) -> StepRow:
 
 
 def find_row(table: Table, card: str, run: Run, phase: Phase) -> StepRow | None:
-    """Return the newest row that matches exactly; None for rl, whose time depends on its sample lengths."""
+    """Return the newest row that matches exactly, or None, as for rl, whose time depends on its sample lengths."""
     precision = "bf16" if run.train.precision == "auto" else run.train.precision
     adapters, is_nf4 = _adapters(phase.lora), phase.method == "qlora"
     wanted = (card, _sizes_alone(run.model), precision, adapters, is_nf4, phase.recompute, is_packed(phase))
     for row in reversed(table.steps):
         adapters = _adapters(row.lora)
         found = (row.card, _sizes_alone(row.shape), row.precision, adapters, row.is_nf4, row.recompute, row.is_packed)
-        if phase.rl is None and row.kind != "rl" and found == wanted:  # offload is added on top: see `speed`
+        if phase.rl is None and row.kind != "rl" and found == wanted:  # the cost of offload is added later, in `speed`
             return row
     return None
 
@@ -173,7 +174,7 @@ def _adapters(lora: Lora | None) -> tuple[int, bool, bool, frozenset[str]] | Non
 
 
 def is_packed(phase: Phase) -> bool:
-    """Return whether its rows hold several conversations, each masked from the others."""
+    """Return whether the rows of this phase hold several conversations, each masked from the others."""
     return phase.kind == "sft" or (phase.data is not None and phase.data.kind == "chat")
 
 
@@ -181,7 +182,7 @@ def is_packed(phase: Phase) -> bool:
 
 
 def tokens_per_s(table: Table, gpu: Gpu, run: Run, phase: Phase) -> float:
-    """Return the modelled speed of one GPU. For rl: of the rows that are trained on."""
+    """Return the modelled speed of one GPU, which for rl is that of the rows that are trained on."""
     precision = _precision(run, gpu)
     model, sizes = run.model, run.sizes
     if phase.rl is not None:
@@ -200,7 +201,8 @@ class _Work:
 class _Fit:
     products: float  # compute time as a multiple of the time at the peak
     passes: float  # how often the stored bytes of a layer are read or written
-    packed_s: float  # extra seconds per token with several documents per row; GPU-independent as far as we know
+    # extra seconds per token with several documents per row, which do not depend on the GPU as far as we know
+    packed_s: float
     fp8: float  # speed-up over bf16
 
 
@@ -282,12 +284,12 @@ def _precision(run: Run, gpu: Gpu) -> str:
 
 
 def rl_step_s(table: Table, gpu: Gpu, run: Run, phase: Phase, num_gpus: int = 1) -> float:
-    """Return the seconds to sample, with every sample at full length, and to train on the rows. GPUs share the rows."""
+    """Return the seconds to generate all samples at full length, and to train on the rows. GPUs share the rows."""
     rl = phase.rl
     assert rl is not None
     rows = num_rows(rl) / num_gpus
     trained = rows * row_tokens(run.model, rl) / tokens_per_s(table, gpu, run, phase)
-    # With a KL penalty or several updates per rollout, each row also takes forward passes of the old and reference
+    # With a KL penalty or several updates per rollout, each row also takes forward passes with the old and reference
     # weights.
     looks = (rl.kl > 0 or rl.updates_per_rollout > 1) + (rl.kl > 0) / rl.updates_per_rollout
     return _sampling_s(table, gpu, run, phase, rl, rows) / rl.updates_per_rollout + trained * (1 + looks * _FORWARD)
@@ -304,7 +306,7 @@ def _sampling_s(table: Table, gpu: Gpu, run: Run, phase: Phase, rl: Rl, rows: fl
     size, prompt = 4 if _precision(run, gpu) == "fp32" else 2, prompt_tokens(run.model, rl)
     fixed, traffic = _sampling_fit(table, rl.graphs != "off")
     num_bytes = _read_bytes(run.model, at_a_time, prompt, rl.max_new_tokens, size)
-    if phase.method == "qlora":  # qlora dequantizes each block for its matmul: written, and read once more in four bits
+    if phase.method == "qlora":  # qlora also reads each block in four bits and writes it dequantized before its matmul
         blocks = run.sizes.num_matmul_params - run.model.vocab_size * run.model.width
         num_bytes += blocks * (size + NF4)
     weights_and_caches = num_bytes / (gpu.bandwidth_gb_s * 1e9)
@@ -315,7 +317,7 @@ def _sampling_s(table: Table, gpu: Gpu, run: Run, phase: Phase, rl: Rl, rows: fl
 
 
 def _read_bytes(model: Model, rows: float, prompt: int, num_new: int, size: int) -> float:
-    """Return the bytes read per new token of each row, halfway through a sample: all weights, and the caches so far."""
+    """Return the bytes read per new token of each row, halfway through a sample: all weights and the caches so far."""
     reach = prompt + num_new // 2 + REACH // 2
     return size * sizes_of(model).num_matmul_params + cache_bytes(model, 1, reach, size) * rows
 

@@ -1,9 +1,9 @@
-"""Find offers at all providers in parallel, each with a deadline.
+"""Finds offers at all providers in parallel, each with a deadline.
 
     providers -> offers(needs), in parallel -> those that fit | rejected ones and why | providers that failed
 
-A provider that fails or does not answer does not hide the offers of others. Sorted by hourly rate here; `plan` sorts by
-the cost to finish.
+A provider that fails or does not answer does not hide the offers of others. The offers are sorted by hourly rate here,
+and `plan` sorts them by the cost to finish.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from homing.units import format_bytes
 
 __all__ = ["DEAR_USD_PER_HOUR", "Found", "LeftOut", "check_gpu", "find_offers", "is_dear", "list_offers"]
 
-# Above this hourly rate, --yes alone is not enough: limits.rate must allow it.
+# Above this hourly rate, --yes alone is not enough, and limits.rate must allow it.
 DEAR_USD_PER_HOUR = Decimal(20)
 _KEEP = "checkpoint.keep_last"
 
@@ -33,7 +33,7 @@ _KEEP = "checkpoint.keep_last"
 class Choosy(Protocol):
     """A provider that also lists machines we cannot use, such as those with an unsupported operating system."""
 
-    def left_out(self) -> list[tuple[Offer, str]]: ...  # for the last query
+    def left_out(self) -> list[tuple[Offer, str]]: ...  # the machines that the last query left out
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Found:
 def find_offers(needs: Needs, providers: Sequence[str], home: Home, *, explain: bool = False) -> Found:
     """Return the offers of the run's providers that meet the needs.
 
-    Raises NoOffer, saying why each offer does not fit, if there is none.
+    If there is none, raises a NoOffer that says why each offer does not fit.
 
     With `explain`, each provider is queried again for its other offers, so that a plan can say why they do not fit.
     """
@@ -65,14 +65,15 @@ def find_offers(needs: Needs, providers: Sequence[str], home: Home, *, explain: 
 
 
 def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
-    """Return offers, lowest rate first, of these providers, or of all that are configured here if none is named."""
+    """Return the offers of these providers, or of all that are configured here if none is named, lowest rate first."""
     names = list(providers) or configured(home.path, home.world)
     found, errors = _ask(names, lambda provider: _look(provider, needs), home)
-    if needs.num_gpus:  # exactly this many; machines without GPUs stay in the list, unless a GPU was requested
+    # the number must match exactly; machines without GPUs stay in the list, unless a GPU was requested
+    if needs.num_gpus:
         kept = [offer for offer in found.offers if offer.num_gpus in (needs.num_gpus, 0)]
         found = Found(kept, found.left_out, found.problems)
     if not providers:
-        # It was not requested by name, and it needs more than a key, such as a host or a run file.
+        # This provider was not requested by name, and it needs more than a key, such as a host or a run file.
         unnamed = {name for name, error in errors.items() if isinstance(error, UsageError)}
         problems = [_problem(name, error) for name, error in errors.items() if name not in unnamed]
         found = Found(found.offers, found.left_out, problems)
@@ -90,7 +91,7 @@ def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
 
 
 def check_gpu(name: str) -> str:
-    """Return our name for the GPU. Raises UsageError, listing the known names."""
+    """Return our name for the GPU, or raise a UsageError that lists the known names."""
     gpu = find_gpu(name)
     if gpu is None:
         near = nearest_gpus(name)
@@ -121,7 +122,7 @@ def _look(provider: Provider, needs: Needs, *, explain: bool = False) -> Found:
 def _ask(
     names: Sequence[str], look: Callable[[Provider], Found], home: Home
 ) -> tuple[Found, dict[str, HomingError | OSError]]:
-    """Query all providers in parallel. They are opened one by one first, which only reads a file or two."""
+    """Query all providers in parallel. They are opened one by one first, but that only reads a file or two."""
     found, errors = Found(), dict[str, HomingError | OSError]()
     opened: dict[str, Provider] = {}
     for name in names:
@@ -141,7 +142,7 @@ def _ask(
 
 
 def _of_offers(error: HomingError | OSError) -> HomingError | OSError:
-    """Reword a timeout for someone who wants to rent: a query for offers cannot leave anything billing."""
+    """Reword a timeout for a user who wants to rent, because a query for offers cannot leave anything billing."""
     if not isinstance(error, ProviderSilent):
         return error
     return ProviderSilent(error.what, error.reason, "Try again in a minute; if a firewall blocks it: homing doctor")
@@ -175,10 +176,10 @@ def _no_offer(needs: Needs, providers: Sequence[str], home: Home, found: Found) 
             lacking += home.provider(name).offers(Needs())
     reasons += [f"{offer.provider} {offer.name} {lack(offer, needs)}." for offer in lacking]
     fix = "Change cloud.gpu, cloud.providers or limits.rate, or make the model smaller; see: homing verify RUN"
-    if set(providers) == {"local"}:  # usually the preset's choice, not the user's
+    if set(providers) == {"local"}:  # usually chosen by the preset, not by the user
         fix = "Rent a GPU: homing plan RUN --set cloud.providers=runpod   or use a smaller model: homing verify RUN"
     small = [offer for offer in lacking if not lack(offer, dataclasses.replace(needs, disk_bytes=0))]
-    if small:  # with more disk space it would fit
+    if small:  # these would fit if they had more disk space
         more = format_bytes(min(needs.disk_bytes - offer.disk_bytes for offer in small))
         here = f"Free {more} at {home.path}, or move the home: export HOMING_HOME=/elsewhere"
         fix = here if all(offer.provider == "local" for offer in small) else f"Keep fewer checkpoints: {_KEEP}. {fix}"

@@ -1,9 +1,9 @@
-"""Plan a run: needs, hours and dollars on every offer, before anything is rented.
+"""Plans a run before anything is rented: its needs, and the hours and dollars on every offer.
 
     Run -> Needs -> offers of its providers -> speed of each -> hours and dollars to finish, cheapest first
                                                including boot, transfer, preemptions and storage
 
-Rents nothing, and writes nothing but the cache of measured speeds. Never loads torch.
+Planning rents nothing, writes nothing but the cache of measured speeds, and never loads torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from homing.wire.run_json import Run
 
 __all__ = ["Buys", "OfferPlan", "PhaseCost", "Plan", "make_plan", "needs_of", "relay_of"]
 
-_BYTES_PER_TOKEN = 4  # upper bound for a shard
+_BYTES_PER_TOKEN = 4  # an upper bound for shards
 _MONTH_S = 730 * 3600.0
 _UNKNOWN = "has a GPU unknown to homing, so its time and cost cannot be planned"
 
@@ -40,7 +40,7 @@ class Buys:
 
     num_steps: int
     of_steps: int
-    lands_after_s: float  # from the create call to the last step
+    lands_after_s: float  # seconds from the create call to the last step
 
     @property
     def is_landing(self) -> bool:
@@ -58,14 +58,14 @@ class PhaseCost:
 class OfferPlan:
     offer: Offer
     speed: Speed
-    seconds: float  # of the whole run, from create to gone, including expected preemptions
-    cost_usd: Decimal  # to finish: rate x seconds, plus storage for that time
+    seconds: float  # seconds for the whole run, from create to gone, including expected preemptions
+    cost_usd: Decimal  # cost to finish: rate x seconds, plus storage for that time
     timing: Timing
-    minimum_usd: Decimal  # the smallest limit that brings a finished model home; launch refuses less
-    worst_usd: Decimal  # what the limits allow; without limits, the cost at the pessimistic speed
+    minimum_usd: Decimal  # the smallest limit that brings a finished model home; launch refuses a lower one
+    worst_usd: Decimal  # what the limits allow, or without limits the cost at the pessimistic speed
     odds: Odds
     storage_usd: Decimal = Decimal(0)
-    buys: Buys | None = None  # what the run's limits buy here; None without limits
+    buys: Buys | None = None  # what the run's limits buy on this offer; None without limits
 
     def phases(self, run: Run) -> list[PhaseCost]:
         """Return the cost of each phase as planned, without preemptions."""
@@ -84,7 +84,7 @@ class Plan:
     checkpoint_bytes: int
     kept_bytes: int  # maximum size of all checkpoints kept at the same time
     warnings: list[str]
-    left_out: list[LeftOut] = field(default_factory=list)  # lowest rate first; only with explain=True
+    left_out: list[LeftOut] = field(default_factory=list)  # lowest rate first; filled only with explain=True
 
     @property
     def best(self) -> OfferPlan:
@@ -98,7 +98,7 @@ class Plan:
 def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
     """Plan the run on all offers.
 
-    With `explain`, include rejected offers with reasons, for one more request per provider.
+    With `explain`, the plan includes rejected offers with reasons, at the cost of one more request per provider.
     """
     home.configure(run)
     needs = needs_of(run)
@@ -155,7 +155,7 @@ def needs_of(run: Run) -> Needs:
 def _how_to_fit(run: Run, home: Home) -> str:
     """Return which settings to lower so that training fits the largest GPU of its providers.
 
-    "" if memory is not the problem or the offers cannot be listed.
+    The result is "" if memory is not the problem or the offers cannot be listed.
     """
     try:
         asked = Needs(gpu=run.cloud.gpu, num_gpus=run.cloud.num_gpus)
@@ -173,7 +173,7 @@ def _how_to_fit(run: Run, home: Home) -> str:
 def _reached(run: Run, offers: list[Offer], home: Home) -> tuple[list[Offer], list[LeftOut]]:
     """Return the offers that can reach the run's store, and the others.
 
-    If none can, all are returned: a user may plan before choosing a store, and launch checks again.
+    If no offer can, all are returned, because a user may plan before choosing a store, and launch checks again.
     """
     if not run.store.startswith("file:"):
         return offers, []
@@ -205,13 +205,13 @@ def _plan_offer(run: Run, offer: Offer, home: Home) -> OfferPlan:
 
 
 def _rank(run: Run, row: OfferPlan) -> tuple[bool, Decimal, float]:
-    """Sort key: cheapest to finish first; offers that cannot finish within the limit come last, however cheap."""
+    """Return a sort key that puts the cheapest to finish first, and offers that cannot finish within the limit last."""
     limit = run.limits.spend_usd
     return (limit is not None and row.minimum_usd > Decimal(limit), row.cost_usd, row.seconds)
 
 
 def _storage_usd(run: Run, seconds: float, home: Home) -> Decimal:
-    """Return the storage cost of the checkpoints during the run; zero if the store's price is unknown."""
+    """Return the storage cost of the checkpoints during the run, which is zero if the store's price is unknown."""
     if not run.store.startswith(("file:", "s3:", "hf:")):
         return Decimal(0)
     env = home.world.environment()
@@ -267,7 +267,7 @@ def _buys(run: Run, offer: Offer, timing: Timing) -> Buys | None:
 
 
 def _kept_bytes(run: Run) -> int:
-    # The retained checkpoints, the best one, and the one being written.
+    # The retained checkpoints, the best one, and the one that is being written.
     return max(phase.keep_last + 2 for phase in run.phases) * checkpoint_bytes(run)
 
 
@@ -297,7 +297,7 @@ def _warnings(run: Run, cheapest: OfferPlan) -> list[str]:
 
 
 def _all_weights(run: Run) -> list[str]:
-    """Return a warning per full fine-tuning phase after LoRA: it needs many times the memory and may be unintended."""
+    """Return a warning per full fine-tuning phase after LoRA, which needs far more memory and may be unintended."""
     found = []
     for before, phase in zip([None, *run.phases], run.phases, strict=False):
         is_after = bool(phase.init_base) or (not phase.init_from and before is not None and before.method != "full")
@@ -314,7 +314,7 @@ def _all_weights(run: Run) -> list[str]:
 
 
 def relay_of(run: Run, offer: Offer, seconds: float) -> str:
-    """Return a message for the user if no machine of this kind lives as long as the run; "" otherwise."""
+    """Return a message for the user if no machine of this kind lives as long as the run, or "" otherwise."""
     if not offer.lifetime_s or seconds <= offer.lifetime_s:
         return ""
     times = math.ceil(seconds / offer.lifetime_s) - 1

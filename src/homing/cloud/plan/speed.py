@@ -1,4 +1,4 @@
-"""Estimate how fast a machine trains each phase of a run, and say where the figure comes from.
+"""Estimates how fast a machine trains each phase of a run, and says where the figure comes from.
 
     measured   a run of the same shape on the same device, kept in $HOMING_HOME/speed.json; or a benchmark of that shape
                on that GPU, from the table that ships with the package (measured_speeds.py)
@@ -36,16 +36,16 @@ __all__ = ["FORWARD_SHARE", "Pace", "Speed", "estimate", "recall", "remember", "
 
 FILE = "speed.json"
 CPU_SHARE = 0.35  # fraction of pure matmul speed that an eager training step of a small decoder reaches
-FLOPS_PER_CORE = 8e9  # fp32, if nothing could be measured: an ordinary core of the last ten years
+FLOPS_PER_CORE = 8e9  # fp32 speed if nothing could be measured: that of an ordinary core of the last ten years
 PROBE_TIMEOUT_S = 60.0
-MOST_PROBES = 3  # per device, over that many plans; the best is kept
-PROBE_AGAIN_S = 30.0  # any sooner, the load would be the same as for the previous one
-FORWARD_SHARE = 0.5  # an evaluated token costs the forward third of a trained one, in smaller batches
-SAMPLED_SHARE = 4.0  # without a GPU: in rl each token is first sampled, one by one, and then trained on
-HOST_BYTES_PER_S = 20e9  # between host and GPU, each way: PCIe 4 x16
+MOST_PROBES = 3  # maximum number of probes per device, spread over several plans; the best is kept
+PROBE_AGAIN_S = 30.0  # an earlier probe would meet the same load as the previous one
+FORWARD_SHARE = 0.5  # an evaluated token costs the forward third of a trained one, but in smaller batches
+SAMPLED_SHARE = 4.0  # for rl without a GPU, where each token is first sampled, one by one, and then trained on
+HOST_BYTES_PER_S = 20e9  # in each direction between host and GPU, for PCIe 4 x16
 SOURCES = ("measured", "probed", "modelled", "assumed", "unknown")  # most reliable first
 
-# Prints FLOP/s of fp32 matmuls at a size that stays in cache, as in a small decoder.
+# Prints the FLOP/s of fp32 matmuls at a size that stays in cache, as in a small decoder.
 _PROBE = """
 import time, torch
 a, b = torch.randn(512, 512), torch.randn(512, 512)
@@ -62,7 +62,7 @@ print(best)
 
 @dataclass(frozen=True)
 class Pace:
-    """Training and evaluation speed of one phase. In rl, both include sampling."""
+    """The training and evaluation speed of one phase. In rl, both include sampling."""
 
     tokens_per_s: float
     eval_tokens_per_s: float
@@ -72,7 +72,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class _Anchor:
-    """The speed that this same phase reached on some GPU."""
+    """The speed that the same phase reached on some GPU."""
 
     gpu: Gpu
     pace: Pace
@@ -81,10 +81,11 @@ class _Anchor:
 
 @dataclass(frozen=True)
 class Speed:
-    tokens_per_s: float  # of the first phase
-    source: str  # one of SOURCES; with several phases, the least reliable
-    text: str  # where the figures come from, for people
-    phases: Mapping[str, Pace] = field(default_factory=dict)  # by kind; a missing phase trains at tokens_per_s
+    tokens_per_s: float  # speed of the first phase
+    source: str  # one of SOURCES; with several phases, the least reliable of theirs
+    text: str  # a sentence that says where the figures come from
+    # by kind of phase; a phase that is missing here trains at tokens_per_s
+    phases: Mapping[str, Pace] = field(default_factory=dict)
 
 
 def shape_key(model: Model) -> str:
@@ -97,8 +98,8 @@ def shape_key(model: Model) -> str:
 def _run_key(run: Run) -> str:
     """Return the key under which measured speeds are comparable.
 
-    LoRA trains about 1.5x as fast as full fine-tuning of the same shape, so their figures are separate. So are those
-    with and without optimizer offload.
+    LoRA trains about 1.5x as fast as full fine-tuning of the same shape, so their figures are separate. Figures with
+    and without optimizer offload are separate too.
     """
     methods = sorted({phase.method for phase in run.phases} - {"full"})
     offloads = sorted({f"offload.{phase.offload}" for phase in run.phases} - {"offload.none"})
@@ -143,7 +144,7 @@ def _pace(run: Run, phase: Phase, offer: Offer, home: Home, known: dict[str, Any
 
 
 def _rate_of(entry: dict[str, Any], phase: Phase) -> float | None:
-    """Return the measured speed of this phase; None if unknown. Older entries have one figure for all phases."""
+    """Return the measured speed of this phase, or None if unknown. Older entries have one figure for all phases."""
     by_phase = entry.get("phases")
     if by_phase is not None:
         return float(by_phase[phase.kind]) if phase.kind in by_phase else None
@@ -164,13 +165,13 @@ def _pace_on_processor(run: Run, phase: Phase, flops_per_s: float, source: str, 
 
 
 def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int, known: dict[str, Any]) -> Pace:
-    """Return the speed on such a GPU: measured, or else modelled consistently with measurements on other GPUs."""
+    """Return the speed on such a GPU: measured, or else modelled so that it agrees with measurements on other GPUs."""
     anchors = _anchors(run, phase, num_gpus, known)
     pace = anchors[gpu.name].pace if gpu.name in anchors else _modelled(run, phase, gpu, num_gpus)
     others = [anchor for anchor in anchors.values() if anchor.gpu != gpu]
     rate = pace.tokens_per_s
     if others and gpu.name not in anchors:
-        # How far the prediction is off for this shape, judging by the GPUs that have run it.
+        # How far the prediction is off for this shape, judging by the GPUs on which it has run.
         off = statistics.geometric_mean(
             each.pace.tokens_per_s / _modelled(run, phase, each.gpu, num_gpus).tokens_per_s for each in others
         )
@@ -224,7 +225,7 @@ def _modelled(run: Run, phase: Phase, gpu: Gpu, num_gpus: int) -> Pace:
     if phase.rl is None:
         pace = _even_pace(phase, num_gpus * measured_speeds.tokens_per_s(table, gpu, run, phase), "modelled", "")
     else:
-        # GPUs share the prompts, but each must read the weights for every new token.
+        # The GPUs share the prompts, but each must read all weights for every new token.
         step_s = measured_speeds.rl_step_s(table, gpu, run, phase, num_gpus)
         eval_s = measured_speeds.rl_eval_s(table, gpu, run, phase)
         eval_tokens = phase.rl.eval_prompts * phase.rl.eval_samples * phase.rl.max_new_tokens
@@ -267,16 +268,16 @@ def _with_offload(pace: Pace, run: Run, phase: Phase) -> Pace:
 
 
 def _is_possible(run: Run, phase: Phase, rate: float, gpu: Gpu | None, num_gpus: int) -> bool:
-    """Return whether such a GPU can reach this rate; True if nothing is known about it."""
+    """Return whether such a GPU can reach this rate, or True if nothing is known about it."""
     if gpu is None:
         return True
     return rate <= num_gpus * _peak_rate(run, phase, gpu)
 
 
 def recall(run: Run, offer: Offer, home: Home) -> dict[str, float] | None:
-    """Return the measured trip times of the newest comparable run; None if there is none.
+    """Return the measured trip times of the newest comparable run, or None.
 
-    Same shape, device, number of GPUs, provider and kind of store.
+    A comparable run has the same shape, device, number of GPUs, provider and kind of store.
     """
     wanted = (offer.device, offer.num_gpus, _run_key(run), offer.provider, run.store.split(":")[0])
     for entry in reversed(_load(home)["measured"]):
@@ -296,7 +297,7 @@ def remember(
     provider: str = "",
     trip: dict[str, float] | None = None,
 ) -> None:
-    """Record the measured speeds of a run: one entry per run, newest last. Rates above the GPU's peak are dropped.
+    """Record the measured speeds of a run, one entry per run, newest last. Drops rates above the GPU's peak.
 
     A single figure applies to every phase.
     """
@@ -330,7 +331,7 @@ def remember(
 
 
 def _probe(offer: Offer, home: Home, known: dict[str, Any]) -> float | None:
-    """Return FLOP/s, the best of several probes; None without torch here."""
+    """Return FLOP/s as the best of several probes, or None if torch is not installed here."""
     before = known["probes"].get(offer.device, {"best_flops": None, "num_probes": 0, "at": -math.inf})
     is_soon = 0 <= home.world.now() - before["at"] < PROBE_AGAIN_S
     if before["best_flops"] is not None and (is_soon or before["num_probes"] >= MOST_PROBES):
@@ -351,7 +352,7 @@ def _probe(offer: Offer, home: Home, known: dict[str, Any]) -> float | None:
 
 
 def _load(home: Home) -> dict[str, Any]:
-    """Return the cache; a new one if it cannot be read."""
+    """Return the cache, or a new one if it cannot be read."""
     try:
         known = json.loads(home.world.read(home.path / FILE))
         assert isinstance(known["measured"], list), FILE

@@ -1,21 +1,21 @@
-"""Where the seconds of a run go on one offer: what a limit buys, and the smallest limit that buys anything.
+"""Computes where the seconds of a run go on one offer, what a limit buys, and the smallest useful limit.
 
     create | arrive | start | steps, evaluations, saves | finish | push | home | reserve of the guards | limit
              boot,    load,                               last      last
              inputs   compile                             save      checkpoint
 
 Each figure is measured (by the newest run on the same device, stored with the speeds), computed from sizes, or assumed,
-and `text` says which. Assumed figures err on the long side: a limit that launch accepts must be enough to bring a
-finished model home.
+and `text` says which. Assumed figures err on the long side, because a limit that launch accepts must be enough to bring
+a finished model home.
 
-Preemptions add to that (`odds_of`):
+Preemptions add time (`odds_of`):
 
     per preemption   the steps since the last checkpoint, on average half the interval between two
                      + another machine: boot, inputs, the checkpoint from the store, load and compile
     how often        as the provider reports; without a report, once in twenty hours is assumed for spot, combined with
                      what this home has observed for that offer. Time lost to preemptions is exposed to them as well
 
-A preemption notice would save those steps, but the estimate does not rely on one.
+A preemption notice would save those steps, but the estimate does not rely on getting one.
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ __all__ = [
     "timing_of",
 ]
 
-# Assumed until a run on the same device has been measured.
-_START_S = 20.0  # the trainer loads torch and the data
-_COMPILE_S = 100.0  # and, on a GPU, compiles the model
-_HOME_S = 20.0  # verifying the push, reporting the end, and the call that ends billing
-_PUSH_BYTES_PER_S = {"file": 100e6}  # a local disk; network stores use the next line (200 Mbit/s)
+# These are assumed until a run on the same device has been measured.
+_START_S = 20.0  # time in which the trainer loads torch and the data
+_COMPILE_S = 100.0  # additional time on a GPU, to compile the model
+_HOME_S = 20.0  # time to verify the push, report the end, and make the call that ends billing
+_PUSH_BYTES_PER_S = {"file": 100e6}  # for a local disk; network stores use the next line (200 Mbit/s)
 _NETWORK_BYTES_PER_S = 25e6
-_DISK_BYTES_PER_S = 50e6  # a save with fsync and verification
-_BYTES_PER_TOKEN = 4  # of a shard, upper bound
+_DISK_BYTES_PER_S = 50e6  # speed of a save with fsync and verification
+_BYTES_PER_TOKEN = 4  # upper bound for a shard
 _BYTES_PER_WEIGHT = 4  # upper bound
 
-_FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # what the trainer reserves for its last evaluation, save and sample
-_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors on speeds and times: for measured ones, for others
-_LEAST_STEPS = 20  # enough to measure the speed of a run and to have something to decay
-_END_S = 3.0  # for the agent to start ending the billing before the next guards act
+_FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # the reserve of the trainer for its last evaluation, save and sample
+_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors on speeds and times, for measured ones and for others
+_LEAST_STEPS = 20  # enough steps to measure the speed of a run and to have something to decay
+_END_S = 3.0  # time for the agent to start ending the billing before the next guards act
 ASSUMED_HOURS = 20.0  # hours per preemption of a spot machine, as long as nothing else is known
-_TAKEN = "preempted"  # prefix of the ledger's note for such an end
+_TAKEN = "preempted"  # prefix of the ledger's note for an instance that was preempted
 
 
 @dataclass(frozen=True)
 class Trip:
-    """Time that one run took in addition to its steps."""
+    """The time that one run took in addition to its steps."""
 
     arrive_s: float  # from the create call to the trainer's start
-    start_s: float  # from there to its first step
+    start_s: float  # from the trainer's start to its first step
     home_s: float  # from writing its outcome to the end of billing, without the transfer of checkpoints
     push_bytes_per_s: float
 
@@ -86,14 +86,15 @@ class Trip:
 class Timing:
     arrive_s: float
     start_s: float
-    tokens_per_s: float  # of the first phase
+    tokens_per_s: float  # speed of the first phase
     save_s: float
-    push_s: float  # a checkpoint to the store
+    push_s: float  # time to push a checkpoint to the store
     home_s: float
-    doubt: float  # factor by which it may be slower
+    doubt: float  # the factor by which the run may be slower
     text: str
-    paces: dict[str, Pace] = field(default_factory=dict)  # by kind of phase; a missing one uses tokens_per_s
-    home_doubt: float = 1.0  # safety factor on home_s in reserves; assumed values are already long enough
+    # by kind of phase; a phase that is missing here uses tokens_per_s
+    paces: dict[str, Pace] = field(default_factory=dict)
+    home_doubt: float = 1.0  # safety factor on home_s in reserves; 1 for assumed values, which are long enough already
 
     @property
     def home_reserve_s(self) -> float:
@@ -105,7 +106,7 @@ class Timing:
         return self.arrive_s + self.start_s + work + self._finish_s(run) + _way_home_s(self.home_s, self.push_s)
 
     def parts(self, run: Run) -> list[tuple[str, float]]:
-        """Return the same time by phase, preceded by boot and start and followed by bringing the results home."""
+        """Return the same time by phase, with boot and start before and bringing the results home after."""
         phases = [(p.kind, self._steps_s(p, p.num_steps) + self._finish_phase_s(p)) for p in run.phases]
         way_home = ("home", _way_home_s(self.home_s, self.push_s))
         return [("boot and start", self.arrive_s + self.start_s), *phases, way_home]
@@ -146,7 +147,7 @@ class Timing:
         return sum(self._finish_phase_s(phase) for phase in run.phases)
 
     def _finish_phase_s(self, phase: Phase) -> float:
-        """Return the seconds of its last evaluation, save and sample; a sample takes about a step."""
+        """Return the seconds of the phase's last evaluation, save and sample, which takes about as long as a step."""
         seconds = self._eval_s(phase) + self.save_s + self.step_s(phase)
         return _FINISH_DOUBT * self.doubt * seconds + _FINISH_SPARE_S
 
@@ -156,7 +157,7 @@ class Timing:
         return max(reserve_s(LAND, allowed_s), end_s)
 
     def _with_reserve(self, work_s: float) -> float:
-        """Return the limit that leaves this much time for work: the guards' reserve grows with the limit."""
+        """Return the limit that leaves this much time for work, given that the guards' reserve grows with the limit."""
         allowed = work_s
         for _ in range(100):
             kept_s = self._kept_s(allowed)
@@ -204,12 +205,12 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
 
 
 def _way_home_s(home_s: float, push_s: float) -> float:
-    """Return the seconds to bring the results home: a checkpoint may still be uploading when the last is written."""
+    """Return the seconds to bring the results home. One checkpoint may still be uploading when the last is written."""
     return home_s + 2 * push_s
 
 
 def pushing(run: Run) -> str:
-    """Describe how much goes to the store before renting, and how long it takes; existing objects are skipped."""
+    """Describe how much goes to the store before renting, and how long that takes. Existing objects are skipped."""
     per_s = _PUSH_BYTES_PER_S.get(run.store.partition(":")[0], _NETWORK_BYTES_PER_S)
     num_bytes = _input_bytes(run, is_base_sent=not any(map(is_from_hub, run.inputs)))
     lasts = format_duration(max(1.0, num_bytes / per_s))
@@ -225,12 +226,12 @@ def _input_bytes(run: Run, *, is_base_sent: bool) -> int:
 
 
 def checkpoint_bytes(run: Run) -> int:
-    """Return the size of a checkpoint: trained weights and optimizer state of the largest phase; the rest is small."""
+    """Return the size of a checkpoint: trained weights and optimizer state of the largest phase. The rest is small."""
     return max(training_memory(run, phase).checkpoint for phase in run.phases)
 
 
 def remember_speed(home: Home, run: RunRow, store: Store) -> None:
-    """Store the measured speed and times of a run for the next plan; does nothing without the run's files at home."""
+    """Store the measured speed and times of a run for the next plan. Does nothing without the run's files at home."""
     folder = home.run_dir(run.id)
     try:
         resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
@@ -245,11 +246,11 @@ def remember_speed(home: Home, run: RunRow, store: Store) -> None:
             trip = _trip_of(home, run, store)
             remember(resolved, offer["device"], offer["num_gpus"], middle, home, provider=offer["provider"], trip=trip)
     except (OSError, ValueError, KeyError, TypeError, HomingError):
-        return  # only hints for the plan: a failure here must not fail a command that has done its work
+        return  # these are only hints for the plan, so a failure must not fail a command that has done its work
 
 
 def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
-    """Return the time that the last attempt took in addition to its steps; None if it failed or has not ended."""
+    """Return the time that the last attempt took in addition to its steps, or None if it failed or has not ended."""
     last, outcome = home.ledger.lines(run.id)[-1], read_document(store, run_key(run.id, file_names.OUTCOME), Outcome)
     if outcome is None or outcome.state == "failed" or last.created_at is None or last.destroyed_at is None:
         return None
@@ -259,7 +260,7 @@ def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
 
 
 def measure_trip(events: Sequence[Event], outcome: Outcome, created_at: float, ended_at: float) -> Trip | None:
-    """Compute the trip from the files of one attempt in the store; None if something is missing."""
+    """Compute the trip times from the files of one attempt in the store, or return None if something is missing."""
     own = [event for event in events if event.t >= created_at]
     first = next((event for event in own if event.kind == "first_step"), None)
     pushes = [event.data for event in own if event.kind == "checkpoint_pushed" and event.data.get("seconds")]
@@ -285,7 +286,7 @@ def _least_steps(phase: Phase) -> int:
 
 @dataclass(frozen=True)
 class Odds:
-    seconds: float  # from create to gone, including preemptions; infinite: it would never finish
+    seconds: float  # from create to gone, including preemptions; infinite if the run would never finish
     num_interruptions: float  # expected
     lost_s: float  # per preemption
     per_hour: float = 0.0
@@ -314,7 +315,7 @@ def _per_hour(offer: Offer, home: Home) -> tuple[float, str]:
     text = f"assumed: once every {ASSUMED_HOURS:g} h"
     if hours:
         text += f", and observed: {num_taken} in {hours:.1f} h"
-    # The assumption is weighted by its own hours; observations outweigh it as they accumulate.
+    # The assumption is weighted by its own hours, so that observations outweigh it as they accumulate.
     return (num_taken + 1) / (hours + ASSUMED_HOURS), text
 
 
@@ -329,7 +330,7 @@ def _seen(offer: Offer, home: Home) -> tuple[int, float]:
 
 
 def _between_saves_s(run: Run, timing: Timing) -> float:
-    """Return the time between checkpoints in the phase where it is longest: a loss there hurts most."""
+    """Return the time between checkpoints in the phase where it is longest, because a loss there costs most."""
     return max(_gap_s(phase, timing) for phase in run.phases)
 
 

@@ -1,8 +1,8 @@
-"""Estimate a run without an account, at list prices or at a given rate.
+"""Estimates a run without an account, at list prices or at a given rate.
 
     Run -> GPUs that it fits on -> speed of each, measured or modelled -> hours x a dated list price or the given rate
 
-A row is not an offer, so nothing here can be launched. Makes no requests to providers.
+A row is not an offer, so nothing here can be launched. No requests are made to providers.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _NOT_IN_IT = {"modal": "plus CPU cores and memory"}
 
 @dataclass(frozen=True)
 class Listed:
-    provider: str  # "": no provider, at the given rate
+    provider: str  # "" for no particular provider, at the given rate
     card: str
     num_gpus: int
     tokens_per_s: float
-    seconds: float  # from create to gone, as planned
+    seconds: float  # planned seconds from create to gone
     speed_source: str  # measured or modelled
     speed_text: str
-    rate_usd_per_hour: Decimal | None  # for all its GPUs; None: homing has no list price for it
+    rate_usd_per_hour: Decimal | None  # for all GPUs of the machine; None if homing has no list price for it
     rate_text: str  # the price list and its date
 
     @property
@@ -57,7 +57,7 @@ def is_without_key(run: Run, home: Home) -> bool:
 
 
 def list_prices(run: Run, home: Home, own_rate: Decimal | None = None) -> list[Listed]:
-    """Return the rows, cheapest first, then fastest. A given rate applies to any GPU."""
+    """Return the rows, cheapest first, then fastest. A given rate applies to every GPU."""
     needs = dataclasses.replace(needs_of(run), disk_bytes=0, max_rate_usd_per_hour=None)
     rows = []
     for offer, price in _own(run, own_rate) if own_rate is not None else _listed(run):
@@ -86,7 +86,7 @@ def _own(run: Run, rate: Decimal) -> Iterator[tuple[Offer, str]]:
 
 
 def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
-    """Yield rows for the clouds that the run names; only hours if there is no price list."""
+    """Yield rows for the clouds that the run names, with only hours if there is no price list."""
     for provider in run.cloud.providers:
         prices = [price for price in TABLE if price.provider == provider]
         if not prices:
@@ -101,10 +101,10 @@ def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
 
 
 def _cards(price: Price, num_gpus: int) -> tuple[str, int]:
-    """Return GPU and count. An EC2 type is a whole machine (unknown types are skipped); others rent by the GPU."""
+    """Return GPU and count. An EC2 type is a whole machine (unknown types are skipped). Other clouds rent GPUs."""
     return TYPES.get(price.name, ("", 0, 0, 0))[:2] if price.provider == "aws" else (price.name, num_gpus)
 
 
 def _on(provider: str, card: str, num_gpus: int, rate: Decimal) -> Offer:
-    """Return a pseudo offer for the speed estimate; it never leaves this module."""
+    """Return a pseudo offer for the speed estimate, which never leaves this module."""
     return Offer(provider, card, card, num_gpus, 0, GPUS[card].memory_gib * 2**30, rate)

@@ -1,4 +1,4 @@
-"""A different owner's view of a provider, restricted to the marks that were adopted from that owner.
+"""A view of a provider as a different owner, restricted to the marks that were adopted from that owner.
 
 An adoption hands over individual instances and the volumes that their run keeps or names, not the whole home. Whatever
 else the provider would show or destroy stays hidden and untouched, even if requested by id.
@@ -32,11 +32,14 @@ __all__ = ["AdoptedOnly"]
 
 class AdoptedOnly:
     def __init__(self, inner: Provider, marks: frozenset[str], named: Callable[[], frozenset[str]] = frozenset) -> None:
-        """`named` returns the marks of volumes that the adopted runs name; only resource calls use it."""
+        """Restrict the provider to the adopted marks.
+
+        `named` returns the marks of volumes that the adopted runs name. Only resource calls use it.
+        """
         self._inner, self._marks, self._named = inner, marks, named
         self.name = inner.name
 
-    # Properties, read when needed: some providers must make a request for them.
+    # These are properties, read only when needed, because some providers must make a request for them.
 
     @property
     def page(self) -> str:
