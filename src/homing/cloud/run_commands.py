@@ -1,7 +1,7 @@
-"""Commands for error messages. They name the run as the user typed it, so that they work when pasted.
+"""Builds commands for error messages. They name the run as the user typed it, so that they work when pasted.
 
 The name inside a run file may differ from the file's, and a file outside ./runs is found only by its path. Only the CLI
-knows what was typed; it passes that with the launch request, and this module builds the commands from it.
+knows what was typed. It passes that with the launch request, and this module builds the commands from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Words"]
 @dataclass(frozen=True)
 class Words:
     name: str  # the run's own name
-    typed: str = ""  # run file and overrides as typed on the command line; "": its name works too
+    typed: str = ""  # run file and overrides as typed on the command line; "" if the name works too
     is_resume: bool = False
 
     def to(self, verb: str) -> str:

@@ -1,4 +1,4 @@
-"""First-time setup of a provider, in repeatable steps: anything that already exists is left unchanged.
+"""Sets up a provider for the first time, in repeatable steps that leave unchanged what already exists.
 
     home and owner -> an SSH key, if its machines are reached by SSH -> the store, if one was named
                    -> the provider's own steps, from an optional method, setup_steps()
@@ -25,10 +25,10 @@ __all__ = ["SetUp", "Step", "steps_for", "write_key"]
 
 @dataclass(frozen=True)
 class Step:
-    text: str  # what it creates, and where
+    text: str  # what the step creates, and where
     is_done: bool
     do: Callable[[], None]
-    costs: str = ""  # what keeping it may cost; "": nothing
+    costs: str = ""  # what keeping it may cost; "" for nothing
 
 
 @runtime_checkable
@@ -58,7 +58,7 @@ def steps_for(name: str, home: Home, store: str = "") -> list[Step]:
 
 
 def write_key(path: Path, name: str, value: str, home: Home) -> None:
-    """Write NAME=VALUE to .env, replacing an earlier value; readable only by its owner."""
+    """Write NAME=VALUE to .env, replacing an earlier value. Only the owner can read the file."""
     world = home.world
     lines = world.read(path).decode("utf-8").splitlines() if world.exists(path) else []
     kept = [line for line in lines if line.partition("=")[0].strip().removeprefix("export ") != name]
@@ -86,7 +86,7 @@ def _is_there(url: str, home: Home) -> bool:
 
 
 def _make_store(url: str, home: Home) -> None:
-    """Create the store and test it: a bucket that cannot be written to is useless."""
+    """Create the store and test it, because a bucket that cannot be written to is useless."""
     if scheme_of(url) == "s3":
         _make_bucket(url)
     elif scheme_of(url) == "file":

@@ -1,4 +1,4 @@
-"""Which offer a launch uses: the one named on the command line, or the next one in the plan if it is gone.
+"""Decides which offer a launch uses: the one named on the command line, or the next one in the plan if it is gone.
 
     --cloud hyperstack --region canada-1 --instance-type H100     a provider that resells other clouds: all three
     --region us-east-1 --instance-type g5.xlarge                  a provider with its own machines: enough to tell apart
@@ -7,13 +7,13 @@
            -> sold out, or the machine never came up -> the next offer that may be used without asking, or that the
                                                         user agrees to
 
-If a named offer does not exist, the error lists the nearest ones; no other offer is used instead.
+If a named offer does not exist, the error lists the nearest ones, and no other offer is used instead.
 
-Nothing is left of a failed launch, so the same run continues as its next attempt, and its limit covers all of them. If
-an agent starts and then gives up, the next offer is not tried: the agent would give up there too. Between two offers no
-instance of the run is alive, so a lock shows that the launch continues: a stop, a destroy or a new limit from another
-terminal applies then too. The user may take a long time to answer, so the run is checked again after each answer: if it
-was ended, it stays ended; if its limit changed, the question is asked again.
+Nothing is left of a failed launch, so the same run continues as its next attempt, and its limit covers all attempts. If
+an agent starts and then gives up, the next offer is not tried, because the agent would give up there too. Between two
+offers no instance of the run is alive, so a lock shows that the launch continues. A stop, a destroy or a new limit from
+another terminal takes effect in that time too. The user may take a long time to answer, so the run is checked again
+after each answer. If the run was ended, it stays ended. If its limit changed, the question is asked again.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _near(plan: Plan, exact: Exact) -> list[str]:
 
 
 def is_within_plan(row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool:
-    """Return whether it may replace the agreed offer without asking again; limits.rate counts as consent."""
+    """Return whether this offer may replace the agreed one without asking again. limits.rate counts as consent."""
     if limit_usd_per_hour is not None:
         return row.offer.rate_usd_per_hour <= limit_usd_per_hour
     return row.cost_usd <= agreed.cost_usd * MAY_COST and not is_dear(row.offer, None)
@@ -166,12 +166,12 @@ def _resuming(first: Draft, home: Home) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # released when this process exits at the latest
+        with contextlib.suppress(OSError):  # the lock is released when this process exits at the latest
             home.world.remove(home.launch_lock(first.run.id))
 
 
 def _as_undone(first: Draft, home: Home) -> RunRow:
-    """Return the run as the failed launch left it. Raises EndedElsewhere if someone has ended it since."""
+    """Return the run as the failed launch left it; raises EndedElsewhere if someone has ended it since."""
     run = home.ledger.run(first.run.id)
     if run is None or not run.reason.startswith(UNDONE):
         said = ("gone", "") if run is None else (run.state, run.reason)
@@ -186,9 +186,9 @@ def _next(
     notify: Callable[[str], None],
     agree: Callable[[OfferPlan, Draft], bool],
 ) -> tuple[Draft, RunRow] | None:
-    """Take offers from `rest` until one can be launched. Return its draft and the run row it is based on.
+    """Take offers from `rest` until one can be launched; return its draft and the run row on which it is based.
 
-    None if nothing is left or the user declined.
+    Returns None if nothing is left or the user declined.
     """
     last = _as_undone(first, home)
     while rest:
@@ -197,7 +197,7 @@ def _next(
         while True:
             try:
                 ready = _instead(first, last, row, home)
-            except UsageError as exc:  # too expensive for the rest of the limit, or it cannot reach the store
+            except UsageError as exc:  # the offer is too expensive for the rest of the limit, or cannot reach the store
                 notify(f"{name_of(row.offer)}: {exc.what}")
                 break
             if agreed is not None:

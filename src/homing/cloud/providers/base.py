@@ -5,7 +5,7 @@
     Request  the create call as data; what --dry-run prints
     Instance the state of one of our machines, as the provider reports it, in our terms
 
-Every call is safe to repeat, and none outlives its timeout. This module knows nothing about training.
+Every call is safe to repeat, and none takes longer than its timeout. This module knows nothing about training.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ __all__ = [
 
 InstanceState = Literal["requested", "booting", "ready", "preempted", "destroying", "gone", "unknown"]
 Billing = Literal["yes", "no", "maybe"]
-# Optional capabilities of a provider; each provider lists those it lacks, with a sentence to show to the user.
+# Optional features of a provider. Each provider lists those it lacks, with a sentence to show to the user.
 Feature = Literal["native_deadline", "native_spend_limit", "end_itself", "spot", "ssh", "multi_node", "file_store"]
-KEY_ACCOUNT = "key:"  # prefix of an account known only by its key: a different key may belong to the same account
+KEY_ACCOUNT = "key:"  # prefix of an account known only by its key, as a different key may belong to the same account
 
 
 @dataclass(frozen=True)
@@ -71,40 +71,40 @@ class Needs:
     memory_bytes: int = 0  # training memory needed on one device
     disk_bytes: int = 0
     max_rate_usd_per_hour: Decimal | None = None
-    precision: str = ""  # must be supported by the GPU
+    precision: str = ""  # a precision that the GPU must support
     capability: tuple[int, int] = (0, 0)  # minimum compute capability of the GPU
-    host_bytes: int = 0  # host memory, for offloaded state; if set, the machine must have a GPU
+    host_bytes: int = 0  # host memory for offloaded state; if set, the machine must have a GPU
 
 
 @dataclass(frozen=True)
 class Offer:
     provider: str
-    name: str  # the provider's name for it, which create uses to request it
+    name: str  # the provider's name for the machine, with which create requests it
     device: str  # our name for the GPU, or the CPU's name
-    num_gpus: int  # 0: it would train on the CPU
+    num_gpus: int  # 0 if it would train on the CPU
     num_cores: int
-    memory_bytes: int  # of one device: the GPU's, or the machine's if there is no GPU
+    memory_bytes: int  # memory of one GPU, or of the machine if it has no GPU
     rate_usd_per_hour: Decimal
-    disk_bytes: int = 0  # free for a run; 0: as much as requested
+    disk_bytes: int = 0  # disk space free for a run; 0 for as much as requested
     region: str = ""
     boot_s: float = 60.0  # typical time from create to the agent's first heartbeat
     cloud: str = ""  # the underlying cloud, if the provider resells machines of others
     instance_type: str = ""  # the provider's name of the machine type, if `name` contains more than that
-    nvlink: bool | None = None  # whether its GPUs are connected by NVLink; None: unknown
-    is_spot: bool = False  # cheaper, and may be preempted
+    nvlink: bool | None = None  # whether its GPUs are connected by NVLink; None if unknown
+    is_spot: bool = False  # a spot machine is cheaper, but may be preempted
     interruptions_per_hour: float = 0.0  # estimated preemption rate
     stock: str = ""  # availability in the provider's terms: high, low
-    as_of: float | None = None  # when its rate was valid; None: fetched just now
-    rate_source: str = ""  # source of the rate if it is not the provider itself; "": the provider
-    lifetime_s: float = 0.0  # the provider ends it this long after its start, regardless of limits; 0: never
-    host_bytes: int = 0  # host memory, separate from GPU memory; 0: unknown
+    as_of: float | None = None  # when its rate was valid; None if it was fetched just now
+    rate_source: str = ""  # where the rate comes from; "" for the provider itself
+    lifetime_s: float = 0.0  # the provider ends it this long after its start, whatever the limits; 0 for never
+    host_bytes: int = 0  # host memory, separate from GPU memory; 0 if unknown
 
 
 @dataclass(frozen=True)
 class InputFile:
     """A local file that must be in the instance's work folder before its first command runs."""
 
-    path: str  # relative to the work folder
+    path: str  # path relative to the work folder
     source: str
 
 
@@ -112,29 +112,30 @@ class InputFile:
 class Place:
     """Folders and interpreter of an instance, and how it ends its own billing.
 
-    Fixed before boot, and passed to the agent as data.
+    These are fixed before boot and passed to the agent as data.
     """
 
     work_dir: str
     python: str  # the interpreter that has homing and torch once training begins
     end_billing: EndBilling
     base_python: str = ""  # the interpreter that exists from the start, if different
-    # Where to keep code and environments that a later instance can reuse; "": the machine has everything it needs.
+    # Where to keep code and environments that a later instance can reuse, or "" if the machine has everything it needs.
     cache_dir: str = ""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to start on the instance, under which mark."""
+    """What to start on the instance, and under which mark."""
 
     mark: str
     run_name: str
     boot: Boot
     files: tuple[InputFile, ...] = ()
-    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # environment of the agent, never written to disk
-    start_within_s: float = math.inf  # how long hand_over may wait; after that, no time would be left to train
+    # part of the agent's environment, never written to disk
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    start_within_s: float = math.inf  # how long hand_over may wait before there would be no time left to train
     start_by: float = math.inf  # the same as a time by home's boot clock, which keeps running while a laptop sleeps
-    typed: str = ""  # the run as the user typed it; like is_resume, only for commands in error messages
+    typed: str = ""  # the run as the user typed it; like is_resume, used only for commands in error messages
     is_resume: bool = False
 
     @property
@@ -154,7 +155,7 @@ class Request:
     env: dict[str, str]  # variables that may be shown
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the request for display and --json: values of secrets are masked, their names are not."""
+        """Return the request for display and --json, with the values of secrets masked, but not their names."""
         boot = self.order.boot
         end = boot.end_billing
         return {
@@ -180,7 +181,7 @@ class Request:
 class Instance:
     """One of our machines, as the provider reports it.
 
-    An unrecognized state is `unknown` and counts as billing; an instance is gone only if the provider says so.
+    An unrecognized state is `unknown` and counts as billing. An instance is gone only if the provider says so.
     """
 
     id: str
@@ -191,32 +192,33 @@ class Instance:
     rate_usd_per_hour: Decimal
     created_at: float | None = None
     ended_at: float | None = None  # when billing ended, according to the provider
-    spend_usd: Decimal | None = None  # the provider's own figure
-    is_running: bool = True  # False only if the provider knows that none of our programs is running on it any more
+    spend_usd: Decimal | None = None  # the spend according to the provider
+    is_running: bool = True  # False only if the provider knows that none of our programs runs on it any more
     detail: str = ""  # one sentence, or the provider's raw state
     page: str = ""  # the provider's web page for it
-    twins: tuple[str, ...] = ()  # only set by create: duplicates from a call that seemed lost, already destroyed
-    problems: tuple[str, ...] = ()  # implausible figures in the provider's data, one sentence each; they are ignored
+    twins: tuple[str, ...] = ()  # set only by create: duplicates from a call that seemed lost, already destroyed
+    # a sentence for each implausible figure in the provider's data, all of which are ignored
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Resource:
-    """Something of ours, other than an instance, that persists or costs money: a volume, a key, a security group."""
+    """A resource of ours that persists or costs money but is not an instance: a volume, a key, a security group."""
 
     kind: str  # volume | key | group
     id: str
-    mark: str  # or another name that starts with our owner's prefix
+    mark: str  # its mark, or another name that starts with our owner's prefix
     provider: str
     rate_usd_per_hour: Decimal = Decimal(0)
     created_at: float | None = None
     detail: str = ""
-    # Outlives its instance at the user's request: a volume for the next attempt, a budget alert.
+    # Whether it outlives its instance at the user's request, like a volume for the next attempt or a budget alert.
     is_kept: bool = False
 
 
 @dataclass(frozen=True)
 class Connection:
-    """How to log in by SSH. The host key is pinned: `known_hosts` is one line, and any other key is rejected."""
+    """How to log in by SSH. `known_hosts` is one line that pins the host key, so any other key is rejected."""
 
     user: str
     host: str
@@ -230,37 +232,41 @@ class Provider(Protocol):
     page: str  # the provider's list of instances, printed when something goes wrong
     cannot: Mapping[Feature, str]  # feature -> the sentence shown to a user who asks for it
     guard: str  # the provider's own spend guard in a sentence; "" if it has none
-    settle_s: float  # how stale its list may be: gone means absent from several lists over this time
+    settle_s: float  # how stale its list may be; an instance is gone if it is absent from several lists over this time
 
-    def account(self) -> str: ...  # the key's account: stable, not secret, cached; raises instead of guessing
+    # returns the key's account, which is stable, not secret and cached; raises instead of guessing
+    def account(self) -> str: ...
 
     def offers(self, needs: Needs) -> list[Offer]: ...
 
-    def plan(self, offer: Offer, order: Order) -> Request: ...  # pure; what --dry-run prints
+    def plan(self, offer: Offer, order: Order) -> Request: ...  # a pure function, whose result --dry-run prints
 
-    def create(self, request: Request) -> Instance: ...  # idempotent by mark; CreateFailed carries instance_id
+    def create(self, request: Request) -> Instance: ...  # idempotent by mark; a CreateFailed carries instance_id
 
-    # Send what the create call could not include; has a deadline.
+    # Sends what the create call could not include, within a deadline.
     def hand_over(self, request: Request, instance_id: str) -> None: ...
 
-    def describe(self, instance_id: str) -> Instance: ...  # `gone` is a state; an unrecognized one is `unknown`
+    def describe(self, instance_id: str) -> Instance: ...  # `gone` is a state, and an unrecognized state is `unknown`
 
-    def list_owned(self) -> list[Instance]: ...  # everything with our mark; raises if it cannot list it
+    def list_owned(self) -> list[Instance]: ...  # returns everything with our mark; raises if it cannot be listed
 
-    def destroy(self, instance_id: str) -> None: ...  # gone already is success
+    def destroy(self, instance_id: str) -> None: ...  # succeeds if it is already gone
 
-    def log(self, instance_id: str) -> str: ...  # the end of the first command's output, as the provider kept it
+    # returns the end of the first command's output, as kept by the provider
+    def log(self, instance_id: str) -> str: ...
 
-    def place(self, mark: str) -> Place: ...  # pure; includes how the agent ends billing, as data
+    def place(self, mark: str) -> Place: ...  # a pure function; the result includes how the agent ends billing, as data
 
-    # Set the provider's own guard: the instance's maximum total cost, and its latest end by our clock.
+    # Sets the provider's own guard: the instance's maximum total cost, and its latest end by our clock.
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None: ...
 
-    def list_resources(self) -> list[Resource]: ...  # other than instances; raises if it cannot list them
+    # returns resources other than instances; raises if they cannot be listed
+    def list_resources(self) -> list[Resource]: ...
 
-    def destroy_resource(self, resource: Resource) -> None: ...  # gone already is success
+    def destroy_resource(self, resource: Resource) -> None: ...  # succeeds if it is already gone
 
-    def connection(self, instance_id: str) -> Connection | None: ...  # None: no SSH access; `cannot` says why
+    # None if there is no SSH access; `cannot` says why
+    def connection(self, instance_id: str) -> Connection | None: ...
 
 
 class Configurable(Protocol):
@@ -273,34 +279,34 @@ class Configurable(Protocol):
 class Preparing(Protocol):
     """A provider that prepares something, such as an image, before anything bills."""
 
-    def prepare(self, store: str) -> None: ...  # for a run with this store; idempotent
+    def prepare(self, store: str) -> None: ...  # for a run with this store; safe to repeat
 
 
 @runtime_checkable
 class Cautioning(Protocol):
     """A provider with warnings that the user must see before renting anything."""
 
-    def cautions(self) -> list[str]: ...  # one sentence each, for the settings in the run file
+    def cautions(self) -> list[str]: ...  # a sentence for each warning about the settings in the run file
 
 
 @runtime_checkable
 class Delivering(Protocol):
-    """A provider whose instances cache the store: after home has written to it, they must be told to reload."""
+    """A provider whose instances cache the store, so that they must reload it after home has written to it."""
 
-    def deliver(self, instance_id: str) -> None: ...  # has a deadline; does nothing for an instance that is gone
+    def deliver(self, instance_id: str) -> None: ...  # has a deadline, and does nothing for an instance that is gone
 
 
 @runtime_checkable
 class Remembering(Protocol):
     """A provider that keeps a record of everything it ever created, so that any create call can be checked later."""
 
-    # None: nothing was ever created with this mark; raises if it cannot check
+    # Returns None if nothing was ever created with this mark, and raises if it cannot check.
     def remember(self, mark: str) -> Instance | None: ...
 
 
 @runtime_checkable
 class Doubling(Protocol):
-    """A provider where every create call makes a new machine, even with the same mark.
+    """A provider for which every create call makes a new machine, even with the same mark.
 
     A create call without a clear response is retried, so a launch with an unknown outcome may have created up to
     `num_creates` machines.
@@ -311,9 +317,9 @@ class Doubling(Protocol):
 
 @runtime_checkable
 class ManyNamed(Protocol):
-    """A provider that cannot always identify the account of a key; the account is then named after the key itself."""
+    """A provider that cannot always identify the account of a key, which is then named after the key itself."""
 
-    # All account names that ledger rows rented with this key may have, account() first.
+    # Returns all account names under which ledger rows may have been rented with this key, account() first.
     def account_names(self) -> tuple[str, ...]: ...
 
 
@@ -323,7 +329,7 @@ def can_end_itself(provider: Provider) -> bool:
 
 
 def lack(offer: Offer, needs: Needs) -> str:
-    """Return why this offer does not meet the needs, in a few words; "" if it does."""
+    """Return in a few words why this offer does not meet the needs, or "" if it does."""
     wanted, has = find_gpu(needs.gpu), find_gpu(offer.device)
     if needs.gpu and (not offer.num_gpus or (wanted or needs.gpu) != (has or offer.device)):
         return f"has no {needs.gpu}"
@@ -353,8 +359,8 @@ def lack(offer: Offer, needs: Needs) -> str:
 def key_account(provider: str, key: str) -> str:
     """Return the name of an account that is known only by its key, because the API does not identify it.
 
-    Eight bytes of a hash are enough to distinguish two keys; an API key has far too much entropy to be recovered from
-    them.
+    Eight bytes of a hash are enough to distinguish two keys, and an API key has far too much entropy to be recovered
+    from them.
     """
     return KEY_ACCOUNT + hashlib.sha256(f"homing account {provider} {key}".encode()).hexdigest()[:16]
 
@@ -380,9 +386,9 @@ def wait_until(
     by: float = math.inf,
     on_timeout: HomingError | None = None,
 ) -> bool:
-    """Return True as soon as `check` does; after the deadline raise `on_timeout`, or return False if none is given.
+    """Return True as soon as `check` does. After the deadline, raise `on_timeout`, or return False if none is given.
 
-    `by`, a time of the boot clock, is a deadline too: the instance may bill while this computer is asleep and its
+    `by`, a boot-clock time, is a deadline too, because the instance may bill while this computer is asleep and its
     monotonic clock does not advance.
     """
     deadline = world.monotonic() + timeout_s

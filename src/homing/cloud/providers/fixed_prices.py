@@ -1,8 +1,8 @@
 """The only hard-coded rates, with date and source, for cases where the provider cannot be queried.
 
-RunPod can be queried with a key: its rows are only for estimates without one (`list_prices`), and no offer uses them.
-An offer made from a row here carries its date (`Offer.as_of`) and says so (`Offer.rate_source`), so that the user sees
-how old the rate is. A rate reported by the provider itself always wins.
+RunPod can be queried with a key, so its rows are only for estimates without one (`list_prices`), and no offer uses
+them. An offer made from a row here carries its date (`Offer.as_of`) and says so (`Offer.rate_source`), so that the user
+sees how old the rate is. A rate that the provider itself reports always takes precedence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["TABLE", "Price", "find_price"]
 @dataclass(frozen=True)
 class Price:
     provider: str
-    name: str  # as the provider calls it
+    name: str  # the provider's name for the machine or GPU
     usd_per_hour: Decimal
     date: str  # when it was read
     source: str  # where it was read
@@ -36,7 +36,8 @@ def _rows(provider: str, date: str, source: str, rates: dict[str, str]) -> list[
     return [Price(provider, name, Decimal(rate), date, source) for name, rate in rates.items()]
 
 
-# Per GPU for modal and runpod (secure cloud), per instance for aws (Linux, shared tenancy, us-east-1, on demand).
+# Rates are per GPU for modal and runpod (secure cloud), and per instance for aws (Linux, shared tenancy, us-east-1, on
+# demand).
 TABLE: list[Price] = [
     *_rows(
         "aws",

@@ -1,11 +1,11 @@
-"""Create one instance per mark at providers without idempotent create calls: look, create, and look again if unclear.
+"""Creates one instance per mark at providers without idempotent create calls: look, create, look again if unclear.
 
     look for the mark -> POST -> created
                               -> no clear answer: look repeatedly while the list may be stale -> POST once more
                               -> a definite refusal: the adapter interprets it
     after any unclear answer: of two instances with the same mark, the older is kept
 
-If the outcome is still unknown at the end, it raises CreateFailed, with the id of the created instance if there is one.
+If the outcome is still unknown at the end, CreateFailed is raised, with the id of the created instance if there is one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from homing.world import World
 
 __all__ = ["LOOKS", "TRIES", "Once", "look_for"]
 
-LOOKS = 3  # number of searches for our mark, spread over the time that the list may be stale
+LOOKS = 3  # how many times to search for our mark, over the time that the list may be stale
 TRIES = 2
 
 
@@ -31,9 +31,10 @@ class Once:
     name: str  # the provider's name
     settle_s: float
     world: World
-    find: Callable[[str], list[dict[str, Any]]]  # instances with a mark, the oldest first
+    find: Callable[[str], list[dict[str, Any]]]  # returns the instances with a mark, the oldest first
     end: Callable[[str], None]  # by id
-    twins: list[str] = field(default_factory=list)  # duplicates that were created and destroyed: they incurred charges
+    # duplicates that were created and destroyed, and that incurred charges
+    twins: list[str] = field(default_factory=list)
 
     def create(
         self,
@@ -43,7 +44,7 @@ class Once:
     ) -> dict[str, Any]:
         """Return the provider's data for the instance that now exists; raises CreateFailed.
 
-        `post` may raise Unsure; it is called at most twice.
+        `post` may raise Unsure, and is called at most twice.
         """
         made = next(iter(self.find(request.mark)), None)
         num_unsure = 0
@@ -56,7 +57,8 @@ class Once:
             except Unwelcome as exc:
                 if not num_unsure:
                     raise refused(exc, request) from exc
-                break  # inconclusive: the earlier call may still take effect, and may be the reason for this refusal
+                # inconclusive, because the earlier call may still take effect and may be the reason for this refusal
+                break
         if made is None:
             raise CreateFailed(
                 what=f"{self.name} did not start {request.offer.name}: no clear answer after {TRIES} tries.",
@@ -71,7 +73,7 @@ class Once:
         return look_for(mark, partial(self.find, mark), self.name, why, self.settle_s, self.world)
 
     def _end_duplicates(self, mark: str, kept: dict[str, Any]) -> None:
-        """Destroy duplicates: a call that seemed lost may have taken effect after the retry."""
+        """Destroy duplicates, because a call that seemed lost may have taken effect after the retry."""
         try:
             for body in self.find(mark):
                 if body["id"] != kept["id"]:
@@ -89,7 +91,7 @@ class Once:
 def look_for(
     mark: str, find: Callable[[], list[dict[str, Any]]], name: str, why: Exception | None, settle_s: float, world: World
 ) -> dict[str, Any] | None:
-    """Return the oldest instance with a mark, or None; retries while the list of `name` may be stale.
+    """Return the oldest instance with a mark, or None, retrying while the list of `name` may be stale.
 
     `why` describes the unclear response to the create call.
     """
@@ -98,7 +100,7 @@ def look_for(
             world.sleep(settle_s / (LOOKS - 1))
         try:
             found = find()
-        except ProviderRefused as exc:  # including a 4xx: here the list call was refused, not the create call
+        except ProviderRefused as exc:  # even for a 4xx, because the list call was refused, not the create call
             raise CreateFailed(
                 what=f"{name} may have started {mark}.",
                 why=f"{why}. Then: {exc.why}",

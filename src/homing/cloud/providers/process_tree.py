@@ -1,7 +1,7 @@
 """A machine simulated by processes on this computer, which are found and killed by a variable in their environment.
 
-`local` and the machines of the fake cloud are such process trees. They outlive the process that started them, and no
-pid needs to be recorded: a process with the variable belongs to the tree, whatever happened to its parent.
+`local` and the machines of the fake cloud are such process trees. They outlive the process that started them. No pid
+needs to be recorded, because every process with the variable belongs to the tree, whatever happened to its parent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MACHINE_ENV = "HOMING_MACHINE"
 
 _TERM_GRACE_S = 0.5  # as short as for a rented machine that is destroyed
 _DEADLINE_S = 20.0
-# Variables that a machine inherits: an allowlist, not a blocklist, so that keys for other services are not passed on.
+# The variables that a machine inherits. This is an allowlist, so that keys for other services are not passed on.
 _ENV_NAMES = re.compile(
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|PYTHONHASHSEED|LD_LIBRARY_PATH|DYLD_\w+"
     r"|OMP_\w+|MKL_\w+|OPENBLAS_\w+|CUDA_\w+|NVIDIA_\w+|TORCH\w*_CACHE_DIR|TRITON_CACHE_DIR|SSL_CERT_\w+)"
@@ -39,7 +39,7 @@ class ProcessTree:
     world: World
 
     def processes(self) -> list[Process]:
-        # `marked` matches by prefix, and ...-1 is also a prefix of ...-10.
+        # Compare the whole value, because `marked` matches by prefix, and ...-1 is also a prefix of ...-10.
         found = self.world.marked(self.variable, self.value)
         return [process for process, value in found if value == self.value and process.pid != self.world.pid()]
 
@@ -55,7 +55,7 @@ class ProcessTree:
         def is_quiet() -> bool:
             nonlocal num_quiet
             left = self.processes()
-            # Require two empty scans: during exec, a process has no visible environment.
+            # Require two empty scans, because a process has no visible environment during exec.
             num_quiet = 0 if left else num_quiet + 1
             is_patient = self.world.monotonic() - started < _TERM_GRACE_S
             for process in left:

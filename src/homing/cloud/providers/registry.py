@@ -1,4 +1,4 @@
-"""Table of providers by name; a provider's module is imported when it is first used."""
+"""Table of providers by name. A provider's module is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PROVIDERS: dict[str, tuple[str, str | None]] = {
     "runpod": ("homing.cloud.providers.runpod.provider:Runpod", None),
     "ssh": ("homing.cloud.providers.ssh.provider:Ssh", None),
 }
-# Providers whose instances are visible only from this computer: elsewhere their lists are empty, which does not mean
+# Providers whose instances are visible only from this computer. Elsewhere their lists are empty, which does not mean
 # that the instances are gone.
 HERE_ONLY = ("fake", "local", "ssh")
-# Providers on this computer: they answer at once or not at all.
+# Providers on this computer, which answer at once or not at all.
 NEAR = ("fake", "local")
-# Cheap tests for any trace of an account. If there is none, the provider's module, which is slow to load, is not
-# imported.
+# Cheap tests for any trace of an account. Without one, the provider's module is not imported, because loading it is
+# slow.
 _TRACES: dict[str, Callable[[Path, World], bool]] = {
     "aws": lambda home, world: world.exists(home / "aws"),
     "fake": lambda home, world: (
@@ -52,7 +52,7 @@ _TRACES: dict[str, Callable[[Path, World], bool]] = {
 def configured(home: Path, world: World) -> list[str]:
     """Return the providers to query by default: those that need no account, and those with an account here.
 
-    Adapter modules are imported without their SDK, which is not needed to check for an account.
+    Adapter modules are imported without their SDKs, which are not needed to check for an account.
     """
     found = []
     for name, (where, _) in PROVIDERS.items():
@@ -66,7 +66,7 @@ def configured(home: Path, world: World) -> list[str]:
 
 
 def open_provider(name: str, *, home: Path, owner: str, world: World) -> Provider:
-    """Return the provider's adapter; it sees and touches only resources of `owner`."""
+    """Return the provider's adapter, which sees and touches only resources of `owner`."""
     if name not in PROVIDERS:
         near = difflib.get_close_matches(name, PROVIDERS, n=1)
         raise UsageError(
@@ -79,7 +79,7 @@ def open_provider(name: str, *, home: Path, owner: str, world: World) -> Provide
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
-        # Only a missing third-party package can be fixed by an extra; a missing module of our own is a bug.
+        # Only a missing third-party package can be fixed by installing an extra. A missing module of our own is a bug.
         if extra is None or str(exc.name).startswith("homing"):
             raise
         raise MissingExtra("launch", extra, str(exc.name)) from exc

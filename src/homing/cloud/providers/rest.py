@@ -5,7 +5,7 @@
     POST               sent once; raises Unsure if it may have taken effect, so that the adapter checks before it
                        retries. Only 429 is retried: it means that nothing was done
 
-A missing response never means "gone": it raises ProviderSilent, and so does a response that lacks required fields
+A missing response never means "gone". It raises ProviderSilent, and so does a response that lacks required fields
 (`legible`). This module knows nothing about what is requested.
 """
 
@@ -39,7 +39,7 @@ class Unsure(Exception):
 
 
 class Unwelcome(ProviderRefused):
-    """A 4xx: the provider understood the request and refused it. If `create` raises it, nothing was created.
+    """The provider understood the request and refused it with a 4xx. If `create` raises this, nothing was created.
 
     `status` and `text` are from the response, for the adapter to interpret.
     """
@@ -50,7 +50,7 @@ class Unwelcome(ProviderRefused):
 
 
 def legible(ask: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a method that parses a provider's response: a missing or unexpected field raises ProviderSilent.
+    """Decorate a method that parses a provider's response, so that a missing or unexpected field raises ProviderSilent.
 
     Such a field must crash neither the guard at home nor a destroy that still has work to do.
     """
@@ -86,14 +86,14 @@ class Api:
     headers: dict[str, str] = field(repr=False)
     world: World
     fix: str
-    # How far the provider's clock is ahead of ours, by the Date header of its last response; 0 if there was none.
+    # How far the provider's clock is ahead of ours, by the Date header of its last response, or 0 if there was none.
     skew_s: float = field(default=0.0, init=False)
 
     def get(self, path: str) -> dict[str, Any]:
         return self._repeat("GET", path).body
 
     def items(self, path: str, key: str) -> list[dict[str, Any]]:
-        """Return a list; raises if it is missing from the response, rather than treating it as empty."""
+        """Return a list, or raise if it is missing from the response, rather than treating it as empty."""
         found = self.get(path).get(key)
         if not isinstance(found, list):
             raise ProviderSilent(
@@ -107,7 +107,7 @@ class Api:
         return self._repeat("PUT", path, body).body
 
     def find(self, path: str) -> dict[str, Any] | None:
-        """GET one object; None only if the provider itself says that it does not exist."""
+        """GET one object; return None only if the provider itself says that it does not exist."""
         try:
             return self.get(path)
         except Unwelcome as exc:
@@ -116,7 +116,7 @@ class Api:
             raise
 
     def delete(self, path: str) -> None:
-        """DELETE; succeeds if the object is already gone."""
+        """DELETE an object; succeeds if it is already gone."""
         try:
             self._repeat("DELETE", path)
         except Unwelcome as exc:
@@ -124,7 +124,7 @@ class Api:
                 raise
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send once, except after 429. Raises Unsure if it may have taken effect."""
+        """Send a POST once, except after 429; raises Unsure if it may have taken effect."""
         for number in range(1, RETRIES.tries + 1):
             try:
                 response = self._send("POST", path, body)
@@ -139,7 +139,7 @@ class Api:
         return self._reply("POST", path, response).body
 
     def post_again(self, path: str, body: dict[str, Any] | None = None) -> None:
-        """POST with retries, for an idempotent effect. The response is ignored: the caller reads the result back."""
+        """POST with retries, for an idempotent effect. Ignores the response, as the caller reads the result back."""
         with contextlib.suppress(Unsure):  # 2xx without JSON
             self._repeat("POST", path, body)
 
@@ -175,7 +175,7 @@ class Api:
     def _reply(self, method: str, path: str, response: HttpResponse) -> Reply:
         text = _text_of(response)
         if response.status in (401, 403):
-            # 403 means that the key is valid but not allowed to do this.
+            # A 403 means that the key is valid but not allowed to do this.
             what = f"{self.name} rejected the API key" + (f" for {method} {path}." if response.status == 403 else ".")
             raise Unwelcome(what, f"It answered {response.status} {text}", self.fix, status=response.status, text=text)
         if not 200 <= response.status < 300:
@@ -190,7 +190,7 @@ class Api:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            # A proxy's error page is not a response from the provider: it must not be read as an empty list.
+            # A proxy's error page is not a response from the provider, so it must not be read as an empty list.
             if method == "POST":
                 raise Unsure(f"{self.name} answered {response.status} with something other than a JSON object")
             raise ProviderSilent(
@@ -202,13 +202,13 @@ class Api:
 
 
 def _is_unclear(response: HttpResponse) -> bool:
-    """Return True for 5xx, and for 408: a proxy that timed out may have passed the request on."""
+    """Return True for 5xx, and for 408, because a proxy that timed out may have passed the request on."""
     return response.status >= 500 or response.status == _TIMED_OUT
 
 
 def _pause_s(response: HttpResponse | None, failures: int) -> float:
     wanted = response.headers.get("retry-after", "") if response is not None else ""
-    asked_s = read_figure(wanted, 10**9)  # if it is missing or a date, use our own pause
+    asked_s = read_figure(wanted, 10**9)  # if this is missing or a date, our own pause is used
     return RETRIES.pause_s(failures, float(asked_s or 0))
 
 
@@ -220,7 +220,7 @@ def _text_of(response: HttpResponse) -> str:
     except ValueError:
         body = None
     if isinstance(body, dict):
-        # `detail` and `errors` come from application/problem+json (RFC 9457), which some clouds use.
+        # `detail` and `errors` belong to application/problem+json (RFC 9457), which some clouds use.
         said = next((str(body[key]) for key in ("error", "detail", "message") if body.get(key)), text)
         said = f"{body['error_code']}: {said}" if body.get("error_code") else said
         each = body.get("errors")

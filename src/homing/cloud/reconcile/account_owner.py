@@ -1,12 +1,13 @@
-"""Check which account rented an instance: in a different account it is invisible to this key but may still bill.
+"""Checks which account rented an instance. One in a different account is invisible to this key but may still bill.
 
     check_account   before an instance counts as gone: raises OtherAccount, or the provider's error
     note_account    records that an instance visible to a key is in that key's account
     check_own       a guard resumes a run in the account where it began, or not at all
     vouch           the user's assurance that this key belongs to the account that rented it
 
-An account is identified by the provider's name for it: a number, a workspace or a user; if the API does not report it,
-by a hash of the key. None in the ledger means unknown: in that case the current key is assumed to be the right one.
+An account is identified by the provider's name for it (a number, a workspace or a user), or by a hash of the key if the
+API does not report a name. None in the ledger means unknown. In that case the current key is assumed to be the right
+one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def check_account(home: Home, provider: Provider, line: LedgerLine) -> None:
         return
     if line.instance_id is not None and provider.describe(line.instance_id).state != "gone":
         if not _is_unreported(rented, here[0]):
-            with contextlib.suppress(HomingError):  # visible to this key, so its account is known
+            with contextlib.suppress(HomingError):  # the instance is visible to this key, so its account is known
                 home.ledger.update(line.mark, account=here[0])
         return
     _check_known(provider.name, rented, here[0], f"homing destroy {line.run_id or line.mark}")
@@ -47,9 +48,9 @@ def check_account(home: Home, provider: Provider, line: LedgerLine) -> None:
 
 
 def is_elsewhere(home: Home, line: LedgerLine) -> bool:
-    """Return whether it is known to be in a different account.
+    """Return whether the instance is known to be in a different account.
 
-    If the provider cannot be queried, it does not count as a different account.
+    If the provider cannot be queried, the account does not count as different.
     """
     try:
         check_account(home, home.provider_of(line), line)
@@ -65,8 +66,8 @@ def note_account(
 ) -> None:
     """Record the account of lines visible to this key, if it is not recorded yet or known only by a key's hash.
 
-    These instances are visible and alive, so this is not urgent, and a guard has more important work. It makes one
-    request for all of them, with a deadline; a provider that did not answer is not asked again for a while.
+    These instances are visible and alive, so this is not urgent, and a guard has more important work. One request is
+    made for all of them, with a deadline, and a provider that did not answer is not asked again for a while.
     """
     unsure = [line for line in lines if line.account is None or line.account.startswith(KEY_ACCOUNT)]
     now, since = home.world.monotonic(), home.unanswered_at.get(provider.name)
@@ -83,7 +84,7 @@ def note_account(
 
 
 def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> None:
-    """Raise OtherAccount if this key is from a different account: no one is there to agree that it pays for the run."""
+    """Raise OtherAccount if this key is from a different account, as no user is present to agree that it pays."""
     before = [line for line in lines if line.provider == provider_name and line.account is not None]
     if not before:
         return
@@ -99,7 +100,7 @@ def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> No
 
 
 def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
-    """Return one sentence per provider with accounts in the ledger that the current keys do not cover.
+    """Return a sentence for each provider with accounts in the ledger that the current keys do not cover.
 
     Resources that were kept there on request continue to bill, and no list shows them. A changed key alone does not
     mean a different account.
@@ -118,9 +119,9 @@ def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
 
 
 def vouch(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
-    """Set the account of these lines to this key's account, on the user's assurance. Return the changes as sentences.
+    """Set the account of these lines to this key's account, on the user's assurance; return the changes as sentences.
 
-    If the provider or the ledger fails, the line stays unchanged and a warning says so; the destroy is still attempted.
+    If the provider or the ledger fails, the line stays unchanged and a warning says so. The destroy is still attempted.
     """
     notes = []
     for line in lines:
@@ -158,7 +159,7 @@ def _check_known(provider_name: str, rented: str, here: str, command: str) -> No
 def _is_unreported(rented: str, here: str) -> bool:
     """Return whether the provider identified the account earlier but now only a hash of the key is available.
 
-    That does not mean that it is a different account.
+    That alone does not mean that the account is a different one.
     """
     return here.startswith(KEY_ACCOUNT) and not rented.startswith(KEY_ACCOUNT)
 

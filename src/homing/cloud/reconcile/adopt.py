@@ -1,9 +1,10 @@
-"""Adopt a run from a different home: take over its lease, attempts, spend and run documents.
+"""Adopts a run from a different home by taking over its lease, attempts, spend and run documents.
 
     stored_runs -> propose (what it is, costs and runs) -> adopt: lease, then ledger, documents, record, refresh
 
-The lease comes first: from then on the other home writes nothing more. If killed afterwards, the same command continues
-where it left off. The spend of an open attempt is recomputed, because a record is only as current as its last write.
+The lease comes first, because from then on the other home writes nothing more. If the command is killed after that,
+running it again continues where it left off. The spend of an open attempt is recomputed, because a record is only as
+current as its last write.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from homing.wire.stored_record import Attempt, Lease, RunRecord
 
 __all__ = ["Proposal", "adopt", "lines_of", "propose", "stored_runs"]
 
-_DATA = "data"  # in the run's folder at home: data about the shards for a resume; the shards stay in the store
+_DATA = "data"  # folder in the run's folder at home for data that a resume needs; the shards stay in the store
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What adopting would take over; nothing has changed yet."""
+    """What an adoption would take over, before anything has changed."""
 
     record: RunRecord
     lease: Lease | None  # the current one
-    lines: list[LedgerLine]  # its attempts as ledger lines
+    lines: list[LedgerLine]  # the run's attempts as ledger lines
     spend_usd: Decimal
-    is_ours: bool  # this home owns it and has it in its ledger
+    is_ours: bool  # whether this home owns the run and has it in its ledger
 
     @property
     def live(self) -> list[LedgerLine]:
@@ -75,7 +76,7 @@ def propose(store: Store, wanted: str, home: Home) -> Proposal:
     """Return the proposal for a run id or name. A name selects the run with an open attempt, else the newest."""
     records = stored_runs(store)
     found = [each for each in records if wanted in (each.run_id, each.run_name)]
-    # Stable sort: the newest stays first. The writers' clocks only order the runs that have ended.
+    # The sort is stable, so the newest stays first. The writers' clocks only order the runs that have ended.
     found.sort(key=lambda each: (each.run_id != wanted, all(one.ended_at is not None for one in each.attempts)))
     record = next(iter(found), None)
     if record is None:
@@ -90,7 +91,7 @@ def propose(store: Store, wanted: str, home: Home) -> Proposal:
 
 
 def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[str]]:
-    """Adopt the run. Return its ledger row, and one sentence per provider or file that could not be read."""
+    """Adopt the run; return its ledger row, and one sentence per provider or file that could not be read."""
     run_id = proposal.record.run_id
     if proposal.is_ours:
         return _settled(home, run_id, [])
@@ -98,7 +99,8 @@ def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[st
         after = proposal.lease.number if proposal.lease is not None else 0
         who = {"owner": home.owner, "host": home.world.host(), "mark": _mark_to_keep(proposal)}
         ownership.take(store, run_id, **who, after=after, world=home.world)
-    # Read again under our lease: the previous owner may have written it while the user was being asked.
+    # Read the record again under our lease, because the previous owner may have written it while the user was being
+    # asked.
     record = read_document(store, run_key(run_id, file_names.RECORD), RunRecord) or proposal.record
     lines = [_restored(home, line) for line in _by_our_clock(lines_of(record), _last_word(store, run_id), home)]
     home.ledger.adopt_run(_row(record, store), lines, _foreign(record, home))
@@ -133,7 +135,7 @@ def _mark_to_keep(proposal: Proposal) -> str:
 
 
 def _restored(home: Home, line: LedgerLine) -> LedgerLine:
-    """Flag an open line that this home's own ledger had lost: what was known about the instance is lost too."""
+    """Flag an open line that this home's own ledger had lost, along with what was known about the instance."""
     is_lost = line.destroyed_at is None and home.is_ours(line.mark)
     return dataclasses.replace(line, note=RESTORED + line.note) if is_lost else line
 
@@ -143,7 +145,7 @@ def lines_of(record: RunRecord) -> list[LedgerLine]:
 
 
 def _line(record: RunRecord, attempt: Attempt) -> LedgerLine:
-    """Convert an attempt to a line. An open attempt counts as created: its home may have died just after that call."""
+    """Convert an attempt to a line. An open attempt counts as created, because its home may have died right after."""
     is_over = attempt.ended_at is not None
     return LedgerLine(
         mark=attempt.mark,
@@ -167,7 +169,7 @@ def _line(record: RunRecord, attempt: Attempt) -> LedgerLine:
 
 
 def _last_word(store: Store, run_id: str) -> Heartbeat | None:
-    """Return the last heartbeat. A damaged one counts as none and must not block adopting what bills."""
+    """Return the last heartbeat. A damaged one counts as none, and must not prevent adopting an instance that bills."""
     try:
         return read_document(store, run_key(run_id, file_names.HEARTBEAT), Heartbeat)
     except IntegrityError:
@@ -177,8 +179,8 @@ def _last_word(store: Store, run_id: str) -> Heartbeat | None:
 def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -> list[LedgerLine]:
     """Move the start of open attempts back if their agent has counted more time than our clock shows.
 
-    The create calls were timed by the other home's clock. If ours is behind it, the age would be too small, and so
-    would the receipt and the spend that counts toward the limit.
+    The create calls were timed by the other home's clock. If our clock is behind that one, the age would be too small,
+    and so would the receipt and the spend that counts toward the limit.
     """
     now, found = home.world.now(), []
     for line in lines:
@@ -191,7 +193,7 @@ def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -
 
 
 def _foreign(record: RunRecord, home: Home) -> list[Adopted]:
-    """Return the marks of other homes that this one may touch from now on: exactly those in the record."""
+    """Return the marks of other homes that this one may touch from now on, which are exactly those in the record."""
     found = [Adopted(each.mark, owner_in(each.mark), each.host, each.home) for each in record.attempts]
     return [each for each in found if each.owner and each.owner != home.owner]
 
@@ -212,7 +214,7 @@ def _row(record: RunRecord, store: Store) -> RunRow:
 
 
 def _fetch_documents(store: Store, record: RunRecord, home: Home) -> list[str]:
-    """Copy run.json, run.yaml and the data files that a resume needs; the shards themselves stay in the store."""
+    """Copy run.json, run.yaml and the data files that a resume needs. The shards themselves stay in the store."""
     run_id, folder = record.run_id, home.run_dir(record.run_id)
     home.world.mkdir(folder)
     run = read_document(store, run_key(run_id, file_names.RUN), Run)
@@ -242,7 +244,7 @@ def _data_dir(home: Home, folder: Path) -> str:
 def _bring_data(store: Store, run: Run, home: Home) -> list[str]:
     folder = home.run_dir(run.id) / _DATA
     home.world.mkdir(folder)
-    if not run.data.manifest_sha256:  # each phase has its own data, which run.json names by hash
+    if not run.data.manifest_sha256:  # otherwise each phase has its own data, which run.json names by hash
         digest = run.data.tokenizer_sha256
         store.get(f"{file_names.STORE_OBJECTS}/{digest}", str(folder / file_names.TOKENIZER), digest)
         return []

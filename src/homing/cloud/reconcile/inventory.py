@@ -1,12 +1,12 @@
-"""Compare everything at every provider that carries our mark with the ledger: the report of `homing reconcile`.
+"""Compares everything that carries our mark at any provider with the ledger, for the report of `homing reconcile`.
 
     instances   known | reopened (was closed, still there) | forgotten (no run knows it) | waiting (not shown yet)
                 absent (closed now, with its receipt) | unborn (a launch that died before its create call)
     resources   in use (its instance lives) | kept (on request, with its rate) | left over (belongs to nothing alive)
 
-A survey changes only the ledger. It lists only our own resources, and reports providers that cannot be queried.
+A survey changes nothing but the ledger. It lists only our own resources, and reports providers that cannot be queried.
 
-`check_lost` asks the same for one run: may an instance that is not in the ledger be billing?
+`check_lost` answers for one run whether an instance that is not in the ledger may be billing:
 
     the ledger has lines, and the run is unknown here        it was never launched from here
     its folder at home, or its record in the store           ask its provider for its mark
@@ -44,7 +44,7 @@ __all__ = ["Finding", "Survey", "billing_things", "check_lost", "is_lost", "keep
 
 @dataclass(frozen=True)
 class Finding:
-    kind: str  # as above: known, reopened, forgotten, waiting, absent, unborn, in use, kept, left over
+    kind: str  # one of the above: known, reopened, forgotten, waiting, absent, unborn, in use, kept, left over
     thing: str  # instance | volume | key | group
     provider: str
     id: str
@@ -69,8 +69,8 @@ class Finding:
 @dataclass(frozen=True)
 class Survey:
     findings: list[Finding]
-    problems: list[str]  # providers that could not be queried, one sentence each
-    is_blind: bool  # something may bill at a provider that could not be queried
+    problems: list[str]  # a sentence for each provider that could not be queried
+    is_blind: bool  # whether something may bill at a provider that could not be queried
 
     @property
     def to_answer(self) -> list[Finding]:
@@ -89,9 +89,10 @@ def survey(home: Home) -> Survey:
     for name, answer in _list_resources(home, lines, problems).items():
         if isinstance(answer, list):
             shown += [_resource(home, each, each.mark in live, before) for each in answer]
-        elif not isinstance(answer, UsageError):  # not set up here: refresh reports it if there are lines
+        # the provider is not set up here; refresh reports it if there are lines
+        elif not isinstance(answer, UsageError):
             problems.append(_not_asked(name, answer))
-            is_blind = True  # even without a ledger line: this command looks for unknown instances
+            is_blind = True  # set even without a ledger line, because this command looks for unknown instances
     return Survey(shown, problems + accounts_unseen(home, lines), is_blind)
 
 
@@ -110,7 +111,7 @@ def billing_things(home: Home, known_problems: list[str]) -> tuple[list[Resource
 def keep(home: Home, finding: Finding) -> str:
     """Keep a forgotten instance: assign it to the run that its mark matches, or name it after its mark.
 
-    Return a sentence that says until when it bills. The guard respects the user's decision: it does not end the
+    Return a sentence that says until when it bills. The guard respects the user's decision and does not end the
     instance as a leftover of a run that has ended or resumed elsewhere. Its cost still counts toward the limit of that
     run.
     """
@@ -127,12 +128,12 @@ def keep(home: Home, finding: Finding) -> str:
 
 
 def kept_key(mark: str) -> str:
-    """Return the action log key that records that the user keeps this instance."""
+    """Return the action log key which records that the user keeps this instance."""
     return f"kept-{mark}"
 
 
 def _instance(home: Home, line: LedgerLine, before: LedgerLine | None) -> Finding | None:
-    """Return the finding for a line; None for a receipt that was closed before."""
+    """Return the finding for a line, or None for a receipt that was closed before."""
     if line.destroyed_at is not None:
         if before is not None and before.destroyed_at is not None:
             return None
@@ -178,7 +179,7 @@ def _list_resources(
 
 
 def _silent(home: Home, problems: list[str]) -> set[str]:
-    """Return the remote providers that just failed to answer; asking again would not help.
+    """Return the remote providers that just failed to answer, because asking again would not help.
 
     Local ones are asked again.
     """
@@ -222,7 +223,7 @@ def _resource(home: Home, resource: Resource, is_live: bool, lines: dict[str, Le
 
 
 def _of_others(home: Home) -> list[LedgerLine]:
-    """Return the lines of adopted instances: their providers are opened through them, ours by name."""
+    """Return the lines of adopted instances, through which their providers are opened. Ours are opened by name."""
     return home.ledger.lines_of_others(owner_prefix(home.owner))
 
 
@@ -232,8 +233,8 @@ def _of_others(home: Home) -> list[LedgerLine]:
 def check_lost(home: Home, word: str, store: str = "") -> bool:
     """Raise StillBilling if an instance that is not in the ledger may be billing, or if that could not be checked.
 
-    `word` is a name, an id, or "" for any run; `store` is where its record may be. Runs that can be restored are in the
-    ledger afterwards, with their limits. Return True if the providers were queried.
+    `word` is a name, an id, or "" for any run. `store` is where its record may be. Runs that can be restored are in the
+    ledger afterwards, with their limits. Returns True if the providers were queried.
     """
     suspects = [read_lost(home, each) for each in unknown_ids(home) if is_called(each, word)]
     is_empty = home.has_owner and not home.ledger.lines() and not home.ledger.runs()
@@ -264,7 +265,7 @@ def check_lost(home: Home, word: str, store: str = "") -> bool:
 def is_lost(home: Home, run: RunRow) -> bool:
     """Return whether the ledger has lost a run that it once had, and no provider shows an instance of it.
 
-    If so, nothing here will ever show how it ended. Raises StillBilling while an instance may be billing.
+    If so, nothing here will ever show how the run ended. Raises StillBilling while an instance may be billing.
     """
     if home.ledger.run(run.id) is not None:
         return False
@@ -273,7 +274,7 @@ def is_lost(home: Home, run: RunRow) -> bool:
 
 
 def _was_used(home: Home) -> bool:
-    """Return whether anything was ever launched from here: if so, an empty ledger means that it was lost."""
+    """Return whether anything was ever launched from here, in which case an empty ledger means that it was lost."""
     return bool(unknown_ids(home)) or home.world.exists(home.launch_lock("any").parent)
 
 
@@ -307,7 +308,7 @@ def _refuse_stray(home: Home, word: str) -> None:
 
 
 def _unchecked(home: Home, lost: LostRun, problems: list[str]) -> str:
-    """Return why it is unknown whether its provider still shows it; "" if it is known to be gone."""
+    """Return why it is unknown whether the provider still shows the instance, or "" if it is known to be gone."""
     if not lost.provider:
         return f"{home.run_dir(lost.id) / LAUNCH_NOTE} does not say which provider it was rented from."
     mark = make_mark(home.owner, lost.id, lost.attempt)

@@ -1,4 +1,4 @@
-"""Recover lost data that a home needs to recognize its instances.
+"""Recovers lost data that a home needs to recognize its instances.
 
 owner lost    recovered from the marks in the ledger; the next use rewrites it
 ledger lost   restored from its backup (ledger_file.py). If a run is not in the backup, an instance's mark and the
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _SHOWN = 5
-_RUN_ID = r"-\d{8}-\d{6}-[0-9a-f]{4}"  # follows the name, see mark.new_run_id
+_RUN_ID = r"-\d{8}-\d{6}-[0-9a-f]{4}"  # follows the name in a run id, see mark.new_run_id
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LostRun:
 
 
 def what_is_lost(home: Home) -> list[str]:
-    """Return one sentence per loss. Call this first: the first use of a lost owner repairs it."""
+    """Return one sentence per loss. This must be called first, because the first use of a lost owner repairs it."""
     owner, runs = lost_owner(home), unknown_runs(home)
     said = [f"{home.owner_path} was lost; the marks in the ledger show that it is {owner}."] if owner else []
     if not runs:
@@ -72,7 +72,7 @@ def what_is_lost(home: Home) -> list[str]:
 
 
 def lost_owner(home: Home) -> str:
-    """Return a lost owner from the ledger's marks; "" if nothing is lost or the ledger does not know."""
+    """Return a lost owner from the ledger's marks, or "" if nothing is lost or the ledger does not know."""
     return "" if home.has_owner else home.owner_in_ledger()
 
 
@@ -82,9 +82,10 @@ def unknown_runs(home: Home) -> dict[str, str]:
 
 
 def remembered(home: Home, instance: Instance) -> tuple[RunRow, list[LedgerLine]] | None:
-    """Return the run and lines of an instance without a line, from the run's documents at home; None if there are none.
+    """Return run and lines of an instance without a line, from the run's documents at home, or None if there are none.
 
-    Includes its limit, so that the guard enforces it. The cost of earlier attempts is recorded as a separate line.
+    The run includes its limit, so that the guard enforces it. The cost of earlier attempts is recorded as a separate
+    line.
     """
     number = instance.mark.rpartition("-")[2]
     attempt = int(number) if number.isdigit() and int(number) >= 1 else 1
@@ -131,12 +132,12 @@ def remembered(home: Home, instance: Instance) -> tuple[RunRow, list[LedgerLine]
 
 
 def is_called(run_id: str, word: str) -> bool:
-    """Return whether `word` means this run, by id or name; "" means every run."""
+    """Return whether `word` means this run, by id or name. "" means every run."""
     return word in ("", run_id) or re.fullmatch(re.escape(word) + _RUN_ID, run_id) is not None
 
 
 def unknown_ids(home: Home) -> list[str]:
-    """Return their ids, newest first. Only launched runs count: `homing train` leaves folders without a launch note."""
+    """Return the ids of launched runs, newest first. `homing train` leaves folders without a launch note."""
     folder = home.path / "runs"
     ids = home.world.listdir(folder) if home.world.is_dir(folder) else []
     known = home.ledger.run_ids() if ids else set()
@@ -145,7 +146,7 @@ def unknown_ids(home: Home) -> list[str]:
 
 
 def read_lost(home: Home, run_id: str) -> LostRun:
-    """Return as much as can be read: a damaged document must not hide the run."""
+    """Return as much as can be read, because a damaged document must not hide the run."""
     folder = home.run_dir(run_id)
     name = re.sub(_RUN_ID + "$", "", run_id)
     lost = LostRun(run_id, name, "")

@@ -1,9 +1,10 @@
-"""Receipts: what an instance has cost, recorded once nothing is left of it. Never less than the provider bills.
+"""Writes the receipt of an instance once nothing is left of it: what it cost, and never less than the provider bills.
 
     end time   the provider's; else from the agent's final heartbeat; else when it was seen gone
     cost       the largest of rate x time, the provider's figure, the agent's count and the ledger's figure
 
-If it is unknown when it ended, or whether it existed, the receipt is the most it can have cost, and its note says so.
+If it is unknown when the instance ended, or whether it existed, the receipt is the most that it can have cost, and the
+note says so.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) 
         provider = home.provider_of(line)
         instance = provider.remember(line.mark) if isinstance(provider, Remembering) else None
     if instance is None and (provider is None or isinstance(provider, Remembering)):
-        # Never requested, refused, or unknown to a provider that keeps a record of every instance: it never existed.
+        # The instance was never requested, was refused, or is unknown to a provider that keeps a record of every
+        # instance. So it never existed.
         home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(line.spend_usd), note=note)
         return
     _close(home, line, instance, note)
@@ -77,14 +79,15 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     ended_at, agent_usd = instance.ended_at if instance is not None else None, Decimal(0)
     if ended_at is None:
         beat = None
-        with contextlib.suppress(HomingError, WireError, OSError):  # store unreadable: it counts until now
+        # if the store is unreadable, the time counts until now
+        with contextlib.suppress(HomingError, WireError, OSError):
             beat = last_beat(home, line)
         agent_usd = counted(line, beat, home.ledger.lines(line.run_id), now)
         ended_at = _goodbye(home, line, beat, agent_usd, now)
     until = ended_at if ended_at is not None else now
     count = _most_machines(home, line, instance) if ended_at is None else 1
     ours = count * max(meter.cost(rate, until - at) for at in _beginnings(home, line, instance))
-    if agent_usd > ours:  # home's clock was set back; the time from its last heartbeat to its end was billed too
+    if agent_usd > ours:  # home's clock was set back, and the time from the last heartbeat to the end was billed too
         ours = agent_usd + meter.cost(rate, meter.MARGIN_S)
     written = Decimal(line.spend_usd)
     seen = written if ended_at is not None else seen_spend(home, line)
@@ -93,12 +96,13 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     billed = reported or Decimal(0)
     spend = max(ours, seen, billed)
     if ended_at is None:
-        known = max(written, agent_usd, billed)  # cost of the proven lifetime
+        known = max(written, agent_usd, billed)  # cost of the lifetime that is proven
         most = count * most_usd(home, line)
         if line.note.startswith(RESTORED):
-            most = min(most, Decimal(line.limit_usd or most))  # as far as we know, its guards enforced that limit
+            # as far as we know, the instance's guards enforced that limit
+            most = min(most, Decimal(line.limit_usd or most))
             if line.intent_at > now and most.is_finite():
-                spend = most  # this clock has been set back since, and nothing else shows how long ago it began
+                spend = most  # this clock has been set back since, and nothing else shows when the instance began
         spend = max(known, min(spend, most))
         if spend - known > meter.cost(rate, meter.MARGIN_S):
             note = AT_MOST + note
@@ -124,8 +128,8 @@ def _beginnings(home: Home, line: LedgerLine, instance: Instance | None) -> list
     assert line.created_at is not None, line
     began = [line.created_at]
     their_start = instance.created_at if instance is not None and instance.ended_at is not None else None
-    # Use the clock that also gives its end: ours may be ahead by more than the whole lifetime. A difference of more
-    # than a month cannot be the start of this instance.
+    # Use the clock that also gives the end, because ours may be ahead by more than the whole lifetime. A difference of
+    # more than a month cannot be the start of this instance.
     if their_start is not None and line.created_at - their_start <= _MONTH_S:
         began.append(their_start)
     asked_at = home.ledger.destroy_asked_at(line.mark) if instance is None else None
@@ -138,18 +142,19 @@ def _beginnings(home: Home, line: LedgerLine, instance: Instance | None) -> list
 def most_usd(home: Home, line: LedgerLine) -> Decimal:
     """Return the most that the instance can cost under the provider's own guard, which the create call itself sets.
 
-    Infinite if no guard acts in every case: then the instance is gone, but it is unknown what ended it, or when.
+    The result is infinite if no guard acts in every case. In that case the instance is gone, but it is unknown what
+    ended it, or when.
     """
     run, limit, provider = home.ledger.run(line.run_id), line.limit_usd, home.provider_of(line)
     if run is None or limit is None or not provider.guard or "native_deadline" in provider.cannot:
         return Decimal("Infinity")
     largest, lines = Decimal(limit), home.ledger.lines(run.id)
     if not any(each.attempt > line.attempt for each in lines):
-        # The largest limit it ever had: the limit may have changed while it ran. The limit of a later attempt never
-        # applied to it.
+        # Use the largest limit that the attempt ever had, because the limit may have changed while it ran. The limit of
+        # a later attempt never applied to it.
         largest = max(largest, Decimal(run.spend_limit_usd or limit))
     earlier = [each for each in lines if each.attempt < line.attempt]
-    # An attempt that was closed after that launch counted for less then than it does now.
+    # An attempt that was closed after that launch counted for less at the time than it does now.
     closed = [each for each in earlier if each.destroyed_at is not None and each.destroyed_at <= line.intent_at]
     return largest - sum((Decimal(each.spend_usd) for each in closed), Decimal(0))
 
@@ -157,14 +162,14 @@ def most_usd(home: Home, line: LedgerLine) -> Decimal:
 def at_their_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
     """Return the lines, with open instances in a different account, whose end we cannot see, at their maximum cost.
 
-    That cost is constant, so that a launch, its agent and the guard at home compute the same total. If it has no bound,
-    or the provider cannot be queried, the line stays open at its rate.
+    That cost is constant, so that a launch, its agent and the guard at home compute the same total. If the cost has no
+    bound, or the provider cannot be queried, the line stays open at its rate.
     """
     return [_at_its_most(home, line) if _is_open(line) and is_elsewhere(home, line) else line for line in lines]
 
 
 def left_at_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Like `at_their_most`, for a live run: only attempts left open when the last one was launched.
+    """Return the same as `at_their_most` for a live run: only attempts left open when the last one was launched.
 
     They count as that launch counted them. The last attempt itself counts by its rate, whatever key is set here,
     because the limit applies to it.
@@ -184,8 +189,8 @@ def _is_open(line: LedgerLine) -> bool:
 def _is_apart(home: Home, line: LedgerLine, last: LedgerLine) -> bool:
     """Return whether the line is in a different account than the last attempt.
 
-    The ledger decides if it can: with a provider that does not answer, two machines would count although the launch
-    counted one.
+    The ledger decides if it can. Otherwise, with a provider that does not answer, two machines would count although the
+    launch counted one.
     """
     is_known = line.provider == last.provider and line.account is not None and last.account is not None
     if is_known and line.account != last.account and line.billing != "yes":
@@ -217,7 +222,7 @@ def at_its_rate(home: Home, line: LedgerLine, instance: Instance) -> LedgerLine:
 
 
 def _as_written(home: Home, line: LedgerLine) -> LedgerLine:
-    """Return the line with the ledger's current spend and rate, if higher: another process may have updated them."""
+    """Return the line with the ledger's current spend and rate, if another process has written higher ones."""
     now = next((each for each in home.ledger.lines(line.run_id) if each.mark == line.mark), line)
     spend = str(max(Decimal(line.spend_usd), Decimal(now.spend_usd)))
     rate = str(max(Decimal(line.rate_usd_per_hour), Decimal(now.rate_usd_per_hour)))
@@ -225,7 +230,7 @@ def _as_written(home: Home, line: LedgerLine) -> LedgerLine:
 
 
 def last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:
-    """Return the last heartbeat of this attempt; None if it never sent one. Raises if the store cannot be read."""
+    """Return the last heartbeat of this attempt, or None if it never sent one; raises if the store cannot be read."""
     run = home.ledger.run(line.run_id)
     if run is None or line.created_at is None:
         return None
@@ -238,7 +243,7 @@ def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine
     """Return this attempt's cost by its agent's own count, which does not depend on home's clock."""
     try:
         reported = Decimal(beat.spend_usd if beat is not None else 0)
-    except ArithmeticError:  # damaged data must not abort a status check
+    except ArithmeticError:  # a status check must not be aborted by damaged data
         reported = Decimal(0)
     if not reported.is_finite():
         return Decimal(0)
@@ -249,7 +254,7 @@ def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine
 def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decimal:
     """Return an upper bound for what the agent of `line` counts for an earlier attempt.
 
-    The agent was given the maximum cost of an attempt left open in a different account.
+    For an attempt left open in a different account, the agent was given the maximum cost.
     """
     spend = meter.line_spend(earlier, now)
     was_open = earlier.destroyed_at is None or earlier.destroyed_at > line.intent_at
@@ -259,14 +264,16 @@ def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decima
 
 
 def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: Decimal, now: float) -> float | None:
-    """Return by when an instance that reported its own end had stopped billing; None if it did not report it.
+    """Return by when an instance that reported its own end had stopped billing, or None if it did not report it.
 
-    Not every provider reports when an instance ended, or keeps that for long, and a laptop may be closed for days.
+    Not every provider reports when an instance ended or keeps that information for long, and a laptop may be closed for
+    days.
     """
     if beat is None or beat.state != "ended" or not can_end_itself(home.provider_of(line)):
         return None
     if line.note.startswith(RESTORED):
-        # Destroying itself may take several tries, and if the ledger was lost, so was the time it was last listed.
+        # An instance may need several tries to destroy itself. If the ledger was lost, so was the time when it was last
+        # listed.
         return None
     assert line.created_at is not None, line
     rate = Decimal(line.rate_usd_per_hour)
@@ -278,8 +285,8 @@ def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: 
 def seen_spend(home: Home, line: LedgerLine) -> Decimal:
     """Return the ledger's figure, but never less than this process has itself seen accrue.
 
-    Setting the clock back must not reduce the spend: a process that checks repeatedly, like the guard, measures the
-    time with a stopwatch and records the result. A single check records nothing: its clock may be wrong.
+    Setting the clock back must not reduce the spend. A process that checks repeatedly, like the guard, measures the
+    time with a monotonic clock and records the result. A single check records nothing, because its clock may be wrong.
     """
     spend, at = meter.line_spend(line, home.world.now()), home.world.monotonic()
     before = home.seen_spend.get(line.mark)
@@ -310,7 +317,7 @@ def their_spend(home: Home, line: LedgerLine, instance: Instance) -> tuple[Decim
 
 
 def _rate_of(instance: Instance) -> Decimal:
-    """Return the rate, validated again, because a recorded rate is permanent."""
+    """Return the rate after validating it again, because a recorded rate is permanent."""
     return read_figure(instance.rate_usd_per_hour, MOST_USD_PER_HOUR) or Decimal(0)
 
 

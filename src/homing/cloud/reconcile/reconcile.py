@@ -1,12 +1,12 @@
-"""Bring the ledger up to date with what the providers and the store report; they are authoritative.
+"""Brings the ledger up to date with the providers and the store, which are authoritative.
 
     list_owned of all providers  ->  open lines get state and spend; an instance that ended by itself gets its receipt
                                      an instance without a line, or with a closed line, gets an open line
     heartbeat, outcome           ->  the run's state; the lease: whether a different home has adopted it
     changes                      ->  the run's record in its store
 
-If a provider or store cannot be queried, that is reported and changes nothing: its instances are unknown, never gone.
-The same holds for an instance in a different account, which this key cannot see (account_owner.py).
+If a provider or store cannot be queried, that is reported and changes nothing, because its instances are unknown, not
+gone. The same holds for an instance in a different account, which this key cannot see (account_owner.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
     "unread",
 ]
 
-LOOKS = 3  # provider lists may be stale: gone means absent from this many lists over the provider's settle time
+LOOKS = 3  # provider lists may be stale, so gone means absent from this many lists over the provider's settle time
 _RECORD_S = 86400.0  # how long after its end a run's record is still updated
 CREATE_GRACE_S = 900.0  # how long a create call without a response may still take effect
 
@@ -61,8 +61,8 @@ class _View:
     open_: Callable[[], Provider]
     lines: list[LedgerLine]
     title: str  # unique
-    is_used: bool  # the ledger has a line for it, open or closed
-    num_lines: int  # lines in the ledger when these were read
+    is_used: bool  # whether the ledger has a line for it, open or closed
+    num_lines: int  # number of lines in the ledger when these were read
 
     def look(self) -> list[Instance]:
         return sorted(self.open_().list_owned(), key=lambda instance: instance.created_at or 0.0)
@@ -71,10 +71,11 @@ class _View:
 def refresh(
     home: Home, *, by: float = math.inf, silent: set[str] | None = None, reached: set[str] | None = None
 ) -> list[str]:
-    """Bring the ledger up to date. Return one sentence per provider or store that could not be queried.
+    """Bring the ledger up to date; return one sentence per provider or store that could not be queried.
 
-    `by` is when the caller must enforce a limit; calls do not wait much longer than that. `silent` receives the marks
-    of instances at providers that did not answer, `reached` the names of the providers that listed our instances.
+    `by` is when the caller must enforce a limit, and calls do not wait much longer than that. `silent` receives the
+    marks of instances at providers that did not answer, and `reached` the names of the providers that listed our
+    instances.
     """
     home.ledger.file.look_again()
     follow_clock(home)
@@ -113,7 +114,7 @@ def is_absent(provider: Provider, home: Home, mark: str, instance_id: str | None
 
 
 def end_resources(provider: Provider, mark: str) -> str:
-    """Destroy the volumes, keys and groups with the mark. Return "" if none is left, otherwise what remains."""
+    """Destroy the volumes, keys and groups with the mark; return "" if none is left, otherwise what remains."""
     for resource in _resources(provider, mark):
         provider.destroy_resource(resource)
     left = _resources(provider, mark)
@@ -142,7 +143,7 @@ def _adopted_groups(home: Home) -> list[list[LedgerLine]]:
 
 
 def _close_unborn(home: Home) -> None:
-    """Close lines of launches that died before their create call: nothing exists, and nothing will."""
+    """Close lines of launches that died before their create call, because nothing exists, and nothing will."""
     for line in home.ledger.open_lines():
         if line.created_at is not None:
             continue
@@ -153,7 +154,7 @@ def _close_unborn(home: Home) -> None:
 
 
 def _views(home: Home) -> list[_View]:
-    # Thousands of lines may be closed: `_refresh_lines` reads only the few that a provider still shows.
+    # Thousands of lines may be closed, so `_refresh_lines` reads only the few that a provider still shows.
     num_lines, used = home.ledger.num_lines(), home.ledger.providers(owner_prefix(home.owner))
     lines = [line for line in home.ledger.open_lines() if home.is_ours(line.mark)]
     own = {name: [line for line in lines if line.provider == name] for name in providers_in_use(home)}
@@ -170,7 +171,7 @@ def _list_owned(home: Home, views: list[_View], by: float) -> list[list[Instance
 
     Remote providers run in parallel with a deadline, so that none blocks the guard.
 
-    Local ones answer immediately or not at all; they are queried one after another, which keeps the order
+    Local ones answer immediately or not at all. They are queried one after another, which keeps the order
     deterministic.
     """
     far = {view.title: view.look for view in views if view.name not in NEAR}
@@ -188,7 +189,7 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
     name, lines = view.name, {line.mark: line for line in view.lines}
     if not isinstance(listed, list):
         if isinstance(listed, UsageError) and not view.is_used:
-            return []  # never used here and not set up
+            return []  # this provider was never used here and is not set up
         for line in lines.values():
             if line.created_at is not None and line.state != REFUSED:
                 home.ledger.update(line.mark, state="unknown", billing="maybe")
@@ -196,7 +197,8 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
     problems: list[str] = []
     shown = {mark for each in listed for mark in (each.mark, duplicate_mark(each.mark, each.id))}
     known = home.ledger.lines_marked(shown, of_first=view.num_lines) if shown else {}
-    # As they were before the query: a line that another client has closed since then is not reopened.
+    # Compare with the lines as they were before the query, so that a line that another process has closed since is not
+    # reopened.
     lines = {**{mark: line for mark, line in known.items() if line.provider == name}, **lines}
     others = {mark: line.provider for mark, line in known.items() if line.provider != name}
     owned = _by_line(listed, lines)
@@ -238,8 +240,8 @@ def _note_all_owned(
 def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, Instance]:
     """Map ledger marks to instances, giving each duplicate a separate line.
 
-    Of two instances under one mark, the one in the ledger (else the older) has the mark's line. The other, from a
-    create call that seemed lost and took effect late, gets its own line, even after the first is gone.
+    Of two instances under one mark, the one in the ledger (else the older) has the mark's line. The other one comes
+    from a create call that seemed lost and took effect late. It gets its own line, even after the first is gone.
     """
     found: dict[str, Instance] = {}
     for instance in listed:
@@ -259,14 +261,14 @@ def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, 
 def note_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
     """Record a duplicate instance under a line's mark, billed since the create call.
 
-    Return problems with its figures.
+    Returns the problems with its figures.
     """
     duplicate = at_its_rate(home, add_duplicate(home, line, instance), instance)
     return _note_owned(home, duplicate, replace(instance, mark=duplicate.mark))
 
 
 def add_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> LedgerLine:
-    """Return the duplicate's line, created at the original's rate if there is none yet. Spend is not updated."""
+    """Return the duplicate's line, created at the original's rate if there is none yet. Does not update the spend."""
     mark, now = duplicate_mark(instance.mark, instance.id), home.world.now()
     duplicate = home.ledger.lines_marked([mark]).get(mark)
     if duplicate is None:
@@ -284,14 +286,14 @@ def add_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> Le
 
 
 def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
-    """Record what the provider shows. Return problems with its figures; bad figures are not recorded."""
+    """Record what the provider shows, except bad figures; return the problems with those."""
     if line is None:
         _note_unknown(home, instance)
     elif line.destroyed_at is not None:
         note = "was closed, but the provider still lists it"
         home.ledger.reopen(line.mark, instance_id=instance.id, note=note, now=home.world.now())
     if line is not None and line.damaged:
-        # Repair damaged columns from the provider's data, so that its cost can be counted again.
+        # Repair damaged columns from the provider's data, so that the instance's cost can be counted again.
         line = at_its_rate(home, line, instance)
         home.ledger.update(line.mark, created_at=line.created_at, offer=line.offer, account=line.account)
     known = line or _forgotten(instance, home.world.now())
@@ -309,7 +311,7 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list
 
 
 def _note_unknown(home: Home, instance: Instance) -> None:
-    """Record an unknown instance: under its run with its limit if the run's documents are here, else without a run."""
+    """Record an unknown instance, under its run and limit if the run's documents are here, else without a run."""
     found = remembered(home, instance)
     if found is None:
         home.ledger.adopt(_forgotten(instance, home.world.now()))
@@ -319,12 +321,12 @@ def _note_unknown(home: Home, instance: Instance) -> None:
 
 
 def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
-    """Write the receipt once nothing is left of the instance. Return what is left, as sentences."""
+    """Write the receipt once nothing is left of the instance; return what is left, as sentences."""
     assert line.created_at is not None, line
     if line.instance_id is None and home.world.now() - line.created_at < CREATE_GRACE_S:
-        return []  # its create call may be in progress in another process
+        return []  # the create call may be in progress in another process
     if home.world.is_locked(home.launch_lock(line.mark)):
-        return []  # its launch is waiting for it and destroys it on timeout; a new instance may be listed late
+        return []  # its launch is waiting for it and destroys it on timeout, and a new instance may be listed late
     try:
         check_account(home, provider, line)
     except OtherAccount as exc:
@@ -332,13 +334,13 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
         return [say(exc)]
     if not is_absent(provider, home, line.mark, line.instance_id):
         return []
-    # Resources created for this attempt are useless now, and a volume keeps billing.
+    # Resources created for this attempt are useless now, and a volume would keep billing.
     left = end_resources(provider, line.mark)
     if left:
         home.ledger.update(line.mark, note=left)
         return [f"{line.mark} has ended, but {left}"]
     if line.instance_id is None:
-        # It may have run and ended unseen: while its store cannot be read, nothing is known.
+        # The instance may have run and ended unseen. As long as its store cannot be read, nothing is known.
         beat = last_beat(home, line)
         receipt(home, line, None, "never seen at the provider" if beat is None else "seen only through its heartbeats")
     else:
@@ -373,8 +375,8 @@ def _forgotten(instance: Instance, now: float) -> LedgerLine:
 def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
     """Update the runs from their stores. Remote stores are read in parallel with a deadline, like the providers.
 
-    Otherwise retries at one store would keep the guard from enforcing limits. The parallel part only reads: a response
-    that arrives after the deadline must not change anything.
+    Otherwise retries at one store would keep the guard from enforcing limits. The parallel part only reads, because a
+    response that arrives after the deadline must not change anything.
     """
     lines = home.ledger.lines_of(run.id for run in runs)
     reads = {run.id: partial(_read_run, home, run, lines[run.id]) for run in runs}
@@ -394,7 +396,7 @@ def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
 
 
 def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | RunReports | str | None:
-    """Return a different owner's lease, the run's own reports, or why they cannot be read; None if there are none."""
+    """Return a different owner's lease, the run's own reports, why they cannot be read, or None if there are none."""
     if all(line.created_at is None for line in lines):  # nothing was written yet, and there may be no store
         return None
     other = other_owner(home, run)
@@ -413,16 +415,16 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | R
     if last is not None and last.destroyed_at is None and isinstance(found, RunReports) and _is_as_noted(run, found):
         return
     if [line.mark for line in home.ledger.lines(run.id)] != [line.mark for line in lines]:
-        return  # a new attempt began while the store was being read; it has its own reports
+        return  # a new attempt began while the store was being read, and has its own reports
     if isinstance(found, Lease):
         home.ledger.set_run(run.id, only_live=True, state=ADOPTED, reason=f"adopted {describe(found)}")
     elif found is not None and found.outcome is not None and not found.is_saved:
         _note_unsaved(home, run, last, found)
     elif found is not None and found.outcome is not None:
         outcome = found.outcome
-        # The exit code of `homing watch`: a requested stop is not a failure, and a limit has its own code.
+        # This is the exit code of `homing watch`. A requested stop is not a failure, and a limit has its own code.
         code = LimitReached.exit_code if found.is_limit else int(outcome.state == "failed")
-        ended_at = min(outcome.t or now, now)  # its clock may be ahead, and the guard counts from this time
+        ended_at = min(outcome.t or now, now)  # the instance's clock may be ahead, and the guard counts from this time
         # An instance that home destroys gets the same signal as one that is preempted.
         is_cut = outcome.is_preempted or found.is_unasked
         is_taken = is_cut and last is not None and not home.ledger.is_destroy_asked(last.mark)
@@ -451,7 +453,7 @@ def _reported_state(beat: Heartbeat) -> str:
 def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: RunReports) -> None:
     """Mark a run as lost if its final model was never verified in the store and its machine has given up or is gone.
 
-    All steps are trained. While the machine is still pushing, the run is not done; after that, the work since the
+    All steps are trained. While the machine is still pushing, the run is not done. After that, the work since the
     newest checkpoint is lost.
     """
     is_gone = last is not None and last.destroyed_at is not None
@@ -463,9 +465,10 @@ def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: RunRe
 
 
 def _write_records(home: Home, problems: list[str], by: float) -> list[str]:
-    """Update the records of live and recently ended runs; older ones are up to date, or their store is gone.
+    """Update the records of live and recently ended runs. Older ones are up to date, or their store is gone.
 
-    The lease is read first, from remote stores in parallel with a deadline: a store that hangs is not written to.
+    The lease is read first, from remote stores in parallel with a deadline, so that a store that hangs is not written
+    to.
     """
     failed, now = [], home.world.now()
     worth = home.ledger.recorded_runs(since=now - _RECORD_S)
@@ -496,7 +499,7 @@ def _is_late(home: Home, run: RunRow, own: list[LedgerLine], problems: list[str]
 
 
 def _lease_of(home: Home, run: RunRow) -> Lease | None:
-    """Return the newest lease. Raises IntegrityError if unreadable, which must not block other runs' records."""
+    """Return the newest lease; raises IntegrityError if unreadable, which must not block other runs' records."""
     try:
         return newest(home.store_of(run), run.id)
     except WireError as exc:

@@ -1,4 +1,4 @@
-"""Status of one run: its state, instances, spend and last reports. The basis of `homing status`, `watch` and `runs`."""
+"""The status of one run: its state, instances, spend and last reports, for `homing status`, `watch` and `runs`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ __all__ = [
     "say_figures",
 ]
 
-STALE_S = 60.0  # a heartbeat older than this is reported as stale, unless the store's write interval explains it
-BY_REWARD = "rl"  # the phase where the loss is meaningless
+STALE_S = 60.0  # a heartbeat older than this counts as stale, unless the store's write interval explains it
+BY_REWARD = "rl"  # the phase in which the loss is meaningless
 _PASS = "val_pass_at_"
 
 
@@ -49,12 +49,12 @@ _PASS = "val_pass_at_"
 class Status:
     run: RunRow
     lines: list[LedgerLine]
-    reports: RunReports | None  # None: the store could not be read
+    reports: RunReports | None  # None if the store could not be read
     spend_usd: Decimal
     heartbeat_age_s: float | None
     problem: str = ""
     at: float = 0.0  # when this status was taken
-    phases: tuple[str, ...] = ()  # of the run, in order; empty if its run.json is not at home
+    phases: tuple[str, ...] = ()  # phases of the run, in order; empty if its run.json is not at home
     steps: Mapping[str, int] = field(default_factory=dict)  # planned steps by phase
 
     @property
@@ -84,7 +84,7 @@ class Status:
             "ended_at": self.run.ended_at,
             "store": self.run.store,
             "spend_usd": str(self.spend_usd),
-            "is_at_most": any(line.is_at_most for line in self.lines),  # spend_usd includes an upper bound
+            "is_at_most": any(line.is_at_most for line in self.lines),  # whether spend_usd includes an upper bound
             "spend_limit_usd": self.run.spend_limit_usd,
             "is_billing": self.is_billing,
             "fetched_step": self.run.fetched_step,
@@ -98,7 +98,7 @@ class Status:
 
 
 def check_interval(every_s: float, flag: str = "--every") -> float:
-    """Return the interval if it is valid, else raise UsageError. `flag` is the option it came from."""
+    """Return the interval if it is valid, else raise UsageError. `flag` is the option that it came from."""
     if not 1 <= every_s <= 86400:
         raise UsageError(
             what=f"{flag}: invalid interval: {every_s:g} s.",
@@ -141,7 +141,7 @@ def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:
     beat = status.reports.heartbeat if status.reports else None
     if beat is None or metric is None:
         return beat
-    # Steps of different phases cannot be compared; their times can.
+    # Steps of different phases cannot be compared, but their times can.
     is_older = metric.step < beat.step if beat.phase in ("", metric.phase) else metric.t < beat.t
     if is_older:
         return beat
@@ -161,9 +161,9 @@ def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:
 
 
 def newest_pushed(home: Home, run: RunRow) -> str:
-    """Return the newest complete checkpoint in the store, as in `pretrain step 1,200`, or "".
+    """Return the newest complete checkpoint in the store, as in `pretrain step 1,200`, or "" if there is none.
 
-    Raises if it cannot be read.
+    Raises if the store cannot be read.
     """
     store = home.store_of(run)
     return newest_in(store, run.id, lambda: phases_of(store, run))
@@ -172,7 +172,7 @@ def newest_pushed(home: Home, run: RunRow) -> str:
 def newest_in(store: Store, run_id: str, phases: Callable[[], list[str]]) -> str:
     prefix = run_key(run_id, file_names.CHECKPOINTS) + "/"
     parts = [entry.key[len(prefix) :].split("/") for entry in store.list(prefix)]
-    # The manifest is pushed last: if it is in the store, the checkpoint is complete.
+    # The manifest is pushed last, so if it is in the store, the checkpoint is complete.
     whole = [
         (part[0], file_names.parse_step(part[1])) for part in parts if len(part) == 3 and part[2] == file_names.MANIFEST
     ]
@@ -197,7 +197,7 @@ def figures_of(home: Home, run: RunRow, beat: Heartbeat | None) -> dict[str, flo
 
 
 def newest_figures(metrics: Iterable[Metric]) -> dict[str, float]:
-    """Merge the metrics in order; the values of an evaluation stay until the next one."""
+    """Merge the metrics in order. The values of an evaluation stay until the next one."""
     figures: dict[str, float] = {}
     for metric in metrics:
         figures |= metric.more
@@ -212,7 +212,7 @@ def say_figures(figures: Mapping[str, float]) -> list[str]:
 
 
 def how_far(seen: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[str, float] | None = None) -> list[str]:
-    """Return the parts of the status line that come from the trainer, rented or not; unknown values are left out."""
+    """Return the parts of the status line that come from the trainer, whether rented or not, if they are known."""
     parts = []
     if len(phases) > 1 and seen.phase in phases:
         parts.append(f"{seen.phase} {phases.index(seen.phase) + 1}/{len(phases)}")
@@ -234,7 +234,7 @@ def how_far(seen: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[st
 def reached(status: Status, beat: Heartbeat) -> Heartbeat:
     """Return the heartbeat, moved forward to the step that the ended trainer reported.
 
-    A heartbeat gets steps and phases only from metrics lines, which are written every few steps, and the first may be
+    A heartbeat gets steps and phases only from metrics lines. These are written every few steps, and the first may be
     missing.
     """
     outcome = status.reports.outcome if status.reports else None

@@ -1,9 +1,9 @@
-"""Watch a run: turn heartbeats, metrics and events into reports for the user, until the run ends.
+"""Watches a run: turns heartbeats, metrics and events into reports for the user, until the run ends.
 
     store --poll--> Report(head | line | event | sample | alert | problem)  ...  Report(end)
 
-A failed poll is reported once and retried. Watching also guards: it makes the same pass as `homing guard` over this one
-run, ends it at its limit, and relaunches it after a preemption. Ending the watch changes nothing.
+A failed poll is reported once and retried. Watching also guards the run: it makes the same pass over this run as
+`homing guard`, which ends it at its limit and relaunches it after a preemption. Ending the watch changes nothing.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = ["DEFAULT_EVERY_S", "Report", "watch"]
 
 T = TypeVar("T")
 DEFAULT_EVERY_S = 10.0
-_POLL_S = 2.0  # how often to check for the end, whatever the interval between lines
+_POLL_S = 2.0  # seconds between checks for the end, whatever the interval between lines
 _BLIND_S = 300.0  # how long to wait for an unreadable store once no instance of the run bills
-_REFRESH_S = 10.0  # how often to ask the provider
+_REFRESH_S = 10.0  # seconds between queries to the provider
 
 
 def watch(home: Home, run: RunRow, *, every_s: float = DEFAULT_EVERY_S) -> Iterator[Report]:
-    """Yield reports, the last one of kind `end`. Raises StillBilling if the instance cannot be confirmed gone."""
+    """Yield reports, the last one of kind `end`; raises StillBilling if the instance cannot be confirmed gone."""
     return _Watch(home, run, check_interval(every_s)).reports()
 
 
@@ -51,17 +51,17 @@ class _Watch:
         self.home, self.run, self.every_s = home, run, every_s
         self.store = home.store_of(run)
         self.feed = EventFeed(self.store, run.id)
-        self.headed = ""  # the mark of the machine last introduced
+        self.headed = ""  # the mark of the machine that was introduced last
         self.interrupted_by = ""
         self.plans: dict[str, Planned | None] = {}  # by mark
         self.last_line = ""
-        self.last_shown: tuple[str, int] | None = None  # phase and step of that line
+        self.last_shown: tuple[str, int] | None = None  # phase and step of the last line shown
         self.problem = self.lost_problem = ""
         self.refresh_problems: list[str] = []
         self.is_stale_reported = self.is_waiting_reported = False
         self.line_due = self.refresh_due = self.lost_due = home.world.monotonic()
         self.ending_since: float | None = None
-        self.blind_since: float | None = None  # by the boot clock
+        self.blind_since: float | None = None  # time by the boot clock
 
     def reports(self) -> Iterator[Report]:
         while True:
@@ -107,7 +107,7 @@ class _Watch:
         yield from reports
 
     def _ask(self, question: Callable[[], T]) -> T:
-        """Query the store with a deadline: while it hangs, the limit would not be checked here."""
+        """Query the store with a deadline, because the limit is not checked here while the query hangs."""
         return ask_store(self.run.store, question, f"The store of {self.run.id}", self.home.world)
 
     def _guard(self) -> Iterator[Report]:
@@ -124,10 +124,10 @@ class _Watch:
         if made.may_bill and left:
             raise still_billing(self.home, left)
         if self.run.is_live and not was_live:
-            self.ending_since = None  # it resumed in another attempt
+            self.ending_since = None  # the run resumed in another attempt
 
     def _head(self, status: Status) -> Iterator[Report]:
-        """Report once per machine: its rate, its guards, the newest checkpoint in the store, the loss so far."""
+        """Report once per machine its rate, its guards, the newest checkpoint in the store, and the loss so far."""
         beat = status.reports.heartbeat if status.reports else None
         line = status.lines[-1] if status.lines else None
         if line is None or beat is None or not status.run.is_live or line.mark == self.headed:
@@ -212,7 +212,7 @@ class _Watch:
         if run is None or run.is_live or open_lines(self.home, run):
             return False
         if run.is_interrupted and self.interrupted_by != run.reason:
-            # Another process may have noticed the end before our own pass did: check once more whether the run can
+            # Another process may have noticed the end before our own pass did, so check once more whether the run can
             # resume.
             self.interrupted_by, self.refresh_due = run.reason, self.home.world.monotonic()
             return False
@@ -267,7 +267,7 @@ class _Watch:
         status = look(self.home, self.run)
         try:
             yield from self._new_reports(status)
-            # The spend has changed since, but the caller prints it anyway: only a new step is worth a line.
+            # The spend has changed since, but the caller prints it anyway, so only a new step is worth a line.
             if not self.last_line or self.last_shown != _where(status, self._beat(status)):
                 self.line_due = self.home.world.monotonic()
                 yield from self._line(status, self.line_due)

@@ -1,4 +1,4 @@
-"""Progress of a run: how far it is, how long it will still train, and its total cost when billing ends.
+"""Computes the progress of a run: how far it is, how long it will still train, and its total cost in the end.
 
 current phase                           the trainer's own estimate, from its heartbeat
 later phases, and bringing it home      the plan, for the current machine
@@ -29,18 +29,19 @@ __all__ = ["Ahead", "Planned", "ahead", "planned", "planned_usd", "progress_line
 @dataclass(frozen=True)
 class Planned:
     rate_usd_per_hour: Decimal
-    parts: list[tuple[str, float]]  # seconds: boot and start, each phase by name, bringing the results home
+    # seconds for boot and start, for each phase by name, and for bringing the results home
+    parts: list[tuple[str, float]]
 
 
 @dataclass(frozen=True)
 class Ahead:
-    eta_s: float  # until training ends: all phases, or only the current one if later ones are unknown
+    eta_s: float  # seconds until training ends, for all phases or only the current one if later ones are unknown
     is_whole: bool = True
     end_usd: Decimal | None = None  # total spend when billing ends; None if unknown
 
 
 def planned(home: Home, run: RunRow) -> Planned | None:
-    """Return the current plan for the machine of the newest attempt; None if the run's documents are not at home."""
+    """Return the current plan for the machine of the newest attempt, or None if the run's documents are not at home."""
     folder = home.run_dir(run.id)
     try:
         resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
@@ -53,7 +54,7 @@ def planned(home: Home, run: RunRow) -> Planned | None:
 
 
 def planned_usd(home: Home, run: RunRow, phases: Sequence[str]) -> Decimal | None:
-    """Return the planned cost of these phases on the run's machine; None if the run's files are not at home."""
+    """Return the planned cost of these phases on the run's machine, or None if the run's files are not at home."""
     return _planned(home, run, lambda parts: [seconds for name, seconds in parts if name in phases])
 
 
@@ -68,7 +69,7 @@ def _planned(home: Home, run: RunRow, choose: Callable[[list[tuple[str, float]]]
 
 
 def ahead(status: Status, beat: Heartbeat | None, plan: Planned | None) -> Ahead | None:
-    """Return the prediction; None if nothing is training or nothing has been measured yet."""
+    """Return the prediction, or None if nothing is training or nothing has been measured yet."""
     if beat is None or beat.eta_s is None or beat.state != "training" or not status.run.is_live:
         return None
     later = status.phases[status.phases.index(beat.phase) + 1 :] if beat.phase in status.phases else ()
@@ -76,17 +77,17 @@ def ahead(status: Status, beat: Heartbeat | None, plan: Planned | None) -> Ahead
         return Ahead(beat.eta_s, is_whole=not later)
     seconds = dict(plan.parts[1:-1])
     eta_s = beat.eta_s + sum(seconds[phase] for phase in later)
-    # At the current machine's rate: a spot machine's may differ from the plan's.
+    # Use the current machine's rate, because that of a spot machine may differ from the plan's.
     rate = Decimal(status.lines[-1].rate_usd_per_hour)
     return Ahead(eta_s, end_usd=status.spend_usd + meter.cost(rate, eta_s + plan.parts[-1][1]))
 
 
 def to_finish(status: Status) -> Decimal | None:
-    """Return the cost of the rest of the phase, by the trainer's own estimate; None if unknown."""
+    """Return the cost of the rest of the phase, by the trainer's own estimate, or None if it is unknown."""
     beat = status.reports.heartbeat if status.reports else None
     if beat is None or not status.lines:
         return None
-    # Up to the planned end: a landing stops before it.
+    # The time up to the planned end, because a landing stops before it.
     seconds = beat.eta_s if beat.end_step is None else beat.plan_s
     return None if seconds is None else meter.cost(Decimal(status.lines[-1].rate_usd_per_hour), seconds)
 
@@ -97,8 +98,11 @@ def progress_line(
     figures: Mapping[str, float] | None = None,
     plan: Planned | None = None,
 ) -> str:
-    """One line, always in this order: phase, step, loss (in rl the reward), speed, cost, time left. Never without cost.
-    With `plan`, time left and final cost cover all phases. If the run is not training, its state replaces the time."""
+    """Return one line, always in this order: phase, step, loss (in rl the reward), speed, cost, time left.
+
+    The cost is never left out. With `plan`, the time left and the final cost cover all phases. If the run is not
+    training, its state replaces the time.
+    """
     beat = None if beat is None else reached(status, beat)
     parts = [] if beat is None else how_far(beat, status.phases, figures)
     if beat is not None and "gpu" in beat.use and status.run.is_live:

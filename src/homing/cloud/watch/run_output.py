@@ -1,9 +1,9 @@
-"""Read the output of a run while it trains: new events, validations and samples since the last poll, and its logs.
+"""Reads the output of a run while it trains: new events, validations and samples since the last poll, and its logs.
 
     events.jsonl, metrics.jsonl, samples/ --EventFeed.reports--> Report(event | sample | alert), in order
     logs of trainer, agent and sync       --read_log, follow-->  lines
 
-A rented run's directory is in the store; that of a run trained on this computer is in the home. The feed uses no clock
+A rented run's directory is in the store. That of a run trained on this computer is in the home. The feed uses no clock
 and no provider, and gets costs only from the ledger's lines. Following a log loses no lines while the store is
 unreachable.
 """
@@ -56,22 +56,22 @@ class Report:
 
 class EventFeed:
     def __init__(self, store: Store, run_id: str, *, is_curve: bool = False) -> None:
-        """`is_curve`: `fresh` gets the metrics for a curve of the whole run, not only for its current state."""
+        """Collect the metrics for a curve of the whole run if `is_curve`, else only for its current state."""
         self._store, self._run_id = store, run_id
         self._events = Tail(store, run_key(run_id, file_names.EVENTS))
         self._metrics = MetricLog(store, run_key(run_id, file_names.METRICS), is_curve=is_curve)
         self.fresh: list[Metric] = []  # the metrics of the last call
         self._samples: set[str] = set()
         self._reported: set[tuple[float, str, str, str]] = set()  # events by identity
-        self._times: dict[str, float] = {}  # of samples, by path
+        self._times: dict[str, float] = {}  # times of the samples, by path
         self._is_first = True
-        self.metric: Metric | None = None  # the newest with a loss
-        self.first: dict[str, Metric] = {}  # by phase, the first with a meaningful loss
-        self.measured: dict[str, Metric] = {}  # by phase, the last evaluation
-        self.figures: dict[str, dict[str, float]] = {}  # by phase, metrics that only it has
+        self.metric: Metric | None = None  # the newest metric with a loss
+        self.first: dict[str, Metric] = {}  # phase -> its first metric with a meaningful loss
+        self.measured: dict[str, Metric] = {}  # phase -> the metric of its last evaluation
+        self.figures: dict[str, dict[str, float]] = {}  # phase -> the metrics that only it has
 
     def copy(self) -> EventFeed:
-        """Return a copy to read with: if reading fails halfway or takes too long, the original is unchanged."""
+        """Return a copy to read with, so that the original is unchanged if reading fails halfway or takes too long."""
         made = copy.copy(self)
         made._events, made._metrics = copy.copy(self._events), copy.copy(self._metrics)
         made._samples, made._reported, made._times = set(self._samples), set(self._reported), dict(self._times)
@@ -82,7 +82,7 @@ class EventFeed:
     def reports(self, lines: Sequence[LedgerLine] = (), now: float = 0.0) -> Iterator[Report]:
         """Yield reports since the last call, in the order they happened.
 
-        `lines` are the attempts of a rented run; `now` is the time until which the last of them has accrued costs.
+        `lines` are the attempts of a rented run. `now` is the time until which the last of them has accrued costs.
         """
         # A watch of a resumed run reports each earlier attempt in one line.
         since = lines[-1].intent_at if self._is_first and len(lines) > 1 else -math.inf
@@ -104,7 +104,7 @@ class EventFeed:
         if since > -math.inf:
             yield from self._past(events, lines, now)
             events = [event for event in events if event.t >= since]
-        if self._is_first:  # only the last of the past events, without file transfers
+        if self._is_first:  # of the past events, show only the last ones, without file transfers
             events = [event for event in events if event.source != "sync"][-_FIRST_EVENTS:]
         self._is_first = False
         for place, event in enumerate(events):
@@ -114,9 +114,9 @@ class EventFeed:
             self._reported.add(mark)
             if event.kind == "sampled":
                 self._times[str(event.data.get("path"))] = event.t
-                continue  # the sample itself is shown
+                continue  # not shown, because the sample itself is shown
             if event.kind == "evaluated":
-                continue  # its result is shown
+                continue  # not shown, because its result is shown
             if event.kind == _EVALUATING and self._is_passed(event, events[place + 1 :]):
                 continue
             where = f"step {event.step:,} | " if event.step is not None else ""
@@ -139,7 +139,7 @@ class EventFeed:
             yield line.intent_at, Report("event", said, data)
 
     def _is_passed(self, event: Event, later: Sequence[Event]) -> bool:
-        """Return whether the same evaluation has progressed or ended since: only the newest count is shown."""
+        """Return whether the same evaluation has progressed or ended since, because only the newest count is shown."""
         last = self.measured.get(event.phase)
         is_over = last is not None and last.step >= (event.step or 0)
         return is_over or any(each.kind == _EVALUATING for each in later)
@@ -147,7 +147,7 @@ class EventFeed:
     def _new_samples(self, since: float) -> Iterator[tuple[float, Report]]:
         prefix = run_key(self._run_id, file_names.SAMPLES) + "/"
         entries = self._store.list(prefix)
-        if not self._samples:  # only the last of the past samples; a long run has hundreds
+        if not self._samples:  # of the past samples, show only the last one, because a long run has hundreds
             self._samples.update(entry.key for entry in entries[:-_FIRST_SAMPLES])
         if since > -math.inf:
             self._samples.update(entry.key for entry in entries if self._sampled_at(entry.key[len(prefix) :]) < since)
@@ -182,7 +182,7 @@ def _mark(event: Event) -> tuple[float, str, str, str]:
 
 
 def _late(event: Event, lines: Sequence[LedgerLine]) -> str:
-    """Return a prefix for an event of an earlier attempt that arrives while the next one is running; "" otherwise."""
+    """Return a prefix for an event of an earlier attempt that arrives while the next is running, else ""."""
     if len(lines) < 2 or event.source == "home" or event.t >= lines[-1].intent_at:
         return ""
     of = [line.attempt for line in lines if line.intent_at <= event.t]
@@ -190,7 +190,7 @@ def _late(event: Event, lines: Sequence[LedgerLine]) -> str:
 
 
 def _dollars(event: Event, lines: Sequence[LedgerLine]) -> str:
-    """Return what finishing the plan would have cost: the trainer itself only knows the time."""
+    """Return what finishing the plan would have cost, because the trainer itself knows only the time."""
     needs_s = event.data.get("needs_s")
     if event.source != "trainer" or not isinstance(needs_s, float) or not lines:
         return ""
@@ -268,7 +268,7 @@ def _is_pushing(home: Home, run: RunRow) -> bool:
 
 
 def boot_log(home: Home, run: RunRow) -> str:
-    """Return the boot output, from the mailbox or the provider: the only log if the instance died early."""
+    """Return the boot output from the mailbox or the provider, which is the only log if the instance died early."""
     with contextlib.suppress(StoreError):
         return home.store_of(run).read(run_key(run.id, file_names.LOGS, "boot.log")).decode("utf-8", "replace")
     lines = [line for line in home.ledger.lines(run.id) if line.instance_id is not None]

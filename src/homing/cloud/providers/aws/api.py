@@ -4,8 +4,8 @@
     items   a whole list, page by page; raises if the response lacks the list, rather than treating it as empty
     once    run_instances and the like: only throttling is retried; Unsure if it may have taken effect
 
-boto3 signs, serializes and parses; its own transport and retries are switched off, so that every call and every pause
-goes through World, where the simulator and its kill points see them. The SDK is imported at the first call.
+boto3 only signs, serializes and parses. Its own transport and retries are switched off, so that every call and every
+pause goes through World, where the simulator can see it and kill the process. The SDK is imported at the first call.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from homing.world import HttpRequest, NetworkError, Retries, World
 
 __all__ = ["GLOBAL", "AwsApi", "AwsRefused"]
 
-GLOBAL = "us-east-1"  # endpoint of IAM, Budgets and the price list for all regions
+GLOBAL = "us-east-1"  # the region whose endpoint serves IAM, Budgets and the price list for all regions
 _TIMEOUT_S = 30.0
 _MOST_SKEW_S = 240.0  # AWS refuses a signature that is five minutes old, and the Date header is slightly old itself
 _RETRIES = Retries(tries=4, first_s=0.5, longest_s=20.0)
-# Returned before anything has been done, so retrying is always safe.
+# Error codes that are returned before anything has been done, so that retrying is always safe.
 _BUSY = (
     "RequestLimitExceeded", "Throttling", "ThrottlingException", "EC2ThrottledException", "TooManyRequestsException",
     "RequestThrottled", "RequestThrottledException", "PriorRequestNotComplete",
 )  # fmt: skip
-# A 5xx that is nevertheless a definite refusal: lack of capacity is reported as a service error.
+# Error codes of 5xx responses that are nevertheless definite refusals. Lack of capacity is reported as a service error.
 _CLEAR = (*_BUSY, "Insufficient", "Unfulfillable")
 _WHO = ("AuthFailure", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken", "RequestExpired",
         "UnrecognizedClientException", "InvalidSignatureException", "ExpiredTokenException")  # fmt: skip
@@ -42,7 +42,7 @@ _RIGHTS = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "Op
 
 
 class AwsRefused(Unwelcome):
-    """AWS understood the request and refused; `code` is its error code."""
+    """AWS understood the request and refused it. `code` is its error code."""
 
     def __init__(self, what: str, why: str = "", fix: str = "", *, code: str = "", text: str = "") -> None:
         super().__init__(what, why, fix, text=text)
@@ -50,19 +50,19 @@ class AwsRefused(Unwelcome):
 
 
 class AwsApi:
-    """The API of one account in every region."""
+    """The API of one account, in every region."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._clients: dict[tuple[str, str], Any] = {}
-        self._lock = threading.Lock()  # offers of several providers are fetched in parallel
-        # How far the AWS clock is ahead of ours, by the Date header of the last response; 0 if there was none.
+        self._lock = threading.Lock()  # needed because offers of several providers are fetched in parallel
+        # How far the AWS clock is ahead of ours, by the Date header of the last response, or 0 if there was none.
         self.skew_s = 0.0
 
     @property
     def region(self) -> str:
-        """Return the region that the user set in the environment or the profile; "" if none."""
-        named = self._world.environment().get("AWS_REGION", "")  # other SDKs read it, boto3 does not
+        """Return the region that the user set in the environment or the profile, or "" if none."""
+        named = self._world.environment().get("AWS_REGION", "")  # read by other SDKs, but not by boto3
         return named or str(self._session.region_name or "")
 
     @functools.cached_property
@@ -116,8 +116,8 @@ class AwsApi:
     def _send(self, service: str, operation: str, region: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send one request.
 
-        Raises AwsRefused for a definite refusal, Unsure if there is no response or it does not say whether the request
-        took effect.
+        Raises AwsRefused for a definite refusal, and Unsure if there is no response or if it does not say whether the
+        request took effect.
         """
         from botocore import exceptions as sdk
 
@@ -139,7 +139,8 @@ class AwsApi:
         except (NetworkError, sdk.BotoCoreError) as exc:
             raise Unsure(str(exc)) from exc
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as exc:
-            # botocore parses numbers and times while reading: a `NaN` among them makes the response unreadable.
+            # botocore parses numbers and times while reading, so a `NaN` among them makes the whole response
+            # unreadable.
             raise Unsure(f"AWS answered {operation} with an unreadable number ({exc})") from exc
         self._note_clock(answer)
         return answer
@@ -182,14 +183,14 @@ class AwsApi:
 
 @functools.cache
 def _loader() -> Any:
-    """Return one loader for all regions: the service description of EC2 alone is several megabytes of JSON."""
+    """Return one loader for all regions, because the service description of EC2 alone is several megabytes of JSON."""
     import botocore.loaders
 
     return botocore.loaders.create_loader()
 
 
 def _through(world: World) -> Callable[..., Any]:
-    """Return a handler for botocore's before-send event: its return value is used as the response."""
+    """Return a handler for botocore's before-send event. Its return value is used as the response."""
 
     def send(request: Any, **_: Any) -> Any:
         from botocore.awsrequest import AWSResponse

@@ -14,8 +14,8 @@ from homing.errors import HomingError
 __all__ = ["check_aws"]
 
 _KEYS_PAGE = "https://console.aws.amazon.com/iam/home#/security_credentials"
-_FAMILIES = {"G": "g5.xlarge", "P": "p4d.24xlarge"}  # one type represents its family
-_WOULD_HAVE = "DryRunOperation"  # EC2's error code for: permitted, but not done because of DryRun
+_FAMILIES = {"G": "g5.xlarge", "P": "p4d.24xlarge"}  # one instance type represents its family
+_WOULD_HAVE = "DryRunOperation"  # EC2's error code for a call that is permitted, but was not done because of DryRun
 
 
 def check_aws(api: AwsApi, market: Market, creation: Creation, regions: list[str]) -> list[Check]:
@@ -37,7 +37,7 @@ def check_aws(api: AwsApi, market: Market, creation: Creation, regions: list[str
 
 
 def _check_right(api: AwsApi, creation: Creation, region: str) -> Check:
-    """Check with DryRun whether the key may start instances; nothing is started."""
+    """Check with DryRun whether the key may start instances, without starting any."""
     fix = "Grant the key ec2:RunInstances; docs/clouds/aws.md lists all permissions."
     try:
         image = str(creation.image(region)["ImageId"])
@@ -57,7 +57,7 @@ def _check_right(api: AwsApi, creation: Creation, region: str) -> Check:
 
 
 def _check_network(creation: Creation, region: str) -> Check:
-    """Check which network an instance would start in: the account's default VPC may have been deleted."""
+    """Check in which network an instance would start, because the account's default VPC may have been deleted."""
     try:
         subnets, network = creation.subnets(region)
     except HomingError as exc:
@@ -66,7 +66,7 @@ def _check_network(creation: Creation, region: str) -> Check:
 
 
 def _check_quota(market: Market, region: str, family: str, kind: str) -> Check:
-    """Check the quota of a family; it is enough if either spot or on-demand allows an instance."""
+    """Check the quota of a family. It is enough if either spot or on-demand allows an instance."""
     quotas = [market.quota(region, kind, is_spot=is_spot) for is_spot in (True, False)]
     name, known = f"aws.quota-{family.lower()}", [quota for quota in quotas if quota.num_cores is not None]
     if not known:

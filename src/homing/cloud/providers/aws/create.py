@@ -1,4 +1,4 @@
-"""Start one EC2 instance: try the zones of an offer in turn until one has capacity.
+"""Starts one EC2 instance, trying the zones of an offer in turn until one has capacity.
 
 zones that cost no more than was offered -> image, subnet, group, role, files -> run_instances, zone by zone
 no capacity       the next zone; none left: NoOffer          quota    refused, with its code and its page
@@ -42,7 +42,7 @@ _PROFILE_S = 90.0  # a new instance profile is not visible to EC2 immediately
 _PROFILE_EVERY_S = 3.0
 _RETRIES = Retries(tries=4, first_s=1.0)
 _LINK_S = 3600.0  # validity of the presigned URLs from which an instance gets its first files
-_END_ALONE_S = 1800.0  # an instance without our agent ends itself after at most this time
+_END_ALONE_S = 1800.0  # after at most this time, an instance without our agent ends itself
 
 
 @dataclass
@@ -55,7 +55,8 @@ class Creation:
     owner: str
     world: World
     settle_s: float
-    with_mark: Callable[[str, str], list[dict[str, Any]]]  # region, mark -> live instances with it, the oldest first
+    # takes a region and a mark; returns the live instances with it, the oldest first
+    with_mark: Callable[[str, str], list[dict[str, Any]]]
 
     def start(self, request: Request, region: str, choice: Choice) -> dict[str, Any]:
         zones = self._zones(request, region, choice)
@@ -104,18 +105,18 @@ class Creation:
         volume = self.things.find_volume(region, request.mark) if self.settings.volume else None
         if volume is None:
             return zones
-        # A volume cannot leave its zone; in a different zone its content would have to be created again.
+        # A volume cannot leave its zone, so in a different zone its content would have to be created again.
         return [zone for zone in zones if zone == volume["AvailabilityZone"]]
 
     def subnets(self, region: str) -> tuple[dict[str, str], str]:
-        """Return zone -> subnet within one network, and that network: a security group belongs to a single network."""
+        """Return the subnets by zone, all in one network, and that network, to which the security group must belong."""
         if self.settings.subnets:
             rows = self.api.items("ec2", "describe_subnets", "Subnets", region, SubnetIds=list(self.settings.subnets))
         else:
             only = [{"Name": "default-for-az", "Values": ["true"]}]
             rows = self.api.items("ec2", "describe_subnets", "Subnets", region, Filters=only)
         if not rows:
-            raise Unwelcome(  # nothing was created: the undo of a launch need not wait for an instance
+            raise Unwelcome(  # nothing was created, so the undo of a launch need not wait for an instance
                 what=f"The account has no default VPC in {region}.",
                 why="An instance needs a subnet.",
                 fix="aws ec2 create-default-vpc   or set your own: cloud.aws.subnets",
@@ -163,8 +164,8 @@ class Creation:
     def _fetches(self, request: Request) -> tuple[Fetch, ...]:
         """Put the instance's first files into the store; return each with its hash and a presigned URL.
 
-        Each URL gives access to a single key, for an hour. The files are always written again: the keys are
-        predictable, so an existing object may be someone else's. The instance compares each file with the hash in its
+        Each URL gives access to a single key, for an hour. The files are always written again, because the keys are
+        predictable and an existing object may be someone else's. The instance compares each file with the hash in its
         user data before using it.
         """
         store = open_store(request.order.boot.store, self.world)
@@ -189,7 +190,7 @@ class Creation:
             except Unsure as exc:
                 problem = exc
             except AwsRefused as exc:
-                # The token was used before with different parameters: that earlier call may have succeeded.
+                # The token was used before with different parameters, so that earlier call may have succeeded.
                 if problem is None and exc.code != "IdempotentParameterMismatch":
                     raise
                 problem = exc

@@ -1,4 +1,4 @@
-"""One EC2 instance as data: its user data and the parameters of run_instances. Pure functions.
+"""Builds the user data of an EC2 instance and the parameters of run_instances, with pure functions.
 
 user data     startup.sh plus a timer of the operating system and the persistent volume; no secrets
 run_instances spot with a maximum price, terminate on shutdown, IMDSv2, tags on everything it creates
@@ -38,9 +38,9 @@ __all__ = [
 MARK_TAG, RATE_TAG, SSH_TAG, RUN_TAG = "homing-mark", "homing-rate", "homing-ssh", "homing-run"
 VOLUME_WAIT_S = 300
 FOLLOW_S = 60
-_SAME_CLOCK_S = 10.0  # ignore smaller differences: a Date header has whole seconds and some latency
+_SAME_CLOCK_S = 10.0  # smaller differences are ignored, because a Date header has whole seconds and some latency
 _MOST_USER_DATA = 16_384
-_HOPS = 2  # one more than the instance itself needs, so that containers on it can query the metadata too
+_HOPS = 2  # one hop more than the instance itself needs, so that containers on it can query the metadata too
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Launch:
     profile: str  # "" if the store needs no role
     key_name: str
     user_data: bytes
-    most_usd_per_hour: Decimal | None  # maximum spot price; None: on demand
+    most_usd_per_hour: Decimal | None  # maximum spot price; None for on demand
     is_ssh: bool  # whether SSH login is allowed
 
 
@@ -77,7 +77,7 @@ def prepare_text(boot: Boot, *, has_volume: bool, skew_s: float = 0.0) -> str:
     ahead_s = int(skew_s) if abs(skew_s) > _SAME_CLOCK_S else 0
     settings = {
         "SYSTEM_TIMER_AT": int(boot.started_at + ahead_s + seconds) if is_limited else 0,
-        # By the instance's own clock, but never later than with a correct clock.
+        # The deadline by the instance's own clock, but never later than with a correct clock.
         "SYSTEM_TIMER_MAX_M": max(1, int(seconds // 60)) if is_limited else 0,
         "FOLLOW_S": FOLLOW_S,
         "VOLUME_WAIT_S": VOLUME_WAIT_S if has_volume else 0,
@@ -87,9 +87,9 @@ def prepare_text(boot: Boot, *, has_volume: bool, skew_s: float = 0.0) -> str:
 
 
 def user_data(script: str) -> bytes:
-    """Return the script, compressed if it is too long; cloud-init decompresses it.
+    """Return the script, compressed if it is too long. cloud-init decompresses it.
 
-    Presigned URLs that contain session tokens are long.
+    The script is long if presigned URLs contain session tokens.
     """
     data = script.encode()
     if len(data) > _MOST_USER_DATA:
@@ -104,10 +104,10 @@ def user_data(script: str) -> bytes:
 
 
 def client_token(mark: str, zone: str) -> str:
-    """Return the same token for the same try.
+    """Return a token that is the same for the same try.
 
-    Each zone gets its own token: EC2 refuses a token that is reused with different parameters, perhaps even after a
-    failed call.
+    Each zone gets its own token, because EC2 refuses a token that is reused with different parameters, perhaps even
+    after a failed call.
     """
     return hashlib.sha256(f"{mark} {zone}".encode()).hexdigest()
 
@@ -154,7 +154,8 @@ def run_parameters(request: Request, launch: Launch) -> dict[str, Any]:
     if launch.key_name:
         parameters["KeyName"] = launch.key_name
     if launch.most_usd_per_hour is not None:
-        # One-time: a persistent request would start a new instance after we terminate this one.
+        # The spot request is one-time, because a persistent request would start a new instance after we terminate this
+        # one.
         spot = {
             "SpotInstanceType": "one-time",
             "InstanceInterruptionBehavior": "terminate",
@@ -170,10 +171,10 @@ def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def policy_of(bucket: str, prefix: str, partition: str = "aws") -> str:
-    """Return the instance's IAM policy: read, write and list below one prefix of one bucket, nothing else.
+    """Return the instance's IAM policy, which allows reading, writing and listing below one prefix of one bucket.
 
-    IfExists: requests that check for the bucket or a key send no prefix, and a strict condition would turn every "not
-    found" into "forbidden".
+    The condition uses IfExists because requests that check for the bucket or a key send no prefix. A strict condition
+    would turn every "not found" into "forbidden".
     """
     arn = f"arn:{partition}:s3:::{bucket}"
     below = [f"{prefix}*"] if prefix else ["*"]

@@ -4,11 +4,11 @@
 
 A spot offer is named after its zone, or after its region if any zone may be used. Its rate is the most that an hour can
 cost: the price in its most expensive zone plus the headroom that `MaxPrice` allows, the root disk and the public
-address. Results are cached for a few minutes. Rents nothing.
+address. Results are cached for a few minutes. This module rents nothing.
 
-`guide` needs neither account nor network. It shows which types of a fixed list can train a model, computed from the
-memory that each phase needs on the type's GPU, with rates from the dated price table. `homing plan RUN` queries AWS
-itself.
+`guide` needs neither account nor network. It shows which types of a fixed list can train a model, based on the memory
+that each phase needs on the type's GPU, with rates from the dated price table. By contrast, `homing plan RUN` queries
+AWS itself.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-# NVIDIA GPUs suitable for training. Not g5g, which has an ARM CPU that our image does not support. Not p3: its V100 is
-# older than our torch and the image's open driver support.
+# Families with NVIDIA GPUs suitable for training. g5g is left out because our image does not support its ARM CPU. p3 is
+# left out because neither our torch nor the open driver in the image supports its old V100.
 FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "g7", "g7e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
 SYSTEM_GB, LEAST_GB = 75, 100  # size of the image, and the smallest root disk with room for an environment
-# Type -> GPU, number of GPUs, vCPUs, GiB of host memory, from AWS's pages. p3 is hardly sold any more.
+# Type -> GPU, number of GPUs, vCPUs, GiB of host memory, from AWS's pages. AWS hardly sells p3 any more.
 TYPES: dict[str, tuple[str, int, int, int]] = {
     "g4dn.xlarge": ("T4", 1, 4, 16),
     "g4dn.2xlarge": ("T4", 1, 8, 32),
@@ -68,20 +68,20 @@ TYPES: dict[str, tuple[str, int, int, int]] = {
     "p5.48xlarge": ("H100", 8, 192, 2048),
 }
 FRESH_S = 300.0
-BOOT_S = 150.0  # slow because the first reads from an image of tens of GB are slow
-_HOURS = 730  # hours in a month, as AWS counts
-# gp3 and a public address; the us-east-1 list of 2026-08 has 0.08 and 0.005. Other regions charge up to 50% more for
-# the disk, and the price list has disks in a different format, so these overestimate.
+BOOT_S = 150.0  # long, because the first reads from an image of tens of GB are slow
+_HOURS = 730  # hours in a month, as AWS counts them
+# Prices of gp3 and of a public address. The us-east-1 list of 2026-08 has 0.08 and 0.005. Other regions charge up to
+# 50% more for the disk, and the price list has disks in a different format, so these values are overestimates.
 _DISK_USD_PER_GB_MONTH = Decimal("0.12")
 _ADDRESS_USD_PER_HOUR = Decimal("0.005")
-_SAME_AS_LIST = ("us-east-1", "us-east-2", "us-west-2")  # regions with the same list prices as us-east-1
-# Quota codes in vCPUs: (families, on demand, spot). We do not know the spot code of p6.
+_SAME_AS_LIST = ("us-east-1", "us-east-2", "us-west-2")  # these regions have the same list prices as us-east-1
+# Quota codes in vCPUs: (families, on demand, spot). The spot code of p6 is unknown to us.
 _QUOTAS = (
     (("p5", "p5e", "p5en"), "L-417A185B", "L-C4BD4855"),
     (("p6-b200", "p6-b300"), "L-417A185B", ""),
     (("p3", "p3dn", "p4d", "p4de"), "L-417A185B", "L-7212CCBC"),
     (("g4dn", "g5", "g6", "gr6", "g6e", "g7", "g7e"), "L-DB2E81BA", "L-3819A6DF"),
-    (("c", "m", "r", "t"), "L-1216C47A", "L-34B43A08"),  # CPU only: by first letter
+    (("c", "m", "r", "t"), "L-1216C47A", "L-34B43A08"),  # types without a GPU, by first letter
 )
 
 
@@ -90,7 +90,7 @@ class Choice:
     """The run file's selection, and the disks, which cost extra per hour."""
 
     regions: tuple[str, ...]
-    types: tuple[str, ...] = ()  # as AWS filters: g5.*
+    types: tuple[str, ...] = ()  # in the format of AWS's filters: g5.*
     is_spot: bool = True
     headroom: Decimal = Decimal("0.1")
     root_gb: int = LEAST_GB
@@ -101,8 +101,8 @@ class Choice:
 class Kind:
     name: str
     device: str
-    num_gpus: int  # 0: CPU only; rented only if the run file names that exact type
-    memory_bytes: int  # of one GPU, or of the machine if it has none
+    num_gpus: int  # 0 for CPU only, which is rented only if the run file names that exact type
+    memory_bytes: int  # memory of one GPU, or of the machine if it has none
     num_cores: int
     can_spot: bool
     zones: tuple[str, ...]
@@ -112,7 +112,7 @@ class Kind:
 @dataclass(frozen=True)
 class Quota:
     code: str
-    num_cores: Decimal | None  # None: could not be queried
+    num_cores: Decimal | None  # None if it could not be queried
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Market:
         return [offer for name in choice.regions for offer in self._offers_of(self._region(name, choice.types), choice)]
 
     def zones(self, offer: Offer, choice: Choice) -> list[str]:
-        """Return the zones for this offer, the cheapest first: never one that costs more than was offered."""
+        """Return the zones for this offer, the cheapest first, without those that cost more than was offered."""
         place, kind_name, market = offer.name.split("/")
         region = self._region(region_of(place), choice.types, max_age_s=0.0)
         kind = next((kind for kind in region.kinds if kind.name == kind_name), None)
@@ -214,7 +214,7 @@ class Market:
         return {where: usd for where, usd in prices.items() if usd}
 
     def _list_prices(self, region: str, types: tuple[str, ...]) -> dict[str, Decimal]:
-        """Return list prices: all GPU instances in one query, or one query per type if exact types are given."""
+        """Return list prices, from one query for all GPU instances, or one query per type if exact types are given."""
         exact = [{"instanceType": name} for name in types if "*" not in name]
         asked = exact if exact and len(exact) == len(types) else [{"instanceFamily": "GPU instance"}]
         prices = {}
@@ -237,7 +237,7 @@ class Market:
             found = self._api.call("service-quotas", "get_service_quota", region, ServiceCode="ec2", QuotaCode=code)
             return read_figure(found["Quota"]["Value"], 10**9)
         except (HomingError, KeyError):
-            return None  # no permission to query it; EC2 itself refuses requests over the quota
+            return None  # this key may not query it, but EC2 itself refuses requests over the quota
 
     # --- offers ---
 
@@ -306,7 +306,7 @@ class Market:
 
 
 def region_of(place: str) -> str:
-    """Return the region of a zone, us-east-1a -> us-east-1; a region is returned unchanged."""
+    """Return the region of a zone: us-east-1a -> us-east-1. A region is returned unchanged."""
     return place[:-1] if place[-1].isalpha() else place
 
 
@@ -325,7 +325,7 @@ def quota_page(region: str, code: str) -> str:
 
 
 def card_of(name: str, mebibytes: int) -> Gpu | None:
-    """Return the GPU. AWS uses one name for both kinds of A100 and of V100; the memory size distinguishes them."""
+    """Return the GPU. AWS uses one name for both kinds of A100 and of V100, which differ in memory size."""
     first = find_gpu(name)
     if first is None:
         return None
@@ -375,7 +375,7 @@ class Row:
     num_cores: int
     memory_gib: int
     fit: Fit  # of the phase that needs the most memory
-    price: Price | None  # on demand in us-east-1, with its date
+    price: Price | None  # the on-demand price in us-east-1, with its date
 
     @property
     def is_fitting(self) -> bool:
@@ -383,7 +383,7 @@ class Row:
 
 
 def guide(run: Run) -> list[Row]:
-    """Return a row for every type, in table order. Assumes one GPU: sharding is not taken into account."""
+    """Return a row for every type, in table order. Assumes one GPU, because sharding is not taken into account."""
     rows = []
     for name, (card, num_gpus, num_cores, memory_gib) in TYPES.items():
         each = [fits(run, phase, {card: GPUS[card]})[0] for phase in run.phases]

@@ -1,7 +1,7 @@
-"""The IAM policy that an AWS user needs for homing: every operation we call -> its actions -> one document.
+"""Builds the IAM policy that an AWS user needs for homing: every operation we call -> its actions -> one document.
 
-An operation may need more than the action of the same name: tags in a create call are a separate action, and so is the
-service-linked role that EC2 creates when an account first uses spot. Pure data, offline.
+An operation may need more than the action of the same name. Tags in a create call are a separate action, and so is the
+service-linked role that EC2 creates when an account first uses spot. This module is pure data and works offline.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ OPERATIONS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 _SPOT_ROLE = "arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot"
 _OURS = ["arn:aws:iam::*:role/homing/*", "arn:aws:iam::*:instance-profile/homing/*"]
-_LISTS = ("iam:ListRoles", "iam:ListInstanceProfiles")  # these do not support a path in the resource
+_LISTS = ("iam:ListRoles", "iam:ListInstanceProfiles")  # these actions do not support a path in the resource
 
 
 def policy_document(bucket: str = "") -> str:

@@ -4,9 +4,9 @@
     place     `shutdown -h now`: shutting down terminates     storage  storage.py: role, group, volume, budget
 
 An instance id is REGION/i-..., so that it can be looked up without the run file. The regions ever used are recorded in
-$HOMING_HOME/aws/; a home without that record queries all regions. The instance's role grants access to one prefix of
-one bucket, and its first files come by presigned URLs; secrets come by SSH, from the one address that is allowed in, or
-not at all.
+$HOMING_HOME/aws/, and a home without that record queries all regions. The instance's role grants access to one prefix
+of one bucket, and the instance gets its first files by presigned URLs. Secrets are sent by SSH, from the only address
+that is allowed in, or not at all.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from homing.world import World
 __all__ = ["Aws"]
 
 _GONE_CODES = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")
-_YOUNG_S = 60.0  # a new id is not visible everywhere immediately
+_YOUNG_S = 60.0  # for this long, a new id may not be visible everywhere
 _RUNNING_S = 300.0
 _HAND_OVER_S = 600.0
 _LOOK_S = 2.0
-_DESCRIBE_EVERY_S = 2.0  # waiting callers poll more often than EC2's rate limit allows
+_DESCRIBE_EVERY_S = 2.0  # a minimum, because waiting callers poll more often than EC2's rate limit allows
 _STATES: dict[str, InstanceState] = {
     "pending": "requested",
     "running": "ready",
@@ -78,7 +78,7 @@ _ENDED_BY = {
     "Server.InternalError": "EC2 failed to start it",
 }
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-_NOT_THERE = ("AWS_CA_BUNDLE",)  # path of a file on this computer
+_NOT_THERE = ("AWS_CA_BUNDLE",)  # this variable holds the path of a file on this computer
 
 
 class Aws:
@@ -94,7 +94,7 @@ class Aws:
         self._home, self._world, self._owner = home, world, owner
         self._prefix = owner_prefix(owner)
         self._settings = AwsCloud()
-        self._made: dict[str, float] = {}  # ids created by this process -> when
+        self._made: dict[str, float] = {}  # ids created by this process -> the time of creation
         self._ours: set[str] = set()  # ids that this process has seen with our mark
         self._looked: dict[str, tuple[float, Instance]] = {}
 
@@ -102,7 +102,7 @@ class Aws:
     def is_configured(home: Path, world: World) -> bool:
         """Return True if this home has ever used AWS.
 
-        Keys alone do not show that: they may be for a bucket at a different service.
+        Keys alone do not show that, because they may be for a bucket at a different service.
         """
         return world.exists(home / "aws")
 
@@ -130,14 +130,15 @@ class Aws:
         fitting = [offer for offer in self._market.offers(choice) if not lack(offer, needs)]
         allowed = [offer for offer in fitting if self._is_within_quota(offer)]
         if fitting and not allowed:
-            raise self._over_quota(fitting[0])  # raise, not an empty list: new accounts have a quota of zero
+            # raised instead of returning an empty list, because new accounts have a quota of zero
+            raise self._over_quota(fitting[0])
         return allowed
 
     def place(self, mark: str) -> Place:
         return startup_script.place(EndBilling(kind="command", argv=["shutdown", "-h", "now"]))
 
     def plan(self, offer: Offer, order: Order) -> Request:
-        """Build the request. AWS keys are never sent: the instance's role grants access to the bucket."""
+        """Build the request. AWS keys are never sent, because the instance's role grants access to the bucket."""
         place, boot = self.place(order.mark), order.boot
         env, secrets = dict(boot.env), dict(order.secrets)
         address = s3_of(boot.store, self._world.environment())
@@ -224,7 +225,7 @@ class Aws:
 
     @legible
     def list_owned(self) -> list[Instance]:
-        self._looked.clear()  # an instance that is no longer listed must be looked up again
+        self._looked.clear()  # cleared, because an instance that is no longer listed must be looked up again
         found = []
         for region in self.regions():
             found += [self._instance(region, body) for body in self._with_mark(region, f"{self._prefix}*")]
@@ -235,9 +236,9 @@ class Aws:
         self._looked.pop(instance_id, None)
         region, _, name = instance_id.rpartition("/")
         if not region:
-            return  # not an EC2 id
+            return  # this is not an EC2 id
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # missing or unreadable: terminate it anyway
+            with contextlib.suppress(ProviderSilent):  # if its data is missing or unreadable, terminate it anyway
                 self._own(instance_id, self._find(instance_id) or {})
         try:
             self.api.call("ec2", "terminate_instances", region, InstanceIds=[name])
@@ -246,11 +247,11 @@ class Aws:
                 raise
 
     def log(self, instance_id: str) -> str:
-        """Return the console output, including our script's; EC2 keeps the last 64 KB and may deliver it late."""
+        """Return the console output, including that of our script. EC2 keeps the last 64 KB and may deliver it late."""
         region, _, name = instance_id.rpartition("/")
         if not region:
             return ""
-        for newest in ({"Latest": True}, {}):  # types before Nitro do not support "latest"
+        for newest in ({"Latest": True}, {}):  # instance types before Nitro do not support "latest"
             try:
                 said = self.api.call("ec2", "get_console_output", region, InstanceId=name, **newest)
                 return str(said.get("Output") or "")
@@ -262,7 +263,7 @@ class Aws:
         raise AssertionError("the second try returns or raises")
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: the timer on the instance follows the limits that the agent records (see prepare.sh)."""
+        """Do nothing, because the timer on the instance follows the limits that the agent records (see prepare.sh)."""
 
     # --- other resources ---
 
@@ -294,7 +295,7 @@ class Aws:
         return check_aws(self.api, self._market, self._creation(), list(self._choice(Needs()).regions))
 
     def setup_steps(self) -> list[Step]:
-        """Return the only setup step: record the regions, so that all commands of this home query AWS.
+        """Return the only setup step, which records the regions, so that all commands of this home query AWS.
 
         Everything else is created per run and destroyed with it.
         """
@@ -365,7 +366,7 @@ class Aws:
     def _check_way(self, order: Order, secrets: dict[str, str]) -> None:
         """Raise UsageError if the instance could not get its files or secrets.
 
-        Without SSH, files can only be delivered by presigned URLs of a bucket, and secrets cannot be delivered at all.
+        Without SSH, files can be delivered only by presigned URLs of a bucket, and secrets cannot be delivered at all.
         """
         if self._settings.ssh_from:
             return
@@ -383,21 +384,21 @@ class Aws:
         return self._home / "aws" / f"regions-{self._owner}.json"
 
     def regions(self) -> list[str]:
-        """Return the regions where we may have resources; all regions if this home has no record."""
+        """Return the regions where we may have resources, which are all regions if this home has no record."""
         if self._world.exists(self._memory):
             return sorted(json.loads(self._world.read(self._memory)))
         rows = self.api.items("ec2", "describe_regions", "Regions", self.api.region or GLOBAL)
         return sorted(str(row["RegionName"]) for row in rows)
 
     def _remember(self, *regions: str) -> None:
-        """Record regions on disk before anything is created there: from then on list_owned queries them."""
+        """Record regions on disk before anything is created there, so that list_owned queries them from then on."""
         known = set(json.loads(self._world.read(self._memory))) if self._world.exists(self._memory) else set()
         if not known.issuperset(regions):
             self._world.mkdir(self._memory.parent)
             self._world.write(self._memory, json.dumps(sorted({*known, *regions})).encode())
 
     def _with_mark(self, region: str, mark: str) -> list[dict[str, Any]]:
-        """Return the live instances with a mark (`*` matches any ending), the oldest first."""
+        """Return the live instances with a mark, the oldest first. In the mark, `*` matches any ending."""
         only = [
             {"Name": f"tag:{machine.MARK_TAG}", "Values": [mark]},
             {"Name": "instance-state-name", "Values": ["pending", "running", "shutting-down", "stopping", "stopped"]},
@@ -407,7 +408,7 @@ class Aws:
         return sorted(found, key=lambda body: (str(body.get("LaunchTime", "")), str(body["InstanceId"])))
 
     def _find(self, instance_id: str) -> dict[str, Any] | None:
-        """Return an instance's data; None only if AWS itself says that there is none."""
+        """Return an instance's data, or None only if AWS itself says that there is none."""
         region, _, name = instance_id.rpartition("/")
         if not region or not name.startswith("i-"):
             return None
@@ -429,7 +430,7 @@ class Aws:
         return body
 
     def _is_up(self, instance_id: str) -> bool:
-        """Return True if it runs and has the address that SSH needs; raises if it has ended."""
+        """Return True if the instance runs and has the address that SSH needs; raises if it has ended."""
         now = self.describe(instance_id)
         if now.state in ("gone", "destroying") or not now.is_running:
             raise StartTimeout(
@@ -463,7 +464,7 @@ class Aws:
         return instance
 
     def _our_time(self, read: Figures, name: str, value: Any) -> float | None:
-        """Convert a time to our clock: the provider's clock may differ from ours, but ages are the same."""
+        """Convert a provider's time to our clock. The clocks may differ, but ages are the same."""
         moment = read.moment(name, value, self._world.now() + self.api.skew_s)
         return None if moment is None else moment - self.api.skew_s
 
@@ -477,7 +478,7 @@ def _tags(body: dict[str, Any]) -> dict[str, str]:
 
 
 def _ended_at(body: dict[str, Any]) -> datetime.datetime | None:
-    """Return the end time from the reason, `User initiated (2026-11-16 08:22:00 GMT)`; EC2 reports it nowhere else."""
+    """Return the end time from `User initiated (2026-11-16 08:22:00 GMT)`, because EC2 reports it nowhere else."""
     found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (GMT|UTC)\)", str(body.get("StateTransitionReason", "")))
     if found is None:
         return None
@@ -485,5 +486,5 @@ def _ended_at(body: dict[str, Any]) -> datetime.datetime | None:
         at = datetime.datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S")
     except ValueError:
         return None
-    # It has whole seconds: use the end of that second.
+    # The time has whole seconds, so use the end of that second.
     return at.replace(tzinfo=datetime.UTC) + datetime.timedelta(seconds=1)

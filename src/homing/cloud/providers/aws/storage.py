@@ -43,7 +43,7 @@ _THERE = ("EntityAlreadyExists", "InvalidGroup.Duplicate", "InvalidPermission.Du
 
 
 def make_role(api: AwsApi, mark: str, owner: str, policy: str) -> str:
-    """Create role and instance profile; return the profile's name.
+    """Create the role and the instance profile; return the profile's name.
 
     Both are identifiable as ours from the start, because the owner is in their path.
     """
@@ -53,7 +53,7 @@ def make_role(api: AwsApi, mark: str, owner: str, policy: str) -> str:
                                      AssumeRolePolicyDocument=json.dumps(_TRUST), **common))  # fmt: skip
     api.call("iam", "put_role_policy", GLOBAL, RoleName=mark, PolicyName=_POLICY, PolicyDocument=policy)
     _unless(_THERE, lambda: api.call("iam", "create_instance_profile", GLOBAL, InstanceProfileName=mark, **common))
-    # A profile holds one role; "limit exceeded" means that ours is already in it.
+    # A profile holds one role, so "limit exceeded" means that ours is already in it.
     _unless(("LimitExceeded",), lambda: api.call("iam", "add_role_to_instance_profile", GLOBAL,
                                                  InstanceProfileName=mark, RoleName=mark))  # fmt: skip
     return mark
@@ -109,7 +109,7 @@ def make_budget(api: AwsApi, prefix: str, dollars: str, email: str) -> None:
 
 
 class Things:
-    """All our resources, in every region ever used."""
+    """All our resources in every region ever used."""
 
     def __init__(self, api: AwsApi, prefix: str, owner: str, world: World) -> None:
         self._api, self._prefix, self._owner, self._world = api, prefix, owner, world
@@ -125,7 +125,7 @@ class Things:
     def attach_volume(
         self, region: str, mark: str, instance_id: str, zone: str, num_gb: int, within_s: float, by: float
     ) -> None:
-        """Attach the run's volume, creating it in the instance's zone if there is none; idempotent."""
+        """Attach the run's volume, creating it in the instance's zone if there is none. Safe to repeat."""
         name = volume_mark(mark)
         volume = self.find_volume(region, mark)
         if volume is None:
@@ -149,7 +149,7 @@ class Things:
                     self._api.call("ec2", "attach_volume", region, Device=_DEVICE, InstanceId=instance_id,
                                    VolumeId=volume_id)  # fmt: skip
                 except AwsRefused as exc:
-                    # The instance is still starting, or the preempted one still holds the volume.
+                    # The new instance is still starting, or the preempted one still holds the volume.
                     if exc.code not in ("IncorrectState", "VolumeInUse", "InvalidVolume.NotFound"):
                         raise
                     problem = exc.text
@@ -192,7 +192,7 @@ class Things:
             raise UsageError(what=f"This home has no {resource.kind!r} on AWS.", fix="homing reconcile")
 
     def _destroy_role(self, name: str) -> None:
-        """Delete the profile first: a role that is in a profile cannot be deleted."""
+        """Delete the profile and then the role, because a role that is in a profile cannot be deleted."""
         self._drop("iam", "remove_role_from_instance_profile", GLOBAL, InstanceProfileName=name, RoleName=name)
         self._drop("iam", "delete_instance_profile", GLOBAL, InstanceProfileName=name)
         self._drop("iam", "delete_role_policy", GLOBAL, RoleName=name, PolicyName=_POLICY)
@@ -229,7 +229,7 @@ class Things:
         ]
 
     def _roles(self) -> list[Resource]:
-        """Return roles and profiles: a launch that was killed in between has created only one of the two."""
+        """Return roles and profiles. A launch that was killed in between has created only one of the two."""
         found: dict[str, Resource] = {}
         for operation, key in (("list_roles", "Role"), ("list_instance_profiles", "InstanceProfile")):
             for row in self._api.items("iam", operation, f"{key}s", GLOBAL, PathPrefix=_path(self._owner)):
@@ -257,7 +257,7 @@ class Things:
 
 
 def s3_of(store: str, environment: dict[str, str]) -> S3Address | None:
-    """Return the bucket's address if the store is AWS S3 itself: the instance's role applies only there."""
+    """Return the bucket's address if the store is AWS S3 itself, because the instance's role applies only there."""
     if not store.startswith("s3:") or environment.get("AWS_ENDPOINT_URL_S3"):
         return None
     address = parse_s3(store)

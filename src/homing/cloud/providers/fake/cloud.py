@@ -1,4 +1,4 @@
-"""A complete simulated cloud in one object: rents out machines, bills them by its own clock, and fails as configured.
+"""A simulated cloud in one object, which rents out machines, bills them by its own clock, and fails as configured.
 
     HttpRequest -> handle -> HttpResponse, or NetworkError if the connection is cut (before or after the effect)
     tick        -> scheduled changes: boots, preemptions, hangs, the guard; `next_due` says when the next is due
@@ -6,8 +6,8 @@
 
 Like real clouds, it does not deduplicate by name, keeps ended instances for a while and then answers 404, and bills
 machines and disks for every second from create until they are gone. It does not run its machines itself: `Machines` are
-processes on this computer for the server, and actors for a simulator. It has no clock, randomness or I/O and depends
-only on its arguments and the requests, so that the same seed always gives the same sequence of events.
+processes on this computer for the server, and actors for a simulator. It has no clock, randomness or I/O of its own and
+depends only on its arguments and the requests, so that the same seed always gives the same sequence of events.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from homing.world import HttpRequest, HttpResponse, NetworkError
 __all__ = ["INSTANCE_KEY_ENV", "KEY_HEADER", "BillLine", "FakeCloud", "FakeOffer", "Machines", "Settings"]
 
 KEY_HEADER = "x-api-key"
-INSTANCE_KEY_ENV = "FAKE_INSTANCE_KEY"  # on each machine: a key that can end only this machine
+INSTANCE_KEY_ENV = "FAKE_INSTANCE_KEY"  # set on each machine: a key that can end only this machine
 _STATE_VERSION = 1
 
 
@@ -59,7 +59,7 @@ class FakeCloud:
         seed: int = 0,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_change` is called after each effect and before the response: to survive a crash, save the state there."""
+        """Call `on_change` after each effect and before the response, so that the state can be saved."""
         self.settings = settings or Settings()
         self.faults = faults or Faults()
         self.offers = offers
@@ -68,7 +68,7 @@ class FakeCloud:
         self._on_change = on_change
         self._dice = Dice(self.faults, Random(seed))
         self._things: dict[str, Thing] = {}
-        self._live: dict[str, Thing] = {}  # those that bill, which each tick checks
+        self._live: dict[str, Thing] = {}  # the resources that bill, which each tick checks
         self._keys: dict[str, dict[str, Any]] = {}
         self._num_made = 0
         self._due = math.inf
@@ -104,7 +104,7 @@ class FakeCloud:
         return response
 
     def tick(self) -> None:
-        """Advance the cloud to the current time. Cheap if nothing is due."""
+        """Advance the cloud to the current time. This is cheap if nothing is due."""
         now = self.now()
         if now < self._due:
             return
@@ -115,7 +115,7 @@ class FakeCloud:
         self._save()
 
     def next_due(self) -> float | None:
-        """Return when the next scheduled change happens, by the true clock; None if there is none."""
+        """Return when the next scheduled change happens, by the true clock, or None if there is none."""
         return None if math.isinf(self._due) else self._due - self.faults.clock_skew_s
 
     def bill(self) -> list[BillLine]:
@@ -126,7 +126,7 @@ class FakeCloud:
         ]
 
     def live(self) -> dict[str, int]:
-        """Return mark -> number of instances that bill now. Two for the same mark means a duplicate."""
+        """Return the number of instances that bill now, by mark. Two for the same mark mean a duplicate."""
         found: dict[str, int] = {}
         for thing in self._live.values():
             if thing.kind == "instance":
@@ -134,7 +134,7 @@ class FakeCloud:
         return found
 
     def preempt(self, instance_id: str, notice_s: float | None = None) -> None:
-        """Take the instance away: now, or after a notice of that many seconds."""
+        """Take the instance away, either now or after a notice of that many seconds."""
         thing, now = self._live[instance_id], self.now()
         thing.taken_at = now + (notice_s or 0.0)
         if notice_s is not None:
@@ -147,7 +147,7 @@ class FakeCloud:
         self.tick()
 
     def change_faults(self, faults: Faults) -> None:
-        """Use these faults from the next request on; request counts restart."""
+        """Use these faults from the next request on. Request counts restart."""
         self.faults = faults
         self._dice = Dice(faults, self._dice.rng)
 
@@ -166,7 +166,7 @@ class FakeCloud:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Resume from a `dump`; the next tick restarts machines that should be running but are not."""
+        """Resume from a `dump`. The next tick restarts machines that should be running but are not."""
         assert state["version"] == _STATE_VERSION, state["version"]
         self._num_made = state["num_made"]
         self._things = {body["id"]: Thing(**body) for body in state["things"]}
@@ -263,7 +263,8 @@ class FakeCloud:
     def _decide_fate(self, thing: Thing, ways: tuple[str, ...]) -> None:
         now, faults = thing.created_at, self.faults
         thing.boots_at = now + self.settings.boot_s + (faults.slow_boot_s if "boot_slow" in ways else 0.0)
-        # Draw it even if it is not needed: one fault must not shift the random numbers of the following ones.
+        # Draw a number even if it is not needed, so that one fault does not shift the random numbers of the following
+        # ones.
         at = now + faults.take_after_s[0] + self._dice.rng.random() * (faults.take_after_s[1] - faults.take_after_s[0])
         if "boot_never" in ways:
             thing.boots_at = math.inf
@@ -297,8 +298,8 @@ class FakeCloud:
         now = self.now()
         if thing.ended_at is not None:
             raise Refusal(404, f"no instance {thing.id}")
-        # Before it lies again, it must have been visible for as long as the list may be stale: otherwise two lies could
-        # not be distinguished from the real end.
+        # Before a destroy lies again, the instance must have been visible for as long as the list may be stale.
+        # Otherwise two lies could not be distinguished from the real end.
         if "destroy_lies" in ways and now >= thing.hidden_until + self.settings.settle_s:
             thing.hidden_until = now + self.faults.lie_s
             self._is_changed = True
@@ -333,7 +334,7 @@ class FakeCloud:
         return answer(200, {"action": "terminate", "at": thing.taken_at})
 
     def _other(self, route: str, request: HttpRequest, path: list[str], query: dict[str, list[str]]) -> HttpResponse:
-        """Handle volumes and keys: create, list, delete; a volume bills."""
+        """Create, list or delete volumes and keys. A volume bills."""
         if request.method == "POST":
             body = body_of(request)
             if route == "volumes":
@@ -389,7 +390,7 @@ class FakeCloud:
         env = {**thing.env, INSTANCE_KEY_ENV: self._instance_key(thing.id)}
         self._machines.start(thing.id, files, list(thing.argv), env)
         thing.is_started = self._is_changed = True
-        thing.files, thing.env = {}, {}  # the machine has them now; do not keep secrets
+        thing.files, thing.env = {}, {}  # the machine has them now, and secrets must not be kept
 
     def _end(self, thing: Thing, at: float, by: str) -> None:
         thing.ended_at, thing.ended_by = at, by
@@ -402,7 +403,7 @@ class FakeCloud:
             offer = next((offer for offer in self.offers if offer.name == thing.offer), None)
             size = Decimal(offer.disk_gb if offer else 10)
             self._add("volume", thing.mark, size * VOLUME_USD_PER_GB_HOUR)
-        self._save()  # before the action: after a crash `load` ends what is recorded as ended
+        self._save()  # saved before the action, because after a crash `load` ends what is recorded as ended
         self._machines.end(thing.id)
 
     def _add(self, kind: str, mark: str, rate: Decimal) -> Thing:
@@ -473,7 +474,7 @@ def _take_guard(thing: Thing, body: dict[str, Any]) -> None:
         until = None if end_by is None else float(end_by)
     except (ArithmeticError, TypeError, ValueError) as exc:
         raise Refusal(400, f"a guard of {usd!r} dollars until {end_by!r} is not valid") from exc
-    # Decimal accepts "NaN", with which the guard would never act.
+    # Reject "NaN", which Decimal accepts, because the guard would never act on it.
     if (limit is not None and not (limit.is_finite() and limit >= 0)) or (until is not None and math.isnan(until)):
         raise Refusal(400, f"a guard of {usd!r} dollars until {end_by!r} is not valid")
     thing.guard_usd, thing.guard_end_by = (None if limit is None else str(limit)), until

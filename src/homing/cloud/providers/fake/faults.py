@@ -1,4 +1,4 @@
-"""Faults of the fake cloud: random, from a seed, or at exactly the n-th request.
+"""Faults of the fake cloud, which occur randomly, from a seed, or at exactly the n-th request.
 
     any request   lost_before lost_after    the connection is cut, before or after the request took effect
                   error_before error_after  a 5xx, likewise
@@ -13,7 +13,7 @@
     destroy       destroy_lies              204, shown as gone, and back after a while; billed all along
                   destroy_stubborn          202, and works only at the n-th try
 
-Pure and deterministic: the same seed and the same requests give the same result.
+This module is pure and deterministic: the same seed and the same requests give the same result.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ROUTES = ("account", "offers", "create", "list", "describe", "destroy", "guard",
 
 @dataclass(frozen=True)
 class Strike:
-    """One fault at a fixed point: the n-th request to a route (or of all requests, without a route) fails this way."""
+    """One fault at a fixed point: the n-th request to a route, or the n-th of all requests if no route is given."""
 
     way: str
     nth: int = 1
@@ -61,15 +61,15 @@ class Strike:
 
 @dataclass(frozen=True)
 class Faults:
-    """Which faults may occur, and their parameters. By default: none."""
+    """Which faults may occur, and their parameters. By default there are none."""
 
-    rates: Mapping[str, float] = field(default_factory=dict)  # way or route.way -> probability
+    rates: Mapping[str, float] = field(default_factory=dict)  # `way` or `route.way` -> probability
     strikes: tuple[Strike, ...] = ()
     retry_after_s: float = 2.0
     list_lag_s: float = 1.0  # maximum age of a stale list
     slow_boot_s: float = 30.0
     dearer_by: float = 1.5
-    take_after_s: tuple[float, float] = (5.0, 60.0)  # how long after create it is preempted or hangs
+    take_after_s: tuple[float, float] = (5.0, 60.0)  # how long after its creation an instance is preempted or hangs
     notice_s: float = 10.0
     lie_s: float = 1.0  # how long a lying destroy appears to have worked
     stubborn_tries: int = 3
@@ -117,7 +117,7 @@ class Dice:
         for name in ("", route):
             self.counts[name] = self.counts.get(name, 0) + 1
         ways = [s.way for s in self.faults.strikes if s.of in ("", route) and self.counts[s.of] == s.nth]
-        # Always draw the same number of times: whether one fault occurs must not change the ones after it.
+        # Always draw the same number of times, so that whether one fault occurs does not change the ones after it.
         ways += [way for way, chance in self._chances[route] if self.rng.random() < chance]
         about_request = [way for way in ways if way in REQUEST_WAYS][:1]
         own = [way for way in ways if way in _OWN_WAYS.get(route, ())]

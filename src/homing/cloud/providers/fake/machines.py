@@ -37,7 +37,7 @@ class HostMachines:
     def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None:
         folder = self._root / instance_id
         if self._world.exists(folder / "started") or self._tree(instance_id).processes():
-            return  # started by an earlier server that was killed before it could record it
+            return  # an earlier server started it and was killed before it could record that
         self._world.mkdir(folder / "work")
         try:
             self._bring(folder, files)
@@ -45,7 +45,7 @@ class HostMachines:
             here = [word.replace(ROOT_DIR, str(folder)) for word in argv]
             self._world.spawn(here, env=own, cwd=folder / "work", log=folder / "boot.log")
         except (OSError, ValueError, IndexError) as exc:
-            # The first command cannot start: the machine bills, and its log says why.
+            # If the first command cannot start, the machine bills, and its log says why.
             self._world.append(folder / "boot.log", f"{type(exc).__name__}: {exc}\n".encode())
         self._world.write(folder / "started", b"")
 
@@ -56,12 +56,12 @@ class HostMachines:
         return bool(self._tree(instance_id).processes())
 
     def notice(self, instance_id: str, seconds: float) -> None:
-        """Do nothing: as on EC2, the machine polls for notices at the URL in its boot.json."""
+        """Do nothing, because the machine polls for notices at the URL in its boot.json, as on EC2."""
 
     def freeze(self, instance_id: str) -> None:
         tree = self._tree(instance_id)
         tree.send(signal.SIGSTOP)
-        tree.send(signal.SIGSTOP)  # once more, for processes that were starting during the first scan
+        tree.send(signal.SIGSTOP)  # sent again for processes that were starting during the first scan
 
     def log(self, instance_id: str) -> str:
         path = self._root / instance_id / "boot.log"
@@ -71,7 +71,7 @@ class HostMachines:
         return self._world.read(path, start, _LOG_BYTES).decode("utf-8", "replace")
 
     def wait_until_ended(self) -> bool:
-        """Wait for the machines to end. Return False if some did not end in time; a restarted server tries again."""
+        """Wait for the machines to end; return False if some did not end in time. A restarted server tries again."""
         return wait_until(lambda: not self._to_end.unfinished_tasks, timeout_s=_END_S, every_s=0.05, world=self._world)
 
     def _bring(self, folder: Path, files: dict[str, bytes]) -> None:
@@ -101,7 +101,7 @@ class HostMachines:
 
 
 def machine_prefix(root: Path) -> str:
-    """Return the prefix of the variable's value for machines in `root`: all servers use the same instance numbers."""
+    """Return the prefix of the variable's value for machines in `root`. All servers use the same instance numbers."""
     return f"fake/{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]}/"
 
 

@@ -1,10 +1,10 @@
-"""The fake cloud as a provider: simulated rented machines that cost nothing, over real HTTP.
+"""The fake cloud as a provider, with simulated machines that cost nothing, over real HTTP.
 
     $HOMING_HOME/fake/server.json, else HOMING_FAKE_URL + HOMING_FAKE_KEY    its address; without one, it is not queried
 
-Written like the adapter of a real cloud: every call goes through `rest`, create is never repeated without looking for
-our mark, an unrecognized state is `unknown` and counts as billing, and an instance is gone only if the provider says
-so.
+The adapter is written like that of a real cloud. Every call goes through `rest`, create is never repeated without
+looking for our mark, an unrecognized state is `unknown` and counts as billing, and an instance is gone only if the
+provider says so.
 """
 
 from __future__ import annotations
@@ -50,19 +50,20 @@ __all__ = ["KEY_ENV", "SERVER", "URL_ENV", "WORK_DIR", "Fake"]
 
 URL_ENV = "HOMING_FAKE_URL"
 KEY_ENV = "HOMING_FAKE_KEY"
-SERVER = "fake/server.json"  # below home: address and key of this home's server
-# Root of a machine's own disk. The server's machines share our disk, so the server substitutes each machine's folder.
+SERVER = "fake/server.json"  # a file below home with the address and key of this home's server
+# The root of a machine's own disk. The server's machines share our disk, so the server substitutes each machine's
+# folder.
 ROOT_DIR = "/fake-machine"
 WORK_DIR = f"{ROOT_DIR}/work"
 
 log = logging.getLogger(__name__)
 _MOST_S = 86400
-_DESCRIBE_EVERY_S = 7.5  # eight queries per minute are enough for any wait on one instance
+_DESCRIBE_EVERY_S = 7.5  # eight queries per minute are enough to wait for one instance
 _STATES: dict[str, InstanceState] = {
     "requested": "requested",
     "booting": "booting",
     "ready": "ready",
-    "preempting": "ready",  # it is alive until it is preempted: destroying it now would lose its last checkpoint
+    "preempting": "ready",  # it is alive until it is preempted, and destroying it now would lose its last checkpoint
     "deleting": "destroying",
     "deleted": "gone",
 }
@@ -118,7 +119,7 @@ class Fake:
         return [offer for offer in found if offer is not None and not lack(offer, needs)]
 
     def place(self, mark: str) -> Place:
-        """Return the place; the machine ends itself with a key from the cloud that can end only this machine."""
+        """Return the place. The machine ends itself with a key from the cloud that can end only this machine."""
         end = EndBilling(
             kind="request",
             method="DELETE",
@@ -148,7 +149,7 @@ class Fake:
         return dataclasses.replace(self._instance(made), twins=tuple(once.twins))
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Do nothing: the create call delivered everything."""
+        """Do nothing, because the create call delivered everything."""
 
     @legible
     def describe(self, instance_id: str) -> Instance:
@@ -163,7 +164,7 @@ class Fake:
     @legible
     def list_owned(self) -> list[Instance]:
         bodies = self._with_mark(self._prefix, is_prefix=True)
-        self._looked.clear()  # an instance that is no longer listed must be looked up again
+        self._looked.clear()  # cleared, because an instance that is no longer listed must be looked up again
         found = [self._instance(body) for body in bodies]
         return [instance for instance in found if instance.state != "gone"]
 
@@ -172,7 +173,7 @@ class Fake:
         self._looked.pop(instance_id, None)
         path = f"/instances/{quote(instance_id, safe='')}"
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # missing or unreadable: delete it anyway
+            with contextlib.suppress(ProviderSilent):  # if its data is missing or unreadable, delete it anyway
                 body = self._api.find(path)
                 if body is not None:
                     self._own(body)
@@ -185,10 +186,10 @@ class Fake:
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
         """Set the instance's maximum total cost and its latest end by our clock."""
         if not self._about["has_guard"]:
-            return  # listed in `cannot`, and launch has reported it
+            return  # `cannot` lists this feature, and launch has reported it
         body: dict[str, Any] = {"spend_limit_usd": str(spend_limit_usd), "end_by": None}
         if end_by is not None:
-            # The provider's clock may differ from ours, and its guard uses its own.
+            # The provider's clock may differ from ours, and its guard uses its own clock.
             body["end_by"] = end_by + self._skew_s(self._api.get("/account"))
         try:
             self._api.put(f"/instances/{quote(instance_id, safe='')}/guard", body)
@@ -218,7 +219,8 @@ class Fake:
 
     @cached_property
     def _api(self) -> Api:
-        # This home's own server first: a rehearsal must use the cloud that it started, whatever the environment says.
+        # This home's own server comes first, because a rehearsal must use the cloud that it started, whatever the
+        # environment says.
         env, path = self._world.environment(), self._home / SERVER
         if not self._world.exists(path) and env.get(URL_ENV):
             return self._open(api_address(env, URL_ENV, ""), env.get(KEY_ENV, ""))
@@ -240,7 +242,7 @@ class Fake:
         return self._api.get("/account")
 
     def _offer(self, body: dict[str, Any]) -> Offer | None:
-        """Return the offer; None if its figures are implausible."""
+        """Return the offer, or None if its figures are implausible."""
         read = Figures(self.name)
         rate = read.rate("total_usd_per_hour", body["total_usd_per_hour"])
         shape = {name: read.whole(name, body[name]) for name in ("num_gpus", "num_cores", "memory_bytes", "disk_gb")}
@@ -274,10 +276,10 @@ class Fake:
             "files": {path: base64.b64encode(data).decode("ascii") for path, data in files.items()},
         }
         if self._about["has_guard"]:
-            # In the create call itself: if it were set afterwards, it would be missing if this process died in between.
+            # Set in the create call itself, because it would be missing if this process died before a separate call.
             guard: dict[str, Any] = {"spend_limit_usd": None, "end_by": None}
             if boot.spend_limit_usd is not None:
-                # It acts last of all guards, but inside the limit: a disk that is left behind keeps billing.
+                # This guard acts last of all, but inside the limit, because a disk that is left behind keeps billing.
                 rate, before = request.offer.rate_usd_per_hour, Decimal(boot.spent_before_usd)
                 kept_s = reserve_s(PROVIDER, allowed_s(rate, Decimal(boot.spend_limit_usd), before, 0.0))
                 guard["spend_limit_usd"] = str(Decimal(boot.spend_limit_usd) - before - meter.cost(rate, kept_s))
@@ -288,7 +290,7 @@ class Fake:
         return body
 
     def _with_mark(self, mark: str, *, is_prefix: bool = False) -> list[dict[str, Any]]:
-        """Return the live instances with a mark, oldest first: of two with the same mark, the first is kept."""
+        """Return the live instances with a mark, oldest first, because the first of two with the same mark is kept."""
         bodies = self._api.items(f"/instances?prefix={quote(mark)}", "instances")
         found = [body for body in bodies if body["name"] == mark or (is_prefix and body["name"].startswith(mark))]
         return sorted(found, key=lambda body: (read_moment(body["created_at"]) or 0.0, body["id"]))
@@ -328,7 +330,7 @@ class Fake:
         return instance
 
     def _skew_s(self, body: dict[str, Any]) -> float:
-        """Return how far the provider's clock is ahead of ours: the clocks may differ, but ages are the same."""
+        """Return how far the provider's clock is ahead of ours. The clocks may differ, but ages are the same."""
         now = read_moment(body["now"])
         return 0.0 if now is None else now - self._world.now()
 

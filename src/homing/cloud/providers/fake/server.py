@@ -1,12 +1,13 @@
-"""The fake cloud, served on loopback: python -m homing.cloud.providers.fake.server --home DIR
+"""Serves the fake cloud on loopback: python -m homing.cloud.providers.fake.server --home DIR
 
     DIR/fake/server.json   address and key; exists while the server is in use           (0600)
              state.json    what it rents and bills, saved before each answer             (0600)
              machines/     see machines.py
 
-It may be killed at any moment and restarted: it uses the same port and key, continues billing by the clock, and finds
-its machines again. It exits by itself when no instance is alive and there have been no requests for a while. In
-addition to the cloud's own paths it has /double/..., which a rehearsal uses to decide what goes wrong and when:
+The server may be killed at any moment and restarted: it uses the same port and key, continues billing by the clock, and
+finds its machines again. It exits by itself when no instance is alive and there have been no requests for a while. In
+addition to the cloud's own paths, the server has /double/..., which a rehearsal uses to decide what goes wrong and
+when:
 
     PUT /double/faults   POST /double/preempt {instance, notice_s}   POST /double/hang {instance}
     GET /double/bill     POST /double/leave (ends the server, if nothing lives)
@@ -42,7 +43,7 @@ IDLE_S = 600.0
 _TICK_S = 0.1
 _STATE = "fake/state.json"
 _LOCK = "fake/server.lock"
-_RATES = (("cpu-spot", "0.12", True), ("cpu-steady", "0.36", False))  # made up, like the rate of `local`
+_RATES = (("cpu-spot", "0.12", True), ("cpu-steady", "0.36", False))  # the rates are made up, like that of `local`
 
 
 class Server:
@@ -54,7 +55,7 @@ class Server:
         before = self._read_state()
         self.api_key = before["api_key"] if before else world.random_hex(32)
         self.machines = HostMachines(home / "fake" / "machines", world)
-        # After a restart it is still the same cloud: its settings must not change while it is in use.
+        # After a restart it is still the same cloud, so its settings must not change while it is in use.
         self.settings = Settings(**before["settings"]) if before else settings
         self.cloud = FakeCloud(
             now=world.now,

@@ -29,15 +29,16 @@ VOLUME_USD_PER_GB_HOUR = Decimal("0.0001")
 
 
 class Machines(Protocol):
-    """Runs the cloud's machines. Every call may be repeated; none may wait for a machine."""
+    """Runs the cloud's machines. Every call may be repeated, and none may wait for a machine."""
 
     def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None: ...
 
-    def end(self, instance_id: str) -> None: ...  # immediate and final; an unknown id is not an error
+    def end(self, instance_id: str) -> None: ...  # takes effect at once and is final; an unknown id is not an error
 
     def is_running(self, instance_id: str) -> bool: ...
 
-    def notice(self, instance_id: str, seconds: float) -> None: ...  # it will be preempted; clouds send SIGTERM
+    # the machine will be preempted; real clouds send SIGTERM
+    def notice(self, instance_id: str, seconds: float) -> None: ...
 
     def freeze(self, instance_id: str) -> None: ...
 
@@ -58,14 +59,14 @@ class FakeOffer:
 
 @dataclass(frozen=True)
 class Settings:
-    """Properties of the cloud; unlike faults, they are documented and can be relied on."""
+    """Properties of the cloud. Unlike faults, they are documented and can be relied on."""
 
-    has_guard: bool = True  # its own guard, which ends an instance at a given spend or date
+    has_guard: bool = True  # whether it has its own guard, which ends an instance at a given spend or date
     settle_s: float = 2.0  # how stale its list may be
-    boot_s: float = 0.5  # from create to the first command
-    destroy_s: float = 0.0  # from the delete call until it is gone; it bills until then
+    boot_s: float = 0.5  # time from create to the first command
+    destroy_s: float = 0.0  # time from the delete call until it is gone, during which it bills
     retention_s: float = 86400.0  # how long ended instances are still described
-    deduplicates: bool = False  # by name; most real clouds do not
+    deduplicates: bool = False  # whether it deduplicates by name, as most real clouds do not
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,11 @@ class Thing:
     ended_at: float | None = None
     ended_by: str = ""
     offer: str = ""
-    # The program it will run; cleared once it has started.
+    # The program that it will run. Cleared once the program has started.
     files: dict[str, str] = field(default_factory=dict)  # base64
     argv: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
-    # Scheduled changes; infinity: never.
+    # Times of scheduled changes. Infinity means never.
     boots_at: float = math.inf
     dies_at: float = math.inf
     notices_at: float = math.inf
@@ -107,8 +108,8 @@ class Thing:
     is_dead: bool = False
     is_hung: bool = False
     is_noticed: bool = False
-    hidden_until: float = -math.inf  # until then, a lying destroy appears to have worked
-    tries_left: int = 0  # destroy calls still needed, if it is stubborn
+    hidden_until: float = -math.inf  # a lying destroy appears to have worked until this time
+    tries_left: int = 0  # how many more destroy calls a stubborn instance needs
     leaves_volume: bool = False
 
     def spend(self, now: float) -> Decimal:
@@ -116,7 +117,7 @@ class Thing:
         return Decimal(self.rate_usd_per_hour) * Decimal(str(max(0.0, until - self.created_at))) / 3600
 
     def guarded_until(self) -> float:
-        """Return when the cloud's own guard ends it."""
+        """Return when the cloud's own guard ends the instance."""
         ends = [self.guard_end_by if self.guard_end_by is not None else math.inf]
         if self.guard_usd is not None:
             ends.append(self.created_at + float(Decimal(self.guard_usd) / Decimal(self.rate_usd_per_hour)) * 3600)
@@ -134,7 +135,7 @@ def state_of(thing: Thing, at: float) -> str:
         return "preempting"
     if thing.is_started:
         return "ready"
-    # A cloud acknowledges the call at once; the machine itself appears later.
+    # A cloud acknowledges the call at once, but the machine itself appears later.
     return "requested" if at <= thing.created_at else "booting"
 
 
@@ -147,7 +148,7 @@ def total_rate(offer: FakeOffer) -> Decimal:
 
 
 class Refusal(Exception):
-    """A request that is understood and refused."""
+    """A request that was understood and refused."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -155,7 +156,7 @@ class Refusal(Exception):
 
 
 def route_of(method: str, path: list[str]) -> str:
-    """Return the name of the route; "" if there is no such path."""
+    """Return the name of the route, or "" if there is no such path."""
     head, length = (path[0] if path else ""), len(path)
     if head in ("volumes", "keys") and (length == 1) == (method in ("GET", "POST")) and method in _OTHER_METHODS:
         return head

@@ -1,10 +1,10 @@
-"""End the billing of a local instance: python -I end_billing.py INSTANCE_DIR MARK
+"""Ends the billing of a local instance: python -I end_billing.py INSTANCE_DIR MARK
 
     write ended.json (complete or absent) -> SIGTERM to everything with the mark -> SIGKILL after a grace period -> exit
 
-`local` and `ssh` put this file into the instance's folder and pass the command to the agent as data. It is
-self-contained, like the HTTP call of a rented machine: it needs neither homing, nor its zip, nor a live process of
-ours. That is why it accesses the machine directly, without a World. Python 3.8.
+`local` and `ssh` put this file into the instance's folder and pass the command to the agent as data. Like the HTTP call
+of a rented machine, it is self-contained: it needs neither homing, nor its zip, nor a live process of ours. That is why
+it accesses the machine directly, without a World. It must run on Python 3.8.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ DEADLINE_S = 20.0
 
 def main(instance_dir: str, mark: str) -> int:
     with contextlib.suppress(OSError):
-        # Even if the disk is full, its processes are killed, which may free some space.
+        # Kill the processes even if the disk is full, which may free some space.
         write_ended(instance_dir, "agent")
     if not fell(mark):
         return 1
@@ -31,12 +31,12 @@ def main(instance_dir: str, mark: str) -> int:
 
 
 def fell(mark: str) -> bool:
-    """Kill every other process with the mark; return False if something survives even SIGKILL."""
+    """Kill every other process with the mark; return False if any of them survives even SIGKILL."""
     started = time.monotonic()
     num_quiet = 0
     while True:
         others = [pid for pid, found in marked(mark) if found == mark and pid != os.getpid()]
-        # Require two empty scans: during exec, a process has no visible environment.
+        # Require two empty scans, because a process has no visible environment during exec.
         num_quiet = 0 if others else num_quiet + 1
         if num_quiet == 2:
             return True
@@ -60,7 +60,7 @@ def write_ended(instance_dir: str, by: str) -> None:
 def boot_clock() -> Dict[str, Any]:
     """Return the boot clock and boot id, to measure the billed time even if the wall clock is changed.
 
-    A copy of the function in wire/control_files.py, which is not available here.
+    This is a copy of the function in wire/control_files.py, which is not available here.
     """
     clock = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
     try:
@@ -99,7 +99,7 @@ def marked(prefix: str) -> Iterator[Tuple[int, str]]:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     state = file.read().rsplit(b")", 1)[1].split()[0]
             except (OSError, IndexError):
-                continue  # it has ended, or it belongs to a different user
+                continue  # the process has ended, or it belongs to a different user
             for entry in entries:
                 if entry.startswith(wanted.encode()) and state not in (b"Z", b"X"):
                     yield int(name), entry.split(b"=", 1)[1].decode("utf-8", "replace")

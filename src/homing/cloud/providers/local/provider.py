@@ -9,9 +9,9 @@
     ├── boot.log
     └── work/              boot.json, agent.zip, run/, data/
 
-It behaves like a rented machine, so that the whole control plane can be tried and tested without an account: the
-process tree outlives the process that started it, and even after all its processes have died, it bills until it is
-destroyed.
+An instance behaves like a rented machine, so that everything around it can be tried and tested without an account. The
+process tree outlives the process that started it, and even after all its processes have died, the instance bills until
+it is destroyed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Local:
     # --- instances ---
 
     def create(self, request: Request) -> Instance:
-        """Create an instance; idempotent, because the id is the mark."""
+        """Create an instance. Safe to repeat, because the id is the mark."""
         folder = self._folder(request.mark)
         self._world.mkdir(folder / "work")
         self._record(request)
@@ -119,7 +119,7 @@ class Local:
         if not self._exists(folder, "started.json") and not self._tree(request.mark).processes():
             self._start(request, folder)
         if self._exists(folder, "destroy.json"):
-            # Requested between our check and our start: that destroy may have scanned for processes before ours
+            # A destroy was requested between our check and our start, and it may have scanned for processes before ours
             # started.
             self.destroy(request.mark)
             raise CreateFailed(
@@ -130,7 +130,7 @@ class Local:
         return self.describe(request.mark)
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Do nothing: the create call delivered everything."""
+        """Do nothing, because the create call delivered everything."""
 
     def describe(self, instance_id: str) -> Instance:
         folder = self._folder(instance_id)
@@ -138,7 +138,8 @@ class Local:
         try:
             made = self._read(folder / "instance.json")
         except ProviderRefused as exc:
-            # Rate and start time are lost, but it is still known whether it runs or has ended: destroy still works.
+            # The rate and start time are lost, but it is still known whether the instance runs or has ended, so destroy
+            # still works.
             is_over = self._exists(folder, "ended.json") and not processes
             return self._instance(instance_id, "gone" if is_over else "unknown", detail=exc.what)
         if made is None:
@@ -180,8 +181,8 @@ class Local:
     def _running(self) -> set[str]:
         """Return the marks of processes here, except those of other providers' machines on this computer.
 
-        A child of such a machine may start or end between two scans of the process table. So those machines are scanned
-        for both before and after, and a single process inside a machine excludes its mark.
+        A child of such a machine may start or end between two scans of the process table. So those machines are
+        searched for both before and after, and a single process inside a machine excludes its mark.
         """
         inside = {process.pid for process, _ in self._world.marked(MACHINE_ENV, "")}
         marked = self._world.marked(names.MARK_ENV, self._prefix)
@@ -189,7 +190,7 @@ class Local:
         return {mark for _, mark in marked} - {mark for process, mark in marked if process.pid in inside}
 
     def _describe_or_unknown(self, instance_id: str) -> Instance:
-        """Describe an instance; a damaged folder must neither hide the others nor prevent destroying them."""
+        """Describe an instance. A damaged folder must neither hide the others nor prevent destroying them."""
         try:
             return self.describe(instance_id)
         except ProviderRefused as exc:
@@ -200,11 +201,11 @@ class Local:
         is_recorded = self._world.exists(folder / "instance.json")
         if is_recorded and not self._exists(folder, "destroy.json"):
             with contextlib.suppress(OSError):
-                # Even if the disk is full, its processes are killed; writing ended.json then fails.
+                # Kill the processes even if the disk is full. Writing ended.json fails in that case.
                 self._write(folder / "destroy.json", {"asked_at": self._world.now()})
         self._tree(instance_id).end()
         if is_recorded:
-            # Create, do not overwrite: if the agent ended billing first, its time counts.
+            # Create the file without overwriting it: if the agent ended billing first, its time counts.
             body = {"schema": "homing.local-ended/1", "ended_at": self._world.now(), "by": "destroy"}
             body.update(boottime=self._world.boottime(), boot_id=self._world.boot_id())
             self._world.create(folder / "ended.json", _json(body))
@@ -217,10 +218,10 @@ class Local:
         return self._world.read(path, start, _LOG_BYTES).decode("utf-8", "replace")
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: this computer has no guard; the agent and the dead-man learn a new limit through the store."""
+        """Do nothing: this computer has no guard, and the agent and dead-man learn a new limit through the store."""
 
     def list_resources(self) -> list[Resource]:
-        return []  # there is only a folder and its processes
+        return []  # there are no resources besides the folder and its processes
 
     def destroy_resource(self, resource: Resource) -> None:
         raise AssertionError(f"this computer has no {resource.kind}")
@@ -288,7 +289,7 @@ class Local:
     def _record(self, request: Request) -> None:
         """Record the instance. Billing begins here, before anything runs.
 
-        A crash after this line leaves something that list_owned shows.
+        After this line, list_owned shows the instance even if this process crashes.
         """
         body = {
             "schema": "homing.local-instance/1",
@@ -332,7 +333,8 @@ class Local:
         until = ended_at if ended_at is not None else now
         lived_s = self._lived_s(made or {}, ended)
         if lived_s is not None:
-            created_at = until - lived_s  # by the same clock as the end, which may have been adjusted since the start
+            # by the same clock as the end, because the clock may have been adjusted since the start
+            created_at = until - lived_s
         seconds = Decimal(str(max(0.0, until - created_at))) if created_at is not None else Decimal(0)
         return Instance(
             id=instance_id,
@@ -350,7 +352,7 @@ class Local:
         )
 
     def _lived_s(self, made: dict[str, Any], ended: dict[str, Any] | None) -> float | None:
-        """Return the lifetime by the boot clock; None if a time lacks it, or this computer rebooted in between."""
+        """Return the lifetime by the boot clock, or None if a time lacks it or this computer rebooted in between."""
         if ended is None:
             ended = {"boottime": self._world.boottime(), "boot_id": self._world.boot_id()}
         began, until = made.get("boottime"), ended.get("boottime")

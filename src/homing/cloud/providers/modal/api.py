@@ -3,7 +3,7 @@
     ask      reads and idempotent calls: retried while Modal does not answer or is busy, then ProviderSilent
     create   once; Unsure if it may have taken effect, so that the adapter checks before it retries
 
-It knows nothing about what is rented or why.
+This module knows nothing about what is rented or why.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["APP", "ModalApi"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-APP = "homing"  # contains the sandboxes of all homes
-_RETRIES = Retries(tries=3, first_s=1.0)  # in addition to the SDK's own retries within a second
-_BUILD_S = 2400.0  # for the first build of an image with torch
+APP = "homing"  # this app contains the sandboxes of all homes
+_RETRIES = Retries(tries=3, first_s=1.0)  # on top of the SDK's own retries, which last about a second
+_BUILD_S = 2400.0  # time limit for the first build of an image with torch
 _LOG_LINES = 200
 _RELOAD_S = 55
 _NO_ANSWER: Any = object()
-Sandboxes = list[Any]  # defined outside the class, because `list` is a method there
+Sandboxes = list[Any]  # an alias defined here because `list` is a method in the class
 
 
 class ModalApi:
@@ -65,7 +65,7 @@ class ModalApi:
     # --- app, volume, image and rates ---
 
     def app(self, *, may_create: bool) -> Any | None:
-        """Return our app; None if it was never created, which means that we have no sandboxes."""
+        """Return our app, or None if it was never created, which means that we have no sandboxes."""
         names = {"create_if_missing": may_create, "client": self.connection.client}
         return self.ask("App.lookup", lambda: self.connection.sdk.App.lookup.aio(APP, **names), absent=None)
 
@@ -76,7 +76,7 @@ class ModalApi:
         self.ask("Image.build", lambda: image.build.aio(app), timeout_s=_BUILD_S)
 
     def rates(self) -> dict[str, Decimal]:
-        """Return Modal's own rates in dollars per hour; empty if this account or client cannot query them."""
+        """Return Modal's own rates in dollars per hour, or nothing if this account or client cannot query them."""
 
         async def look() -> dict[str, Any]:
             return dict(
@@ -97,9 +97,9 @@ class ModalApi:
     # --- sandboxes ---
 
     def create(self, argv: list[str], timeout_s: float, **wanted: Any) -> Any:
-        """Create a sandbox and return it once scheduled; raises Unsure or Unwelcome.
+        """Create a sandbox and return it once it is scheduled; raises Unsure or Unwelcome.
 
-        After `timeout_s` in the queue, the SDK cancels it.
+        The SDK cancels a sandbox that has been in the queue for `timeout_s`.
         """
         connection = self.connection
         try:
@@ -145,7 +145,8 @@ class ModalApi:
         try:
             return self.ask("Sandbox.logs", read, absent="")
         except (Unwelcome, ProviderSilent) as exc:
-            return f"(could not read Modal's log: {exc.why})"  # only supplements an error that is reported anyway
+            # the log only supplements an error that is reported anyway
+            return f"(could not read Modal's log: {exc.why})"
 
     def reload(self, sandbox: Any) -> str:
         """Reload the mounts; return why that failed, or ""."""
@@ -165,7 +166,7 @@ class ModalApi:
     def ask(
         self, what: str, make: Callable[[], Awaitable[T]], *, timeout_s: float = TIMEOUT_S, absent: T = _NO_ANSWER
     ) -> T:
-        """Run a call with retries; return `absent` if Modal itself says that the object does not exist."""
+        """Run a call with retries, or return `absent` if Modal itself says that the object does not exist."""
         connection = self.connection
         for _ in _RETRIES.attempts(self._world):
             try:

@@ -1,4 +1,4 @@
-"""The content of a sandbox: image, files, first command, timeout, and access to its store.
+"""Defines the content of a sandbox: image, files, first command, timeout, and access to its store.
 
 image      Debian with the versions of requirements-instance.txt, built by Modal once per list; or the user's own
 files      agent, wheel and boot.json, mounted in their current version; they are not part of the image
@@ -52,12 +52,13 @@ _PYTHON_VERSION = "3.12"
 _PARCEL = f"{ROOT}/parcel"  # where the files are mounted; they are copied from there, because a mount may be read-only
 _OVER = f"{WORK_DIR}/over"
 _ENTRY_PID = f"{WORK_DIR}/entry.pid"
-_LEAST_S = 60  # Modal's own default is five minutes; with less than this, it could not even boot
-_LATE_SHARE = 0.9  # of the reserve: after the landing required by the limits, so that those end the run first
+_LEAST_S = 60  # Modal's own default is five minutes, but with less than this a sandbox could not even boot
+# share of the reserve, after the landing that the limits require, so that the limits end the run first
+_LATE_SHARE = 0.9
 
-# The sandbox ends when this command does, so it runs as long as the agent or the dead-man is alive, and the dead-man
-# can restart a crashed agent. It finds them by their command line, which is also part of its own, so it excludes
-# itself.
+# The sandbox ends when this command does. So the command runs as long as the agent or the dead-man is alive, and the
+# dead-man can restart a crashed agent. It finds both by their command line, which is also part of its own, so it
+# excludes itself.
 _ENTRY = f"""mkdir -p {WORK_DIR} && cp -R {_PARCEL}/. {WORK_DIR}/ || exit 1
 echo $$ > {_ENTRY_PID}
 "$@" & agent=$!
@@ -71,9 +72,9 @@ while [ ! -e {_OVER} ] && is_alive; do sleep 1; done
 def place(*, is_own_image: bool) -> Place:
     """Return the place.
 
-    Billing ends when the first command exits: the agent creates a marker file or, if the disk is full, kills it. The
-    image that Modal builds for us has everything in its own Python. The user's own image is treated as a bare machine
-    with Python, where the bootstrap finds the environment made by `homing image build`, or creates it.
+    Billing ends when the first command exits. To end it, the agent creates a marker file or, if the disk is full, kills
+    the command. The image that Modal builds for us has everything in its own Python. The user's own image is treated as
+    a bare machine with Python, where the bootstrap finds the environment made by `homing image build`, or creates it.
     """
     leave = f"touch {_OVER} || kill -KILL $(cat {_ENTRY_PID})"
     end = EndBilling(kind="command", argv=["sh", "-c", leave])
@@ -85,7 +86,7 @@ def entry_argv(argv: tuple[str, ...]) -> list[str]:
 
 
 def make_request(offer: Offer, order: Order) -> Request:
-    """Return the request, without the account's token; if the store is a Volume, it becomes a mounted folder."""
+    """Return the request without the account's token. A store that is a Volume becomes a mounted folder."""
     boot, secrets = order.boot, dict(order.secrets)
     if volume_of(boot.store):
         boot = dataclasses.replace(boot, store=f"{parse_modal(boot.store).url}?mount={MOUNT}", secret_names=[])
@@ -102,7 +103,7 @@ def make_request(offer: Offer, order: Order) -> Request:
 
 
 def volume_of(store: str) -> str:
-    """Return the Volume to mount for this store; "" if the store is not a Volume."""
+    """Return the Volume to mount for this store, or "" if the store is not a Volume."""
     return parse_modal(store).volume if store.startswith("modal:") else ""
 
 
@@ -133,7 +134,8 @@ def make_image(connection: Connection, settings: Mapping[str, Any], store: str, 
     # A sandbox sees a Volume as a folder, so the store's SDK is not needed there.
     lock = code_bundle.lock("" if volume_of(store) else store)
     text = "\n".join([*lock.lines, *lock.torch, ""]).encode()
-    path = home / "cache" / f"modal-{hashlib.sha256(text).hexdigest()[:16]}.txt"  # the SDK reads it when it builds
+    # the SDK reads this file when it builds the image
+    path = home / "cache" / f"modal-{hashlib.sha256(text).hexdigest()[:16]}.txt"
     if not world.exists(path):
         world.mkdir(path.parent)
         world.write(path, text)
@@ -143,12 +145,12 @@ def make_image(connection: Connection, settings: Mapping[str, Any], store: str, 
 
 
 def parcel(image: Any, request: Request, folder: Path, world: World) -> Any:
-    """Return the image with the files mounted. boot.json is written to `folder`; it holds no secrets."""
+    """Return the image with the files mounted. boot.json is written to `folder` and holds no secrets."""
     world.mkdir(folder)
     world.write(folder / file_names.BOOT, codec.dumps(request.order.boot, indent=1).encode())
     image = image.add_local_file(str(folder / file_names.BOOT), f"{_PARCEL}/{file_names.BOOT}")
     for file in request.order.files:
-        # The SDK silently leaves out a missing file.
+        # Check first, because the SDK silently leaves out a missing file.
         assert world.exists(file.source), f"{file.source} does not exist and cannot be sent"
         image = image.add_local_file(file.source, f"{_PARCEL}/{shlex.quote(file.path)}")
     return image
@@ -169,7 +171,7 @@ def _leave_s(boot: Boot) -> float:
 
 
 def _any_name(boot: Boot, offer: Offer) -> Any:
-    """Allow both driver names of a GPU that Modal calls A10 and A10G."""
+    """Allow both driver names for a GPU that Modal calls both A10 and A10G."""
     if boot.bootstrap is None or offer.device != "A10G":
         return boot.bootstrap
     return dataclasses.replace(boot.bootstrap, gpu_names=sorted({*boot.bootstrap.gpu_names, "a10"}))

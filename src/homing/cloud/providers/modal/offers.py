@@ -1,9 +1,9 @@
-"""Modal's offers: a table of its GPUs, at the rates that Modal reports or, failing that, at dated list prices.
+"""Modal's offers: a table of its GPUs, at the rates that Modal reports, or at dated list prices if it reports none.
 
     GPUs x 1, 2, 4, 8  ->  GPU + reserved cores + reserved memory  ->  one rate per hour
 
 Modal bills the larger of what is reserved and what is used. Usage is capped at the reservation, so that the rate is
-also the maximum. There is no list of free GPUs: if none is free, a sandbox waits in a queue.
+also the maximum. There is no list of free GPUs. If none is free, a sandbox waits in a queue.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from homing.gpus import GPUS
 __all__ = ["CPU_ONLY", "Size", "gpu_string", "make_offers", "rate_key"]
 
 CPU_ONLY = "cpu"
-_CPU_ONLY_FACTOR = 2  # without a GPU, twice the cores and memory per GPU: the CPU does all the work
-LIFETIME_S = 86400.0  # no sandbox lives longer
-_BOOT_S = 90.0  # a container with a large image; includes the agent's bootstrap and first push
+_CPU_ONLY_FACTOR = 2  # without a GPU, twice the cores and memory that come with one, because the CPU does all the work
+LIFETIME_S = 86400.0  # no sandbox lives longer than this
+_BOOT_S = 90.0  # time to start a container with a large image, including the agent's bootstrap and first push
 _COUNTS = (1, 2, 4, 8)
-# Sandboxes pay about three times the price of functions for cores and memory: modal.com/pricing, 2026-06-27.
+# For sandboxes, cores and memory cost about three times as much as for functions: modal.com/pricing, 2026-06-27.
 _CORE_USD_PER_HOUR = Decimal("0.1419")
 _GIB_USD_PER_HOUR = Decimal("0.0242")
 _REST_SOURCE = "copied from modal.com/pricing on 2026-06-27"
@@ -33,8 +33,8 @@ _REST_SOURCE = "copied from modal.com/pricing on 2026-06-27"
 class Card:
     name: str  # Modal's name
     device: str  # our name
-    most: int  # maximum number in one machine
-    asked_as: str = ""  # if the plain name may yield a different GPU
+    most: int  # maximum number of GPUs in one machine
+    asked_as: str = ""  # set if the plain name may yield a different GPU
 
 
 _CARDS = (
@@ -46,7 +46,8 @@ _CARDS = (
     Card("A100-40GB", "A100-40GB", 8),
     Card("A100-80GB", "A100", 8),
     Card("RTX-PRO-6000", "RTXPRO6000", 8),
-    Card("H100", "H100", 8, "H100!"),  # otherwise Modal may give an H200, which is not the GPU that was planned for
+    # with the plain name, Modal may give an H200, which is not the GPU that was planned for
+    Card("H100", "H100", 8, "H100!"),
     Card("H200", "H200", 8),
     Card("B200", "B200", 8),
 )
@@ -54,13 +55,13 @@ _CARDS = (
 
 @dataclass(frozen=True)
 class Size:
-    """Cores and memory per GPU, or of a machine without one."""
+    """Cores and memory per GPU, or of a machine without a GPU."""
 
     cores: float
     memory_bytes: int
 
     def of(self, num_gpus: int) -> tuple[float, int]:
-        """Return cores and MiB of the whole machine, as the create call takes them."""
+        """Return cores and MiB of the whole machine in the form that the create call takes."""
         factor = num_gpus or _CPU_ONLY_FACTOR
         return self.cores * factor, self.memory_bytes * factor // 2**20
 
@@ -68,7 +69,7 @@ class Size:
 def make_offers(needs: Needs, size: Size, rates: Mapping[str, Decimal]) -> list[Offer]:
     """Return the offers that meet the needs, the lowest rate first.
 
-    `rates` has Modal's own rates; empty if it gave none.
+    `rates` has Modal's own rates, and is empty if Modal reported none.
     """
     found = [_offer(card, count, size, rates) for card in _CARDS for count in _COUNTS if count <= card.most]
     found.append(_cpu_offer(size))
@@ -77,7 +78,7 @@ def make_offers(needs: Needs, size: Size, rates: Mapping[str, Decimal]) -> list[
 
 
 def gpu_string(offer: Offer) -> str | None:
-    """Return the GPU string for the create call; None for a machine without a GPU."""
+    """Return the GPU string for the create call, or None for a machine without a GPU."""
     if not offer.num_gpus:
         return None
     card = next(card for card in _CARDS if card.name == offer.name.partition(":")[0])

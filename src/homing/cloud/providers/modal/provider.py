@@ -6,7 +6,7 @@
     queue      if no GPU is free, Modal queues the sandbox at no cost, for as long as the run file allows and the limit
                leaves time to train; then it is canceled
 
-The account's token stays at home. Uses the SDK, imported on first use; see api.py for its calls and their deadlines.
+The account's token stays at home. The SDK is imported on first use. api.py has the calls and their deadlines.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["Modal"]
 
 _DEFAULTS: dict[str, Any] = {"cores": 2.0, "memory": 16 * 2**30, "queue": 600.0, "image": "", "registry": ""}
 _OWNER, _MARK, _RATE, _CREATED, _VOLUME = (f"homing-{name}" for name in ("owner", "mark", "rate", "created", "volume"))
-_DESCRIBE_EVERY_S = 4.0  # per sandbox; waiting callers ask several times a second
+_DESCRIBE_EVERY_S = 4.0  # minimum time between queries per sandbox, because waiting callers ask several times a second
 _DELIVER_S = 120.0
 _RATES_S = 300.0  # how long a list of rates counts as current
 _ENDED_BY = {124: "ended by Modal's sandbox timeout", 137: "terminated"}
@@ -69,7 +69,7 @@ class Modal:
         self._prefix = owner_prefix(owner)
         self._api = ModalApi(world)
         self._settings = dict(_DEFAULTS)
-        self._tags: dict[str, dict[str, str]] = {}  # by id; set once, in the create call
+        self._tags: dict[str, dict[str, str]] = {}  # by sandbox id; set once, in the create call
         self._looked: dict[str, tuple[float, Instance]] = {}
         self._rates: tuple[float, dict[str, Decimal]] | None = None
 
@@ -84,7 +84,7 @@ class Modal:
         self._settings = {**_DEFAULTS, **settings}
 
     def checks(self) -> list[Check]:
-        """Checks of `homing doctor`; they change nothing."""
+        """Return the checks of `homing doctor`, which change nothing."""
         if self._api.rates():
             return [ok("modal.rates", "Modal reports its rates.")]
         text = "Modal reports no rates to this account: homing uses a table of published rates."
@@ -115,7 +115,7 @@ class Modal:
         return machine.make_request(offer, order)
 
     def prepare(self, store: str) -> None:
-        """Build the image before anything bills; Modal builds it once and later finds it by its content."""
+        """Build the image before anything bills. Modal builds it once and later finds it by its content."""
         image = machine.make_image(self._api.connection, self._settings, store, self._home, self._world)
         self._api.build(image, self._api.app(may_create=True))
 
@@ -133,7 +133,7 @@ class Modal:
         return self._instance(made["sandbox"])
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Do nothing: the create call delivered everything."""
+        """Do nothing, because the create call delivered everything."""
 
     @legible
     def describe(self, instance_id: str) -> Instance:
@@ -148,12 +148,12 @@ class Modal:
     @legible
     def list_owned(self) -> list[Instance]:
         app = self._api.app(may_create=False)
-        self._looked.clear()  # a sandbox that is no longer listed must be looked up again
+        self._looked.clear()  # cleared, because a sandbox that is no longer listed must be looked up again
         if app is None:
             return []
         found = [self._instance(sandbox) for sandbox in self._api.list(app, {_OWNER: self._owner})]
-        # A sandbox without tags has ended since it was listed: a running sandbox always has the tags of its create
-        # call.
+        # A sandbox without tags has ended since it was listed, because a running sandbox always has the tags of its
+        # create call.
         return [instance for instance in found if instance.state != "gone" and instance.mark]
 
     @legible
@@ -168,14 +168,14 @@ class Modal:
         return "" if sandbox is None else self._api.log(sandbox)
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: a timeout cannot be changed.
+        """Do nothing, because a timeout cannot be changed.
 
-        A higher limit applies to the next sandbox: the run leaves this one in time, as boot.json says. The agent, the
-        dead-man and the guard at home enforce a lower one.
+        A higher limit applies to the next sandbox, because the run leaves this one in time, as boot.json says. The
+        agent, the dead-man and the guard at home enforce a lower limit.
         """
 
     def deliver(self, instance_id: str) -> None:
-        """Make the sandbox see what home wrote to the Volume: it does not reload the Volume by itself."""
+        """Make the sandbox see what home wrote to the Volume, because it does not reload the Volume by itself."""
         sandbox = self._find(instance_id)
         if sandbox is None or sandbox.returncode is not None or not self._tags_of(self._own(sandbox)).get(_VOLUME):
             return
@@ -201,7 +201,7 @@ class Modal:
     # --- other resources ---
 
     def list_resources(self) -> list[Resource]:
-        return []  # a Volume is the user's store, and images cost nothing
+        return []  # nothing to list: a Volume is the user's store, and images cost nothing
 
     def destroy_resource(self, resource: Resource) -> None:
         raise AssertionError(f"Modal lists no {resource.kind}")
@@ -223,7 +223,7 @@ class Modal:
 
     def _post(self, request: Request, folder: Path) -> dict[str, Any]:
         began, configured_s = self._world.monotonic(), float(self._settings["queue"])
-        # The agent counts from the create call: a GPU that comes after the landing time would be rented for nothing.
+        # The agent counts from the create call, so a GPU that comes after the landing time would be rented for nothing.
         queue_s = min(configured_s, machine.start_within_s(request.order.boot, self._world.now()))
         wanted = self._wanted(request, folder)
         argv = machine.entry_argv(request.argv)
@@ -231,7 +231,8 @@ class Modal:
             sandbox = self._api.create(argv, queue_s, **wanted)
         except Unwelcome as exc:
             if exc.text == "AlreadyExistsError":
-                raise Unsure(exc.why) from exc  # created by an earlier call that got no response: the name is the mark
+                # an earlier call that got no response created it, since the name is the mark
+                raise Unsure(exc.why) from exc
             self._take_back(request)
             raise
         except Unsure as exc:
@@ -266,14 +267,15 @@ class Modal:
             "secrets": [sdk.Secret.from_dict(dict(order.secrets))] if order.secrets else [],
             "timeout": machine.timeout_s(boot),
             "gpu": gpu_string(offer),
-            # A pair is (reserved, maximum): usage beyond the reservation would cost more than the stated rate.
+            # Each pair is (reserved, maximum), because usage beyond the reservation would cost more than the stated
+            # rate.
             "cpu": (cores, cores),
             "memory": (mib, mib),
             "volumes": {machine.MOUNT: self._api.volume(volume)} if volume else {},
         }
 
     def _take_back(self, request: Request) -> None:
-        """Terminate the queued sandbox: the SDK does so when it gives up waiting, but only on a best-effort basis."""
+        """Terminate the queued sandbox. The SDK does so when it gives up waiting, but only on a best-effort basis."""
         sandbox = self._api.by_name(request.mark)
         if sandbox is not None:
             self._api.terminate(sandbox)
@@ -283,7 +285,7 @@ class Modal:
         return [] if sandbox is None else [{"id": sandbox.object_id, "sandbox": sandbox}]
 
     def _find(self, instance_id: str) -> Any | None:
-        # Anything else is not a sandbox id; Modal may report it as an invalid request instead of "not found".
+        # Anything else is not a sandbox id, and Modal may report it as an invalid request instead of "not found".
         return self._api.by_id(instance_id) if instance_id.startswith("sb-") else None
 
     def _own(self, sandbox: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Parts of RunPod's API beyond plain REST calls: the meaning of its refusals, the account and balance, and a pod's log.
+"""Parts of RunPod's API beyond plain REST calls: the meaning of refusals, the account and balance, and a pod's log.
 
 refusals  only the message distinguishes lack of capacity from a bad request
 account   from the older GraphQL API, because REST v2 provides neither id nor balance. Each is one query without side
@@ -30,9 +30,9 @@ _NO_CAPACITY = ("no longer any instances available", "not enough free gpus")
 GRAPHQL = "/graphql"  # next to /v2
 _QUERY = "query { myself { clientBalance currentSpendPerHr } }"
 _WHO = "query { myself { id } }"
-_TAIL = 1000  # lines of a log
+_TAIL = 1000  # maximum number of lines of a log
 _QUIET_S = 3.0
-_LONGEST_S = 10.0  # per read; the output of a program that never stops writing is cut off there
+_LONGEST_S = 10.0  # maximum time per read, which cuts off the output of a program that never stops writing
 _READS = 4
 
 
@@ -69,7 +69,7 @@ def not_ours(thing_id: str, prefix: str) -> ProviderRefused:
 
 
 def read_balance(api: Api) -> Balance | None:
-    """Return the balance, or None; `api` is the account's API at the address above /v2."""
+    """Return the balance, or None. `api` is the account's API at the address above /v2."""
     try:
         body = api.post(GRAPHQL, {"query": _QUERY})
         myself = body["data"]["myself"]
@@ -88,7 +88,7 @@ def read_balance(api: Api) -> Balance | None:
 def read_account(api: Api) -> str | None:
     """Return the account's id, which does not depend on the key, or None.
 
-    Raises ProviderSilent if there is no response, which does not mean a different account.
+    Raises ProviderSilent if there is no response, because that does not mean a different account.
     """
     try:
         body = api.post(GRAPHQL, {"query": _WHO})
@@ -110,8 +110,8 @@ def read_account(api: Api) -> str | None:
 
 
 def read_log(api: Api, path: str) -> str:
-    """Return the log's text; "" if the pod does not exist."""
-    lines: dict[str, str] = {}  # event id -> line: duplicates count once
+    """Return the log's text, or "" if the pod does not exist."""
+    lines: dict[str, str] = {}  # event id -> line, so that duplicates count once
     last, problem = "", ""
     for _ in range(_READS):
         try:
@@ -147,7 +147,7 @@ def _read(api: Api, path: str, last: str) -> str:
 
 
 def _events(text: str) -> Iterator[tuple[str, str]]:
-    """Yield id and line of each complete event; the last one may be truncated."""
+    """Yield id and line of each complete event. The last event may be truncated."""
     for block in text.replace("\r\n", "\n").split("\n\n"):
         fields = dict(line.split(":", 1) for line in block.splitlines() if ":" in line and not line.startswith(":"))
         try:

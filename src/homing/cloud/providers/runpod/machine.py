@@ -4,7 +4,7 @@
     may_end    written by the pod at boot: whether the key that RunPod gave it can see this pod
     end        DELETE with that pod-scoped key; else GraphQL, else runpodctl, else at least a stop
 
-Pure: makes no requests.
+This module is pure and makes no requests.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ __all__ = [
     "probe_command",
 ]
 
-KEY_ENV, POD_ENV = "RUNPOD_API_KEY", "RUNPOD_POD_ID"  # RunPod sets both in every pod; the key is scoped to the pod
+KEY_ENV, POD_ENV = "RUNPOD_API_KEY", "RUNPOD_POD_ID"  # RunPod sets both in every pod, and the key is scoped to the pod
 MAY_END = f"{ROOT}/may_end"
 _MOST_DISK_GB = 10**6
 _STATES: dict[str, InstanceState] = {
     "PROVISIONING": "requested",
     "STARTING": "booting",
     "RUNNING": "ready",
-    "EXITED": "preempted",  # its GPU is released and its program is gone; only a disk remains, which bills
+    "EXITED": "preempted",  # its GPU is released and its program is gone, and only a disk remains, which bills
     "TERMINATED": "gone",
 }
 _SAID = {
     "EXITED": "it stopped or lost its host (EXITED)",
     "ERROR": "its container failed (ERROR)",
 }
-# Python, because the agent needs it anyway and a bare image may lack curl. No single quotes: it is embedded in them.
+# This is Python, because the agent needs it anyway and a bare image may lack curl. It has no single quotes, because it
+# is embedded in them.
 _ASK = """
 import json, os, urllib.error, urllib.request
 key, pod = os.environ["RUNPOD_API_KEY"], os.environ["RUNPOD_POD_ID"]
@@ -74,7 +75,8 @@ for verb in ("podTerminate", "podStop"):
         problem = ask("POST", GRAPHQL, {"query": text})
 raise SystemExit(bool(problem))
 """
-# One way is enough, because the end command tries them all. GraphQL returns null for a pod that the key may not see.
+# One way to see the pod is enough, because the end command tries them all. GraphQL returns null for a pod that the key
+# may not see.
 _PROBE = """
 import subprocess, time
 query = {"query": "query { pod(input: {podId: \\"" + pod + "\\"}) { id } }"}
@@ -105,33 +107,34 @@ print("no: " + "; ".join(name + ": " + problem for name, problem in said.items()
 
 
 def end_command(url: str) -> str:
-    """Return shell code that ends the billing of the pod it runs in; exit code 0 means that it was accepted."""
+    """Return shell code that ends the billing of the pod it runs in, with exit code 0 if the request was accepted."""
     pod = f'"${POD_ENV}"'
     others = " || ".join(f"runpodctl {verb} {pod}" for verb in ("pod delete", "remove pod", "stop pod"))
     return f"{_python(url, _END)} || {others}"
 
 
 def end_billing(url: str) -> EndBilling:
-    # No header is sent from here; listing its variable hides the key from the trainer and from sync.
+    # No header is sent from here. Listing the variable hides the key from the trainer and from sync.
     return EndBilling(kind="command", argv=["bash", "-c", end_command(url)], header_env={"authorization": KEY_ENV})
 
 
 def probe_command(url: str) -> str:
-    """Return shell code that records which API lets the pod's own key see the pod; it runs in the background."""
+    """Return shell code that records, in the background, which API lets the pod's own key see the pod."""
     return f"{{ {_python(url, _PROBE)} | tee {MAY_END}.new; mv {MAY_END}.new {MAY_END}; }} &\n"
 
 
 def args_of(startup: str) -> str:
     """Return the pod's first command as the single string that the API takes."""
     packed = base64.b64encode(gzip.compress(startup.encode(), mtime=0)).decode()
-    # Use a file: if the script came on stdin, its commands could consume the rest of it.
+    # Use a file, because commands in a script that came on stdin could consume the rest of it.
     return f"bash -c 'f=$(mktemp) && echo {packed} | base64 -d | gzip -d > $f && exec bash $f'"
 
 
 def body_of(mark: str, choice: Choice, settings: dict[str, Any], *, args: str, min_cuda: str) -> dict[str, Any]:
     """Return the body of the create call.
 
-    `settings`: image, template, registry, disk_gb, env, ports, data_centers, volume (id, path), global_networking.
+    `settings` are image, template, registry, disk_gb, env, ports, data_centers, volume (id, path) and
+    global_networking.
     """
     body: dict[str, Any] = {
         "name": mark,
@@ -158,7 +161,7 @@ def body_of(mark: str, choice: Choice, settings: dict[str, Any], *, args: str, m
 def instance_of(pod: dict[str, Any], *, page: str, now: float, spend_usd: Decimal | None = None) -> Instance:
     """Convert RunPod's data for a pod to an Instance.
 
-    RUNNING without a runtime means that the host has not started it yet.
+    RUNNING without a runtime means that the host has not started the pod yet.
     """
     status, read = str(pod["status"]), Figures("runpod")
     cost, disk_gb = read.rate("cost", pod.get("cost")), read.whole("disk", pod.get("disk"), _MOST_DISK_GB)

@@ -23,13 +23,13 @@ from homing.gpus import Gpu, find_gpu
 __all__ = ["ANYWHERE", "COUNTS", "Choice", "Wanted", "dollars", "find", "storage_rate"]
 
 log = logging.getLogger(__name__)
-COUNTS = (1, 2, 4, 8)  # queried if no number is given
-ANYWHERE = "any"  # region of an offer if RunPod chooses the data center
-# The catalogue has no storage prices: dollars per GB per month from RunPod's price page of 2026-08.
+COUNTS = (1, 2, 4, 8)  # the numbers of GPUs to query if none is given
+ANYWHERE = "any"  # region of an offer for which RunPod chooses the data center
+# The catalogue has no storage prices. These are dollars per GB per month from RunPod's price page of 2026-08.
 _DISK_USD_PER_GB_MONTH = Decimal("0.10")
 _HOURS_PER_MONTH = Decimal(730)
-_ROUND = Decimal("0.0001")  # RunPod sends 32-bit floats: 3.29 arrives as 3.2899999618530273
-_BOOT_S = 240.0  # to pull the image, create the environment and fetch the inputs
+_ROUND = Decimal("0.0001")  # for rounding, because RunPod sends 32-bit floats: 3.29 arrives as 3.2899999618530273
+_BOOT_S = 240.0  # time to pull the image, create the environment and fetch the inputs
 _MOST_GB = 10**6
 
 
@@ -39,10 +39,10 @@ class Wanted:
 
     counts: tuple[int, ...]
     clouds: tuple[str, ...]  # secure, community
-    disk_gb: int  # of the container, included in the rate
-    free_bytes: int  # the part of it that is free for a run
+    disk_gb: int  # size of the container's disk, included in the rate
+    free_bytes: int  # the part of the disk that is free for a run
     min_cuda: str  # minimum CUDA version of the host's driver
-    data_centers: tuple[str, ...] = ()  # allowed data centers; (): any
+    data_centers: tuple[str, ...] = ()  # allowed data centers; empty for any
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _query(wanted: Wanted, cloud: str, count: int) -> str:
 def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Iterator[Offer]:
     """Yield one offer for any location, or one for each data center that the run file allows and that has stock.
 
-    Skips GPUs that are not available now or could not run our torch.
+    GPUs that are not available now or could not run our torch are skipped.
     """
     read, stock = Figures("runpod"), str(body.get("availability", "NONE"))
     rate, most = read.rate("price", body["price"][cloud]), read.whole("maxCount", body["maxCount"][cloud])
@@ -115,7 +115,7 @@ def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Ite
             name=Choice(str(body["id"]), count, cloud).name,
             device=card.name if card else str(body["name"]),
             num_gpus=count,
-            num_cores=0,  # unknown until it runs
+            num_cores=0,  # the number is unknown until the pod runs
             memory_bytes=min(memory_gb, card.memory_gib if card else _MOST_GB) * 2**30,
             rate_usd_per_hour=rate * count + storage_rate(wanted.disk_gb),
             disk_bytes=wanted.free_bytes,
@@ -127,7 +127,7 @@ def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Ite
 
 
 def _card(name: str, memory_gb: int) -> Gpu | None:
-    """Return our GPU of that name if its memory matches: one name may contain another (A40 and A4000)."""
+    """Return our GPU of that name if its memory matches, because one name may contain another (A40 and A4000)."""
     card = find_gpu(name)
     if card is None or abs(card.memory_gib - memory_gb) > 0.1 * card.memory_gib:
         return None

@@ -1,12 +1,12 @@
-"""RunPod as a provider, through its REST API v2: pods are containers in its own data centers or on community machines.
+"""RunPod as a provider, through its REST API v2. Pods are containers in its own data centers or on other machines.
 
     RUNPOD_API_KEY, else ~/.runpod/config.toml as written by runpodctl     the account's key; it stays at home
     RUNPOD_API_URL                                                         a different address of the API, for tests
 
 RunPod has no timer and no spend limit for a pod, it restarts a container that has ended, and its create call is not
 idempotent. So the pod's first command starts our own timer, the pod ends itself with the key that RunPod put into it,
-and we create a pod only after looking for our mark. The account-wide list of SSH keys is never changed: our key is in
-the pod's own environment.
+and we create a pod only after looking for our mark. The account-wide list of SSH keys is never changed, because our key
+is in the pod's own environment.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ _BILL = "/billing/pods?bucketSize=day&lastN=31"
 _BILL_EVERY_S = 300.0
 _ACCOUNT_EVERY_S = 300.0
 _SSH_S = 120.0  # how long to wait for a new pod's address
-_TIMER_S = 300.0  # after the start limit plus this time, the pod's own timer ends it if there was no hand-over
-# Beyond the start limit, to allow for clock differences: a first command that starts later is a restart.
+_TIMER_S = 300.0  # the pod's own timer ends it this long after the start limit if there was no hand-over
+# Time beyond the start limit, to allow for clock differences. A first command that starts even later is a restart.
 _LATE_S = 120.0
-_SAME_CLOCK_S = 10.0  # ignore smaller differences: a Date header has whole seconds and some latency
+_SAME_CLOCK_S = 10.0  # smaller differences are ignored, because a Date header has whole seconds and some latency
 _ENVIRONMENT_BYTES = 15 * 10**9  # torch with its CUDA libraries, unpacked, plus pip's temporary files
 _LEAST_DISK_GB = 20
 _SPARE = 1.1
@@ -92,7 +92,7 @@ _MOST_ENV = 50
 
 @dataclasses.dataclass(frozen=True)
 class _Bill:
-    """RunPod's cost figure for a pod; None if there is none yet, or the key may not see it."""
+    """RunPod's cost figure for a pod, or None if there is none yet or the key may not see it."""
 
     at: float = -math.inf
     usd: Decimal | None = None
@@ -116,10 +116,10 @@ class Runpod:
     def __init__(self, *, home: Path, owner: str, world: World) -> None:
         self._home, self._world = home, world
         self._prefix = owner_prefix(owner)
-        self._configured: dict[str, Any] | None = None  # cloud.runpod of the run file
+        self._configured: dict[str, Any] | None = None  # the section cloud.runpod of the run file
         self._ours: set[str] = set()  # ids that this process has seen with our mark
         self._looked: dict[str, tuple[float, Instance]] = {}
-        self._made: dict[str, float] = {}  # ids that this process created, and when
+        self._made: dict[str, float] = {}  # ids that this process created -> the time of creation
         self._bills: dict[str, _Bill] = {}
         self._account = (0.0, "")  # when the account was queried, and the result
 
@@ -146,7 +146,7 @@ class Runpod:
         return said
 
     def checks(self) -> list[Check]:
-        """Checks of `homing doctor`. Whether the key may start a pod only shows at a launch."""
+        """Return the checks of `homing doctor`. Whether the key may start a pod becomes clear only at a launch."""
         found = [ok("runpod.bill", "The key can read billing: homing compares the ledger with it.")]
         try:
             self._api.items(_BILL, "records")
@@ -169,8 +169,8 @@ class Runpod:
     def account(self) -> str:
         """Return the account's id, or a name derived from the key if the key may not query the id.
 
-        In the latter case it is queried again from time to time: GraphQL reports a failure in the same way as a
-        refusal.
+        In the latter case the id is queried again from time to time, because GraphQL reports a failure in the same way
+        as a refusal.
         """
         now, (at, account) = self._world.monotonic(), self._account
         if not account or (account.startswith(KEY_ACCOUNT) and now - at >= _ACCOUNT_EVERY_S):
@@ -199,7 +199,7 @@ class Runpod:
         place = startup_script.place(machine.end_billing(self._url))
         if not self._settings["volume"]:
             return place
-        # Later pods can reuse what was installed and fetched.
+        # On a volume, later pods can reuse what was installed and fetched.
         return dataclasses.replace(place, cache_dir=f"{self._settings['volume_path']}/cache/homing")
 
     def plan(self, offer: Offer, order: Order) -> Request:
@@ -227,8 +227,8 @@ class Runpod:
         made = once.create(request, post, refused)
         self._made[str(made["id"])] = self._world.monotonic()
         instance = self._instance(made)
-        # The rate may be lower than offered, or unknown until the pod runs: use the offered rate; hand_over checks it
-        # again.
+        # The rate may be lower than offered, or unknown until the pod runs. So use the offered rate, which hand_over
+        # checks again.
         rate = max(instance.rate_usd_per_hour, request.offer.rate_usd_per_hour)
         return dataclasses.replace(instance, rate_usd_per_hour=rate, twins=tuple(once.twins))
 
@@ -251,7 +251,7 @@ class Runpod:
             return self._instance(self._own(pod))
         made_at = self._made.get(instance_id)
         if made_at is not None and self._world.monotonic() - made_at < self.settle_s and known is not None:
-            return known  # just created and not visible yet
+            return known  # it was just created and is not visible yet
         gone = Instance(instance_id, "", self.name, "gone", "no", Decimal(0), detail="no longer known to RunPod")
         bill = self._bill(instance_id)
         return dataclasses.replace(gone, spend_usd=bill.usd, problems=bill.problems)
@@ -259,7 +259,7 @@ class Runpod:
     @legible
     def list_owned(self) -> list[Instance]:
         pods = [pod for pod in self._pods() if str(pod.get("name")).startswith(self._prefix)]
-        self._looked.clear()  # a pod that is no longer listed must be looked up again
+        self._looked.clear()  # cleared, because a pod that is no longer listed must be looked up again
         found = [self._instance(pod) for pod in pods]
         return [instance for instance in found if instance.state != "gone"]
 
@@ -268,7 +268,7 @@ class Runpod:
         self._looked.pop(instance_id, None)
         self._made.pop(instance_id, None)
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # missing or unreadable: delete it anyway
+            with contextlib.suppress(ProviderSilent):  # if its data is missing or unreadable, delete it anyway
                 pod = self._find(instance_id)
                 if pod is not None:
                     self._own(pod)
@@ -278,7 +278,7 @@ class Runpod:
         return read_log(self._api, f"{_path(instance_id)}/logs")
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: RunPod has no guard; the agent and the dead-man learn a new limit through the store."""
+        """Do nothing: RunPod has no guard, and the agent and dead-man learn a new limit through the store."""
 
     # --- other resources ---
 
@@ -292,7 +292,7 @@ class Runpod:
         self._api.delete(f"/network-volumes/{quote(resource.id, safe='')}")
 
     def connection(self, instance_id: str) -> Connection | None:
-        """Return how to log in; never cached, because a pod that was stopped and restarted has a different port."""
+        """Return how to log in, never from a cache, because a pod that was restarted has a different port."""
         found: list[dict[str, Any] | None] = [None]
 
         def is_settled() -> bool:
@@ -336,7 +336,7 @@ class Runpod:
         return self._configured if self._configured is not None else _DEFAULTS
 
     def _disk_gb(self, needs: Needs) -> int:
-        """Return the disk size from the run file, if the run fits on it; else what the run needs, plus headroom."""
+        """Return the disk size from the run file if the run fits on it, else what the run needs plus headroom."""
         needed = math.ceil((needs.disk_bytes + _ENVIRONMENT_BYTES) * _SPARE / 10**9)
         if self._settings["disk"] is None:
             return max(_LEAST_DISK_GB, needed)
@@ -351,7 +351,7 @@ class Runpod:
         return math.ceil(given / 10**9)
 
     def _clouds(self) -> tuple[str, ...]:
-        # Without a run file all offers are shown; with one, community machines only if it allows them.
+        # Without a run file all offers are shown. With one, community machines are shown only if it allows them.
         cloud = "any" if self._configured is None else self._configured["cloud"]
         if self._settings["volume"]:
             return ("secure",)
@@ -363,7 +363,7 @@ class Runpod:
         return named if volume is None else (volume.data_center,)
 
     def _volume(self) -> Volume | None:
-        """Return the volume that the run file names; None if it names none, or if create will make it."""
+        """Return the volume that the run file names, or None if it names none or if create will make it."""
         settings = self._settings
         if not settings["volume"]:
             return None
@@ -415,9 +415,9 @@ class Runpod:
     def _times(self, request: Request) -> tuple[float, float]:
         """Return how long the pod's timer waits for the hand-over, and until when its first command may begin.
 
-        A restart empties the disk, so even a first command that begins in time may be a second run of it. Its timer,
-        which then starts again, must still fire before the limit. The times are by RunPod's clock, and ours may differ
-        by hours.
+        A restart empties the disk, so even a first command that begins in time may be running for the second time. In
+        that case its timer starts again, and must still fire before the limit. The times are by RunPod's clock, and
+        ours may differ by hours.
         """
         boot, start_s = request.order.boot, float(self._settings["start_limit"])
         limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
@@ -450,7 +450,7 @@ class Runpod:
         return self._api.find(_path(instance_id))
 
     def _with_mark(self, mark: str) -> list[dict[str, Any]]:
-        """Return the live pods with a mark, oldest first: of two with the same mark, the first is kept."""
+        """Return the live pods with a mark, oldest first, because the first of two with the same mark is kept."""
         found = [pod for pod in self._pods() if pod.get("name") == mark and pod["status"] != "TERMINATED"]
         return sorted(found, key=lambda pod: (str(pod["createdAt"]), str(pod["id"])))
 

@@ -1,9 +1,9 @@
-"""Start a new pod: wait until SSH works, send its files, and check that it can end itself.
+"""Starts a new pod: waits until SSH works, sends its files, and checks that the pod can end itself.
 
     PROVISIONING -> STARTING -> RUNNING -> an address for port 22 -> our sshd -> files and secrets -> may it end itself?
 
-On a bad host, a pod may get stuck at any of these. Every wait has a deadline, and its error says what the pod was
-doing.
+On a bad host, a pod may get stuck at any of these stages. Every wait has a deadline, and its error says what the pod
+was doing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Start:
         self._run = request.order.run_name
 
     def reach(self, find: Callable[[], Pod | None], read: Callable[[Pod], Instance]) -> Pod:
-        """Return the pod once it has an address; raises immediately for problems that waiting cannot solve."""
+        """Return the pod once it has an address; raises at once for problems that waiting cannot solve."""
         found: list[Pod | None] = [None]
 
         def is_reached() -> bool:
@@ -63,7 +63,7 @@ class Start:
 
         A pod that cannot query itself through any API cannot end itself either, and RunPod has no guard.
         """
-        known_hosts = Path(self.request.order.files[0].source).with_name("known_hosts")  # as written by hand_over
+        known_hosts = Path(self.request.order.files[0].source).with_name("known_hosts")  # hand_over wrote this file
         to = f"{connection.user}@{connection.host}"
         argv = [*ssh_argv(connection, known_hosts), "-T", "-oBatchMode=yes", to, f"cat {MAY_END}"]
         said = [""]

@@ -19,9 +19,9 @@ from homing.units import format_bytes, format_usd
 
 __all__ = ["Volume", "check_volume", "find_volume", "list_volumes", "make_volume", "monthly_usd", "resource"]
 
-# RunPod's price page of 2026-08, dollars per GB and month: up to 1 TB, and above.
+# Dollars per GB and month, up to 1 TB and above, from RunPod's price page of 2026-08.
 _USD_PER_GB_MONTH = (Decimal("0.07"), Decimal("0.05"))
-# The API reports no price for high-performance volumes: assume twice the standard price. We never create one.
+# The API reports no price for high-performance volumes, so assume twice the standard price. We never create one.
 _HIGH_PERFORMANCE = 2
 _FIRST_GB = 1000
 _HOURS_PER_MONTH = Decimal(730)
@@ -56,7 +56,7 @@ def find_volume(volumes: list[Volume], wanted: str, prefix: str) -> Volume | Non
 
 
 def make_volume(api: Api, name: str, num_gb: int, data_center: str, settle_s: float) -> Volume:
-    """Create exactly one volume: the API does not deduplicate by name, so after a lost response the list is checked."""
+    """Create exactly one volume. The API does not deduplicate by name, so after a lost response the list is checked."""
     # Specify the type, because a data center's default may be the more expensive one.
     body = {"name": name, "size": num_gb, "dataCenter": data_center, "type": "STANDARD"}
     try:

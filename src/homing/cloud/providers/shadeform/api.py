@@ -2,8 +2,8 @@
 
     types, instances, info, create, update, delete     ssh_keys, add_key, delete_key
 
-All changes are POSTs. Delete and update return 200 with an empty body and may be repeated; create may not. This module
-makes no decisions. Never calls GET /sshkeys/ID/info: it may return a private key.
+All changes are POSTs. Delete and update return 200 with an empty body and may be repeated, but create may not. This
+module makes no decisions. It never calls GET /sshkeys/ID/info, which may return a private key.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from homing.cloud.providers.shadeform.offers import SPOT, rate_of
 
 __all__ = ["Account", "detail_of", "is_over", "mark_of", "rate_now", "state_of"]
 
-_LOOKS = 3  # number of checks for the guard that was sent, spread over the time that a response may be stale
+_LOOKS = 3  # how many times to check the guard that was sent, over the time that a response may be stale
 _STATES: dict[str, InstanceState] = {
     "creating": "requested",
     "pending_provider": "requested",
     "pending": "booting",
     "active": "ready",
-    # In this state it is no longer billed; the machine itself may take minutes to disappear.
+    # An instance in this state is no longer billed, although the machine itself may take minutes to disappear.
     "deleting": "gone",
     "deleted": "gone",
 }
@@ -48,7 +48,7 @@ class Account:
         return self.api.items("/instances", "instances")
 
     def info(self, instance_id: str) -> dict[str, Any] | None:
-        """Return an instance's data; None only if Shadeform says that there is no such instance."""
+        """Return an instance's data, or None only if Shadeform says that there is no such instance."""
         return self.api.find(f"/instances/{_path(instance_id)}/info")
 
     def create(self, body: dict[str, Any]) -> str:
@@ -56,7 +56,8 @@ class Account:
         try:
             made = self.api.post("/instances/create", body)
         except Unwelcome as exc:
-            if "INTERNAL_SERVER_ERROR" in exc.text:  # sent as a 409; does not say whether anything was created
+            # this is sent as a 409 and does not say whether anything was created
+            if "INTERNAL_SERVER_ERROR" in exc.text:
                 raise Unsure(exc.why) from exc
             raise
         if not made.get("id"):
@@ -71,14 +72,14 @@ class Account:
         self.api.post_again(f"/instances/{_path(instance_id)}/delete")
 
     def with_mark(self, mark: str) -> list[dict[str, Any]]:
-        """Return the live instances with a mark, oldest first: of two with the same mark, the first is kept."""
+        """Return the live instances with a mark, oldest first, because the first of two with the same mark is kept."""
         found = [body for body in self.instances() if mark_of(body) == mark and not is_over(body)]
         return sorted(found, key=lambda body: (moment_of(body.get("created_at")) or 0.0, str(body["id"])))
 
     def read_back(
         self, instance_id: str, guard: Thresholds, *, is_earlier_fine: bool = False
     ) -> tuple[dict[str, Any] | None, str]:
-        """Return the instance, and how its guard differs from this one, or ""; retries while responses may be stale."""
+        """Return the instance, and how its guard differs from this one, or "". Retries while responses may be stale."""
         body, why = None, ""
         for _ in self._looks():
             body, why = self.info(instance_id), "it is not listed"
@@ -122,7 +123,7 @@ class Account:
 
 
 def state_of(body: dict[str, Any]) -> InstanceState:
-    """Return our state; an undocumented one is `unknown` and counts as billing."""
+    """Return our name for the state. An undocumented one is `unknown` and counts as billing."""
     return _STATES.get(str(body.get("status")), "unknown")
 
 
@@ -131,7 +132,7 @@ def is_over(body: dict[str, Any]) -> bool:
 
 
 def mark_of(body: dict[str, Any]) -> str:
-    """Return our tag, or the name if there is none: the name can be changed in the console."""
+    """Return our tag, or the name if there is none, because the name can be changed in the console."""
     tags = [str(tag) for tag in body.get("tags") or [] if str(tag).startswith("homing-")]
     return tags[0] if tags else str(body.get("name") or "")
 

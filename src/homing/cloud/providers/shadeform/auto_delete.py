@@ -4,7 +4,7 @@
                                                -> alert, the same at a share of both: an e-mail, nothing is deleted
 
 It acts last of all guards, but within the limit (the PROVIDER share of wire/guard_order.py). How late it may act is not
-documented. The values are read back and compared with those sent; an instance with different values counts as
+documented. The values are read back and compared with those sent. An instance with different values counts as
 unguarded.
 """
 
@@ -27,12 +27,12 @@ __all__ = ["Thresholds", "moment_of", "thresholds_of"]
 
 ALERT_SHARE = Decimal("0.6")
 _CENT = Decimal("0.01")
-_SAME_S = 5.0  # a time may come back without its fraction, and Shadeform's clock is known to within a second or two
+_SAME_S = 5.0  # a time may come back without its fraction, and Shadeform's clock is known only to a second or two
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds for this instance, in dollars and in Unix seconds by Shadeform's clock."""
+    """The thresholds of one instance, in dollars and in Unix seconds by Shadeform's clock."""
 
     spend_usd: Decimal
     date: float
@@ -51,7 +51,7 @@ class Thresholds:
         return dataclasses.replace(self, date=min(self.date, date))
 
     def why_not(self, shown: Any, *, is_earlier_fine: bool = False) -> str:
-        """Return how the guard on the instance differs from this one; "" if it does not."""
+        """Return how the guard on the instance differs from this one, or "" if it does not."""
         shown = shown if isinstance(shown, dict) else {}
         spend, date = _dollars(shown.get("spend_threshold")), moment_of(shown.get("date_threshold"))
         if spend != self.spend_usd:
@@ -77,8 +77,8 @@ def thresholds(rate_usd_per_hour: Decimal, left_usd: Decimal, began: float, unti
     """Return thresholds below the spend and time limits by the share reserved for the provider's guard."""
     allowed = min(allowed_s(rate_usd_per_hour, left_usd, Decimal(0), 0.0), until - began)
     kept_s = reserve_s(PROVIDER, allowed)
-    # At a low rate a cent is a minute, and with rounding down it would act before the guards that can still save work:
-    # round up, but not over the limit. The date is exact to the second.
+    # At a low rate, a cent is worth a minute, so rounding down would make this guard act before those that can still
+    # save work. Round up instead, but not over the limit. The date is exact to the second.
     spend = (left_usd - meter.cost(rate_usd_per_hour, kept_s)).quantize(_CENT, rounding=ROUND_CEILING)
     spend = min(spend, _cents(left_usd))
     if spend < _CENT:
@@ -91,7 +91,7 @@ def thresholds(rate_usd_per_hour: Decimal, left_usd: Decimal, began: float, unti
 
 
 def moment_of(text: Any) -> float | None:
-    """Return Unix seconds of an RFC 3339 time; None if it is not one."""
+    """Return an RFC 3339 time as Unix seconds, or None if it is not one."""
     return read_moment(text) if isinstance(text, str) else None
 
 

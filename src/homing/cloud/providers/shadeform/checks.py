@@ -1,6 +1,7 @@
 """Checks of `homing doctor` for Shadeform: are the clouds in cloud.shadeform available, and are all instances guarded?
 
-The API reports neither balance nor permissions: any key has all permissions of the account. The checks change nothing.
+The API reports neither balance nor permissions, because any key has all permissions of the account. The checks change
+nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _EXPLAIN = "homing explain cloud.shadeform"
 def check_shadeform(
     types: list[dict[str, Any]], living: list[dict[str, Any]], choice: Choice, page: str, wallet_page: str
 ) -> list[Check]:
-    """Run all checks; `types` is the catalogue, `living` the data of each live instance with our mark."""
+    """Run all checks. `types` is the catalogue, and `living` the data of each live instance with our mark."""
     no_balance = "Shadeform's API does not report the balance; without funds a launch fails."
     return [
         _check_clouds(types, choice),
@@ -37,7 +38,7 @@ def _check_clouds(types: list[dict[str, Any]], choice: Choice) -> Check:
         return warning("shadeform.clouds", "The catalog is empty.", "Try again in a minute.")
     unknown = [name for name in choice.clouds if name not in there]
     if unknown:
-        # It may be sold out rather than misspelled: the catalogue shows only what is available.
+        # The machine may be sold out rather than misspelled, because the catalogue shows only what is available.
         text = f"cloud.shadeform.clouds lists {', '.join(unknown)}, which have no offers now."
         return warning("shadeform.clouds", text, f"Available now: {', '.join(there)}   {_EXPLAIN}.clouds")
     return ok("shadeform.clouds", f"{len(types)} instance types from {', '.join(there)}.")
@@ -52,7 +53,7 @@ def _check_os(types: list[dict[str, Any]], choice: Choice) -> Check:
 
 
 def _check_guards(living: list[dict[str, Any]], page: str) -> Check:
-    """Check that each live instance has a spend and a date threshold; they can be removed in the console."""
+    """Check that each live instance has a spend and a date threshold, which can be removed in the console."""
     bare = [body for body in living if not _is_guarded(body.get("auto_delete"))]
     if bare:
         names = ", ".join(f"{body['id']} ({mark_of(body)})" for body in bare)

@@ -4,8 +4,8 @@
     hand-over    -> the request that ends billing, once the id is known
     by SSH       -> user and address, and running one command there
 
-The host key is generated at home and sent in the startup script, so it is known before the machine exists. IP addresses
-are reused by other machines, so each machine has its own known_hosts file, next to its key.
+The host key is generated at home and sent in the startup script, so it is known before the machine exists. Because IP
+addresses are reused by other machines, each machine has its own known_hosts file, next to its key.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def with_id(request: Request, instance_id: str) -> Request:
 def launch_configuration(mark: str, end_within_s: float, home: Path, world: World) -> dict[str, Any]:
     """Return the startup script in the format of the create call.
 
-    Its timer cannot end anything, because there is no key before the hand-over; until then the guard's early date
-    applies.
+    The script's timer cannot end anything, because there is no key before the hand-over. Until then, the guard's early
+    date applies.
     """
     script = startup_script.startup_script(
         mark=mark,
@@ -68,19 +68,19 @@ def launch_configuration(mark: str, end_within_s: float, home: Path, world: Worl
 
 
 def connection_of(body: dict[str, Any], home: Path, world: World) -> Connection | None:
-    """Return how to log in; None before it has an address, or if a different home launched it and has its host key."""
+    """Return how to log in, or None if it has no address yet or a different home launched it and has its host key."""
     if not body.get("ip") or state_of(body) != "ready":
         return None
     key = find_host_key(home, mark_of(body), world)
     if key is None:
         return None
-    host, port = str(body["ip"]), read_port(body.get("ssh_port")) or 22  # null in some responses, which means 22
+    host, port = str(body["ip"]), read_port(body.get("ssh_port")) or 22  # null in some responses, which means port 22
     user = str(body.get("ssh_user") or "shadeform")
     return Connection(user, host, port, str(login_key(home, world).private_path), known_hosts_line(key, host, port))
 
 
 def ask_there(connection: Connection, mark: str, command: str, home: Path, world: World) -> Completed:
-    """Run a command on the machine; as root if the plain attempt fails."""
+    """Run a command on the machine, as root if the plain attempt fails."""
     known_hosts = home / "keys" / "hosts" / mark / "known_hosts"
     world.write(known_hosts, (connection.known_hosts + "\n").encode(), mode=0o600)
     argv = [*ssh_argv(connection, known_hosts), "-T", "-oBatchMode=yes", f"{connection.user}@{connection.host}"]

@@ -1,13 +1,13 @@
-"""Shadeform as a provider: one account for a dozen clouds; whole machines, which it deletes at a given spend or date.
+"""Shadeform as a provider: whole machines from a dozen clouds, which it deletes at a given spend or date.
 
     SHADEFORM_API_KEY     the account's key; there are no restricted keys. It stays at home unless
                           cloud.shadeform.self_delete
     HOMING_SHADEFORM_URL  a different address of the API, for tests
 
-Its API has no idempotency key, no logs and no stop. So our mark is looked for before and after each create, boot.log is
-read by SSH, and destroy is a delete. Billing ends at the state `deleting`. The create call sets Shadeform's guard to
-the time that a start may take. The guard is read back, and is extended to the whole run after the hand-over, so that if
-this computer dies during the launch, only one boot is paid for.
+Its API has no idempotency key, no logs and no stop. So we look for our mark before and after each create, read boot.log
+by SSH, and destroy by deleting. Billing ends at the state `deleting`. The create call sets Shadeform's guard to the
+time that a start may take. The guard is read back, and is extended to the whole run after the hand-over. So if this
+computer dies during the launch, only one boot is paid for.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _URL = "https://api.shadeform.ai/v1"
 _KEYS_PAGE = "https://platform.shadeform.ai/settings/api"
 _WALLET_PAGE = "https://platform.shadeform.ai/settings/billing"
 _START_S = 1800.0
-_DESCRIBE_EVERY_S = 7.5  # eight queries per minute are enough for any wait on one instance
+_DESCRIBE_EVERY_S = 7.5  # eight queries per minute are enough to wait for one instance
 _LOOK_EVERY_S = 5.0
 _LOG_BYTES = 20_000
 
@@ -88,7 +88,7 @@ class Shadeform:
         self._ours: set[str] = set()  # ids that this process has seen with our mark
         self._looked: dict[str, tuple[float, Instance]] = {}
         self._held_keys: set[str] = set()  # SSH keys that Shadeform still holds for a machine that is being deleted
-        self._handed: dict[str, float] = {}  # instances handed over by this process -> until when to check them by SSH
+        self._handed: dict[str, float] = {}  # instance handed over by this process -> until when to check it by SSH
 
     @staticmethod
     def is_configured(home: Path, world: World) -> bool:
@@ -125,7 +125,7 @@ class Shadeform:
         ]
 
     def checks(self) -> list[Check]:
-        """Checks of `homing doctor`; they change nothing."""
+        """Return the checks of `homing doctor`, which change nothing."""
         ours = [body for body in self._account.instances() if mark_of(body).startswith(self._prefix)]
         # The list does not include guards.
         living = [self._account.info(str(body["id"])) for body in ours if not is_over(body)]
@@ -138,7 +138,7 @@ class Shadeform:
         return [offer for offer in self._ask_catalogue().offers if not lack(offer, needs)]
 
     def left_out(self) -> list[tuple[Offer, str]]:
-        """Return the catalogue entries that we cannot use, with reasons, as of the last query."""
+        """Return the catalogue entries of the last query that we cannot use, with reasons."""
         return self._catalogue.left_out
 
     def place(self, mark: str) -> Place:
@@ -157,7 +157,7 @@ class Shadeform:
         sent: list[tuple[dict[str, Any], Thresholds]] = []
 
         def post() -> dict[str, Any]:
-            if not sent:  # retries send the same body, including its dates
+            if not sent:  # a retry sends the same body, including its dates
                 guard = self._full(request).by(self._their_now() + self._start_s + meter.MARGIN_S)
                 sent.append((self._create_body(request, guard), guard))
             return {"id": self._account.create(sent[0][0])}
@@ -167,7 +167,7 @@ class Shadeform:
         if sent:
             armed = self._armed(request, instance_id, sent[0][1])
             return dataclasses.replace(armed, twins=tuple(once.twins))
-        # An earlier call created it; its guard may already have been extended by a launch that got further.
+        # An earlier call created the instance, and a launch that got further may already have extended its guard.
         return self._armed(request, instance_id, self._full(request), is_earlier_fine=True)
 
     def hand_over(self, request: Request, instance_id: str) -> None:
@@ -194,27 +194,28 @@ class Shadeform:
     @legible
     def list_owned(self) -> list[Instance]:
         bodies = [body for body in self._account.instances() if mark_of(body).startswith(self._prefix)]
-        self._looked.clear()  # an instance that is no longer listed must be looked up again
+        self._looked.clear()  # cleared, because an instance that is no longer listed must be looked up again
         return [instance for body in bodies if (instance := self._instance(body)).state != "gone"]
 
     @legible
     def destroy(self, instance_id: str) -> None:
         self._looked.pop(instance_id, None)
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # missing or unreadable: delete it anyway
+            with contextlib.suppress(ProviderSilent):  # if its data is missing or unreadable, delete it anyway
                 body = self._account.info(instance_id)
                 if body is not None and is_over(self._own(body)):
                     return
         try:
             self._account.delete(instance_id)
         except Unwelcome:
-            # Already gone or being deleted: done. Some clouds refuse a delete before the machine is active.
+            # If it is already gone or being deleted, there is nothing to do. Some clouds refuse a delete before the
+            # machine is active.
             body = self._account.info(instance_id)
             if body is not None and not is_over(body):
                 raise
 
     def log(self, instance_id: str) -> str:
-        """Return the machine's own boot.log by SSH, because Shadeform keeps no log; or why it cannot be read now."""
+        """Return the machine's own boot.log, read by SSH as Shadeform keeps no log, or why it cannot be read now."""
         instance = self.describe(instance_id)
         if instance.state == "gone":
             return ""
@@ -250,7 +251,7 @@ class Shadeform:
     def list_resources(self) -> list[Resource]:
         """Return our SSH keys, each under the mark of its instance.
 
-        Keys that Shadeform still holds are left out: they cost nothing.
+        Keys that Shadeform still holds are left out, because they cost nothing.
         """
         ours = [body for body in self._account.ssh_keys() if str(body["name"]).startswith(self._prefix)]
         free = [body for body in ours if str(body["id"]) not in self._held_keys]
@@ -331,10 +332,10 @@ class Shadeform:
             "cloud": offer.cloud,
             "region": offer.region,
             "shade_instance_type": offer.instance_type,
-            # Use Shadeform's own account at that cloud: its guard would not cover a linked account.
+            # Use Shadeform's own account at that cloud, because its guard would not cover a linked account.
             "shade_cloud": True,
             "name": request.mark,
-            "tags": [request.mark],  # a name can be changed in the console
+            "tags": [request.mark],  # needed because the name can be changed in the console
             "os": self._os(offer),
             "ssh_key_id": self._account.add_key(request.mark, login_key(self._home, self._world).public_line),
             "launch_configuration": launch_configuration(request.mark, end_within_s, self._home, self._world),
@@ -358,7 +359,7 @@ class Shadeform:
     def _armed(
         self, request: Request, instance_id: str, guard: Thresholds, *, is_earlier_fine: bool = False
     ) -> Instance:
-        """Return the new instance once it shows the guard that was sent; destroy it if it does not."""
+        """Return the new instance once it shows the guard that was sent, or destroy it if it does not."""
         try:
             body, why = self._account.read_back(instance_id, guard, is_earlier_fine=is_earlier_fine)
         except ProviderRefused as exc:
@@ -367,7 +368,7 @@ class Shadeform:
             if mark_of(body) == request.mark:
                 return self._instance(body)
             why = f"its name is {body.get('name')!r} and its tags are {body.get('tags')!r}"
-        with contextlib.suppress(ProviderRefused):  # launch retries with the id
+        with contextlib.suppress(ProviderRefused):  # launch tries again, with the id
             self._account.delete(instance_id)
         raise CreateFailed(
             what=f"Shadeform started {request.mark} without the requested auto_delete; homing destroys it.",
@@ -377,7 +378,7 @@ class Shadeform:
         )
 
     def _arm(self, instance_id: str, guard: Thresholds) -> None:
-        """Set a new guard and read it back; an instance that is gone needs none."""
+        """Set a new guard and read it back. An instance that is gone needs none."""
         try:
             self._account.update(instance_id, guard)
         except Unwelcome:
@@ -421,9 +422,9 @@ class Shadeform:
         return found[0]
 
     def _looked_there(self, instance: Instance) -> Instance:
-        """Check by SSH whether the agent has given up; for Shadeform the instance is active whatever happens on it.
+        """Check by SSH whether the agent has given up. To Shadeform the instance is active whatever happens on it.
 
-        An agent that gave up before it could reach the store has left a marker file; without this check, a launch would
+        An agent that gave up before it could reach the store has left a marker file. Without this check, a launch would
         wait, and pay, until its timeout.
         """
         if self._is_self_deleting or self._world.monotonic() > self._handed.get(instance.id, float("-inf")):
@@ -436,7 +437,7 @@ class Shadeform:
         return ended
 
     def _ask_there(self, instance: Instance, command: str) -> Completed | None:
-        """Run a command on the machine; None if login is not possible yet."""
+        """Run a command on the machine, or return None if login is not possible yet."""
         connection = self.connection(instance.id)
         if connection is None:
             return None
@@ -471,7 +472,7 @@ class Shadeform:
         return instance
 
     def _our_time(self, read: Figures, name: str, body: dict[str, Any]) -> float | None:
-        """Convert a time to our clock: the provider's clock may differ from ours, but ages are the same."""
+        """Convert a provider's time to our clock. The clocks may differ, but ages are the same."""
         moment = read.moment(name, body.get(name), self._their_now())
         return None if moment is None else moment - self._api.skew_s
 

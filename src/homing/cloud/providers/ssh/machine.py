@@ -4,9 +4,9 @@
             to decide
     call    ssh USER@HOST python3 -c ...  with remote.py and the request on stdin -> its response
 
-The host's key is always pinned and a changed one is refused: the request contains secrets, and the response decides
-whether something bills. The user's ssh config is not read, so that nothing in it can weaken this. Every call has a
-deadline.
+The host's key is always pinned and a changed one is refused, because the request contains secrets, and the response
+decides whether something bills. The user's ssh config is not read, so that nothing in it can weaken this. Every call
+has a deadline.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _START = (
 
 
 class HostKeyUnknown(UsageError):
-    """First contact: `line` is the key that the host presents; only the user can say whether it is the right one."""
+    """First contact with a host. `line` is the key that it presents, and only the user can say whether it is right."""
 
     def __init__(self, host: Host, line: str) -> None:
         self.host, self.line = host, line
@@ -59,12 +59,12 @@ class HostKeyUnknown(UsageError):
 
 
 class HostKeyChanged(ProviderRefused):
-    """The host presents a different key than the pinned one: possibly a man-in-the-middle attack."""
+    """The host presents a different key than the pinned one, which may be a man-in-the-middle attack."""
 
 
 class Host:
     def __init__(self, settings: Ssh, folder: Path, world: World) -> None:
-        """`folder` is where home keeps what it knows about SSH hosts."""
+        """Keep what home knows about SSH hosts in `folder`."""
         self.settings, self._world = settings, world
         self.user = settings.user or world.environment().get("USER") or world.run(["id", "-un"], 10.0).out.strip()
         for word, value in (("host", settings.host), ("user", self.user)):
@@ -75,12 +75,12 @@ class Host:
 
     @classmethod
     def known(cls, name: str, folder: Path, world: World) -> Host | None:
-        """Return the host with the settings recorded when something was created there; None if unknown."""
+        """Return the host with the settings recorded when something was created there, or None if it is unknown."""
         path = folder / name / "host.json"
         return cls(codec.loads(Ssh, world.read(path)), folder, world) if world.exists(path) else None
 
     def remember(self, mark: str) -> None:
-        """Record a mark on disk before a create call: from then on list_owned asks this host for it."""
+        """Record a mark on disk before a create call, so that list_owned asks this host for it from then on."""
         self._world.mkdir(self.folder / "marks")
         self._world.write(self.folder / "host.json", codec.dumps(self.settings, indent=1).encode())
         self._world.write(self.folder / "marks" / mark, b"")
@@ -99,7 +99,7 @@ class Host:
         return self.settings.host if self.settings.port == 22 else f"[{self.settings.host}]:{self.settings.port}"
 
     def pin(self) -> str:
-        """Return the pinned known_hosts line of the host; raises HostKeyUnknown on first contact."""
+        """Return the pinned known_hosts line of the host, or raise HostKeyUnknown on first contact."""
         path = self.folder / "known_hosts"
         if self.settings.host_key:
             line = f"{self.pattern} {' '.join(self.settings.host_key.split()[:2])}"
@@ -133,7 +133,7 @@ class Host:
         return line or self._raise(Completed(255, "", found.err or "it returned no host key"))
 
     def _best(self, lines: list[str]) -> str:
-        """Return the key of the strongest type; the host name is rewritten, because it may be hashed."""
+        """Return the key of the strongest type. The host name is rewritten, because it may be hashed."""
         keys = [" ".join(line.split()[1:3]) for line in lines if len(line.split()) >= 3]
         ranked = sorted(keys, key=lambda key: next((n for n, kind in enumerate(_PREFERRED) if key.startswith(kind)), 9))
         return f"{self.pattern} {ranked[0]}" if ranked else ""
@@ -189,7 +189,7 @@ class Host:
 
 
 def ssh_argv(connection: Connection, known_hosts: Path) -> list[str]:
-    """Return the `ssh` command up to the destination; `known_hosts` is a file with only the connection's line."""
+    """Return the `ssh` command up to the destination. `known_hosts` is a file with only the connection's line."""
     argv = ["ssh", "-F", "none", "-p", str(connection.port)]
     if connection.key_path:
         argv += ["-i", connection.key_path, "-o", "IdentitiesOnly=yes"]
@@ -226,14 +226,14 @@ def _is_key_changed(err: str) -> bool:
 
 
 def _is_lasting(err: str) -> bool:
-    """Return True if retrying could not help."""
+    """Return True if a retry could not help."""
     return _is_key_changed(err) or "Permission denied" in err or "UNPROTECTED" in err or "resolve hostname" in err
 
 
 def _explain(host: Host, done: Completed) -> HomingError:
     """Map a failure of ssh, known only by exit code and message, to our error.
 
-    Whatever it was, the state of the instances is unknown.
+    Whatever the failure was, the state of the instances is unknown.
     """
     err = done.err.strip()
     last = err.splitlines()[-1] if err else f"exit code {done.code}"
@@ -258,7 +258,7 @@ def _explain(host: Host, done: Completed) -> HomingError:
         return ProviderRefused(
             what=f"{host.name} rejected the login.", why=last, fix="Check cloud.ssh.user and cloud.ssh.key_file"
         )
-    if done.code not in (124, 255):  # ssh itself succeeded; the program on the host did not
+    if done.code not in (124, 255):  # ssh itself succeeded, but the program on the host did not
         return ProviderRefused(
             what=f"{host.name} returned an unreadable answer, so what runs there is unknown.",
             why=last,

@@ -6,7 +6,8 @@
     code
 
 An instance id is MARK@USER@HOST:PORT, so that the ledger alone says which host to ask. A host that cannot be reached
-raises an error; it never makes anything "gone". The rate comes from the run file, and spend is computed from it.
+raises an error, because its instances do not count as gone. The rate comes from the run file, and spend is computed
+from it.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ class Ssh:
         self._facts: dict[str, Any] = {}
 
     def account(self) -> str:
-        return "hosts of one's own"  # the instance id says which host
+        return "hosts of one's own"  # the instance id says which host it is
 
     def configure(self, settings: Settings) -> None:
-        """Use the host that the run file names; without it, only hosts that were used before can be queried."""
+        """Use the host that the run file names. Without one, only hosts that were used before can be queried."""
         self._host, self._facts = Host(settings, self._root, self._world), {}
 
     def meet(self) -> None:
@@ -98,7 +99,8 @@ class Ssh:
             memory_bytes=card_mib * 2**20 if card else memory_bytes,
             rate_usd_per_hour=Decimal(host.settings.rate_usd_per_hour),
             disk_bytes=read.whole("disk_bytes", facts["disk_bytes"]) or 0,
-            # A given interpreter starts immediately; an environment with torch is a download of several gigabytes.
+            # A given interpreter starts immediately, while an environment with torch is a download of several
+            # gigabytes.
             boot_s=15.0 if host.settings.python else 300.0,
             host_bytes=memory_bytes,
         )
@@ -122,7 +124,7 @@ class Ssh:
             offer=offer,
             order=order,
             argv=(self._python(), "-I", f"{work_dir}/agent.zip", f"{work_dir}/{file_names.BOOT}"),
-            # The host may be this computer: `local` must not mistake these processes for its own.
+            # The host may be this computer, and `local` must not mistake these processes for its own.
             env={file_names.MARK_ENV: order.mark, MACHINE_ENV: f"ssh/{order.mark}"},
         )
 
@@ -169,7 +171,7 @@ class Ssh:
         return self._instance(host, answer)
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Do nothing: the create call delivered everything."""
+        """Do nothing, because the create call delivered everything."""
 
     def describe(self, instance_id: str) -> Instance:
         host, mark = self._find(instance_id)
@@ -179,8 +181,8 @@ class Ssh:
         return instance
 
     def remember(self, mark: str) -> Instance | None:
-        # Marks are recorded at home from before the create call until the instance is seen gone; otherwise ask the
-        # current host.
+        # Marks are recorded at home from before the create call until the instance is seen gone. Without a record, ask
+        # the current host.
         host = next((host for host in self._hosts_in_use() if mark in host.marks()), self._host)
         if host is None:
             return None
@@ -190,7 +192,7 @@ class Ssh:
     def list_owned(self) -> list[Instance]:
         """Query every host where something was created that has not been seen to end.
 
-        Marks of a host that does not answer are listed as unknown, so that nothing is hidden; raises if no host
+        Marks of a host that does not answer are listed as unknown, so that nothing is hidden. Raises if no host
         answers.
         """
         found: list[Instance] = []
@@ -205,7 +207,8 @@ class Ssh:
                 found += [self._unknown(host, mark, exc) for mark in host.marks()]
         if failures and len(failures) == len(hosts):
             raise failures[0]
-        # If a machine has two names, both show its processes; the name used for the create call has the full record.
+        # If a machine has two names, both show its processes, and the name used for the create call has the full
+        # record.
         best = {each.mark: each for each in sorted(found, key=lambda each: each.created_at is not None)}
         return [best[mark] for mark in sorted(best)]
 
@@ -220,10 +223,10 @@ class Ssh:
         return str(host.call("log", mark=mark)["text"])
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: the host has no guard; the agent and the dead-man learn a new limit through the store."""
+        """Do nothing: the host has no guard, and the agent and dead-man learn a new limit through the store."""
 
     def list_resources(self) -> list[Resource]:
-        return []  # there is only a folder and its processes
+        return []  # there are no resources besides the folder and its processes
 
     def destroy_resource(self, resource: Resource) -> None:
         raise AssertionError(f"your own host has no {resource.kind}")
@@ -255,7 +258,7 @@ class Ssh:
         listed = self._world.listdir(self._root) if self._world.exists(self._root) else []
         known = [host for name in listed if (host := Host.known(name, self._root, self._world)) is not None]
         in_use = {host.name: host for host in known if host.marks()}
-        # A host without marks holds nothing of ours, unless the mark was lost; the current host is asked anyway.
+        # A host without marks holds nothing of ours, unless the mark was lost. The current host is asked anyway.
         if self._host is not None:
             in_use[self._host.name] = self._host
         return list(in_use.values())
@@ -274,7 +277,7 @@ class Ssh:
         if found is None and not name:
             found = self._host
         if found is None:
-            # Never "gone": it may run somewhere, and only that host could tell.
+            # This never means gone: the instance may run somewhere, and only that host could tell.
             raise ProviderRefused(
                 what=f"This home does not know the SSH host of {instance_id}.",
                 why=f"{self._root / (name or 'USER@HOST:PORT')} does not exist.",
@@ -290,7 +293,8 @@ class Ssh:
         state = _STATES.get(answer["state"], "unknown")
         read = Figures(host.name)
         rate = read.rate("rate_usd_per_hour", made.get("rate_usd_per_hour") if made else None) or Decimal(0)
-        # The host's clock may differ from ours: durations are measured by its clock, times are converted to ours.
+        # The host's clock may differ from ours, so durations are measured by its clock, and times are converted to
+        # ours.
         host_now = read_moment(answer["now"])
         now = host_now if host_now is not None else self._world.now()
         created_at = read.moment("created_at", made.get("created_at") if made else None, now)
@@ -319,7 +323,7 @@ class Ssh:
 
 
 def _proof(boot: Boot) -> tuple[str, str]:
-    """Return path and hash of a small object that home has just written to a file: store; "" for other stores."""
+    """Return path and hash of a small object that home has just written to a `file:` store, or "" for other stores."""
     pushed = [item for item in boot.inputs if item.key]
     if not boot.store.startswith("file:") or not pushed:
         return "", ""

@@ -1,4 +1,4 @@
-"""The program that runs on an SSH host: reads a JSON request from stdin, writes a JSON response. Sent with every call.
+"""Runs on an SSH host, sent with every call: reads a JSON request from stdin and writes a JSON response.
 
     facts      hardware of the machine             list       every instance of one owner
     create     folder, files, first process        describe   one instance
@@ -7,9 +7,9 @@
     WORK_DIR/<mark>/   instance.json started.json destroy.json ended.json end_billing.py boot.log work/   as on `local`
 
 Nothing is installed and nothing stays in memory: each call is a separate process. Files and secrets are part of the
-request, on the encrypted stdin; secrets go into the environment of the first process and are never written to disk. It
-needs Python 3.8 and end_billing.py, which is sent along as `local_end`, and accesses the machine directly, without a
-World.
+request, on the encrypted stdin. Secrets go into the environment of the first process and are never written to disk.
+This program needs Python 3.8 and end_billing.py, which is sent along as `local_end`. It accesses the machine directly,
+without a World.
 """
 
 import base64
@@ -32,12 +32,12 @@ except ImportError:
     from homing.cloud.providers.local import end_billing as local_end
 
 Answer = Dict[str, Any]
-SIGN = "homing-answer: "  # prefix of the response: a login shell may print other lines
+SIGN = "homing-answer: "  # prefix of the response, because a login shell may print other lines
 LOG_BYTES = 4000
 READ_BYTES = 1 << 20
 TURN_S = 10.0
 KEEP_S = 3 * 86400.0
-# Variables that the instance inherits: an allowlist, not a blocklist.
+# The variables that the instance inherits. This is an allowlist, so that nothing else is passed on.
 ENV_NAMES = re.compile(
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|DYLD_\w+|XDG_RUNTIME_DIR"
     r"|OMP_\w+|MKL_\w+|OPENBLAS_\w+|CUDA_\w+|NVIDIA_\w+|PIP_\w+|UV_\w+|SSL_CERT_\w+|https?_proxy|no_proxy)"
@@ -56,7 +56,7 @@ def main(order: Answer) -> None:
 
 
 def create(order: Answer) -> Answer:
-    """Create an instance; idempotent, because the id is the mark. Concurrent calls take turns."""
+    """Create an instance. Safe to repeat, because the id is the mark. Concurrent calls take turns."""
     if order["proof_path"] and not _has(order["proof_path"], order["proof_sha256"]):
         return {"refused": "store"}
     folder = _folder(order)
@@ -66,12 +66,14 @@ def create(order: Answer) -> Answer:
         if _exists(folder, "destroy.json", "ended.json"):
             return {"refused": "destroyed"}
         if not _exists(folder, "instance.json"):
-            # Billing begins here, before anything runs: a crash after this line leaves something that `list` shows.
+            # Billing begins here, before anything runs. After this line, `list` shows the instance even if this process
+            # crashes.
             _write(os.path.join(folder, "instance.json"), dict(order["record"], created_at=time.time()))
         if not _exists(folder, "started.json") and not _pids(order["mark"]):
             _start(order, folder)
     if _exists(folder, "destroy.json"):
-        # Requested between our check and our start: that destroy may have scanned for processes before ours started.
+        # A destroy was requested between our check and our start, and it may have scanned for processes before ours
+        # started.
         return dict(destroy(order), refused="destroyed")
     return describe(order)
 
@@ -82,7 +84,8 @@ def describe(order: Answer) -> Answer:
     try:
         made, ended = _read(folder, "instance.json"), _read(folder, "ended.json")
     except ValueError as exc:
-        # Rate and start time are lost, but it is still known whether it runs or has ended: destroy still works.
+        # The rate and start time are lost, but it is still known whether the instance runs or has ended, so destroy
+        # still works.
         is_over = _exists(folder, "ended.json") and not num_pids
         return dict(answer, state="gone" if is_over else "unknown", detail=f"its record is corrupt: {exc}")
     answer.update(made=made, ended=ended)
@@ -117,11 +120,12 @@ def list_(order: Answer) -> Answer:
 def destroy(order: Answer) -> Answer:
     folder = _folder(order)
     with contextlib.suppress(OSError):
-        # Even if the disk is full, its processes are killed; writing ended.json then fails.
+        # Kill the processes even if the disk is full. Writing ended.json fails in that case.
         os.makedirs(folder, exist_ok=True)
         with _turn(folder):
             if not _exists(folder, "destroy.json"):
-                # Even for an unknown mark: a create call in progress finds the file and starts nothing.
+                # Write the file even for an unknown mark, so that a create call in progress finds it and starts
+                # nothing.
                 _write(os.path.join(folder, "destroy.json"), {"asked_at": time.time()})
     if not local_end.fell(order["mark"]):
         return {"error": f"processes {_pids(order['mark'])} survived SIGKILL"}
@@ -204,7 +208,7 @@ def _sweep(order: Answer) -> None:
 
 @contextlib.contextmanager
 def _turn(folder: str) -> Iterator[None]:
-    """Hold the folder's lock, but wait at most TURN_S for it: ending an instance matters more than serialization."""
+    """Hold the folder's lock, but wait at most TURN_S for it: ending an instance matters more than taking turns."""
     deadline = time.monotonic() + TURN_S
     with open(os.path.join(folder, "lock"), "w", encoding="utf-8") as lock:
         while True:
@@ -231,7 +235,7 @@ def _start(order: Answer, folder: str) -> None:
     env.update(order["env"])
     env.update(order["secrets"])
     with open(os.path.join(folder, "boot.log"), "ab") as out:
-        # In its own session: it outlives this call and the SSH connection.
+        # The program gets its own session, so that it outlives this call and the SSH connection.
         child = subprocess.Popen(
             order["argv"], env=env, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
@@ -250,7 +254,7 @@ def _folder(order: Answer) -> str:
 
 
 def _pids(mark: str) -> List[int]:
-    # `marked` matches by prefix, and ...-1 is also a prefix of ...-10.
+    # Compare the whole value, because `marked` matches by prefix, and ...-1 is also a prefix of ...-10.
     return [pid for pid, found in local_end.marked(mark) if found == mark and pid != os.getpid()]
 
 
