@@ -7,6 +7,12 @@ goes to `homing.api.notices`. The names that users import are in `homing` itself
 
 # verb -> module:function, in the order of `homing --help`. Strings, so that importing this package loads nothing.
 FUNCTIONS: dict[str, str] = {
+    "new": "homing.api.data.new_run:new_run",
+    "prep": "homing.api.data.prepare:prep_run",
+    "data check": "homing.api.data.inspect_chats:check_chats",
+    "data show": "homing.api.data.inspect_chats:show_chat",
+    "verify": "homing.api.verify_run:verify_run",
+    "train": "homing.api.train_here:train_here",
     "generate": "homing.api.models.generate_text:generate",
     "chat": "homing.api.models.chat_session:open_chat",
     "export": "homing.api.models.export_model:export_model",
@@ -16,5 +22,9 @@ FUNCTIONS: dict[str, str] = {
     "status": "homing.api.lookup.status:run_status",
     "watch": "homing.api.runs.watch_run:watch_run",
     "stop": "homing.api.runs.stop_run:stop_run",
+    "store ls": "homing.api.tools.store_files:list_files",
+    "store get": "homing.api.tools.store_files:get_file",
+    "store put": "homing.api.tools.store_files:put_file",
+    "store rm": "homing.api.tools.store_files:remove_files",
     "report": "homing.api.pages.write_report:report_run",
 }

@@ -83,22 +83,17 @@ class Run:
         self, *, force: bool = False, on_progress: Callable[[Progress | None], None] | None = None
     ) -> dict[str, Any]:
         """Turn text into a tokenizer and token shards. Returns what `homing prep --json` prints."""
-        from homing.api.data.prepare import order_prep, prepare
+        from homing.api.data.prepare import prep_run
 
-        ordered = order_prep(self.name, {}, sets=self.sets, force=force, is_smoke=self.is_smoke)
-        return prepare(ordered, on_progress=on_progress).document
+        done = prep_run(self.name, sets=self.sets, force=force, smoke=self.is_smoke, on_progress=on_progress)
+        return done.document
 
     def verify(self, *, check_hashes: bool = False) -> dict[str, Any]:
         """Check sizes, memory and data, and run one training step. Returns the figures; problems raise DataError."""
-        from homing.api.extras import need
         from homing.api.verify_run import raise_problems, verify_run
-        from homing.config.load import load_run
 
-        need("lm", verb="verify")
-        loaded = load_run(self.name, self.sets, is_smoke=self.is_smoke)
-        self._refuse_stale(loaded)
-        found = verify_run(loaded, is_hashing=check_hashes)
-        raise_problems(loaded, found)
+        found = verify_run(self.name, self.sets, smoke=self.is_smoke, check_hashes=check_hashes)
+        raise_problems(found)
         return found.document
 
     def train(
@@ -288,13 +283,6 @@ class Run:
         return f"<code>{html.escape(repr(self))}</code>"
 
     # --- helpers ---
-
-    def _refuse_stale(self, loaded: Loaded) -> None:
-        from homing.api.data.stale_shards import refuse_stale
-        from homing.api.run_changes import as_typed
-        from homing.config.paths import typed_name
-
-        refuse_stale(loaded, f"{typed_name(loaded.file)}{as_typed(self.sets, is_smoke=self.is_smoke)}")
 
     def _home(self) -> AbstractContextManager[Home]:
         from homing.api.lookup.find_runs import open_home

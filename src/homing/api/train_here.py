@@ -37,7 +37,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.mark import new_run_id
 from homing.config.estimate.memory import training_memory
 from homing.config.load import Loaded, load_run
-from homing.config.paths import home
+from homing.config.paths import home, newest_run
 from homing.config.projects import PROJECT_NOTE, begun_elsewhere, belongs_to_other_folder, project_note, refuse_shared
 from homing.config.resolve.smoke_profile import mark_smoke
 from homing.config.weights.open_weights import bring
@@ -84,7 +84,7 @@ class TrainedHere:
 
 
 def train_here(
-    name: str,
+    name: str | None = None,
     sets: Sequence[str] | None = None,
     *,
     phase: str | None = None,
@@ -97,7 +97,13 @@ def train_here(
     out: Write | None = None,
     err: Write | None = None,
 ) -> TrainedHere:
-    """Train until the end, and return how it ended. `out`, `err`: what shows the trainer's lines."""
+    """Train until the end, and return how it ended. `out`, `err`: what shows the trainer's lines.
+
+    `name`: a run file; None: the newest.
+    """
+    if resume and fresh:
+        raise UsageError(what="--resume and --fresh cannot be combined.", fix="Use only one of them.")
+    name = name or newest_run()
     again = as_typed(sets, is_smoke=smoke) + (f" --phase {shlex.quote(phase)}" if phase else "")
     again += f" --extend {extend}" if extend else ""
     sets = with_phases(sets, phase)

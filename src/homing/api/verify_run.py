@@ -7,12 +7,15 @@ Everything but the forward and backward pass is arithmetic and needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.api import notices
+from homing.api.data.stale_shards import refuse_stale
+from homing.api.extras import need
+from homing.api.run_changes import as_typed, with_phases
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count, format_duration
 from homing.wire import file_names
@@ -20,52 +23,66 @@ from homing.wire import file_names
 if TYPE_CHECKING:
     from homing.config.load import Loaded
 
-__all__ = ["Findings", "Show", "next_command", "raise_problems", "verify_run"]
+__all__ = ["Findings", "Show", "raise_problems", "verify_run"]
 
 Show = Callable[[str, Any], None]  # "parameters" or "cards", and the rows of that table
 
 
 @dataclass
 class Findings:
+    loaded: Loaded
     document: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
 def verify_run(
-    loaded: Loaded,
+    run: str | None = None,
+    sets: Sequence[str] | None = None,
     *,
-    is_stepping: bool = True,
-    is_hashing: bool = False,
-    changes: str = "",
+    phase: str | None = None,
+    smoke: bool = False,
+    no_run: bool = False,
+    check_hashes: bool = False,
     show: Show = lambda name, rows: None,
 ) -> Findings:
-    """Check sizes, memory and data, and run one training step. `changes`: the flags of the command to run next."""
-    found = Findings({"run": loaded.run.name, "file": str(loaded.file), "is_prepared": loaded.is_prepared})
+    """Check sizes, memory and data of a run, and unless `no_run` run one training step.
+
+    The problems it finds are in the result; `raise_problems` raises them. None: the newest run file.
+    """
+    from homing.config import load_run, newest_run, typed_name
+
+    sets = with_phases(sets, phase)
+    if not no_run:
+        need("lm", verb="verify")
+    loaded = load_run(newest_run() if run is None else run, sets, is_smoke=smoke)
+    changes = as_typed(sets, is_smoke=smoke)
+    refuse_stale(loaded, f"{typed_name(loaded.file)}{changes}")
+    found = Findings(loaded, {"run": loaded.run.name, "file": str(loaded.file), "is_prepared": loaded.is_prepared})
     _say_title(loaded)
     _parameters(loaded, found, show)
     _memory(loaded, found, show)
-    _data(loaded, found, is_hashing)
+    _data(loaded, found, check_hashes)
     _length(loaded, found)
-    if is_stepping and not found.problems:  # without its shards the step would only report the same problem
+    if not no_run and not found.problems:  # without its shards the step would only report the same problem
         _one_step(loaded, found)
-    follows = next_command(loaded, found, changes)
+    follows = _next_command(loaded, found, changes)
     found.document |= {"problems": found.problems, "warnings": loaded.warnings, "next": follows}
     return found
 
 
-def next_command(loaded: Loaded, found: Findings, changes: str) -> str:
+def _next_command(loaded: Loaded, found: Findings, changes: str) -> str:
     from homing.config.paths import typed_name
 
     is_next = loaded.is_prepared and not found.problems
     return f"homing {'plan' if is_next else 'prep'} {typed_name(loaded.file)}{changes}"
 
 
-def raise_problems(loaded: Loaded, found: Findings) -> None:
+def raise_problems(found: Findings) -> None:
     """Raise DataError with all problems, if there are any."""
     if found.problems:
         count = counted(len(found.problems), "problem")
         fix = f"Fix the problems above; for data: {found.document['next']}"
-        raise DataError(what=f"Found {count} in {loaded.run.name}.", why="\n".join(found.problems), fix=fix)
+        raise DataError(what=f"Found {count} in {found.loaded.run.name}.", why="\n".join(found.problems), fix=fix)
 
 
 def _say_title(loaded: Loaded) -> None:

@@ -1,7 +1,7 @@
 """Turn text into a tokenizer and token shards, and report how far the tokens go: what `homing prep` does.
 
-  order_prep(run or text, ...)    the run file and the given settings -> Ordered
-  prepare(ordered, ...)           download, tokenize, write shards -> the document that `homing prep --json` prints
+  prep_run(run or text, ...)      the run file and the given settings -> Ordered
+                                  -> download, tokenize, write shards -> the document that `homing prep --json` prints
 
 With a run file, settings given by name are written into it when the work is done, so that later steps use the same
 data; `sets` and `is_smoke` change one call only.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from homing.lm.data.prep import PrepOrder
     from homing.wire.shard_manifest import DataManifest, Split
 
-__all__ = ["Ordered", "Prepared", "order_prep", "prepare"]
+__all__ = ["Prepared", "prep_run"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,52 @@ class Ordered:
 class Prepared:
     document: dict[str, Any]
     warnings: list[str]
+    dir: Path
+    is_run: bool  # False: from files, without a run file
 
 
-def order_prep(
+def prep_run(
+    run: str | None = None,
+    *,
+    text: Sequence[str] = (),
+    validation: Sequence[str] = (),
+    out: str | None = None,
+    vocab_size: str | int | None = None,
+    use_existing_tokenizer: bool = False,
+    tokenizer: str | None = None,
+    specials: str | None = None,
+    text_field: str | None = None,
+    val_fraction: str | float | None = None,
+    take: str | None = None,
+    force: bool = False,
+    smoke: bool = False,
+    sets: Sequence[str] = (),
+    on_progress: OnProgress | None = None,
+    is_verbose: bool = False,
+) -> Prepared:
+    """Prepare everything that a run needs, or only these texts. After an interruption the same call continues."""
+    ordered = _order_prep(
+        run,
+        {
+            "data.text": list(text),
+            "data.validation": list(validation),
+            "data.dir": out,
+            "data.text_field": text_field,
+            "data.val_fraction": val_fraction,
+            "data.take": take,
+            "tokenizer.vocab_size": vocab_size,
+            "tokenizer.specials": specials,
+            "tokenizer.file": tokenizer,
+        },
+        sets=list(sets),
+        is_existing=use_existing_tokenizer,
+        force=force,
+        is_smoke=smoke,
+    )
+    return _prepare(ordered, on_progress, is_verbose)
+
+
+def _order_prep(
     run: str | None,
     given: dict[str, Any],
     *,
@@ -74,8 +118,7 @@ def order_prep(
     return Ordered(order, loaded, changes, is_smoke, {} if sets or is_smoke else flags)
 
 
-def prepare(ordered: Ordered, *, on_progress: OnProgress | None = None, is_verbose: bool = False) -> Prepared:
-    """Prepare everything that the run needs. After an interruption the same call continues."""
+def _prepare(ordered: Ordered, on_progress: OnProgress | None, is_verbose: bool) -> Prepared:
     from homing.api.data.prepare_phases import bring_base, needs_text, prepare_phases, take_tokenizer, write_turns_of
     from homing.config.paths import typed_name
 
@@ -104,7 +147,7 @@ def prepare(ordered: Ordered, *, on_progress: OnProgress | None = None, is_verbo
     result["phases"] = _budget(after)
     typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=is_smoke)}" if loaded else "NAME"
     result["next"] = f"homing verify {typed}"
-    return Prepared(result, list(after.warnings) if after else [])
+    return Prepared(result, list(after.warnings) if after else [], order.dir, loaded is not None)
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:

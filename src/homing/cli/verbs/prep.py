@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from homing.api.data.prepare import Ordered, order_prep, prepare
+from homing.api.data.prepare import prep_run
 from homing.cli import output
 from homing.cli.options import HeldOutPaths, Json, RunName, Sets, TextPaths
 from homing.cli.prep_report import Meter, print_report
@@ -62,40 +62,35 @@ def command(
     json_: Json = False,
 ) -> None:
     """Turn text into a tokenizer and token shards."""
-    ordered = order_prep(
-        run,
-        {
-            "data.text": text,
-            "data.validation": validation,
-            "data.dir": out,
-            "data.text_field": text_field,
-            "data.val_fraction": val_fraction,
-            "data.take": take,
-            "tokenizer.vocab_size": vocab_size,
-            "tokenizer.specials": specials,
-            "tokenizer.file": tokenizer,
-        },
-        sets=sets,
-        is_existing=use_existing_tokenizer,
-        force=force,
-        is_smoke=is_smoke,
-    )
     try:
-        _prepare(ordered)
+        with Meter() as meter:
+            done = prep_run(
+                run,
+                text=text or [],
+                validation=validation or [],
+                out=out,
+                vocab_size=vocab_size,
+                use_existing_tokenizer=use_existing_tokenizer,
+                tokenizer=tokenizer,
+                specials=specials,
+                text_field=text_field,
+                val_fraction=val_fraction,
+                take=take,
+                force=force,
+                smoke=is_smoke,
+                sets=sets or [],
+                on_progress=meter.show,
+                is_verbose=output.is_verbose(),
+            )
     except KeyboardInterrupt:
         output.say("Progress is saved. Run the same command to continue.")
         raise
-
-
-def _prepare(ordered: Ordered) -> None:
-    with Meter() as meter:
-        done = prepare(ordered, on_progress=meter.show, is_verbose=output.is_verbose())
     result = done.document
     output.emit("prep/1", result)
     if not output.is_json() and "splits" in result:
-        print_report(result, is_run=ordered.loaded is not None)
+        print_report(result, is_run=done.is_run)
     for warning in done.warnings:
         output.say(f"warning: {warning}")
-    if ordered.loaded is None:
-        output.say(f"To use it in a run file, set `data.dir: {ordered.order.dir}`: homing new NAME --from tiny")
+    if not done.is_run:
+        output.say(f"To use it in a run file, set `data.dir: {done.dir}`: homing new NAME --from tiny")
     output.say(f"Next: {result['next']}")

@@ -17,7 +17,6 @@ from homing.api.train_here import TrainedHere, last_sample, train_here
 from homing.cli import output, terminal
 from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb
 from homing.config.paths import newest_run
-from homing.errors import UsageError
 
 __all__ = ["command"]
 
@@ -49,8 +48,6 @@ def command(
 
     The same command resumes an unfinished run.
     """
-    if resume and fresh:
-        raise UsageError(what="--resume and --fresh cannot be combined.", fix="Use only one of them.")
     trackers = wanted(tracker, wandb=wandb, verb="train")
     name = run or newest_run()
     # With --json, stdout is for the final document, so the trainer's output goes to stderr.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homing.api.run_changes import as_typed, with_phases
 from homing.api.verify_run import raise_problems, verify_run
 from homing.cli import output
 from homing.cli.options import Json, Phases, RunName, Sets
@@ -34,23 +33,12 @@ def command(
     json_: Json = False,
 ) -> None:
     """Build the model, count its parameters, run one training step, and check memory and data."""
-    sets = with_phases(sets, phase)
-    from homing.api.data.stale_shards import refuse_stale
-    from homing.config.load import load_run
-    from homing.config.paths import newest_run, typed_name
-
-    if not no_run:
-        from homing.api.extras import need
-
-        need("lm", verb="verify")
-    loaded = load_run(newest_run() if run is None else run, sets, is_smoke=is_smoke)
-    changes = as_typed(sets, is_smoke=is_smoke)
-    refuse_stale(loaded, f"{typed_name(loaded.file)}{changes}")
-    found = verify_run(loaded, is_stepping=not no_run, is_hashing=is_hashing, changes=changes, show=_show)
+    found = verify_run(run, sets, phase=phase, smoke=is_smoke, no_run=no_run, check_hashes=is_hashing, show=_show)
+    loaded = found.loaded
     output.emit("verify/1", found.document)
     if found.problems and output.is_json():
         raise typer.Exit(2)  # the one document already contains the problems
-    raise_problems(loaded, found)
+    raise_problems(found)
     is_all = loaded.is_prepared and not found.document.get("step", {}).get("left_out")
     sound = "All checks passed." if is_all else "The checks that ran passed."
     output.say(f"{sound} {'Next:' if loaded.is_prepared else 'Prepare the data:'} {found.document['next']}")
