@@ -70,7 +70,7 @@ def test_sft_and_rl_by_adapters_end_as_one_adapter_of_the_open_weights(project: 
     assert "peft on transformers" in homing("export", "ll", "--to", "adapter").stderr
     exported = json.loads((project / "exports/ll-adapter/adapter_config.json").read_text())
     assert exported["base_model_name_or_path"] == str(project / "upstream"), "and not what sft left"
-    assert "computes the trainer's logits" in homing("export", "ll", "--to", "merged").stderr
+    assert "reproduces the trainer's logits" in homing("export", "ll", "--to", "merged").stderr
     # By itself, without the run's folder around it, as a fetched one is.
     folder.rename(project / "ll")
     model, _ = load_for_use(project / "ll", "cpu")

@@ -100,12 +100,12 @@ def pick_precision(wanted: str, device: torch.device) -> str:
         raise UsageError(
             what=f"{describe_device(device)} does not support fp8.",
             why="fp8 needs an Ada or Hopper GPU or newer (compute capability 8.9).",
-            fix="Set train.precision: auto, or rent such a GPU.",
+            fix="Set train.precision: auto, or use such a GPU.",
         )
     if wanted == "fp8" and importlib.util.find_spec("triton") is None:
         raise UsageError(
             what="fp8 needs Triton, which is not installed.",
-            why="A Triton kernel rounds to 8 bits.",
+            why="homing rounds to 8 bits in a Triton kernel.",
             fix="Install triton, or set train.precision: auto.",
         )
     has_bf16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)

@@ -30,7 +30,7 @@ def test_a_run_by_its_name_becomes_a_folder_that_generate_and_chat_open(homing: 
     code, out, err = homing("export", "tiny", "--licence", "mit")
     assert code == 0, err
     assert out.strip() == "exports/tiny-hf"
-    assert "computes the trainer's logits within" in err
+    assert "reproduces the trainer's logits to within" in err
     assert "homing publish hf:OWNER/NAME exports/tiny-hf" in err
     assert "mit" in (tmp_path / "exports" / "tiny-hf" / "README.md").read_text()
     asked = ("--tokens", "8", "--seed", "1", "--temperature", "0", "--json")

@@ -226,7 +226,7 @@ def test_ranks_together_ask_what_one_alone_asks(tmp_path: Path, monkeypatch: pyt
     assert sum(part.num_targets for part in parts) == alone.num_targets
     rows = [row[row != -100].tolist() for part in parts for row in part.targets_RT]
     assert rows == [row[row != -100].tolist() for row in alone.targets_RT]
-    with pytest.raises(UsageError, match="cannot be divided among 3"):
+    with pytest.raises(UsageError, match="cannot be divided evenly among 3"):
         work.open_batches(model, first_row=0, device=device, num_ranks=3)
 
 
@@ -302,7 +302,7 @@ def test_evaluation_does_not_change_what_training_draws(tmp_path: Path) -> None:
 )
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], word: str) -> None:
     run = make_rl_run(tmp_path / "data", **settings)
-    with pytest.raises(UsageError, match="Invalid settings of the rl phase") as caught:
+    with pytest.raises(UsageError, match="The rl phase has invalid settings") as caught:
         Reinforce(run, run.phases[0], tmp_path / "data")
     assert word in caught.value.why
 

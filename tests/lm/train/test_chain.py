@@ -309,7 +309,7 @@ def test_data_that_changed_since_the_run_was_resolved_is_refused(
     tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
 ) -> None:
     run = make_chain(data_dir, dataclasses.replace(chat, manifest_sha256="0" * 64), more_text)
-    with pytest.raises(DataError, match="has changed since the run was resolved"):
+    with pytest.raises(DataError, match=r"has changed since run\.json was written"):
         go(tmp_path, dataclasses.replace(run, phases=run.phases[2:]))
 
 

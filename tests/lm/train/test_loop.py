@@ -516,7 +516,7 @@ def test_weights_can_start_from_a_folder_that_holds_no_optimizer_and_a_changed_f
     (start / file_names.OPTIMIZER).unlink()
     go(tmp_path / "next", make_run(data_dir, num_steps=1, init_from=str(start)))
     (start / file_names.WEIGHTS).write_bytes(b"not these")
-    with pytest.raises(IntegrityError, match="cannot be used to start from"):
+    with pytest.raises(IntegrityError, match="cannot be used as a starting point"):
         go(tmp_path / "damaged", make_run(data_dir, num_steps=1, init_from=str(start)))
 
 
@@ -649,7 +649,7 @@ def test_data_that_changed_since_the_run_was_resolved_is_refused(
     make_data(tmp_path / "data", num_documents=50)
     with pytest.raises(DataError, match="does not belong to this run") as caught:
         go(tmp_path / "run", run)
-    said = "Resolve the run again (homing train {0} --fresh), or prepare its data again (homing prep {0})."
+    said = "Start over (homing train {0} --fresh), or prepare the data again (homing prep {0})."
     assert caught.value.fix == said.format("tiny")
     with pytest.raises(DataError) as caught:
         go(tmp_path / "smoke", dataclasses.replace(run, name="tiny-smoke", origin={"name": "smoke profile"}))
@@ -682,7 +682,7 @@ def test_an_id_past_the_vocabulary_is_named_before_it_reaches_the_model(tmp_path
 
 
 def test_a_batch_that_is_not_whole_rows_is_refused(tmp_path: Path, data_dir: Path) -> None:
-    with pytest.raises(UsageError, match="not whole rows"):
+    with pytest.raises(UsageError, match="cannot be split into whole rows"):
         go(tmp_path, make_run(data_dir, batch_tokens=250))
 
 

@@ -56,7 +56,11 @@ def measure_conversations(
     num_cut = sum(file.num_cut for file in doctor.files)
     num_skipped = sum(file.num_skipped for file in doctor.files)
     notes = [f"{num_cut} conversations were truncated at the last answer that fits."] if num_cut else []
-    notes += [f"{num_skipped} lines were skipped: duplicates, or no answer fits."] if num_skipped else []
+    notes += (
+        [f"{num_skipped} lines were skipped: they are duplicates, or none of their answers fits the context."]
+        if num_skipped
+        else []
+    )
     counts = {"conversations": len(kept), "tokens": num_tokens, "cut": num_cut, "skipped": num_skipped}
     name = ", ".join(Path(source.path).name for source in sources)
     sha256s = [file.sha256 for file in doctor.files]

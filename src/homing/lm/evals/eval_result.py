@@ -88,7 +88,7 @@ def bootstrap(units: Floats, figure: Callable[[Floats], Floats], *, what: str, s
     """
     num_units, num_columns = units.shape
     if num_units < FEWEST:
-        return Interval(np.nan, np.nan, f"none: {what} are too few, {FEWEST} at least")
+        return Interval(np.nan, np.nan, f"none: {what} are too few; at least {FEWEST} are needed")
     source = np.random.default_rng(seed)
     at_once = max(1, _NUMBERS_AT_ONCE // (num_units * num_columns))
     figures: list[Floats] = []

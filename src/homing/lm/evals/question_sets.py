@@ -72,7 +72,7 @@ class Asking:
         if (largest := max(self.pass_at, default=1)) > self.samples:
             raise UsageError(
                 what=f"pass@{largest} cannot be computed from {self.samples} samples.",
-                why=f"It needs at least {largest} samples of each question.",
+                why=f"It needs at least {largest} samples for each question.",
                 fix=f"--samples {largest}",
             )
         if self.samples > 1 and self.heat == 0:
@@ -255,7 +255,7 @@ def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[Ta
     entries, problems = read_entries(path.read_bytes(), task.kind, needs_answers=True, num_ids=None)
     if problems:
         raise DataError(
-            what=f"{path} cannot be used as questions of the task {task.kind}.",
+            what=f"{path} cannot be used as questions for the task {task.kind}.",
             why="\n".join(shorten_problems(problems)),
             fix="Restore the file that the run used, or use other questions: --task FILE.jsonl",
         )

@@ -65,7 +65,7 @@ def _check_free(out: Path, force: bool) -> None:
     if not force:
         raise UsageError(
             what=f"{out} already holds an export.",
-            why="It would be replaced.",
+            why="Exporting would replace it.",
             fix="Add --force to replace it, or choose another folder: --out DIR",
         )
 

@@ -55,7 +55,7 @@ class Proof:
     def sentence(self) -> str:
         chats = f" and {self.num_chats} random chats" if self.num_chats else ""
         return (
-            f"{self.reader} computes the trainer's logits within {self.max_gap:.1e} on {self.num_logit_rows} rows,"
+            f"{self.reader} reproduces the trainer's logits to within {self.max_gap:.1e} on {self.num_logit_rows} rows,"
             f" and encodes {self.num_texts} difficult texts{chats} to the same ids."
         )
 

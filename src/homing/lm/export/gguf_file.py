@@ -79,8 +79,8 @@ def _check(folder: Path, shape: Model, kind: str) -> None:
     if shape.family == SWIFT:
         raise UsageError(
             what="A swift model cannot be exported as GGUF.",
-            why="llama.cpp does not support the architecture; homing does, and transformers with its modeling file.",
-            fix=f"homing export {folder} --to hf   or train with model.family: stock",
+            why="llama.cpp does not support this architecture; homing and transformers (with its modeling file) do.",
+            fix=f"Use homing export {folder} --to hf, or train with model.family: stock",
         )
 
 
@@ -149,7 +149,9 @@ def tensors_for_gguf(opened: Opened, kind: str) -> dict[str, tuple[Array, Any]]:
     for name, tensor in opened.model.weights_for_disk().items():
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if gguf_name is None:
-            raise IntegrityError(f"{name} has no name in GGUF.", f"The architecture is {shape.arch}.", "Report it.")
+            raise IntegrityError(
+                f"GGUF has no name for the tensor {name}.", f"The architecture is {shape.arch}.", "Report it."
+            )
         array = _reordered(name, tensor.float(), shape).numpy()
         quant = kinds.F32 if tensor.dim() == 1 else _kind_of(kinds, kind, array)
         stored[gguf_name] = (gguf.quants.quantize(array, quant), quant)

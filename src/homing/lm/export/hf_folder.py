@@ -112,7 +112,7 @@ def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
         raise UsageError(
             what=f"{opened.folder} is an adapter on top of another adapter.",
             why=f"{base} holds no full weights, so peft could not load what this adapter was trained on.",
-            fix=f"homing export {shlex.quote(str(opened.folder))} --to merged",
+            fix=f"Merge it instead: homing export {shlex.quote(str(opened.folder))} --to merged",
         )
     save_tensors({name: t.contiguous() for name, t in lora_tensors(opened.model).items()}, folder / file_names.ADAPTER)
     run = opened.card.run

@@ -98,7 +98,7 @@ def open_for_export(folder: Path, *, base: Path | None = None, is_adapter_kept: 
         raise UsageError(
             what=f"{folder} has no adapter.",
             why="All of its weights were trained (method: full), so there is no separate adapter.",
-            fix=f"homing export {shlex.quote(str(folder))} --to hf",
+            fix=f"Export the whole model: homing export {shlex.quote(str(folder))} --to hf",
         )
     else:
         model, tokenizer = load_for_use(folder, "cpu", precision="fp32")

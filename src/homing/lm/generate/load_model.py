@@ -206,14 +206,14 @@ def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
     has_spare_rows = is_foreign and tokenizer.vocab_size < card.shape.vocab_size
     if tokenizer.vocab_size != card.shape.vocab_size and not has_spare_rows:
         raise DataError(
-            what="Tokenizer and weights do not belong together.",
+            what="The tokenizer and the weights do not belong together.",
             why=f"{path} has {tokenizer.vocab_size:,} tokens, "
             f"{card.folder / file_names.WEIGHTS} has {card.shape.vocab_size:,}.",
             fix=_how_to_get_tokenizer(card.folder),
         )
     if card.tokenizer_sha256 and (found := file_sha256(path)) != card.tokenizer_sha256:
         raise DataError(
-            what="Tokenizer and weights do not belong together.",
+            what="The tokenizer and the weights do not belong together.",
             why=f"{path} has sha256 {found[:12]}...; the run was trained with {card.tokenizer_sha256[:12]}...",
             fix=_how_to_get_tokenizer(card.folder),
         )

@@ -81,9 +81,9 @@ def _own_folder(data: PhaseData, run_dir: Path) -> Path:
     found = file_sha256(path) if path.is_file() else "not there"
     if found != data.manifest_sha256:
         raise DataError(
-            what=f"The data in {folder} has changed since the run was resolved.",
+            what=f"The data in {folder} has changed since run.json was written.",
             why=f"{file_names.MANIFEST}: {found}; run.json says {data.manifest_sha256 or 'that nothing is prepared'}.",
-            fix="Run homing prep RUN, then start again: homing train RUN --fresh",
+            fix="Run homing prep RUN, then start over: homing train RUN --fresh",
         )
     return folder
 

@@ -77,7 +77,7 @@ class Reinforce:
     ) -> RlBatches:
         if self.rl.prompts_per_step % num_ranks:
             raise UsageError(
-                what=f"{self.rl.prompts_per_step} prompts cannot be divided among {num_ranks} GPUs.",
+                what=f"{self.rl.prompts_per_step} prompts cannot be divided evenly among {num_ranks} GPUs.",
                 why="Each GPU takes the same number of whole groups of samples.",
                 fix=f"Set prompts_per_step in the phase's rl to a multiple of {num_ranks}.",
             )
@@ -345,8 +345,8 @@ def check_settings(phase: Phase, context: int) -> Rl:
     problems = [text for text, is_wrong in wrong.items() if is_wrong]
     if problems:
         raise UsageError(
-            what="Invalid settings of the rl phase.",
+            what="The rl phase has invalid settings.",
             why="\n".join(problems),
-            fix="Change rl: in the phase of the run file.",
+            fix="Change them under rl: in this phase of the run file.",
         )
     return rl

@@ -62,7 +62,7 @@ def _value(node: ast.AST) -> float:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         left, right = _value(node.left), _value(node.right)
         if isinstance(node.op, ast.Pow) and abs(right) > 64:
-            raise ValueError("a power too high")
+            raise ValueError("the exponent is too large")
         return _bounded(_OPERATORS[type(node.op)](left, right))
     raise ValueError("not arithmetic")
 
@@ -70,7 +70,7 @@ def _value(node: ast.AST) -> float:
 def _bounded(value: float) -> float:
     # The root of a negative number is complex in Python; the bound also limits nested powers.
     if isinstance(value, complex) or not math.isfinite(value) or abs(value) > _LARGEST:
-        raise ValueError("no number of a usual size")
+        raise ValueError("the result is too large or not a real number")
     return value
 
 

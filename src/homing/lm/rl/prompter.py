@@ -42,7 +42,8 @@ class Prompter:
             raise DataError(
                 what="These weights have their own chat template, but it has not been split into turns.",
                 why=f"{file_names.TURNS} is missing from {self._folder}, or belongs to another template.",
-                fix="homing prep RUN   If it reports that the template cannot be split, give prompts as ids.",
+                fix="Create it: homing prep RUN (If it reports that the template cannot be split,"
+                " give prompts as ids.)",
             )
         return in_turns(self._turns, self._tokenizer, messages)
 
@@ -109,7 +110,7 @@ def _template_in(folder: Path) -> str:
     try:
         return read_chat_template(folder).source
     except Unreadable as exc:
-        raise DataError(f"{exc.path} cannot be read.", why=str(exc), fix="homing prep RUN makes it anew.") from exc
+        raise DataError(f"{exc.path} cannot be read.", why=str(exc), fix="Create it again: homing prep RUN") from exc
 
 
 def _turns_in(folder: Path) -> Turns | None:
@@ -119,4 +120,4 @@ def _turns_in(folder: Path) -> Turns | None:
     try:
         return codec.loads(Turns, path.read_bytes())
     except ValueError as exc:
-        raise DataError(f"{path} cannot be read.", why=str(exc), fix="homing prep RUN makes it anew.") from exc
+        raise DataError(f"{path} cannot be read.", why=str(exc), fix="Create it again: homing prep RUN") from exc

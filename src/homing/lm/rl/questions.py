@@ -57,12 +57,12 @@ def read_questions(
         raise DataError(
             what=f"{path} has changed since this run was created.",
             why=f"Its sha256 is {found[:12]}..., run.json says {sha256[:12]}...",
-            fix="Restore the file, or start a new run with this one.",
+            fix="Restore the original file, or start a new run with the changed one.",
         )
     entries, problems = read_entries(data, kind, needs_answers=needs_answers, num_ids=tokenizer.vocab_size)
     if problems:
         raise DataError(
-            what=f"{path} cannot be used as questions of the task {kind}.",
+            what=f"{path} cannot be used as questions for the task {kind}.",
             why="\n".join(shorten_problems(problems)),
             fix="Give a file with questions." if problems == [NO_LINES] else "Fix or remove these lines.",
         )

@@ -69,7 +69,7 @@ class OwnReward:
             raise RunFailed(
                 what=f"{self.path} returned no reward for any of {len(rewards)} samples.",
                 why="\n".join(sorted(self._reported)),
-                fix="Fix the file and start a new run; the checkpoints are safe, but belong to the old file.",
+                fix="Fix the file and start a new run. The checkpoints are kept, but they belong to the old file.",
             )
         return rewards
 
@@ -184,7 +184,7 @@ def _check(path: Path, sha256: str) -> None:
         raise DataError(
             what=f"The reward {path} has changed since this run was created.",
             why=f"Its sha256 is {found[:12]}..., run.json says {sha256[:12]}...",
-            fix="Restore the file, or start a new run with this one.",
+            fix="Restore the original file, or start a new run with the changed one.",
         )
 
 

@@ -84,7 +84,7 @@ class Collapse:
             _EQUAL: figures["equal_groups"] >= 1.0,
             "nearly every sample is empty": figures["empty"] >= _NEARLY_ALL,
             "nearly every sample is cut off at answer_tokens": figures["truncated"] >= _NEARLY_ALL,
-            "the entropy is next to nothing: samples hardly differ": figures["entropy"] < _NO_ENTROPY,
+            "the entropy is almost zero: samples hardly differ": figures["entropy"] < _NO_ENTROPY,
         }
         for sign, is_seen in reports.items():
             count = self._in_a_row[sign] = self._in_a_row.get(sign, 0) + 1 if is_seen else 0
@@ -109,9 +109,7 @@ _ADVICE = {
     "nearly every sample is cut off at answer_tokens": (
         "Raise answer_tokens, or start from a model that ends its turns (sft)."
     ),
-    "the entropy is next to nothing: samples hardly differ": (
-        "Lower the learning rate, add kl, or raise the temperature."
-    ),
+    "the entropy is almost zero: samples hardly differ": ("Lower the learning rate, add kl, or raise the temperature."),
 }
 
 

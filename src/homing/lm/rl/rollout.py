@@ -185,7 +185,10 @@ class Sampler:
             )
         free_memory()
         self._rows_at_a_time = prompts_at_a_time // 2 * repeats
-        text = f"Out of memory while sampling: continuing with {self._rows_at_a_time} rows at a time, same samples."
+        text = (
+            f"Out of memory while sampling: continuing with {self._rows_at_a_time} rows at a time."
+            " The samples stay the same."
+        )
         self._notify("rollout_rows_lowered", text)
 
 

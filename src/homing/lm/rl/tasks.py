@@ -147,7 +147,7 @@ def open_task(
         problems.append(f"its calculator is {task.calculator!r}; it must be auto, on or off")
     if problems:
         raise UsageError(
-            what=f"Invalid task {task.kind} of the rl phase.",
+            what=f"Invalid task {task.kind} in the rl phase.",
             why="\n".join(problems),
             fix=f"Change tasks[{number}] in the phase's rl.",
         )

@@ -106,6 +106,7 @@ def too_little_text(vocab_size: int, num_specials: int, num_merges: int) -> Data
     largest = num_specials + MIN_VOCAB + num_merges
     return DataError(
         what=f"The text is too small for a vocabulary of {vocab_size:,}: it yields only {num_merges:,} merges.",
-        why=f"{num_specials} specials, 256 bytes and {num_merges:,} merges make {largest:,}; more text yields more.",
+        why=f"{num_specials} specials, 256 bytes and {num_merges:,} merges make {largest:,};"
+        " more text would yield more merges.",
         fix=f"Set tokenizer.vocab_size in the run file (or --vocab-size) to {largest} or, better, well below.",
     )

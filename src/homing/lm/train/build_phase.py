@@ -145,7 +145,7 @@ def _check_tokenizer(session: Loading, start: Path) -> None:
     """
     upstream, ours = start / file_names.TOKENIZER, session.data_dir / file_names.TOKENIZER
     if upstream.is_file() and ours.is_file() and not gives_same_ids(upstream, ours):
-        again = f"homing prep {session.run.name} --tokenizer FILE   or train the earlier phase again"
+        again = f"homing prep {session.run.name} --tokenizer FILE, or train the earlier phase again"
         raise DataError(
             what=f"The weights of {start} were trained with a different tokenizer than the data.",
             why=f"{upstream} gives different token ids than {ours}, so the data would be noise to the weights.",

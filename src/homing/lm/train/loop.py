@@ -102,7 +102,7 @@ def _ended(work: _Phase | None, stop: Stop | None) -> Outcome:
     kind, step = work.phase.kind, work.state.step
     text = reason
     if stop and stop.is_landed:  # the landing has already reported where and why it ended
-        text = "Every phase ended with a finished model, but not all of them with the planned number of steps."
+        text = "Every phase ended with a finished model, but not every phase trained for the planned number of steps."
     elif stop:
         text = f"Stopped at step {step:,}: {reason}"
     work.s.journal.event(f"run_{state}", text, phase=kind, step=step, **({"why": stop.kind} if stop else {}))

@@ -35,8 +35,8 @@ def locked(run_dir: Path) -> Iterator[None]:
         except OSError:
             raise UsageError(
                 what=f"Another trainer is running in {run_dir}.",
-                why="They would overwrite each other's checkpoints.",
-                fix="Wait for it, or stop it: Ctrl-C there saves a checkpoint and exits.",
+                why="Two trainers would overwrite each other's checkpoints.",
+                fix="Wait until it has finished, or stop it: pressing Ctrl-C there saves a checkpoint and exits.",
             ) from None
         (run_dir / file_names.OUTCOME).unlink(missing_ok=True)  # left over from an earlier attempt
         yield
@@ -93,7 +93,7 @@ def check_data(run: Run, run_dir: Path) -> tuple[Path, Tokenizer]:
         raise DataError(
             what=f"The data in {data_dir} does not belong to this run.",
             why="\n".join(changed),
-            fix="Resolve the run again (homing train RUN --fresh), or prepare its data again (homing prep RUN).",
+            fix="Start over (homing train RUN --fresh), or prepare the data again (homing prep RUN).",
         )
     return data_dir, tokenizer
 
@@ -103,7 +103,9 @@ def _tokenizer_sha256(data_dir: Path) -> str:
         return file_sha256(data_dir / file_names.TOKENIZER)
     except OSError as exc:
         raise DataError(
-            what=f"The data in {data_dir} has no tokenizer.", why=str(exc), fix="homing prep RUN --force"
+            what=f"The data in {data_dir} has no tokenizer.",
+            why=str(exc),
+            fix="Prepare the data again: homing prep RUN --force",
         ) from exc
 
 
@@ -112,7 +114,7 @@ def check_count(run: Run, model: Decoder) -> None:
         raise RunFailed(
             what=f"The model has {model.num_params():,} parameters, but run.json says {run.sizes.num_params:,}.",
             why=f"run.json was written by homing {run.code_version or 'of another version'}.",
-            fix="Resolve the run again with this version: homing train RUN --fresh",
+            fix="Start over with this version: homing train RUN --fresh",
         )
 
 

@@ -759,7 +759,7 @@ def test_two_preps_in_one_folder_are_refused(corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"text": []}, "No text files given"),
+        ({"text": []}, "No text files were given"),
         ({"text": ["gone.txt"]}, "does not exist"),
         ({"vocab_size": 271}, "too small"),
         ({"vocab_size": 10**9}, "too large"),

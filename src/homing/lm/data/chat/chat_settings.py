@@ -109,10 +109,14 @@ def _refuse_twice(path: str, first: str, named_by: str, *, is_held_out: bool) ->
 
 def _check(order: ChatOrder) -> None:
     if not order.chat:
-        raise DataError("No conversations given.", why="data.chat is empty.", fix="data: {chat: [file.jsonl]}")
+        raise DataError(
+            "No conversations were given.", why="data.chat is empty.", fix="List a file: data: {chat: [file.jsonl]}"
+        )
     if not 0 <= order.val_fraction <= 0.5:
         raise DataError(
-            what=f"Invalid validation fraction: {order.val_fraction}", why="It must be from 0 to 0.5.", fix="0.02"
+            what=f"Invalid validation fraction: {order.val_fraction}",
+            why="It must be between 0 and 0.5.",
+            fix="Use 0.02.",
         )
     for source in order.chat:
         if source.weight < 0 or source.repeat < 1:

@@ -185,8 +185,8 @@ def _check(doctor: Doctor, inputs: ChatInputs, train: Split) -> None:
         if (stat.st_size, stat.st_mtime_ns) != (source.num_bytes, source.mtime_ns):
             raise DataError(
                 what=f"{source.path} changed while homing was reading it.",
-                why="Its size or modification time is different from the start.",
-                fix="Run the same command again once the file no longer changes.",
+                why="Its size or modification time is not what it was at the start.",
+                fix="Run the same command again when the file no longer changes.",
             )
 
 

@@ -86,8 +86,8 @@ def _refuse_odd(path: Path, added: list[dict[str, Any]]) -> None:
     if odd:
         raise DataError(
             what=f"{path} has special tokens that strip the spaces around them: {', '.join(odd[:4])}.",
-            why="homing could not find exactly where the text of a turn ends.",
-            fix="Use a byte-level tokenizer, such as the one of Llama 3, Qwen or homing.",
+            why="With them, homing cannot tell exactly where the text of a turn ends.",
+            fix="Use a byte-level tokenizer, such as that of Llama 3 or Qwen, or one made by homing.",
         )
 
 

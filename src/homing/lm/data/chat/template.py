@@ -77,7 +77,7 @@ class ChatTemplate:
             raise DataError(
                 what=f"The chat template{f' in {path}' if path else ''} is not valid Jinja.",
                 why=f"Line {line}: {why}",
-                fix=f"Use the original {TEMPLATE} of the model.",
+                fix=f"Use the model's original {TEMPLATE}.",
             ) from exc
 
     @property
@@ -130,8 +130,8 @@ class ChatTemplate:
             raise Fault("template", f"the chat template exceeds its limits on it: {why}")
         raise DataError(
             what=f"Cannot use the chat template{f' in {self.path}' if self.path else ''}.",
-            why=f"It exceeded its limits {self._num_exceeded} times; the last time {why}.",
-            fix=f"Use the original {TEMPLATE} of the model.",
+            why=f"It exceeded its limits {self._num_exceeded} times; the last time, {why}.",
+            fix=f"Use the model's original {TEMPLATE}.",
         )
 
 
@@ -204,7 +204,7 @@ def find_template(folder: Path, *, now: datetime.datetime | None = None) -> Chat
     try:
         found = read_chat_template(folder)
     except Unreadable as exc:
-        raise DataError(f"{exc.path} cannot be read.", str(exc), "Use the original file of the model.") from exc
+        raise DataError(f"{exc.path} cannot be read.", str(exc), "Use the model's original file.") from exc
     names = {name: text for name in _NAMES if (text := _token(found.config.get(name)))}
     return ChatTemplate(found.source, names, path=str(found.path), now=now) if found.source else None
 

@@ -220,7 +220,10 @@ def _learn(job: _Job, scanner: Scanner) -> str:
         # The last merges join very rare pairs: their tokens would get almost no training.
         merges = merges[: (len(merges) + 1) // 2]
         size = MIN_VOCAB + len(facts.specials) + len(merges)
-        taken = f"{problem.what} You did not set a vocabulary size, so homing uses {size:,}, with half of the merges."
+        taken = (
+            f"{problem.what} You did not set a vocabulary size, so homing uses {size:,},"
+            " which keeps half of the merges."
+        )
         job.report(Progress("merge", num_bytes, num_bytes, warning=taken))
     return build_tokenizer_json(merges, facts.specials, facts.split)
 
@@ -343,8 +346,9 @@ def _check_unchanged(inputs: Inputs, work: Work) -> None:
             work.discard()
             raise DataError(
                 what=f"{source.path} changed while homing was reading it.",
-                why="Its size or modification time is different from the start, so the shards would mix two versions.",
-                fix="Run the same command again once the file no longer changes.",
+                why="Its size or modification time is not what it was at the start,"
+                " so the shards would mix two versions.",
+                fix="Run the same command again when the file no longer changes.",
             )
 
 

@@ -100,7 +100,7 @@ def check_order(order: PrepOrder) -> Facts:
     if not 0 <= order.val_fraction <= 0.5 or 0 < order.val_fraction < MIN_VAL_FRACTION:
         raise DataError(
             what=f"Invalid validation fraction: {order.val_fraction}",
-            why=f"It must be 0, or from {MIN_VAL_FRACTION} to 0.5.",
+            why=f"It must be 0, or between {MIN_VAL_FRACTION} and 0.5.",
             fix="Use 0.01, or less for a large dataset.",
         )
     if not 1 <= order.sample_bytes <= MAX_SAMPLE_BYTES:
@@ -111,7 +111,9 @@ def check_order(order: PrepOrder) -> Facts:
         )
     if order.shard_tokens < 1:
         raise DataError(
-            "A shard must hold at least one token.", why=f"shard_tokens is {order.shard_tokens}.", fix="100M"
+            "A shard must hold at least one token.",
+            why=f"shard_tokens is {order.shard_tokens}.",
+            fix="Set data.shard_tokens: 100M",
         )
     return _check_existing(order) if order.tokenizer else _check_new(order)
 
@@ -153,7 +155,8 @@ def _check_existing(order: PrepOrder) -> Facts:
     if facts.vocab_size != order.vocab_size and not is_smaller:
         raise DataError(
             what=f"{path} has a vocabulary of {facts.vocab_size:,}, but {order.vocab_size:,} was requested.",
-            why="Model and tokenizer must agree, and homing does not train a new one here.",
+            why="The model and the tokenizer must have the same vocabulary size,"
+            " and --use-existing-tokenizer keeps this tokenizer.",
             fix=f"Use --vocab-size {facts.vocab_size}, or remove --use-existing-tokenizer to train one.",
         )
     return facts
@@ -161,7 +164,9 @@ def _check_existing(order: PrepOrder) -> Facts:
 
 def find_inputs(order: PrepOrder) -> Inputs:
     if not order.text:
-        raise DataError("No text files given.", why="prep needs at least one file.", fix="--text 'books/*.txt'")
+        raise DataError(
+            "No text files were given.", why="homing prep needs at least one text file.", fix="--text 'books/*.txt'"
+        )
     text = find_sources(order.text, key="text")
     validation = find_sources(order.validation, key="validation")
     held_out = {os.path.realpath(source.path) for source in validation.sources}
@@ -215,7 +220,7 @@ def _refuse_links(folder: Path) -> None:
         for name in METADATA_FILES:
             refuse_link_outside(folder / name)
     except Unreadable as exc:
-        raise DataError(f"Cannot use {exc.path}.", str(exc), "Replace it with the file itself.") from exc
+        raise DataError(f"Cannot use {exc.path}.", str(exc), "Replace the link with the file itself.") from exc
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:

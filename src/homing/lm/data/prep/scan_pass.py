@@ -87,7 +87,7 @@ class Scanner:
             raise DataError(
                 what="The text files contain no text.",
                 why="Every document is blank.",
-                fix="Choose files with text: --text 'books/*.txt'",
+                fix="Choose files that contain text: --text 'books/*.txt'",
             )
 
     def result(self) -> Scan:
@@ -201,9 +201,9 @@ def _windows_warning(files: list[str]) -> str:
     Text is never changed silently, so a model would learn to write both kinds of line ends.
     """
     others = len(files) - 1
-    more = f" and of {counted(others, 'other file')}{' or more' if len(files) == _MOST_NAMED else ''}" if others else ""
+    more = f" and in {counted(others, 'other file')}{' or more' if len(files) == _MOST_NAMED else ''}" if others else ""
     meant = "decompressed copies" if any(file.lower().endswith(tuple(PACKINGS)) for file in files) else "them"
     return (
-        f"Lines of {files[0]}{more} end in \\r\\n (Windows), and the model would learn that."
+        f"Lines in {files[0]}{more} end in \\r\\n (Windows line endings), and the model would learn to write them."
         f" Convert {meant}: sed -i 's/\\r$//' FILES"
     )

@@ -100,8 +100,8 @@ def _lock(descriptor: int, target: Path) -> None:
     except BlockingIOError as exc:
         raise DataError(
             what=f"Another prep is running in {target}.",
-            why="They would overwrite each other's files.",
-            fix="Wait for it, or choose another folder: --out DIR",
+            why="Two at the same time would overwrite each other's files.",
+            fix="Wait until it has finished, or choose another folder: --out DIR",
         ) from exc
 
 
@@ -129,7 +129,7 @@ def _as_data_error(target: Path) -> Iterator[None]:
 
 def disk_full(target: Path, why: str) -> DataError:
     return DataError(
-        what=f"The disk of {target} is full.",
+        what=f"The disk that holds {target} is full.",
         why=why,
         fix="Free disk space and run the same command again to resume, or choose another disk: --out DIR",
     )

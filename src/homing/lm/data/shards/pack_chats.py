@@ -80,7 +80,9 @@ def open_conversations(
             problems.append(f"{path}: missing, or not {shard.num_tokens:,} bytes")
         elif checks_hashes and file_sha256(path) != shard.mask_sha256:
             raise IntegrityError(
-                f"{path} is damaged.", why="Its sha256 does not match the manifest.", fix="homing prep RUN --force"
+                f"{path} is damaged.",
+                why="Its sha256 does not match the manifest.",
+                fix="Prepare the data again: homing prep RUN --force",
             )
         else:
             masks.append(map_file(path, np.dtype(np.uint8)))
@@ -88,7 +90,7 @@ def open_conversations(
         raise DataError(
             what=f"Cannot use the conversations in {data_dir}.",
             why="\n".join(problems),
-            fix="Prepare them again: homing prep RUN --force (on a rented instance, the data transfer was cut short)",
+            fix="Prepare them again: homing prep RUN --force (On a rented instance, the data transfer was cut short.)",
         )
     return ConversationSplit(tokens, masks)
 

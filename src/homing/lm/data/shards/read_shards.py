@@ -62,10 +62,12 @@ def read_manifest(data_dir: Path) -> DataManifest:
         return codec.loads(DataManifest, path.read_bytes())
     except FileNotFoundError as exc:
         raise DataError(
-            what=f"No prepared data in {data_dir}.", why=f"{path} is missing.", fix="homing prep RUN"
+            what=f"No prepared data in {data_dir}.", why=f"{path} is missing.", fix="Prepare the data: homing prep RUN"
         ) from exc
     except (OSError, codec.WireError) as exc:
-        raise DataError(what=f"{path} cannot be read.", why=str(exc), fix="homing prep RUN --force") from exc
+        raise DataError(
+            what=f"{path} cannot be read.", why=str(exc), fix="Prepare the data again: homing prep RUN --force"
+        ) from exc
 
 
 def open_split(data_dir: Path, manifest: DataManifest, name: str, *, checks_hashes: bool = False) -> TokenSplit:
@@ -74,13 +76,13 @@ def open_split(data_dir: Path, manifest: DataManifest, name: str, *, checks_hash
         raise DataError(
             what=f"{data_dir / file_names.MANIFEST}: unknown token type {manifest.dtype!r}.",
             why=f"This version of homing reads {' and '.join(_DTYPES)}.",
-            fix="homing prep RUN --force",
+            fix="Prepare the data again: homing prep RUN --force",
         )
     if name not in manifest.splits:
         raise DataError(
             what=f"The data in {data_dir} has no split {name!r}.",
             why=f"It has {', '.join(sorted(manifest.splits)) or 'none'}.",
-            fix="homing prep RUN --force",
+            fix="Prepare the data again: homing prep RUN --force",
         )
     dtype, listed = _DTYPES[manifest.dtype], manifest.splits[name].shards
     _refuse(data_dir, [problem for shard in listed for problem in _wrong_files(data_dir, shard, dtype)])
@@ -137,7 +139,7 @@ def _refuse(data_dir: Path, problems: list[str], error: type[DataError | Integri
         raise error(
             what=f"Cannot use the data in {data_dir}: {count} damaged or missing.",
             why="\n".join(problems),
-            fix="Prepare it again: homing prep RUN --force (on a rented instance, the data transfer was cut short)",
+            fix="Prepare it again: homing prep RUN --force (On a rented instance, the data transfer was cut short.)",
         )
 
 

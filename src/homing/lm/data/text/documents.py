@@ -144,12 +144,12 @@ def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
             return DataError(
                 what=f"{path} is {kind}, not text.",
                 why=f"It starts with {beginning!r}, and byte {offset:,} is not UTF-8.",
-                fix=f"{how.format(path=quoted, text=shlex.quote(path + '.txt'))}, {left_out}.",
+                fix=f"Convert it with {how.format(path=quoted, text=shlex.quote(path + '.txt'))}, {left_out}.",
             )
     return DataError(
         what=f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset:,}.",
         why=f"{reason}. The file may be compressed, binary or Latin-1.",
-        fix=f"iconv -f latin1 -t utf-8 {quoted} > {shlex.quote(path + '.utf8')}, {left_out}.",
+        fix=f"Convert it with iconv -f latin1 -t utf-8 {quoted} > {shlex.quote(path + '.utf8')}, {left_out}.",
     )
 
 

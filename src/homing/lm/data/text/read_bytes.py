@@ -218,7 +218,7 @@ def _not_utf8(source: Source, encoding: str) -> DataError:
     return DataError(
         what=f"{source.path} is {encoding.upper()} text, not UTF-8.",
         why="Every other byte is 0, or it starts with the byte-order mark of that encoding.",
-        fix=f"{command}, and remove {path} from the list."
+        fix=f"Convert it with {command}, and remove {path} from the list."
         if not source.packing
         else f"Decompress it, then convert it with iconv -f {encoding} -t utf-8.",
     )

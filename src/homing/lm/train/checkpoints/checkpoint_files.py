@@ -202,7 +202,7 @@ def load_weights(folder: Path) -> dict[str, torch.Tensor]:
     except (OSError, SafetensorError) as exc:
         problems.append(f"{file_names.WEIGHTS} cannot be read: {exc}")
     raise IntegrityError(
-        what=f"The weights in {folder} cannot be used to start from.",
+        what=f"The weights in {folder} cannot be used as a starting point.",
         why="\n".join(problems),
         fix="Set init_from to a complete checkpoint, or fetch it again: homing fetch RUN",
     )

@@ -125,7 +125,7 @@ class Feed:
             ready = self._ready.get(timeout=_STALLED_S)
         except queue.Empty:
             raise DataError(
-                what=f"No data read from disk for {_STALLED_S:.0f} s.",
+                what=f"No data was read from the disk for {_STALLED_S:.0f} s.",
                 why=f"Reading {self._source.name} hangs.",
                 fix="Check the disk of data.dir; a network mount may be gone.",
             ) from None

@@ -108,7 +108,8 @@ class Engine:
                 self.notify("memory_near_limit", text, notice=True)
         since_start = time.monotonic() - self.s.requests.started
         text = (
-            f"First step {format_duration(since_start)} after the start; the step itself took {format_duration(took)}."
+            f"The first step ended {format_duration(since_start)} after the start;"
+            f" it took {format_duration(took)} itself."
         )
         self.notify("first_step", text, seconds=since_start, step_s=took, is_warm=self.compiling.parts.is_warm)
         self.compiling.keep()

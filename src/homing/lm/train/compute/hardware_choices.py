@@ -56,7 +56,7 @@ def set_up_device(train: Train, ranks: Ranks = ALONE) -> torch.device:
             what=f"This run needs a CUDA GPU, but {found}.",
             why=f"It was launched on a rented GPU and must not run on a slower device at the same rate. "
             f"torch {torch.__version__} is built for CUDA {torch.version.cuda or '(none)'}.",
-            fix="Destroy this instance and launch another; a missing GPU driver does not recover.",
+            fix="Destroy this instance and launch another; a missing GPU driver does not come back.",
         )
     device = pick_device("cuda" if train.needs_gpu else train.device)
     if device.type == "cuda":

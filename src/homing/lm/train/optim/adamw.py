@@ -50,7 +50,7 @@ class AdamBase(ABC):
         made = []
         for span in part:
             grad = self.parameters[span.index].grad
-            assert grad is not None, f"no gradient for {self.names[span.index]}; backward before step"
+            assert grad is not None, f"no gradient for {self.names[span.index]}; call backward() before step()"
             made.append(span.cut(grad))
         return made
 

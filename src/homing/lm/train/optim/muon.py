@@ -197,5 +197,5 @@ def momentum_at(spec: Optimizer, num_steps: int) -> float:
 
 
 def _grad(parameter: Tensor, name: str) -> Tensor:
-    assert parameter.grad is not None, f"{name} has no gradient; backward before step"
+    assert parameter.grad is not None, f"{name} has no gradient; call backward() before step()"
     return parameter.grad
