@@ -79,10 +79,10 @@ def _refusals(config: dict[str, Any], arch: str) -> list[str]:
     is_sliding = isinstance(layer_types, list) and any(kind != "full_attention" for kind in layer_types)
     if config.get("use_sliding_window") or is_sliding:
         problems.append(
-            "use_sliding_window: some layers use a sliding window; this decoder attends to all earlier tokens."
+            "use_sliding_window: some layers use a sliding window; homing's decoder attends to all earlier tokens."
         )
     if config.get("mlp_bias") or (arch != "qwen2" and config.get("attention_bias")):
-        problems.append("attention_bias or mlp_bias: this decoder has no such biases.")
+        problems.append("attention_bias or mlp_bias: homing's decoder has no such biases.")
     if config.get("quantization_config"):
         method = config["quantization_config"]
         method = method.get("quant_method", "unnamed") if isinstance(method, dict) else method
@@ -96,7 +96,7 @@ def _theta_refusals(config: dict[str, Any], rope: dict[str, Any]) -> list[str]:
     for place in (config, rope):
         factor = place.get("partial_rotary_factor")
         if factor is not None and factor != 1:
-            problems.append(f"partial_rotary_factor {factor}: this decoder rotates all channels.")
+            problems.append(f"partial_rotary_factor {factor}: homing's decoder rotates all channels.")
     theta = _theta(config, rope)
     if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < math.inf:
         problems.append(f"rope_theta {theta!r} is not a number above 0.")

@@ -247,7 +247,7 @@ def _neighbours(path: str) -> str:
     folder = Path(path).parent
     names: Iterable[str] = sorted(os.listdir(folder)) if folder.is_dir() else []
     close = difflib.get_close_matches(os.path.basename(path), list(names), n=3, cutoff=0.6)
-    return f" Near it: {', '.join(str(folder / name) for name in close)}." if close else ""
+    return f" Similar names: {', '.join(str(folder / name) for name in close)}." if close else ""
 
 
 # --- without opening the files --------------------------------------------------------------------------------------

@@ -302,7 +302,7 @@ def test_the_first_command_of_all_is_one_that_works(say: Say, verb: str) -> None
 def test_a_smoke_run_is_not_warned_of_the_name_that_it_was_just_given(say: Say) -> None:
     assert say("new moss --from tiny").code == 0
     said = say("verify moss --smoke --no-run")
-    assert "as its name: says" not in said.err
+    assert "because of its name: key" not in said.err
 
 
 def test_a_star_that_the_shell_spread_is_answered_with_its_quotes(say: Say, tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ from homing.cloud.providers.fake.provider import KEY_ENV, URL_ENV, Fake
 from homing.cloud.providers.registry import PROVIDERS
 from homing.doctor.check import Balance, Check, fault
 from homing.doctor.computer import check_disk
-from homing.doctor.run_checks import CHECKS, examine
+from homing.doctor.run_checks import CHECKS, check_store, examine
 from homing.doctor.subject import Examined
 from homing.errors import UsageError
+from homing.store.preflight import TO_BE_CREATED
 from homing.units import format_bytes
 from homing.wire.run_json import Cloud
 from homing.world import Completed, HttpRequest, HttpResponse, NetworkError
@@ -477,7 +478,17 @@ def test_the_disk_is_measured_against_the_run_that_is_named(case: Case) -> None:
     case.examined.named = ("local",)
     del case.examined.providers
     (found,) = check_disk(case.examined)
-    assert found.text.endswith(f"moss trains here and needs {format_bytes(needs_of(run).disk_bytes)}.")
+    assert found.text.endswith(f"training moss needs {format_bytes(needs_of(run).disk_bytes)}.")
     case.examined.run = None
     (found,) = check_disk(case.examined)
     assert found.text.endswith("a fetched model may need 2.00 GB.")
+
+
+def test_a_store_that_a_launch_would_create_is_not_created_by_doctor(case: Case) -> None:
+    note = f"hf:me/fresh does not exist; {TO_BE_CREATED}"
+    _store(case, "hf:me/fresh")
+    case.monkeypatch.setattr("homing.doctor.run_checks.preflight", lambda *args, **kwargs: [note])
+    case.monkeypatch.setattr("homing.doctor.run_checks.try_out", lambda *args: pytest.fail("the probe was written"))
+    reached, probe = check_store(case.examined)
+    assert (reached.state, reached.text) == ("ok", note)
+    assert (probe.state, probe.text) == ("skipped", "The store does not exist yet, and doctor does not create it.")

@@ -101,7 +101,7 @@ def test_without_its_store_the_report_uses_fetched_files_and_says_so(home: Home,
     assert problem.startswith(f"file:{tmp_path}/away was not read (")
     (tmp_path / "away").mkdir()
     (problem,) = read_report(home, subject).problems
-    assert "it has no data of this run" in problem
+    assert "it has no data for this run" in problem
 
 
 def test_models_of_this_run_are_listed(home: Home, tmp_path: Path) -> None:

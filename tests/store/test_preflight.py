@@ -11,7 +11,7 @@ from tests.doubles.s3_servers import Server
 
 from homing.errors import StoreError
 from homing.store import open_store
-from homing.store.preflight import preflight
+from homing.store.preflight import TO_BE_CREATED, preflight
 from homing.world import World
 
 NewBucket = Callable[[Server], str]
@@ -88,7 +88,7 @@ def test_a_repository_is_made_private_and_tried(hub: Hub) -> None:
 
 
 def test_looking_at_a_missing_repository_makes_none(hub: Hub) -> None:
-    assert "a launch creates it" in preflight("hf:me/fresh", World(), needs_write=False)[0]
+    assert TO_BE_CREATED in preflight("hf:me/fresh", World(), needs_write=False)[0]
     assert hub.repos == {}
 
 

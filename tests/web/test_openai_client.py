@@ -120,7 +120,7 @@ def test_each_refusal_is_the_exception_that_its_users_catch(chat: OpenAI, base: 
     with pytest.raises(openai.NotFoundError, match="this server has 'tiny'") as no_model:
         ask(model="gpt-4", messages=HELLO)
     assert no_model.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError, match=f"the context of this model is {CONTEXT}") as too_long:
+    with pytest.raises(openai.BadRequestError, match=f"must fit in the context of {CONTEXT} tokens") as too_long:
         ask(model="tiny", messages=[{"role": "user", "content": "word " * CONTEXT}])
     assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "messages")
     with pytest.raises(openai.BadRequestError, match="does not support logprobs"):

@@ -218,7 +218,9 @@ def test_a_full_context_is_said_and_a_new_conversation_begins(
         ask(page, "three")
         page.expect_error("400")
         assert re.search(
-            r"The prompt has .* the context of this model is 256.* Click New to start another", shown(page, "end")[2]
+            r"The prompt has .* must fit in the context of 256 tokens.* Click New to start"
+            r" another",
+            shown(page, "end")[2],
         )
         assert page.js("document.querySelector('#text').value") == "three"
         page.click("#new")

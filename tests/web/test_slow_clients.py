@@ -143,7 +143,7 @@ def test_what_fits_by_its_bytes_and_not_by_its_tokens_is_refused_with_its_count(
         for is_stream in (False, True):
             found = client.post(TEXT, json={"prompt": "q " * CONTEXT, "stream": is_stream})
             assert (found.status_code, found.json()["error"]["code"]) == (400, "context_length_exceeded")
-            assert "tokens; the context of this model is 256" in found.json()["error"]["message"]
+            assert "tokens; prompt and answer must fit in the context of 256" in found.json()["error"]["message"]
     assert not script.asked
 
 

@@ -18,7 +18,7 @@ from homing.cloud.home import Home
 from homing.errors import StoreError
 from homing.store import open_store
 from homing.store.address import parse_s3, scheme_of
-from homing.store.preflight import preflight
+from homing.store.preflight import TO_BE_CREATED, preflight
 
 __all__ = ["SetUp", "Step", "steps_for", "write_key"]
 
@@ -82,7 +82,7 @@ def _is_there(url: str, home: Home) -> bool:
         return False
     if url.startswith("file:"):
         return home.world.exists(url.removeprefix("file:"))
-    return not any("a launch would make it" in note for note in notes)
+    return not any(TO_BE_CREATED in note for note in notes)
 
 
 def _make_store(url: str, home: Home) -> None:

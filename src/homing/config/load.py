@@ -97,8 +97,12 @@ def _name(trace: Trace, path: Path, *, is_smoke: bool) -> str:
         # A smoke run's name was just derived from the file's name, so no warning is needed.
         if not is_smoke and path.stem != typed and path == run_files().get(path.stem):
             other = shares_with(path, typed)
-            also = f", and so is {other}; give it name: {path.stem}" if other is not None else ", as its name: says"
-            trace.warn(f"{path} is the run {typed}{also}.")
+            also = (
+                f", and so does {other}; set name: {path.stem} in {path}"
+                if other is not None
+                else ", because of its name: key"
+            )
+            trace.warn(f"{path} refers to run {typed}{also}.")
         return typed
     if not re.fullmatch(NAME_PATTERN, path.stem) and trace.is_sound(("name",)):
         trace.wrong(
@@ -143,7 +147,7 @@ def _parse_set(text: str) -> tuple[KeyPath, Any] | Mistake:
         return Mistake(file, None, name or "?", "has no `=`.", "Write --set key=value, such as --set phases.0.lr=3e-4")
     parts = [part for part in re.split(r"[.\[\]]+", name) if part]
     if not parts or not re.fullmatch(r"[\w-]+(\.[\w-]+|\[\d+\])*", name):
-        return Mistake(file, None, name or "?", "is not a key.", "Such as: phases.0.lr or phases[0].lr")
+        return Mistake(file, None, name or "?", "is not a key.", "For example: phases.0.lr or phases[0].lr")
     path: KeyPath = tuple(int(part) if part.isdigit() and number else part for number, part in enumerate(parts))
     try:
         return path, yaml_value(typed)
@@ -260,7 +264,7 @@ def _repeat(path: Path, sets: Sequence[str], *, is_changed: bool) -> Loaded:
     if sets or is_changed:
         raise UsageError(
             what=f"{path} is the record of a run and cannot be changed.",
-            why="Its values are already resolved; a change would not update values derived from it.",
+            why="Its values are final: values derived from a changed one would stay as they are.",
             fix=f"Change the run file next to it: {path.with_name(RUN_FILE)}",
         )
     run, text = read_record(path)

@@ -189,7 +189,7 @@ def changed_files(sources: Sequence[SourceFile], stamps: Any, now: FilesNow) -> 
     if added := [source.path for path, source in now.files.items() if path not in then]:
         return f"they do not hold {_listed(added)}, which the run file names"
     if missing := [s.path for path, s in then.items() if path not in now.files and not _is_of(s.path, now.gone)]:
-        return f"they hold {_listed(missing)}, which the run file does not name now"
+        return f"they hold {_listed(missing)}, which the run file no longer names"
     if list(now.files) != [path for path in then if path in now.files]:
         return "they hold the same files in another order"
     seen = {stamp[0]: stamp for stamp in stamps}

@@ -94,7 +94,7 @@ def _existing(name_or_path: str, looks_like_path: bool) -> Path | None:
         raise UsageError(
             what=f"{name_or_path!r} is a file, but not a run file.",
             why="A run file ends in .yaml, .yml, .toml or .json.",
-            fix=f"mv {name_or_path} {name_or_path}.yaml",
+            fix=f"Rename it: mv {name_or_path} {name_or_path}.yaml",
         )
     return None
 

@@ -82,13 +82,13 @@ def check_balance(provider: Prepaid, needed_usd: Decimal | None) -> Check:
     title, page = (account.title, account.usage_page) if account else (provider.name, provider.page)
     balance = provider.balance()
     if balance is None:
-        text = f"{title} does not show the balance to this key; a launch fails if it is empty."
-        return skipped(name, text, "Check it before a long run.", page)
+        text = f"{title} does not show the balance to this key. If the account is empty, a launch fails."
+        return skipped(name, text, "Check the balance before a long run.", page)
     goes = f", spending {show_usd(balance.rate_usd_per_hour)}/h" if balance.rate_usd_per_hour else ""
     left = f"{show_usd(max(balance.left_usd, Decimal(0)))} left at {title}{goes}"
     if balance.left_usd <= 0:
         return warning(name, f"{left}: nothing can be started.", "Add funds.", page)
     if needed_usd is not None and balance.left_usd < needed_usd:
-        text = f"{left}; this run may cost {show_usd(needed_usd)}. At $0 its instance is stopped without saving."
+        text = f"{left}; this run may cost {show_usd(needed_usd)}. At $0, its instance is stopped without saving."
         return warning(name, text, "Add funds, or set a lower --spend-limit.", page)
     return ok(name, f"{left}.")

@@ -82,7 +82,7 @@ def check_packages(examined: Examined) -> list[Check]:
     bad = [problem for each in core if (problem := _package_problem(each))]
     if bad:
         return [fault("packages.core", " ".join(bad), pip_install("", "--upgrade", "--force-reinstall"))]
-    return [ok("packages.core", f"{counted(len(core), 'package')}, all in range.")]
+    return [ok("packages.core", f"{counted(len(core), 'package')}, all in the supported range.")]
 
 
 def check_extras(examined: Examined) -> list[Check]:
@@ -100,7 +100,7 @@ def check_extras(examined: Examined) -> list[Check]:
         elif absent:
             found.append(skipped(f"packages.{extra}", f"Not installed: {', '.join(absent)}.", install))
         elif of_it:
-            found.append(ok(f"packages.{extra}", f"{counted(len(of_it), 'package')}, all in range."))
+            found.append(ok(f"packages.{extra}", f"{counted(len(of_it), 'package')}, all in the supported range."))
     return found
 
 
@@ -125,14 +125,18 @@ def check_torch(examined: Examined) -> list[Check]:
     num_cards = len(driver.out.strip().splitlines()) if driver.code == 0 else 0
     if num_cards and torch["cards"] < num_cards:
         built = f"for CUDA {torch['cuda']}" if torch["cuda"] else "without CUDA"
-        text = f"The driver shows {counted(num_cards, 'GPU')}, torch sees {torch['cards']}; it was built {built}."
+        text = (
+            f"The driver shows {counted(num_cards, 'GPU')}, but torch sees {torch['cards']}; torch was built {built}."
+        )
         page = "https://pytorch.org/get-started/locally/"
         return [*found, fault("torch.cuda", text, "Install a torch build that matches the driver (nvidia-smi).", page)]
     return [
         *found,
         ok(
             "torch.cuda",
-            f"{counted(num_cards, 'GPU')}, seen by driver and torch." if num_cards else "No GPU on this computer.",
+            f"{counted(num_cards, 'GPU')}, visible to the driver and to torch."
+            if num_cards
+            else "No GPU on this computer.",
         ),
     ]
 
@@ -172,7 +176,10 @@ def check_ssh_keys(examined: Examined) -> list[Check]:
         names = " ".join(str(path) for path in loose)
         return [fault("ssh.keys", f"Others on this computer can read {names}.", f"chmod 600 {names}")]
     if halves:
-        fix = f"Move {halves[0].parent} away; a launch creates a new one. Instances created with it need the old one."
+        fix = (
+            f"Move {halves[0].parent} away; the next launch creates a new key."
+            " Instances created with the old key still need it."
+        )
         return [fault("ssh.keys", f"{halves[0]} has no public key.", fix)]
     return [ok("ssh.keys", f"{counted(len(private), 'key')}, readable only by you.")]
 
@@ -184,7 +191,7 @@ def check_tools(examined: Examined) -> list[Check]:
         version = (done.out or done.err).strip().splitlines()
         if done.code or not version:
             found.append(
-                skipped(f"tools.{name}", f"{name} is not installed; needed for {purpose}.", f"See {page}", page)
+                skipped(f"tools.{name}", f"{name} is not installed. It is needed for {purpose}.", f"See {page}", page)
             )
         else:
             found.append(ok(f"tools.{name}", f"{version[0]}."))
@@ -207,7 +214,7 @@ def check_disk(examined: Examined) -> list[Check]:
     if examined.run is not None:
         is_here = "local" in examined.providers
         needed = needs_of(examined.run).disk_bytes if is_here else checkpoint_bytes(examined.run)
-        what = f"{examined.run.name} {'trains here and needs' if is_here else 'comes home and needs'}"
+        what = f"{'training' if is_here else 'fetching'} {examined.run.name} needs"
     if free < needed:
         text = f"{format_bytes(free)} free at {there}; {what} {format_bytes(needed)}."
         return [fault("disk.free", text, "Free some space, or move the home: export HOMING_HOME=/elsewhere")]
@@ -217,7 +224,7 @@ def check_disk(examined: Examined) -> list[Check]:
 def check_env_file(examined: Examined) -> list[Check]:
     path = examined.folder / ".env"
     if not examined.home.world.exists(path):
-        return [skipped("env.file", f"No {path}; exported variables work too.")]
+        return [skipped("env.file", f"There is no {path}; exported variables work too.")]
     if examined.home.world.mode(path) & 0o077:
         return [fault("env.file", f"{path} is readable by other users and may contain keys.", f"chmod 600 {path}")]
     return [ok("env.file", f"{path} is readable only by you.")]
@@ -238,7 +245,7 @@ def check_env_values(examined: Examined) -> list[Check]:
                 text = f"{name} has spaces or quotes around its value."
                 found.append(fault(f"{account.name}.placeholder", text, fix, account.key_page))
     num_set = sum(bool(env.get(name)) for account in ACCOUNTS.values() for name in account.keys)
-    return found or [ok("env.values", f"{num_set} keys in the environment, no placeholders.")]
+    return found or [ok("env.values", f"{num_set} keys are set in the environment; none is a placeholder.")]
 
 
 def check_clock(examined: Examined) -> list[Check]:
@@ -332,6 +339,8 @@ def check_container(examined: Examined) -> list[Check]:
     status = shown.out.strip()
     if status.startswith("Exited") and not status.startswith("Exited (0)"):
         text = f"The container `{CONTAINER}` failed: {status}."
-        fix = f"docker logs {CONTAINER}   then manually: docker run -it IMAGE bash, and retry: homing image build RUN"
+        fix = (
+            f"Read its log: docker logs {CONTAINER}   Try it: docker run -it IMAGE bash   Retry: homing image build RUN"
+        )
         return [warning("container.training", text, fix, _PAGE)]
     return [ok("container.engine", f"The Docker engine is running; `{CONTAINER}` is {status.lower() or 'absent'}.")]

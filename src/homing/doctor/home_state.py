@@ -25,7 +25,7 @@ def check_owner(examined: Examined) -> list[Check]:
     home, path = examined.home, examined.home.owner_path
     text = home.world.read(path).decode("utf-8", "replace").strip() if home.has_owner else ""
     if home.has_owner and not re.fullmatch(r"[a-z0-9]{6}", text):
-        fix = f"Write the six characters from any of your marks (homing-XXXXXX-...) into {path}"
+        fix = f"Write the six characters XXXXXX in the name of any of your instances (homing-XXXXXX-...) to {path}"
         return [fault("home.owner", f"{path} does not contain six characters of a-z and 0-9.", fix)]
     try:
         owner, runs, lost = lost_owner(home), unknown_runs(home), " ".join(what_is_lost(home))
@@ -40,7 +40,7 @@ def check_owner(examined: Examined) -> list[Check]:
         return [warning("home.owner", lost, fix) if text or owner else fault("home.owner", lost, fix)]
     if not text:
         return [skipped("home.owner", f"None yet: nothing was launched from {home.path}.")]
-    return [ok("home.owner", f"Marks begin with homing-{text}-.")]
+    return [ok("home.owner", f"The name of everything this home creates begins with homing-{text}-.")]
 
 
 def check_privacy(examined: Examined) -> list[Check]:
@@ -64,7 +64,9 @@ def check_privacy(examined: Examined) -> list[Check]:
                 stuck.append(f"{each}: {exc.strerror or exc}")
     if stuck:
         fix = f"chmod 700 {shlex.quote(str(home.path))}"
-        return [fault("home.private", f"Other users can read it, and fixing that failed: {', '.join(stuck)}", fix)]
+        return [
+            fault("home.private", f"Other users can read it, and homing could not fix that: {', '.join(stuck)}", fix)
+        ]
     if loose:
         return [
             warning(
@@ -109,7 +111,7 @@ def check_unconfirmed(examined: Examined) -> list[Check]:
         return [skipped("ledger.ends", "The ledger cannot be read.")]  # already reported above, with its fix
     if lines:
         marks = ", ".join(line.mark for line in lines)
-        text = f"No provider has confirmed the destroy of {marks}: it may be billing."
+        text = f"No provider has confirmed that {marks} is destroyed; it may still be billing."
         return [fault("ledger.ends", text, f"homing destroy {lines[0].run_id or '--all'}")]
     return [ok("ledger.ends", "Every destroy is confirmed.")]
 
@@ -125,7 +127,7 @@ def check_guard(examined: Examined) -> list[Check]:
         return [ok("guard.duty", "A guard is running.")]
     if is_on_duty(examined.home):
         text = " ".join(out_of_reach(examined.home, name) for name in blind)
-        fix = "homing guard   where the keys are set"
+        fix = "Run homing guard where the keys are set"
         return [warning("guard.duty", f"{text} It cannot end instances there.", fix, "docs/guides/guards.md")]
     if open_:
         oldest, now = min(open_, key=lambda line: line.created_at or line.intent_at), examined.home.world.now()

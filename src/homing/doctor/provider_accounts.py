@@ -73,7 +73,7 @@ def check_hub(examined: Examined) -> list[Check]:
     token, source = token_in(world.environment())
     is_needed = examined.run is not None and examined.run.store.startswith("hf:")
     if not token:
-        text = f"HF_TOKEN is not set; `{account.login}` may have saved one."
+        text = f"HF_TOKEN is not set; `{account.login}` may have saved a token."
         return [skipped("hub.token", text, f"{account.login}   or export HF_TOKEN=...", account.key_page)]
     url = (world.environment().get(account.url_env) or account.url).rstrip("/") + "/api/whoami-v2"
     try:
@@ -144,7 +144,9 @@ def _check_offers(provider: Provider, name: str, examined: Examined) -> list[Che
         return [_refused(name, exc, "offers")]
     if offers:
         return [ok(f"{name}.offers", f"{len(offers)} offers fit {examined.run.name}.")]
-    fix = f"homing offers --provider {name} --all-configs   then cloud.gpu, limits.rate or a smaller model"
+    fix = (
+        f"homing offers --provider {name} --all-configs   Then change cloud.gpu or limits.rate, or use a smaller model"
+    )
     make = fault if examined.providers == [name] else warning
     return [make(f"{name}.offers", f"No current offer fits {examined.run.name}.", fix, provider.page)]
 
@@ -163,7 +165,7 @@ def _configure(provider: Provider, name: str, run: Run) -> None:
 
 
 def _unset(account: Account, *, is_needed: bool) -> Check:
-    text = f"{account.title} is not set up: {' and '.join(account.keys)} not set."
+    text = f"{account.title} is not set up: no {' or '.join(account.keys)} in the environment."
     login = f"   or {account.login}" if account.login else ""
     fix = f"export {account.keys[0]}=...{login}, then: homing setup {account.name}"
     return (fault if is_needed else skipped)(f"{account.name}.key", text, fix, account.key_page)

@@ -34,7 +34,7 @@ from homing.doctor.home_state import check_guard, check_ledger, check_owner, che
 from homing.doctor.provider_accounts import check_hub, check_providers
 from homing.doctor.subject import Examined
 from homing.errors import HomingError
-from homing.store.preflight import preflight, try_out
+from homing.store.preflight import TO_BE_CREATED, preflight, try_out
 
 __all__ = ["CHECKS", "check_data", "check_limit", "check_placeholders", "check_run_file", "check_store", "examine"]
 
@@ -105,8 +105,8 @@ def check_store(examined: Examined) -> list[Check]:
         text = " ".join(f"{exc.what} {exc.why}".split())
         return [fault("store.reached", text, exc.fix, _STORES), skipped("store.probe", "The store is not reachable.")]
     found = [ok("store.reached", "; ".join(notes) or f"{url} exists.")]
-    if any("a launch would make it" in note for note in notes):
-        return [*found, skipped("store.probe", "It does not exist yet; doctor creates nothing.")]
+    if any(TO_BE_CREATED in note for note in notes):
+        return [*found, skipped("store.probe", "The store does not exist yet, and doctor does not create it.")]
     try:
         try_out(url, world)
     except HomingError as exc:
@@ -119,14 +119,14 @@ def _check_folder_to_be(url: str, examined: Examined) -> list[Check]:
     path = Path(url.removeprefix("file:"))
     while not examined.home.world.exists(path) and path != path.parent:
         path = path.parent
-    probe = skipped("store.probe", "It does not exist yet; doctor creates nothing.")
+    probe = skipped("store.probe", "The store does not exist yet, and doctor does not create it.")
     if not examined.home.world.may_write(path):
         text = f"{url} does not exist and cannot be created: {path} is not writable."
         return [
             fault("store.reached", text, "Change `store:` in the run file, or the folder's permissions.", _STORES),
             probe,
         ]
-    return [ok("store.reached", f"{url} does not exist yet; a launch would make it."), probe]
+    return [ok("store.reached", f"{url} does not exist yet; {TO_BE_CREATED}."), probe]
 
 
 # Each entry is the text shown while a check runs, and the check.

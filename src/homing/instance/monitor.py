@@ -84,12 +84,15 @@ class Lookout(Limits):
                     data["stops"] = self._plan.mark
                 self._folder.event("alert" if what in stops else what, text, **data)
         if self._has_notice():
-            text = "The provider will take this instance away: a preemption notice arrived."
+            text = "The provider is about to take this instance away: it sent a preemption notice."
             self._folder.event("preemption_notice", text, stops=self._plan.mark)
         if self._must_leave():
             key = f"leave {self._plan.mark}"
             self._reported.add(key)
-            text = f"The instance nears its lifetime limit of {self._plan.leave_s:,.0f} s; another resumes the run."
+            text = (
+                f"The instance is close to its lifetime limit of {self._plan.leave_s:,.0f} s;"
+                " another instance will resume the run."
+            )
             self._folder.event("preemption_notice", text, stops=self._plan.mark, key=key)
         if self._world.monotonic() - self._use_at >= USE_S:
             self._use_at = self._world.monotonic()

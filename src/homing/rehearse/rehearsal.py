@@ -98,7 +98,10 @@ def rehearse(order: RehearsalOrder, home_path: Path, world: World, notify: OnOut
     finally:
         bill, now, left = cloud.close()
     verdict = compare(bill, now, home.ledger.lines(), order.limit_usd)
-    problems = [*verdict.problems, *([f"Processes of the fake cloud's instances are left: {left}."] if left else [])]
+    problems = [
+        *verdict.problems,
+        *([f"Processes of the fake instances are still running: {left}."] if left else []),
+    ]
     if walk.fetched is None:
         problems.append("No model was fetched.")
     verdict = dataclasses.replace(verdict, problems=[*walk.problems, *problems])
@@ -134,7 +137,7 @@ class _Walk:
         if self.acts.left:
             self.problems.append(f"The run ended before {', '.join(self.acts.left)} could happen.")
         if self.run is None or self._row().state != "done":
-            self.problems.append(f"The run is not done after {self.num_attempts} launches.")
+            self.problems.append(f"The run is not finished after {self.num_attempts} launches.")
 
     def back(self) -> None:
         assert self.run is not None, "nothing was launched"
@@ -265,7 +268,7 @@ def compare(bill: list[dict[str, Any]], now: float, lines: list[LedgerLine], lim
 
 def _disagreement(row: Row, lines: list[LedgerLine]) -> list[str]:
     if not lines:
-        return [f"{row.mark} was billed {meter.show_usd(row.bill_usd)} and but is not in the ledger."]
+        return [f"{row.mark} was billed {meter.show_usd(row.bill_usd)} but is not in the ledger."]
     margin = sum((meter.cost(Decimal(line.rate_usd_per_hour), meter.MARGIN_S) for line in lines), Decimal(0))
     if row.ledger_usd < row.bill_usd - _ROUNDING_USD:
         return [f"The ledger has {row.ledger_usd} for {row.mark}, less than the {row.bill_usd} billed."]

@@ -58,9 +58,10 @@ SCENES: dict[str, Scene] = {
         strikes=(Strike("boot_dies", 1, "create"),),
         fails_launches=1,
     ),
-    "cloud-down": Scene("The cloud's API is killed while the run trains, and comes back.", act="cloud-down"),
+    "cloud-down": Scene("The cloud's API goes down while the run trains, and comes back later.", act="cloud-down"),
     "create-lost": Scene(
-        "The create call works but its response is lost: the instance is found by its mark, not created twice.",
+        "The create call works but its response is lost:"
+        " homing finds the instance by its tag and does not create it twice.",
         strikes=(Strike("lost_after", 1, "create"),),
     ),
     "dearer": Scene(
@@ -69,21 +70,24 @@ SCENES: dict[str, Scene] = {
         fails_launches=1,
     ),
     "destroy-lies": Scene(
-        "The first destroy is confirmed but does nothing.", strikes=(Strike("destroy_lies", 1, "destroy"),)
+        "The provider confirms the first destroy request but does nothing.",
+        strikes=(Strike("destroy_lies", 1, "destroy"),),
     ),
     "destroy-stubborn": Scene(
-        "A destroy works only on the third request.", strikes=(Strike("destroy_stubborn", 1, "destroy"),)
+        "The instance is destroyed only at the third request.", strikes=(Strike("destroy_stubborn", 1, "destroy"),)
     ),
     "hang": Scene("The instance freezes while it trains and keeps billing.", act="hang"),
     "list-late": Scene("The list of instances is always out of date.", rates={"list_late": 1.0}),
     "no-capacity": Scene(
-        "The first create is refused: sold out.", strikes=(Strike("no_capacity", 1, "create"),), fails_launches=1
+        "The first create request is refused because the offer is sold out.",
+        strikes=(Strike("no_capacity", 1, "create"),),
+        fails_launches=1,
     ),
     "preempt": Scene("The instance is preempted after a notice; the run resumes on another.", act="preempt"),
     "store-down": Scene("The store is unreachable for a while; training continues.", act="store-down"),
     "vanish": Scene("The instance is preempted without notice; the run resumes on another.", act="vanish"),
     "volume-left": Scene(
-        "The instance's disk remains and bills after the instance is gone.",
+        "The instance's disk remains after the instance is gone, and is still billed.",
         strikes=(Strike("leaves_volume", 1, "create"),),
     ),
 }

@@ -114,7 +114,7 @@ class _RunFiles:
             if store.list(run_key(row.id) + "/"):
                 self.is_stored = True
                 return store
-            why = "it has no data of this run"
+            why = "it has no data for this run"
         except (HomingError, OSError) as exc:
             why = str(exc).splitlines()[0]
         self.problems.append(f"{row.store} was not read ({why}): this report uses the local copy of the last fetch.")
@@ -355,7 +355,7 @@ def add_evals(report: Report, file: Path) -> Report:
         raise UsageError(
             what=f"{file} has no results for {report.run}.",
             why="The weights it measured do not match any stored checkpoint or model of this run.",
-            fix=f"homing eval {report.run} --out {shlex.quote(str(file))}",
+            fix=f"Evaluate it: homing eval {report.run} --out {shlex.quote(str(file))}",
         )
     return dataclasses.replace(report, evals=[*report.evals, *found])
 
@@ -391,7 +391,9 @@ def _read_eval_file(file: Path) -> dict[str, Any]:
         document = json.loads(file.read_bytes())
     except OSError as exc:
         raise UsageError(
-            what=f"{file} cannot be read.", why=exc.strerror or str(exc), fix="homing eval RUN --out evals.md"
+            what=f"{file} cannot be read.",
+            why=exc.strerror or str(exc),
+            fix="Create it: homing eval RUN --out evals.md",
         ) from exc
     except ValueError as exc:
         raise _not_an_eval(file, str(exc)) from exc
@@ -404,5 +406,5 @@ def _not_an_eval(file: Path, why: str) -> UsageError:
     return UsageError(
         what=f"{file} is not a result file of homing eval.",
         why=why,
-        fix="homing eval RUN --out evals.md   also writes evals.json; use that file",
+        fix="Use evals.json, which homing eval RUN --out evals.md writes as well",
     )

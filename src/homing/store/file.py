@@ -238,7 +238,7 @@ class MountedVolume(FileStore):
         raise StoreError(
             what=f"{key} cannot be created exclusively from a sandbox.",
             why="Two sandboxes would each create it in their own view of the Volume.",
-            fix="Only home takes leases.",
+            fix="Run this on your own computer: only the home takes leases.",
         )
 
     def _commit(self, key: str) -> None:

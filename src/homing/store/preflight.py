@@ -33,7 +33,9 @@ from homing.store.s3.store import S3Store
 from homing.store.s3.transfer import sweep
 from homing.world import World
 
-__all__ = ["preflight", "secrets", "try_out"]
+__all__ = ["TO_BE_CREATED", "preflight", "secrets", "try_out"]
+
+TO_BE_CREATED = "a launch creates it"  # part of the note of `preflight` on a store that does not exist yet
 
 
 def preflight(url: str, world: World, *, needs_write: bool = True, create: bool = True) -> list[str]:
@@ -85,9 +87,9 @@ def _look_s3(store: S3Store, needs_write: bool) -> list[str]:
     store.list(f"{PROBES}/")
     notes = [f"{address.bucket} is reachable at {connection.where} with the credentials from {connection.source}"]
     if connection.is_temporary:
-        notes.append("warning: these credentials are temporary; a run that lasts longer can no longer push")
+        notes.append("warning: these credentials are temporary; a run that outlasts them can no longer push")
     if swept:
-        notes.append(f"aborted {swept} uploads that were unfinished for more than a day")
+        notes.append(f"aborted {swept} uploads that had been unfinished for more than a day")
     return notes
 
 
@@ -100,7 +102,7 @@ def _look_hub(store: HubStore, needs_write: bool) -> list[str]:
         except StoreError:
             if not store.connection.token:
                 raise
-            return [f"{store.url} does not exist or is not visible to this token; a launch creates it as private"]
+            return [f"{store.url} does not exist or is not visible to this token; {TO_BE_CREATED} as private"]
     return [f"{store.url} is reachable at {store.connection.endpoint} with {store.connection.token_source.rstrip(',')}"]
 
 
@@ -111,7 +113,7 @@ def _look_modal(store: VolumeStore, needs_write: bool) -> list[str]:
         return [f"creating {store.url} with {store.connection.who}"]
     if needs_write:
         store.list("")  # raises the error for a missing Volume
-    return [f"{store.url} does not exist; a launch creates it"]
+    return [f"{store.url} does not exist; {TO_BE_CREATED}"]
 
 
 def _try_out(store: Store, world: World) -> None:
@@ -124,7 +126,7 @@ def _try_out(store: Store, world: World) -> None:
         if store.create_if_absent(one, b"over it"):
             raise _broken(store, "An exclusive write can replace an existing key, so two homes could own one run.")
         if not store.create_if_absent(two, data) or store.create_if_absent(two, data):
-            raise _broken(store, "Of two exclusive writes, the store did not accept exactly the first.")
+            raise _broken(store, "The store did not accept the first of two exclusive writes and reject the second.")
         store.delete_many([one, two])
         if store.exists(one) or store.exists(two):
             raise _broken(store, "Deleted data is still present.")

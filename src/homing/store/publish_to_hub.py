@@ -109,7 +109,7 @@ def publish(
             raise StoreError(
                 what=f"{address.url} was changed by someone else in the meantime.",
                 why="You agreed to replace its earlier content.",
-                fix="Check it, then publish again.",
+                fix="Check what changed, then publish again.",
             ) from exc
         raise connection.raised(exc, "published") from exc
     num_bytes = _compare(connection, repo, folder, names, str(made.oid))
@@ -143,7 +143,7 @@ def _compare(connection: Connection, repo: dict[str, str], folder: str, names: l
         raise StoreError(
             what=f"{connection.address.url} does not contain what was pushed.",
             why=f"Different files: {', '.join(odd[:6])}.",
-            fix="Publish again; the commit before it is still there.",
+            fix="Publish again. The previous commit is still there.",
         )
     return total
 

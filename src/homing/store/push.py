@@ -409,12 +409,14 @@ def _pointed_at(key: str, store: Store) -> int:
     try:
         return codec.loads(Pointer, store.read(key)).step
     except WireError as exc:
-        raise StoreError(f"{key} in {store.url} cannot be read.", str(exc), "Nothing is deleted until it can.") from exc
+        raise StoreError(
+            f"{key} in {store.url} cannot be read.", str(exc), "Nothing is deleted until it can be read."
+        ) from exc
 
 
 def _read_back_differs(key: str, store: Store) -> StoreError:
     return StoreError(
         what=f"{key} reads back from {store.url} with different content.",
-        why="The store lost or changed it, or another process writes to the same run.",
+        why="The store lost or changed it, or another process is writing to the same run.",
         fix="Push again; if this persists, use another store.",
     )

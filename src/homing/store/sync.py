@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m homing.store.sync", description="Sync the run directory with the store."
     )
-    parser.add_argument("--boot", required=True, help="boot.json of this instance")
+    parser.add_argument("--boot", required=True, help="path of boot.json on this instance")
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--fetch", action="store_true", help="download and verify the inputs, then exit")
     mode.add_argument("--watch", action="store_true", help="push changes and fetch requests until stopped")
@@ -221,7 +221,7 @@ def watch(boot: Boot, store: Store, world: World) -> None:
             _report_failure(boot, pusher, exc, failures)
         else:
             if failures:
-                pusher.event(file_names.PUSH_RECOVERED, f"The store is back after {failures} failed tries.")
+                pusher.event(file_names.PUSH_RECOVERED, f"The store is reachable again after {failures} failed tries.")
             failures = 0
         world.sleep(min(boot.heartbeat_s * 2 ** min(failures, 10), max(_LONGEST_WAIT_S, boot.heartbeat_s)))
 
@@ -293,7 +293,7 @@ def _report_failure(boot: Boot, pusher: Pusher, exc: HomingError | OSError, fail
 
 
 def _report_refusal(boot: Boot, pusher: Pusher, exc: StoreRefused) -> None:
-    pusher.event(file_names.STORE_REFUSES, f"The store refuses: {exc.what} {exc.why}", refused=boot.mark)
+    pusher.event(file_names.STORE_REFUSES, f"The store refused the push: {exc.what} {exc.why}", refused=boot.mark)
 
 
 def _pusher(boot: Boot, store: Store, world: World) -> Pusher:

@@ -209,7 +209,8 @@ class _Routes:
     def _refused_length(self, exc: TooLong, wanted: Wanted) -> Refusal:
         number = f"at least {exc.num_tokens:,}" if exc.is_at_least else f"{exc.num_tokens:,}"
         message = (
-            f"The prompt has {number} tokens; the context of this model is {self._session.context:,}, answer included."
+            f"The prompt has {number} tokens; prompt and answer must fit in the context of"
+            f" {self._session.context:,} tokens."
         )
         field = "prompt" if wanted.messages is None else "messages"
         # The status is 400 because clients that truncate prompts look for it.

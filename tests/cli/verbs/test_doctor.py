@@ -110,7 +110,7 @@ def test_the_real_questions_are_answered_by_the_real_programs(
     checks = typing(capsys, monkeypatch)("doctor", "--json").json["checks"]
     texts = {check["name"]: check["text"] for check in checks}
     assert texts["torch.loads"].startswith("torch 2.")
-    assert texts["packages.lm"].endswith("all in range.")
+    assert texts["packages.lm"].endswith("all in the supported range.")
 
 
 def test_its_fixes_name_the_run_as_it_was_named(cli: Homing) -> None:

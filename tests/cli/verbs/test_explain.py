@@ -63,7 +63,7 @@ def test_a_trial_on_little_data_by_the_names_of_others_is_answered_with_smoke(
     assert homing(monkeypatch, "explain", reference) == 0
     said = capsys.readouterr()
     assert f"{reference} is called {ours}" in said.err
-    assert "--smoke on any command" in said.err
+    assert "add --smoke to any command" in said.err
     assert ours in said.out
 
 

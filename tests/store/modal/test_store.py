@@ -23,7 +23,7 @@ from homing.cloud.launch.inputs import DryStore
 from homing.errors import IntegrityError, StoreError, UsageError
 from homing.store import NotInStore, Store, open_store, pace_of
 from homing.store.modal.store import VolumeStore
-from homing.store.preflight import preflight, secrets
+from homing.store.preflight import TO_BE_CREATED, preflight, secrets
 from homing.store.storage_price import kept
 from homing.world import Completed, World
 
@@ -309,7 +309,7 @@ def test_preflight_tries_it_out_and_leaves_nothing(modal: Modal) -> None:
 
 
 def test_preflight_without_writing_makes_nothing(modal: Modal) -> None:
-    assert "a launch creates it" in preflight("modal:new", Hasty(), needs_write=False)[0]
+    assert TO_BE_CREATED in preflight("modal:new", Hasty(), needs_write=False)[0]
     assert modal.volumes == {}
     with pytest.raises(StoreError, match="modal:new"):
         preflight("modal:new", Hasty(), create=False)

@@ -410,9 +410,9 @@ def test_access_denied_names_the_missing_permission_and_a_command_to_test_it(ope
 
     exc = ClientError({"Error": {"Code": code, "Message": "Access Denied"}}, operation)
     error = s3_error(exc, parse_s3("s3://moss-bucket/runs?region=eu-west-1"), "written", "k")
-    assert f"may not do this in moss-bucket: {operation}. ({code})" in error.why
+    assert f"are not allowed to do this in moss-bucket: {operation}. ({code})" in error.why
     assert "s3:ListBucket, GetObject, PutObject, DeleteObject" in error.fix
-    assert error.fix.endswith("then try it: homing store ls --store 's3://moss-bucket/runs?region=eu-west-1'")
+    assert error.fix.endswith("then check: homing store ls --store 's3://moss-bucket/runs?region=eu-west-1'")
 
 
 @pytest.mark.parametrize("do", ["list", "read", "exists", "delete"])

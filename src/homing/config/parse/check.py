@@ -154,7 +154,7 @@ def _refuse_empty(source: Source, data: Any, mistakes: list[Mistake], bad: set[K
         _remove(data, path)
         if not is_section and key_at(path) is not None:
             found = key_at(path)
-            example = f"Such as: {found.name}: {found.example}" if found else ""
+            example = f"For example: {found.name}: {found.example}" if found else ""
             mistakes.append(source.mistake(path, "has no value.", f"Delete the line or give one. {example}"))
             bad.add(path)
         elif not is_section:
@@ -214,7 +214,7 @@ def _list_example(path: KeyPath) -> str:
     if path == ("phases",):
         return "Each phase starts with a dash:  - kind: pretrain"
     found = key_at(path)
-    return f"Such as: {found.example}" if found else ""
+    return f"For example: {found.example}" if found else ""
 
 
 def _choices(path: KeyPath, given: Any, shape: str) -> str:
@@ -226,7 +226,7 @@ def _choices(path: KeyPath, given: Any, shape: str) -> str:
 
 def _pattern_words(path: KeyPath, given: str) -> str:
     if path == ("name",):
-        return f"Allowed: a-z, 0-9 and -, at most 32 characters. Such as: {tidy_name(given) or 'first'}"
+        return f"Allowed: a-z, 0-9 and -, at most 32 characters. For example: {tidy_name(given) or 'first'}"
     return "Allowed: file:/folder, s3://bucket/prefix (also with ?endpoint=URL&region=NAME) or hf:OWNER/NAME"
 
 

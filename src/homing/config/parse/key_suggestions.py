@@ -19,12 +19,14 @@ _ALL_OF_THEM = "Keys here: "  # used if no suggestion is close enough
 _STEP_SIZE = "phases.N.batch_tokens (tokens in one step: rows x accumulation x context) and phases.N.micro_batch (rows)"
 
 _HELD_OUT = (
-    "(the held-out fraction; data.val_fraction for the text of the run;"
-    " for a trial on a small part of everything, --smoke on any command)"
+    "(the held-out fraction of the phase; for the text of the run: data.val_fraction;"
+    " to try a run on a small part of its data, add --smoke to any command)"
 )
-_TRIAL = "(use few; or keep the file: --smoke on any command shrinks the run to minutes)"
+_TRIAL = (
+    "(use a small number; or leave the file as it is and add --smoke to any command, which shrinks the run to minutes)"
+)
 
-_ZERO = "phases.N.offload (optimizer: its state in the host's memory; no other part of DeepSpeed has a key)"
+_ZERO = "phases.N.offload (`optimizer` keeps the optimizer state in host memory; homing has no other DeepSpeed setting)"
 
 # Other trainers' names, in lower case with underscores -> our key, or a sentence.
 FOREIGN: dict[str, str] = {

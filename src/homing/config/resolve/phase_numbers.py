@@ -197,7 +197,7 @@ def _say_smaller_batch(trace: Trace, wire: str, num_steps: int, batch: int, best
     would = num_epochs(num_steps, best, corpus.num_train_tokens) or 0.0
     trace.warn(
         f"{wire} uses {batch:,} tokens per step: the usual {best:,} would read the {corpus.amount} {would:.1f} times in"
-        f" {num_steps:,} steps, this reads it {passes:.1f} times. Set {wire}.batch_tokens to change it."
+        f" {num_steps:,} steps; this value reads it {passes:.1f} times. Set {wire}.batch_tokens to change it."
     )
 
 
@@ -338,7 +338,7 @@ def _schedule(trace: Trace, at: KeyPath, wire: str, num_steps: int) -> Schedule:
     if trace.is_given((*at, "warmup_steps")) and num_steps and warmup >= num_steps:
         trace.wrong(
             (*at, "warmup_steps"),
-            f"{warmup:,} is all of the {num_steps:,} steps.",
+            f"{warmup:,} would be all of the {num_steps:,} steps.",
             f"Allowed: less than {num_steps:,}.",
         )
     floor = trace.take(f"{wire}.schedule.floor", (*at, "floor"), _FLOORS[kind])

@@ -93,7 +93,7 @@ def resolve_cloud(trace: Trace) -> Cloud:
         hint = f"Did you mean {' or '.join(near_gpus)}?" if near_gpus else "`homing verify` lists the known GPUs."
         trace.wrong(("cloud", "gpu"), f"{typed!r} is not a known GPU.", hint)
     if trace.is_given(("cloud", "image")) and not set(providers) & set(CONTAINER_CLOUDS):
-        trace.warn(f"cloud.image is set but not used: {' and '.join(providers)} start no container.")
+        trace.warn(f"cloud.image is set but not used: {' and '.join(providers)} do not start containers.")
     return Cloud(
         providers=providers,
         gpu=gpu.name if gpu else "",
@@ -108,7 +108,7 @@ def resolve_cloud(trace: Trace) -> Cloud:
 def _volume(trace: Trace, providers: list[str]) -> str:
     volume = str(trace.plain("cloud.volume", ("cloud", "volume")))
     if volume and set(providers) <= {"fake", "local"}:
-        trace.warn(f"cloud.volume is set but not used: {' and '.join(providers)} have none.")
+        trace.warn(f"cloud.volume is set but not used: {' and '.join(providers)} have no volumes.")
     if volume and not volume.startswith("/"):
         trace.wrong(("cloud", "volume"), f"{volume!r} is not an absolute path.", "For example /workspace")
     return volume.rstrip("/")

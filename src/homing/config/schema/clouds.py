@@ -162,7 +162,7 @@ class AwsCloud(Section):
         "Recipient of the budget mail.", default="", example="me@example.org"
     )
     metadata_url: Annotated[Filled, _like(r"https?://\S+", "http://169.254.169.254")] = key(
-        "Address of the instance metadata service, which announces preemption.",
+        "Address of the instance metadata service, which announces preemptions.",
         default=AWS_METADATA_URL,
         example=AWS_METADATA_URL,
     )
@@ -378,7 +378,7 @@ class ShadeformCloud(Section):
         example="true",
     )
     os: Filled = key(
-        "Operating system, one of those that the machine type offers; types without it are excluded.",
+        "Operating system. Machine types that do not offer it are excluded.",
         default="",
         derived="the newest Ubuntu with drivers that Shadeform offers",
         example="ubuntu22.04_cuda12.4_shade_os",

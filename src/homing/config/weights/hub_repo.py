@@ -196,12 +196,12 @@ def _from_cache(hub: Any, repo_id: str, revision: str, note: str) -> Listing:
     if folder is None:
         raise DataError(
             what=f"{repo_id} is not in the Hub's cache on this computer.",
-            why=f"{note} Looked in {_cache(hub)}.",
-            fix=f"With a network: hf download {repo_id}   or set model.from to a folder with it",
+            why=f"{note} homing looked in {_cache(hub)}.",
+            fix=f"With a network: hf download {repo_id}   or set model.from to a folder that holds it",
         )
     files = [path for path in folder.rglob("*") if path.is_file()]
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
-    return Listing(repo_id, folder.name, sizes, {}, note=f"{note} It has commit {folder.name[:12]}.")
+    return Listing(repo_id, folder.name, sizes, {}, note=f"{note} The cache has commit {folder.name[:12]}.")
 
 
 def _snapshot(hub: Any, repo_id: str, revision: str) -> Path | None:
@@ -278,7 +278,7 @@ def init_folder(typed: str) -> Path:
         raise DataError(
             what=f"{typed} is not a checkpoint on the Hub.",
             why="Use hf:OWNER/REPO/path, where path is the folder of the checkpoint.",
-            fix="init_from: hf:me/moss/models/moss   at a commit: hf:me/moss@COMMIT/models/moss",
+            fix="Set init_from: hf:me/moss/models/moss   or, at a commit: hf:me/moss@COMMIT/models/moss",
         )
     listing = list_repository(found["repo"], found["revision"] or "")
     path = (found["path"] or "").strip("/")
@@ -286,7 +286,7 @@ def init_folder(typed: str) -> Path:
     wanted = [name for name in listing.sizes if name.startswith(inside) and "/" not in name[len(inside) :]]
     if f"{inside}config.json" not in wanted:
         raise DataError(
-            what=f"{found['repo']} has no checkpoint in {path or 'its first folder'}.",
+            what=f"{found['repo']} has no checkpoint in {path or 'its top folder'}.",
             why=f"{inside}config.json does not exist at {listing.commit[:12]}.",
             fix=f"See https://huggingface.co/{found['repo']}/tree/{listing.commit}",
         )

@@ -63,7 +63,7 @@ def prepare(folder: Folder) -> Optional[Agent]:
     try:
         dead_man.start(folder)
     except OSError as exc:  # the agent retries, and its heartbeat reports that the dead-man is missing
-        print(f"The dead-man could not be started: {exc}", file=sys.stderr)
+        print(f"The dead-man timer could not be started: {exc}", file=sys.stderr)
     return Agent(folder) if take(folder, names.AGENT_LOCK) else None
 
 

@@ -45,7 +45,7 @@ def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
     """
     problem = _ask(folder, tick)
     if problem:
-        problem = f"STILL BILLING: try {tries} to end it failed: {problem}"
+        problem = f"STILL BILLING: attempt {tries} to end billing failed: {problem}"
         folder.event("end_billing_failed", problem)
         return problem
     folder.event("billing_ended", "The request to end billing was accepted.")

@@ -117,13 +117,13 @@ class Connection:
         if status == 401 and not self.token:
             return (
                 f"{repo} is private or does not exist, and there is no token.",
-                "hf auth login   or export HF_TOKEN=...",
+                "Log in: hf auth login   or export HF_TOKEN=...",
             )
         if status in (401, 404) or code == "RepoNotFound":
             why = f"{token} cannot see a repository {repo}: it does not exist, is private, or the token is invalid."
             if is_dataset:  # for a dataset repository, which is more often a source of training text than a store
                 return why, "Fix the name, or use another token: export HF_TOKEN=..."
-            return why, f"hf repo create {repo} --private   or fix `store:`, or use another token"
+            return why, f"Create it: hf repo create {repo} --private   or fix `store:`, or use another token"
         if status == 403:
             why = f"{token} may not write to {repo}: the token is read-only, or the repository belongs to someone else."
             return why, f"Create a token with write access: {self.endpoint}/settings/tokens   then export HF_TOKEN=..."
@@ -132,7 +132,7 @@ class Connection:
                 f"The Hub's rate limit is reached: too many requests or commits in this hour, with {token.rstrip(',')}."
             )
             return why, "Try again later." + " A token raises the limit: hf auth login" * (not self.token)
-        return f"The Hub answered {status}. {code}".strip(), "Try again; see https://status.huggingface.co"
+        return f"The Hub answered with status {status}. {code}".strip(), "Try again; see https://status.huggingface.co"
 
 
 def connect(address: HubAddress, world: World) -> Connection:

@@ -151,7 +151,7 @@ def _knock(modal: Any, token_id: str, token_secret: str) -> Any:
         raise UsageError(
             what="Modal rejected the token." if by_token else "The Modal profile has no token.",
             why=text_of(exc),
-            fix="modal setup   or a new token from https://modal.com/settings/tokens",
+            fix="Log in: modal setup   or create a new token at https://modal.com/settings/tokens",
         ) from exc
     except failures() as exc:
         raise Shut(text_of(exc)) from exc

@@ -73,7 +73,7 @@ class VolumeStore:
         try:
             return connect(self._world)
         except Shut as exc:
-            fix = "Modal does not respond: try again later."
+            fix = "Modal does not respond. Try again later."
             raise StoreError(f"{self.url} cannot be reached.", f"Modal: {exc}", fix) from exc
 
     # --- the Store interface ---
@@ -373,14 +373,14 @@ class VolumeStore:
             return _Gone(
                 what=what,
                 why=f"Modal has no such Volume, or it was deleted: {text_of(exc)}",
-                fix=f"List volumes: modal volume list   then launch again, which creates {self.address.volume}",
+                fix=f"List the volumes: modal volume list   Launching again creates {self.address.volume}",
             )
         fixes = {
             "refused": f"Check the account and the Volume: modal volume list   (using {self.connection.who})",
-            "busy": "Modal limits requests: try again in a minute.",
+            "busy": "Modal is limiting requests. Try again in a minute.",
         }
         refused = StoreRefused if kind == "refused" else StoreError
-        return refused(what, f"Modal: {text_of(exc)}", fixes.get(kind, "Modal does not respond: try again later."))
+        return refused(what, f"Modal: {text_of(exc)}", fixes.get(kind, "Modal does not respond. Try again later."))
 
 
 class _Gone(StoreRefused):

@@ -35,13 +35,13 @@ _SOURCES = {
 }
 # Error code -> (why, fix), with placeholders for bucket, region and source.
 _MEANINGS = {
-    "NoSuchBucket": ("{where} has no bucket {bucket}.", "aws s3 mb s3://{bucket}   or fix `store:`"),
+    "NoSuchBucket": ("{where} has no bucket {bucket}.", "Create it: aws s3 mb s3://{bucket}   or fix `store:`"),
     "AccessDenied": (
-        "The credentials from {source} may not do this in {bucket}: {operation}.",
+        "The credentials from {source} are not allowed to do this in {bucket}: {operation}.",
         "Allow s3:ListBucket, GetObject, PutObject, DeleteObject, AbortMultipartUpload, ListBucketMultipartUploads"
-        " and ListMultipartUploadParts on it, then try it: homing store ls --store {store}",
+        " and ListMultipartUploadParts on it, then check: homing store ls --store {store}",
     ),
-    "InvalidAccessKeyId": ("{where} does not know the access key from {source}.", "Set another AWS_ACCESS_KEY_ID"),
+    "InvalidAccessKeyId": ("{where} does not know the access key from {source}.", "Set a valid AWS_ACCESS_KEY_ID"),
     "SignatureDoesNotMatch": (
         "The secret key from {source} does not match its access key.",
         "Set AWS_SECRET_ACCESS_KEY again; it may have been copied incompletely",
@@ -51,8 +51,11 @@ _MEANINGS = {
         "The token from {source} is not valid.",
         "Log in again: aws sso login   or unset AWS_SESSION_TOKEN",
     ),
-    "RequestTimeTooSkewed": ("This computer's clock is wrong, so {where} rejects all requests.", "Set the clock (NTP)"),
-    "SlowDown": ("{where} limits requests.", "Try again in a minute"),
+    "RequestTimeTooSkewed": (
+        "This computer's clock is wrong, so {where} rejects all requests.",
+        "Sync the clock (NTP)",
+    ),
+    "SlowDown": ("{where} is limiting requests.", "Try again in a minute"),
     "QuotaExceeded": ("The quota of {bucket} is exhausted.", "Free some space: homing store ls"),
 }
 _MEANINGS["403"] = _MEANINGS["Forbidden"] = _MEANINGS["AllAccessDisabled"] = _MEANINGS["AccessDenied"]
@@ -201,7 +204,7 @@ def _by_kind(exc: BaseException, facts: dict[str, str]) -> tuple[str, str]:
             "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...   or: aws configure",
         )
     if isinstance(exc, sdk.ProfileNotFound):
-        return str(exc), "Set AWS_PROFILE to one of: aws configure list-profiles"
+        return str(exc), "Set AWS_PROFILE to a profile that exists. List them: aws configure list-profiles"
     if isinstance(exc, sdk.HTTPClientError):
         return (
             f"{facts['where']} gave no complete answer in {ATTEMPTS} tries: {type(exc).__name__}.",

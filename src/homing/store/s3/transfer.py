@@ -84,7 +84,7 @@ def send(connection: Connection, key: str, path: str, world: World, part_bytes: 
     except _OtherContent as exc:
         raise StoreError(
             what=f"{key} could not be pushed to {connection.address.url}.",
-            why="The upload was aborted while it ran: another process writes the same key.",
+            why="The upload was aborted while it ran: another process is writing the same key.",
             fix="See who owns the run: homing runs   then push again",
         ) from exc
 
@@ -251,7 +251,7 @@ def stream(connection: Connection, key: str, world: World, offset: int = 0, etag
         if reply["ETag"] != etag:
             raise StoreError(
                 what=f"{key} changed in {connection.address.url} while it was read.",
-                why="Another process writes the same key.",
+                why="Another process is writing the same key.",
                 fix="Try again.",
             )
         problem: Exception = OSError("the response ended early")
