@@ -84,7 +84,7 @@ def test_a_launched_run_is_reported_from_its_store_with_attempts_and_dollars(hom
     assert report.kept[0].where == f"file:{tmp_path}/store/runs/{RUN_ID}/checkpoints/mid/step-00000010"
     page = render_markdown(report)
     assert "Total: at most $2.00 of $12.00 (the limit)." in page
-    assert "At most: neither homing nor its provider knows when it ended" in page
+    assert "At most: neither homing nor the provider knows when the instance ended" in page
     assert (
         "| 1 | fake | 1x H200 | 1970-01-01 00:01:30Z | 1970-01-01 00:16:30Z | gone | preempted by the provider |"
         in page

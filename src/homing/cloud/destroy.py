@@ -218,9 +218,9 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: Mapping[str, Pr
     fix = next((each.fix for each in problems.values() if each.fix), "")
     costs_money = any(meter.is_charged(line) for line in lines)
     return StillBilling(
-        what=f"{count} may still be billing: not confirmed destroyed."
+        what=f"{count} may still be billing: the provider has not confirmed the destroy."
         if costs_money
-        else f"{count} on this computer may still be running: not confirmed destroyed. It costs no money.",
+        else f"{count} on this computer may still be running: the destroy is not confirmed. It costs no money.",
         why="\n".join(said),
         fix=fix or f"homing destroy {target}",
     )
@@ -318,7 +318,7 @@ def _try_once(home: Home, line: LedgerLine) -> str:
     if blind is not None:
         raise blind
     if not is_absent(provider, home, line.mark, instance_id):
-        return f"{provider.name} still shows it."
+        return f"{provider.name} still lists it."
     if instance_id is None and _may_still_appear(home, provider, line):
         return f"The response to its create call was lost: it may still appear on {provider.name}."
     problem = end_resources(provider, line.mark)
@@ -327,7 +327,7 @@ def _try_once(home: Home, line: LedgerLine) -> str:
     instance = provider.describe(instance_id) if instance_id is not None else None
     now = next(iter(_as_written(home, [line])), line)
     if now.instance_id not in (None, instance_id):  # its launch has retried the create call and got an answer since
-        return f"{now.instance_id} appeared under its mark."
+        return f"{now.instance_id} appeared with the same mark."
     receipt(home, line, instance, _note(line, instance))
     return ""
 
@@ -451,4 +451,4 @@ def _end_resource(home: Home, resource: Resource) -> str:
 
     if wait_until(is_gone, timeout_s=_RESOURCE_S, every_s=2.0, world=home.world):
         return ""
-    return f"{provider.name} still shows the {resource.kind} {resource.id}."
+    return f"{provider.name} still lists the {resource.kind} {resource.id}."

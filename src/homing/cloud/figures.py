@@ -112,7 +112,9 @@ class Figures:
         return number
 
     def _doubt(self, name: str, value: object) -> None:
-        self.problems.append(f"{self.source} reports {name} as {_shown(value)}, which cannot be right: not counted.")
+        self.problems.append(
+            f"{self.source} reports {name} as {_shown(value)}, which cannot be right, so it is not counted."
+        )
 
 
 def _shown(value: object) -> str:

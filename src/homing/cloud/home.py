@@ -92,15 +92,17 @@ class Home:
         if mark not in adopted:
             raise ProviderRefused(
                 what=f"{line.mark} belongs to another home and was not adopted here.",
-                why=f"Ours begin with {owner_prefix(self.owner)}",
+                why=f"The marks of this home begin with {owner_prefix(self.owner)}",
                 fix="homing adopt STORE RUN",
             )
         its = adopted[mark]
         is_here = its.host == self.world.host()
         if line.provider in HERE_ONLY and not is_here:
             raise ProviderRefused(
-                what=f"{line.mark} was launched from {its.host or 'another computer'}; only that one can query it.",
-                why=f"What {line.provider} needs to find its instances is in the home {its.home} there.",
+                what=f"{line.mark} was launched from {its.host or 'another computer'};"
+                " only that computer can query it.",
+                why=f"The files that {line.provider} needs to find its instances are in the home {its.home} on that"
+                " computer.",
                 fix=f"On {its.host or 'that computer'}: homing destroy {line.run_id}",
             )
         path = Path(its.home) if line.provider in HERE_ONLY else self.path

@@ -71,7 +71,7 @@ def _make_key(home: Home) -> None:
 
 def _store_step(url: str, home: Home) -> Step:
     scheme = scheme_of(url)
-    costs = {"s3": "the bucket's owner bills stored data", "modal": "Volumes are billed by size"}
+    costs = {"s3": "stored data is billed to the bucket's owner", "modal": "Volumes are billed by size"}
     return Step(f"the store {url}", _is_there(url, home), lambda: _make_store(url, home), costs.get(scheme, ""))
 
 

@@ -39,7 +39,7 @@ def test_every_verb_marks_an_upper_bound_of_dollars_as_one(cli: Homing, homing_h
     home.ledger.close(mark, at=901.0, spend_usd=Decimal("0.90"), note=f"{AT_MOST}never seen at the provider")
     said = cli("ledger", "moss-1")
     assert said.out.count("at most $0.90") == 2, "the line and the total"
-    assert "neither homing nor its provider knows when it ended" in said.err
+    assert "neither homing nor the provider knows when the instance ended" in said.err
     assert "at most $0.90" in cli("runs").out
     assert "at most $0.90" in cli("status", "moss-1").out
     document = cli("ledger", "--json").json

@@ -88,7 +88,7 @@ def test_a_dead_provider_is_a_warning_and_none_at_all_is_exit_3(cli: Homing, mon
     none = cli("offers", "--gpu", "T4")
     assert none.code == 3
     assert "No provider currently offers 1x T4." in none.err
-    assert "homing offers --all-configs   or another GPU: --gpu" in none.err
+    assert "homing offers --all-configs   or use another GPU: --gpu" in none.err
     assert "north is down." in none.err, "a provider that could not be asked is named here too"
 
 

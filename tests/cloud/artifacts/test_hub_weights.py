@@ -121,7 +121,7 @@ def test_gated_weights_are_uploaded_from_home_and_the_message_says_why(run: Run)
     assert hub_files(gated, World()) == []
     assert not any(item.source.startswith("hf:") for item in gated.inputs)
     messages = describe_hub_download(gated, World())
-    assert "your token is never sent to a rented instance" in messages
+    assert "homing never sends your token to a rented instance" in messages
     # The message gives the full size that goes through the store, which explains the long upload.
     sizes = [World().size(item.source) for item in gated.inputs if item.path.startswith("base/")]
     assert sum(sizes) > 600_000

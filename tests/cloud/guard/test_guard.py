@@ -220,7 +220,7 @@ def test_the_last_known_limit_applies_if_the_new_owners_store_cannot_be_read(hom
     assert "Enforcing the last known one: $1.00" in made.alerts[0]
     assert guard_pass(home).alerts == [], "said once an hour"
     ahead(home, 10_000)
-    assert f"{done.run.id}: The local guard ends it at its limit" in guard_pass(home).done[0]
+    assert f"{done.run.id}: The local guard ends the run at its limit" in guard_pass(home).done[0]
 
 
 def test_an_unconfirmed_destroy_is_reported_as_billing_and_retried(
@@ -492,7 +492,7 @@ def test_an_earlier_attempt_that_reappears_is_destroyed_and_the_run_continues(
     monkeypatch.setattr(Local, "list_owned", lambda self: [*real_list(self), *(self.describe(i) for i in back)])
     ahead(home, DEAD_S + 1)
     made = guard_pass(home)
-    assert "came back and is destroyed" in made.done[0]
+    assert "appeared again and is destroyed" in made.done[0]
     assert row(home).state == "running"
     assert [line.destroyed_at is None for line in home.ledger.lines()] == [False, True]
     assert marked_now(home)
@@ -1290,11 +1290,11 @@ def test_a_relaunch_waits_while_the_limit_of_another_run_is_near(
     guard_pass(home)
     ahead(home, DEAD_S + 1)
     made = guard_pass(home)
-    assert "once another run, which needs this guard first" in made.alerts[0]
+    assert "needs this guard first" in made.alerts[0]
     assert len(home.ledger.lines()) == 2
     ahead(home, LAUNCH_S)
     made = guard_pass(home)
-    assert [text.split(": ")[1] for text in made.done][:1] == ["The local guard ends it at its limit"]
+    assert [text.split(": ")[1] for text in made.done][:1] == ["The local guard ends the run at its limit"]
     assert "Attempt 2 launches" in made.done[1]
 
 

@@ -381,7 +381,7 @@ def test_the_guard_counts_another_account_at_its_maximum_and_ends_the_reachable_
     wallets.is_silent = False
     hours_later(monkeypatch, made.due[again.run.id] - home.world.now() + 5)
     made = guard_pass(home)
-    assert f"{again.run.id}: The local guard ends it at its limit" in made.done[0]
+    assert f"{again.run.id}: The local guard ends the run at its limit" in made.done[0]
     assert made.may_bill == [f"{again.run.id}: {first.mark} is in another account, mine, and may be billing."]
     run = home.ledger.run(again.run.id)
     assert run is not None
@@ -403,7 +403,7 @@ def test_a_guard_with_the_first_key_destroys_the_first_instance_only(
     again = launch(make_draft(home, tmp_path, resume=True, steps=ENDLESS, limit="3.00"), home)
     wallets.key = "mine"
     made = guard_pass(home)
-    assert made.done == [f"{again.run.id}: {first.mark} came back and is destroyed."]
+    assert made.done == [f"{again.run.id}: {first.mark} appeared again and is destroyed."]
     assert home.ledger.find("moss").is_live
     assert home.ledger.lines()[1].destroyed_at is None
     wallets.key = "team"

@@ -309,7 +309,7 @@ def test_an_instance_that_only_the_other_computer_can_query_stays_unknown(
     launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     far = Home(tmp_path / "far-home", Elsewhere())
     problems = take_over(store, "moss", far)
-    assert any("only that one can query" in problem for problem in problems)
+    assert any("only that computer can query" in problem for problem in problems)
     (line,) = billing_lines(far.ledger.lines())
     assert (line.state, line.billing) == ("unknown", "maybe")
     ask_to_stop(far, far.ledger.find("moss"))  # the request travels through the store

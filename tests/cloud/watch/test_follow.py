@@ -316,7 +316,7 @@ def test_a_watch_destroys_an_instance_that_is_past_its_limit(home: Home, tmp_pat
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     home.ledger.update(home.ledger.lines()[0].mark, spend_usd="99")
     reports = list(watch(home, done.run, every_s=1))
-    assert "The local guard ends it at its limit" in reports[-1].text
+    assert "The local guard ends the run at its limit" in reports[-1].text
     assert home.ledger.find("moss").exit_code == 5
     assert not marked_now(home)
 
@@ -330,7 +330,7 @@ def test_a_watch_raises_still_billing_if_the_provider_does_not_confirm_the_end(
     monkeypatch.setattr("homing.cloud.guard.guard_round.DESTROY_S", 0.1)
     with monkeypatch.context() as patch:
         patch.setattr(Local, "destroy", lambda *_: (_ for _ in ()).throw(ProviderRefused("No, says the provider.")))
-        with pytest.raises(StillBilling, match="may still be running: not confirmed destroyed"):
+        with pytest.raises(StillBilling, match="may still be running: the destroy is not confirmed"):
             list(watch(home, done.run, every_s=1))
 
 
@@ -466,7 +466,7 @@ def test_a_watch_begins_with_the_rate_the_guards_and_the_last_stored_checkpoint(
     (head,) = [report for report in watched._poll() if report.kind == "head"]
     rented = "attempt 1 on local o | $36.00/h, no limit"
     learned = "loss 6.000 at step 10, 4.500 at step 30"
-    guarded = "guarded on the instance by agent and dead-man | safe in the store: no checkpoint yet"
+    guarded = "guarded on the instance by the agent and the dead-man process | safe in the store: no checkpoint yet"
     assert head.text == f"{rented} | {guarded} | {learned}"
     assert head.data["rate_usd_per_hour"] == "36"
     assert not [report for report in watched._poll() if report.kind == "head"], "once for each machine"

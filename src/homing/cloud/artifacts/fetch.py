@@ -145,7 +145,7 @@ def choose(store: Store, run: RunRow, which: str, phases: list[str]) -> list[Sto
         raise UsageError(
             what=f"{run.id} has no checkpoint {which!r}.",
             why=f"In the store: {there}.",
-            fix="--checkpoint latest, best, one of these steps, or PHASE:STEP",
+            fix="Use --checkpoint with latest, best, one of these steps, or PHASE:STEP",
         )
     return found[index:]
 

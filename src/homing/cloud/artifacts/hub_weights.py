@@ -66,7 +66,7 @@ def check_hub(run: Run, world: World) -> None:
     if "@" in urlsplit(url).netloc:
         raise UsageError(
             what="HF_ENDPOINT contains a password, which homing does not send to a rented instance.",
-            why=f"{item.source} was listed by a Hub that needs no password.",
+            why=f"{item.source} is listed by a Hub that needs no password.",
             fix="Unset it, or download the weights locally: " + fix,
         )
     try:
@@ -108,8 +108,9 @@ def describe_hub_download(run: Run, world: World) -> str:
     if not here:  # the run belongs to a different home, so everything is already in the store
         return ""
     return (
-        f"{format_bytes(sum(here))} of {run.base.address} go through the store from this computer: it is not public,"
-        " or the Hub did not answer, and your token is never sent to a rented instance"
+        f"This computer sends {format_bytes(sum(here))} of {run.base.address} through the store:"
+        " the weights are not public,"
+        " or the Hub did not answer, and homing never sends your token to a rented instance"
     )
 
 

@@ -127,7 +127,7 @@ def _warning(store: Store, parts: list[str], home: Home) -> str:
 
 def _check_run(store: Store, parts: list[str], home: Home) -> None:
     if len(parts) < 2:
-        raise UsageError("That would remove every run.", "Remove one at a time.", "homing store ls runs")
+        raise UsageError("That would remove every run.", "Remove one at a time.", "List them: homing store ls runs")
     run_id = parts[1]
     _check_owner(store, run_id, home)
     is_inside_checkpoints = len(parts) > 2 and parts[2] == file_names.CHECKPOINTS
@@ -136,7 +136,7 @@ def _check_run(store: Store, parts: list[str], home: Home) -> None:
     if len(parts) < 5:
         raise UsageError(
             what="That would remove every checkpoint, including the best and the last.",
-            why="Without one there is nothing to resume from and nothing to fetch.",
+            why="Without a checkpoint, there is nothing to resume from and nothing to fetch.",
             fix=f"Name one: homing store rm {'/'.join(parts[:3])}/PHASE/{file_names.step_dir(100)}",
         )
     phase, step = parts[3], file_names.parse_step(parts[4])
@@ -163,7 +163,7 @@ def _check_owner(store: Store, run_id: str, home: Home) -> None:
     if owner != home.owner:
         host = (lease.host if lease is not None else record.host if record is not None else "") or "another computer"
         raise NotOwner(
-            what=f"{run_id} in {store.url} belongs to the home {owner} on {host}; not removed.",
+            what=f"{run_id} in {store.url} belongs to the home {owner} on {host} and was not removed.",
             why=f"This home is {home.owner}. A run of another home may be live there, and this may be its only copy.",
             fix=f"Remove it there, or take it over first: homing adopt {shlex.quote(store.url)} {run_id}",
         )
@@ -183,7 +183,7 @@ def _check_owner(store: Store, run_id: str, home: Home) -> None:
 
 def _check_model(store: Store, parts: list[str], home: Home) -> None:
     if len(parts) < 2:
-        raise UsageError("That would remove every model.", "Remove one at a time.", "homing store ls models")
+        raise UsageError("That would remove every model.", "Remove one at a time.", "List them: homing store ls models")
     key = f"{file_names.STORE_MODELS}/{parts[1]}/{file_names.MANIFEST}"
     manifest = read_document(store, key, CheckpointManifest)
     if manifest is not None:

@@ -154,7 +154,7 @@ def find_login(home: Home, run: RunRow) -> Login:
     if connection is None:
         raise UsageError(
             what=f"Cannot reach {line.instance_id} over SSH.",
-            why=provider.cannot.get("ssh", f"{line.provider} provides no SSH connection to it right now."),
+            why=provider.cannot.get("ssh", f"{line.provider} does not provide an SSH connection to it right now."),
             fix=f"homing logs {run.name} -f",
         )
     path = home.run_dir(run.id) / KNOWN_HOSTS

@@ -174,7 +174,7 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
     unknown = [line for line in lines if line.run_name == "?"]  # the user decided to keep the others
     for line in unknown:
         where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
-        made.may_bill.append(f"{where} has our mark but belongs to no run: homing reconcile")
+        made.may_bill.append(f"{where} was created by this home but belongs to no run: homing reconcile")
     made.may_bill += [
         f"{line.provider} {line.instance_id or line.mark}: its row in the ledger is damaged"
         f" ({', '.join(line.damaged)}), so its limit may not be enforced: homing destroy {line.run_id or line.mark}"
@@ -184,11 +184,11 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
     waiting = [line for line in home.ledger.unconfirmed() if line not in unknown and line.created_at is not None]
     for line in waiting:
         if home.world.now() >= made.next_at:  # a run's limit has come due, and the next pass handles that first
-            made.may_bill.append(f"{line.mark}: not confirmed destroyed.")
+            made.may_bill.append(f"{line.mark}: the provider has not confirmed the destroy.")
             continue
         try:
             end_line(home, line, made)
-            made.done.append(f"{line.mark} is gone; it was asked to end earlier.")
+            made.done.append(f"{line.mark} is gone; its end was requested earlier.")
         except StillBilling as exc:
             if not any(line.mark in said for said in made.may_bill):
                 made.may_bill.append(f"{line.mark}: {exc.why}")
@@ -234,7 +234,7 @@ class _Round:
             spend = meter.total_spend(lines, self.now) + storage_usd
             said = f": spent {_usd(spend)} of {_usd(limit)}" if limit is not None else f": spent {_usd(spend)}"
             said += f", {format_duration(time_limit_s)} allowed" if time_limit_s else ""
-        self._end(f"The local guard ends it at its limit{said}.", "limit", code=LimitReached.exit_code)
+        self._end(f"The local guard ends the run at its limit{said}.", "limit", code=LimitReached.exit_code)
         return False
 
     def _counted(self) -> list[LedgerLine]:
@@ -289,9 +289,9 @@ class _Round:
         if (waited_s > meter.MARGIN_S and not wants_time) or self._waits_for_us():
             # the instance is destroyed, but the run itself may be resumed
             for line in self.billing if self.run.is_interrupted else []:
-                self._note(f"lost-{line.mark}", "lost", "Its remaining resources are destroyed.")
-            said = f"{self.run.state} {format_duration(waited_s)} ago and is still billing"
-            self._end(f"The local guard ends its instance: it was {said}.", "late")
+                self._note(f"lost-{line.mark}", "lost", "The remaining resources of the run are destroyed.")
+            said = f"{self.run.state} {format_duration(waited_s)} ago, and the instance is still billing"
+            self._end(f"The local guard ends its instance: the run was {said}.", "late")
             end_all(self.home, self.made)
 
     def _waits_for_us(self) -> bool:
@@ -306,7 +306,10 @@ class _Round:
         if not action_log.has(self.home, self.run.id, kept_key(line.mark)):
             return False
         spend = _usd(meter.line_spend(line, self.now))
-        text = f"{line.mark} is kept, as you chose in reconcile, {spend} so far: homing destroy {self.run.id}"
+        text = (
+            f"{line.mark} is kept, as you chose in reconcile, and has cost {spend} so far. To end it:"
+            f" homing destroy {self.run.id}"
+        )
         self._alert(f"kept-{line.mark}-{int(self.now // 3600)}", text)
         return True
 
@@ -342,7 +345,7 @@ class _Round:
                 said = (
                     f"{line.instance_id} is destroyed: another instance has the same mark." if line.is_duplicate else ""
                 )
-                self.made.done.append(f"{self.run.id}: {said or f'{line.mark} came back and is destroyed.'}")
+                self.made.done.append(f"{self.run.id}: {said or f'{line.mark} appeared again and is destroyed.'}")
                 continue
             if line.mark in self.made.silent:
                 continue
@@ -409,7 +412,7 @@ class _Round:
             return
         others = [at for run_id, at in self.made.due.items() if run_id != run.id]
         if min(others, default=math.inf) - self.now < LAUNCH_S:
-            text = "It will be relaunched once another run, which needs this guard first, has reached its limit."
+            text = "It will be relaunched later: another run that is close to its limit needs this guard first."
             self._alert(f"waits-{lines[-1].mark}-limit", text)
             return
         try:

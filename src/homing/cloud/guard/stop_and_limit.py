@@ -74,7 +74,9 @@ class Change:
 def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | None) -> Change:
     """Check the new limits. Each error says what to do instead."""
     if spend_usd is None and time_s is None:
-        raise UsageError(what="No new limit given.", fix=f"homing limit {run.id} --spend 20   or --time 8h, or both")
+        raise UsageError(
+            what="No new limit was given.", fix=f"homing limit {run.id} --spend 20   or --time 8h, or both"
+        )
     lines, now = home.ledger.lines(run.id), home.world.now()
     counted = left_at_most(home, lines)
     spent = meter.total_spend(counted, now)
@@ -137,7 +139,7 @@ def _check_spend(run: RunRow, new: Decimal, spent: Decimal, at_most: str) -> Non
     raise UsageError(
         what=f"{meter.show_usd(new)} is not above what {run.id} has already spent: {at_most}{meter.show_usd(spent)}.",
         why="A limit already reached would end the run without a checkpoint.",
-        fix=f"End it with one: homing stop {run.id}   or at once: homing destroy {run.id}",
+        fix=f"End it with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
     )
 
 

@@ -57,14 +57,17 @@ def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
     else:
         said.append("not armed: no local guard is running. Start one on any computer: homing guard")
     if provider.guard and "native_deadline" in provider.cannot:  # this guard is on the machine, not at the provider
-        said.append("If this computer is off and our processes there die, the instance ends itself within the limit.")
+        said.append(
+            "If this computer is off and homing's processes on the instance die,"
+            " the instance still ends itself within the limit."
+        )
         end = f"it keeps billing at {rate}/h until: homing destroy {draft.run.name}"
         said.append(f"If the instance hangs or never comes up, and no local guard is running, {end}")
     elif provider.guard:
         said.append("If this computer and the instance both fail, the provider ends it at the limit.")
     else:
         end = f"it keeps billing at {rate}/h until: homing destroy {draft.run.name}"
-        said.append(f"If this computer is off and our processes on the instance die, {end}")
+        said.append(f"If this computer is off and homing's processes on the instance die, {end}")
     return said + (provider.cautions() if isinstance(provider, Cautioning) else [])
 
 
@@ -104,7 +107,7 @@ def check_armed(draft: Draft, home: Home) -> None:
     raise UsageError(
         what=f"Only one guard would watch this instance ({', '.join(names) or 'none'}); at least {LEAST} are required.",
         why=f"{provider.cannot.get('end_itself', '')} {out_of_reach(home, provider.name)}".strip(),
-        fix=f"homing guard   in another terminal, or accept one guard: {draft.order.words.to('launch')} --one-guard"
+        fix=f"Run homing guard in another terminal, or accept one guard: {draft.order.words.to('launch')} --one-guard"
         f"   See: homing explain cloud.{provider.name}",
     )
 

@@ -144,8 +144,9 @@ def _unprepared(run: Run) -> list[str]:
     """Return a sentence for each text that still has to be tokenized: the shared text, or the data of single phases."""
     own = [phase for phase in run.phases if phase.data is not None and not phase.data.manifest_sha256]
     unprepared = [
-        f"The {'conversations' if phase.data.kind == 'chat' else 'texts'} of phase {phase.kind} are not tokenized"
-        f" as the run file now names them: {phase.data.dir} has no finished shards of them."
+        f"The {'conversations' if phase.data.kind == 'chat' else 'texts'} that the run file names for phase"
+        f" {phase.kind}"
+        f" are not tokenized: {phase.data.dir} has no finished shards for them."
         for phase in own
         if phase.data is not None
     ]
@@ -210,7 +211,8 @@ def _check_bounded(home: Home, lines: list[LedgerLine]) -> None:
                 raise _still_there(line)
             destroy = f"homing destroy {line.run_id}"
             raise OtherAccount(
-                what=f"{line.run_id} has an instance in another account that may bill without limit: {line.mark}.",
+                what=f"{line.run_id} has an instance in another account that may keep billing without a limit:"
+                f" {line.mark}.",
                 why=f"{line.provider} enforces no limit itself, and the current key is not from {line.account}, which"
                 " rented it: no spend limit could cover both.",
                 fix=f"{use_again(line.provider)}, then: {destroy}"

@@ -153,7 +153,7 @@ def launch(
         _check_guards(draft, home, store, heartbeat)
         _report_clock(home, heartbeat, notify)
         if _send_age(home, store, request.order.boot, heartbeat, began):
-            notify("The instance's clock is behind; sent it how long it has been billing")
+            notify("The instance's clock is behind, so homing sent it how long it has been billing")
         if _is_taken_down(draft, home):
             raise EndedElsewhere(f"{draft.mark} was destroyed while it was being launched.")
     except BaseException as exc:
@@ -196,7 +196,7 @@ def hold_lock(what: str, run_id: str, run_name: str, home: Home) -> None:
     if not home.world.lock(path):
         raise UsageError(
             what=f"Another homing process is already launching {run_id}.",
-            why=f"It holds {path}.",
+            why=f"It holds the lock {path}.",
             fix=f"homing watch {run_name}",
         )
 
@@ -205,8 +205,9 @@ def _left_open(draft: Draft, home: Home) -> list[str]:
     """Return a warning for each earlier attempt in a different account, which may still bill unseen by this key."""
     lines = [line for line in home.ledger.lines(draft.run.id) if line.mark != draft.mark]
     return [
-        f"Could not confirm that {line.provider} {line.instance_id or line.mark} has ended; it may bill alongside"
-        f" this run. It is in another account, {line.account}. With that account's key: homing destroy {line.mark}"
+        f"Could not confirm that {line.provider} {line.instance_id or line.mark} has ended; it may be billing"
+        f" at the same time as this run. It is in another account, {line.account}. With that account's key:"
+        f" homing destroy {line.mark}"
         for line in lines
         if line.destroyed_at is None and line.created_at is not None
     ]
@@ -383,7 +384,7 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
             why=f"Could not check whether another one has started since: {problem}"
             if problem
             else "The dead-man process did not start, and there is no guard at the provider or on this computer.",
-            fix="homing guard   in another terminal, or accept one guard:"
+            fix="Run homing guard in another terminal, or accept one guard:"
             f" {draft.order.words.to('launch')} --one-guard",
         )
 
@@ -437,7 +438,7 @@ def _destroyed_elsewhere(draft: Draft, why: str) -> EndedElsewhere:
     return EndedElsewhere(
         what=f"{draft.run.id} was destroyed by another process during its launch.",
         why=why,
-        fix=f"Launch it again if you still want it: {draft.order.words.to('launch')}",
+        fix=f"To run it after all, launch it again: {draft.order.words.to('launch')}",
     )
 
 

@@ -216,7 +216,7 @@ def push_code(home: Home, store: Store, request: Request, notify: Callable[[str]
         push_object(store, home.world.read(file.source))
     commit, changed = tree_state(home.world)
     own = f", with {counted(len(changed), 'uncommitted change')}" if changed else ""
-    notify(f"Sending this homing, {commit[:12] or 'as installed'}{own}; wheel {spec.code_sha256[:12]}")
+    notify(f"Sending this version of homing, {commit[:12] or 'as installed'}{own}; wheel {spec.code_sha256[:12]}")
 
 
 def _mailbox(draft: Draft, home: Home) -> str:

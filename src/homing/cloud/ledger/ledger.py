@@ -314,7 +314,7 @@ class Ledger:
             raise HomingError(
                 what=f"{mark} was destroyed before it was created.",
                 why="Another `homing destroy` closed this launch.",
-                fix="Launch again if you still want it.",
+                fix="To run it after all, launch it again.",
             )
 
     def update(self, mark: str, **columns: Any) -> None:

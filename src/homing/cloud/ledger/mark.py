@@ -61,7 +61,8 @@ def owner_of(home: Path, world: World, known: Callable[[], str] = lambda: "") ->
         raise UsageError(
             what=f"{path} is damaged.",
             why=f"It should contain six characters of a-z and 0-9, but contains {owner!r}.",
-            fix=f"Restore it: it identifies your instances. If there is a ledger, homing recreates it: rm {path}",
+            fix="Restore it: it identifies your instances. If there is a ledger, delete the file,"
+            f" and homing recreates it: rm {path}",
         )
     return owner
 

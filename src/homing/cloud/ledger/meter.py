@@ -61,11 +61,12 @@ FREE_PROVIDERS = frozenset({"local"})
 MARGIN_S = 180.0
 MARGIN_WORDS = (
     "Our figure counts from the create call, so it may exceed the provider's by up to"
-    f" {MARGIN_S:g} s of each instance's rate. It is below only by less"
-    " than the cent a provider rounds to."
+    f" {MARGIN_S:g} s of each instance's rate. It is never lower by more"
+    " than the cent to which a provider rounds."
 )
 AT_MOST_WORDS = (
-    "At most: neither homing nor its provider knows when it ended, or whether it was created at all. This is the"
+    "At most: neither homing nor the provider knows when the instance ended, or whether it was created at all."
+    " This is the"
     " most it can have cost, and it counts against its limit; the provider's page shows what was billed."
 )
 _CENT = Decimal("0.01")

@@ -105,7 +105,8 @@ def taken_elsewhere(store: Store, lease: Lease, owner: str) -> NotOwner:
         )
     return NotOwner(
         what=f"{lease.run_id} was adopted {describe(lease)}.",
-        why=f"The home {lease.owner} holds its lease {lease.number}; two owners would both rent and write.",
+        why=f"The home {lease.owner} holds its lease {lease.number};"
+        " two owners would both rent instances and write to the store.",
         fix=f"Continue there, or take it back: homing adopt {shlex.quote(store.url)} {lease.run_id}",
     )
 

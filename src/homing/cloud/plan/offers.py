@@ -84,7 +84,8 @@ def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
         raise NoOffer(
             what=f"No provider currently offers {_wanted(needs)}.",
             why=" ".join(found.problems) or f"Queried: {', '.join(names)}.",
-            fix="homing offers --all-configs   or another GPU: --gpu; keys and accounts: homing doctor",
+            fix="See all offers: homing offers --all-configs   or use another GPU: --gpu   Check keys and accounts:"
+            " homing doctor",
         )
     ranked = sorted(found.offers, key=lambda offer: (offer.rate_usd_per_hour, offer.provider, offer.region, offer.name))
     return Found(ranked, found.left_out, found.problems)

@@ -62,7 +62,8 @@ class Once:
         if made is None:
             raise CreateFailed(
                 what=f"{self.name} did not start {request.offer.name}: no clear answer after {TRIES} tries.",
-                why=f"Listed instances {LOOKS} times in between and found none with the mark {request.mark}.",
+                why=f"homing listed the instances {LOOKS} times in between and found none with the mark"
+                f" {request.mark}.",
                 fix=f"Try again: {request.order.words.to('launch')}",
             )
         if num_unsure:

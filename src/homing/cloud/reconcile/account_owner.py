@@ -114,7 +114,7 @@ def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
         is_known = isinstance(here, str) and not here.startswith(KEY_ACCOUNT)
         others = sorted(rented[name] - {here}) if is_known else []
         if others:
-            notes.append(f"{name}: the current key is from {here} and cannot show what is kept in {', '.join(others)}.")
+            notes.append(f"{name}: the current key is from {here} and cannot list what is kept in {', '.join(others)}.")
     return notes
 
 
@@ -134,7 +134,8 @@ def vouch(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
             continue
         if line.account is not None and line.account != here:
             notes.append(
-                f"{line.mark} was rented by {line.account}; as you confirmed, your {line.provider} key is too."
+                f"{line.mark} was rented by {line.account}; as you confirmed,"
+                f" your {line.provider} key belongs to the same account."
             )
     return notes
 

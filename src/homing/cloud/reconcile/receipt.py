@@ -311,7 +311,7 @@ def their_spend(home: Home, line: LedgerLine, instance: Instance) -> tuple[Decim
     most = _TIMES_OURS * ours + meter.cost(rate, _LEAST_TERM_S) + _SMALL_USD
     if rate > 0 and usd > most:
         shown, count = meter.show_usd(usd), meter.show_usd(ours)
-        problems.append(f"It reports {shown} so far, but its rate implies about {count}: its figure is not counted.")
+        problems.append(f"It reports {shown} so far, but its rate implies about {count}: its report is not counted.")
         return None, problems
     return usd, problems
 

@@ -118,7 +118,7 @@ def end_resources(provider: Provider, mark: str) -> str:
     for resource in _resources(provider, mark):
         provider.destroy_resource(resource)
     left = _resources(provider, mark)
-    return f"{provider.name} still shows its {left[0].kind} {left[0].id}." if left else ""
+    return f"{provider.name} still lists its {left[0].kind} {left[0].id}." if left else ""
 
 
 def _resources(provider: Provider, mark: str) -> list[Resource]:

@@ -138,7 +138,7 @@ class _Watch:
         parts = [
             f"attempt {line.attempt} on {line.provider} {line.offer}",
             f"{meter.show_usd(Decimal(line.rate_usd_per_hour))}/h, {limit}",
-            "guarded on the instance by agent and dead-man"
+            "guarded on the instance by the agent and the dead-man process"
             if beat.has_dead_man
             else "guarded on the instance by the agent only",
             f"safe in the store: {pushed or 'no checkpoint yet'}",

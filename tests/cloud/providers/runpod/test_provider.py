@@ -1201,7 +1201,7 @@ def test_destroy_works_while_the_account_cannot_be_identified(tmp_path: Path) ->
         return lists if request.method == "GET" and request.url.endswith("/pods") else real_http(request)
 
     rig.world.http = http  # type: ignore[method-assign]
-    with pytest.raises(StillBilling, match="not confirmed destroyed"):
+    with pytest.raises(StillBilling, match="has not confirmed the destroy"):
         destroy_lines(seen, home.ledger.lines())
     assert rig.num_living == 0, "it was asked to end all the same"
     assert home.ledger.lines()[0].destroyed_at is None

@@ -93,7 +93,7 @@ class TestSsh(RememberingContract):
         made = provider.create(request_)
         elsewhere = opened(tmp_path / "other-home", None)
         for call in (elsewhere.describe, elsewhere.destroy):
-            with pytest.raises(ProviderRefused, match="does not know the SSH host"):
+            with pytest.raises(ProviderRefused, match="has no record of the SSH host"):
                 call(made.id)
 
     def test_it_runs_in_a_session_of_its_own_and_outlives_the_connection(

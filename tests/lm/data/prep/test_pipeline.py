@@ -186,7 +186,7 @@ def test_windows_line_ends_are_kept_and_reported(corpus: Path) -> None:
     order = order_of(corpus, text=[f"{corpus.parent}/*.txt"])
     _, seen = run(order)
     (messages,) = warnings(seen).splitlines()
-    assert messages.startswith(f"Lines of {corpus.parent}/w0.txt and of 1 other file end in \\r\\n")
+    assert messages.startswith(f"Lines in {corpus.parent}/w0.txt and in 1 other file end in \\r\\n")
     assert messages.endswith(r" Convert them: sed -i 's/\r$//' FILES")
     assert any("\r\n" in document for document in decoded(order.dir))
     (corpus.parent / "w.gz").write_bytes(gzip.compress(text.encode()))  # which sed would spoil

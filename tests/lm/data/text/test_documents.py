@@ -152,7 +152,8 @@ def test_the_command_that_mends_another_encoding_can_be_pasted(tmp_path: Path, e
     with pytest.raises(DataError) as raised:
         documents(path)
     assert (
-        raised.value.fix == f"iconv -f {messages} -t utf-8 '{path}' > '{path}.utf8', and remove '{path}' from the list."
+        raised.value.fix
+        == f"Convert it with iconv -f {messages} -t utf-8 '{path}' > '{path}.utf8', and remove '{path}' from the list."
     )
 
 
@@ -177,7 +178,7 @@ def test_what_only_looks_like_text_to_its_owner_is_called_what_it_is(
     path.write_bytes(beginning + b"\xff\xfe\xfd" * 100)
     with pytest.raises(DataError, match=f"{kind}, not text") as raised:
         documents(path)
-    assert raised.value.fix.startswith(command.format(path=path))
+    assert raised.value.fix.startswith("Convert it with " + command.format(path=path))
     # Otherwise a pattern would match it again, in addition to the result.
     assert raised.value.fix.endswith(f", and remove '{path}' from the list.")
 

@@ -119,7 +119,7 @@ class Creation:
             raise Unwelcome(  # nothing was created, so the undo of a launch need not wait for an instance
                 what=f"The account has no default VPC in {region}.",
                 why="An instance needs a subnet.",
-                fix="aws ec2 create-default-vpc   or set your own: cloud.aws.subnets",
+                fix="Create one: aws ec2 create-default-vpc   or set your own: cloud.aws.subnets",
             )
         network = str(rows[0]["VpcId"])
         return {str(row["AvailabilityZone"]): str(row["SubnetId"]) for row in rows if row["VpcId"] == network}, network
@@ -202,7 +202,7 @@ class Creation:
             return made
         raise CreateFailed(
             what=f"aws did not start {request.offer.name}: no clear answer.",
-            why=f"{problem}. Listed instances {LOOKS} times and found none with the mark {request.mark}.",
+            why=f"{problem}. homing listed the instances {LOOKS} times and found none with the mark {request.mark}.",
             fix=f"Try again: {request.order.words.to('launch')}",
         )
 

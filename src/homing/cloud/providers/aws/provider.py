@@ -424,7 +424,7 @@ class Aws:
         if body and not _tags(body).get(machine.MARK_TAG, "").startswith(self._prefix):
             raise ProviderRefused(
                 what=f"{instance_id} does not belong to this home.",
-                why=f"Instances of this home start with {self._prefix}",
+                why=f"The names of this home's instances start with {self._prefix}",
                 fix="homing runs",
             )
         return body

@@ -176,7 +176,7 @@ class Things:
         if not resource.mark.startswith(self._prefix):
             raise ProviderRefused(
                 what=f"{resource.id} does not belong to this home.",
-                why=f"Resources of this home start with {self._prefix}",
+                why=f"The names of this home's resources start with {self._prefix}",
                 fix="homing runs",
             )
         region, _, name = resource.id.rpartition("/")

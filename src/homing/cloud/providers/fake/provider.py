@@ -354,6 +354,6 @@ def _refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
 def _not_ours(thing_id: str, prefix: str) -> ProviderRefused:
     return ProviderRefused(
         what=f"{thing_id} does not belong to this home.",
-        why=f"Resources of this home start with {prefix}",
+        why=f"The names of this home's resources start with {prefix}",
         fix="homing runs",
     )

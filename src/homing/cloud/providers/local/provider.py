@@ -281,7 +281,7 @@ class Local:
         if not re.fullmatch(r"[a-z0-9-]+", instance_id) or not instance_id.startswith(self._prefix):
             raise ProviderRefused(
                 what=f"{instance_id!r} is not an instance of this home.",
-                why=f"Instances of this home start with {self._prefix}",
+                why=f"The names of this home's instances start with {self._prefix}",
                 fix="homing runs",
             )
         return self._root / instance_id

@@ -191,7 +191,7 @@ class ModalApi:
     def _refusal(self, exc: BaseException, what: str) -> Unwelcome:
         name = type(exc).__name__
         if name in ("AuthError", "PermissionDeniedError"):
-            fix = "modal setup   or a new token from https://modal.com/settings/tokens"
+            fix = "Log in: modal setup   or create a new token at https://modal.com/settings/tokens"
             return Unwelcome(
                 "modal rejected the token.", f"{text_of(exc)} ({self.connection.who})", fix, status=401, text=name
             )

@@ -293,7 +293,7 @@ class Modal:
         if not mark.startswith(self._prefix):
             raise ProviderRefused(
                 what=f"{sandbox.object_id} does not belong to this home.",
-                why=f"Sandboxes of this home start with {self._prefix}",
+                why=f"The names of this home's sandboxes start with {self._prefix}",
                 fix="homing runs",
             )
         return sandbox

@@ -346,7 +346,7 @@ class Runpod:
                 what=f"cloud.runpod.disk of {format_bytes(given)} is too small for this run.",
                 why=f"Data and checkpoints need {format_bytes(needs.disk_bytes)}, the environment"
                 f" {format_bytes(_ENVIRONMENT_BYTES)}.",
-                fix=f"cloud.runpod.disk: {needed}GB   or leave it out",
+                fix=f"Set cloud.runpod.disk: {needed}GB   or leave it out",
             )
         return math.ceil(given / 10**9)
 
@@ -374,7 +374,7 @@ class Runpod:
             raise UsageError(
                 what=f"runpod has no network volume {settings['volume']!r}.",
                 why="To create one, homing needs its size and exactly one data center: a volume cannot move.",
-                fix="cloud.runpod: {volume_size: 1TB, data_centers: [EU-RO-1]}   or the id of an existing one",
+                fix="cloud.runpod: {volume_size: 1TB, data_centers: [EU-RO-1]}   or the id of an existing volume",
             )
         return volume
 

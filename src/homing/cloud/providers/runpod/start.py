@@ -129,5 +129,5 @@ class Start:
         return StartTimeout(
             what=f"{self.id} was not reachable within {format_duration(self.limit_s)}.",
             why=why,
-            fix=f"Try again, or: cloud.runpod.cloud: secure   {longer}   See {self.page}",
+            fix=f"Try again, or set cloud.runpod.cloud: secure   {longer}   See {self.page}",
         )

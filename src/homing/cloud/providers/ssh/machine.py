@@ -69,7 +69,9 @@ class Host:
         self.user = settings.user or world.environment().get("USER") or world.run(["id", "-un"], 10.0).out.strip()
         for word, value in (("host", settings.host), ("user", self.user)):
             if not re.fullmatch(r"[A-Za-z0-9_:][\w.:%-]*", value):  # a leading dash would be parsed as an ssh option
-                raise UsageError(what=f"cloud.ssh.{word} is {value!r}, which is no {word}.", fix=f"cloud.ssh.{word}")
+                raise UsageError(
+                    what=f"cloud.ssh.{word} is {value!r}, which is not a valid {word}.", fix=f"cloud.ssh.{word}"
+                )
         self.name = f"{self.user}@{settings.host}:{settings.port}"
         self.folder = folder / self.name
 

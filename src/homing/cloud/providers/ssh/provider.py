@@ -268,7 +268,7 @@ class Ssh:
         if not mark.startswith(self._prefix):
             raise ProviderRefused(
                 what=f"{instance_id!r} is not an instance of this home.",
-                why=f"Instances of this home start with {self._prefix}",
+                why=f"The names of this home's instances start with {self._prefix}",
                 fix="homing runs",
             )
         hosts = {host.name: host for host in self._hosts_in_use()}
@@ -279,7 +279,7 @@ class Ssh:
         if found is None:
             # This never means gone: the instance may run somewhere, and only that host could tell.
             raise ProviderRefused(
-                what=f"This home does not know the SSH host of {instance_id}.",
+                what=f"This home has no record of the SSH host that {instance_id} runs on.",
                 why=f"{self._root / (name or 'USER@HOST:PORT')} does not exist.",
                 fix="Use the home that launched it, or stop it on the host itself.",
             )
