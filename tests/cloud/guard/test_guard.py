@@ -153,7 +153,7 @@ def test_the_cost_of_volumes_counts_towards_the_limit(
     assert guard_pass(home).done == []
     monkeypatch.setattr("homing.cloud.guard.guard_round.DESTROY_S", 0.1)
     ahead(home, 90)
-    assert "still shows its volume v-1" in guard_pass(home).may_bill[0]
+    assert "still lists its volume v-1" in guard_pass(home).may_bill[0]
     assert marked_now(home) == []
 
 
