@@ -63,7 +63,7 @@ def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
         what=f"The checkpoint {folder} belongs to a different configuration.",
         why="\n".join(differences)
         or f"It was written with settings that this version of homing does not have: {', '.join(strange)}.",
-        fix=f"Start over: homing train RUN --fresh (or {otherwise})",
+        fix=f"Start over: homing train RUN --fresh   Or {otherwise}.",
     )
 
 
