@@ -93,7 +93,7 @@ class Home:
             raise ProviderRefused(
                 what=f"{line.mark} belongs to another home and was not adopted here.",
                 why=f"The marks of this home begin with {owner_prefix(self.owner)}",
-                fix="homing adopt STORE RUN",
+                fix="Adopt it: homing adopt STORE RUN",
             )
         its = adopted[mark]
         is_here = its.host == self.world.host()

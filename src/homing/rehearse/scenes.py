@@ -99,7 +99,7 @@ def find_scenes(names: Sequence[str]) -> dict[str, Scene]:
             raise UsageError(
                 what=f"Unknown fault: {name!r}.",
                 why=f"Known: {', '.join(SCENES)}.",
-                fix="homing rehearse --list-faults",
+                fix="List them: homing rehearse --list-faults",
             )
     return {name: SCENES[name] for name in dict.fromkeys(names)}
 

@@ -40,7 +40,7 @@ def check_uri(uri: str) -> None:
         raise UsageError(
             what=f"Refusing to connect to {uri}: homing connects to MLflow only through a tunnel.",
             why="Anyone who can reach an open MLflow port can read and change everything.",
-            fix=f"ssh -N -L {port}:127.0.0.1:{port} {parts.hostname}   then: export {URI_ENV}=http://127.0.0.1:{port}",
+            fix=f"Open a tunnel: ssh -N -L {port}:127.0.0.1:{port} {parts.hostname}   then: export {URI_ENV}=http://127.0.0.1:{port}",
         )
 
 

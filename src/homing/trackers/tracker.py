@@ -61,7 +61,7 @@ def check_tracker(name: str, *, verb: str) -> None:
     """Check that the tracker exists and is installed; raises UsageError or MissingExtra."""
     if name not in TRACKERS:
         raise UsageError(
-            what=f"Unknown tracker: {name!r}.", why=f"Known: {', '.join(TRACKERS)}.", fix="--tracker tensorboard"
+            what=f"Unknown tracker: {name!r}.", why=f"Known: {', '.join(TRACKERS)}.", fix="Use --tracker tensorboard"
         )
     if find_spec(TRACKERS[name][1]) is None:
         raise MissingExtra(f"{verb} --tracker {name}", "trackers", TRACKERS[name][1])

@@ -88,7 +88,7 @@ def test_nothing_is_removed_of_a_run_that_another_home_adopted(home: Home, refer
     keys, (spared,) = stored_keys(home, run)
     assert keys == []
     assert spared.startswith("moss-1 was adopted by desk at ")
-    refusal = f"moss-1 in {store.url} belongs to the home {reference.owner} on desk; not removed"
+    refusal = f"moss-1 in {store.url} belongs to the home {reference.owner} on desk and was not removed"
     for key in ("runs/moss-1", f"runs/moss-1/{file_names.METRICS}", "models/moss"):
         with pytest.raises(NotOwner, match=refusal):
             plan_removal(store, key, home)

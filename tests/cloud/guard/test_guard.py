@@ -116,7 +116,7 @@ def test_the_guard_destroys_a_run_just_before_its_spend_limit(home: Home, tmp_pa
     assert guard_pass(home).done == [], "agent and dead-man act first"
     ahead(home, 65)
     made = guard_pass(home)
-    assert "ends it at its limit: spent $0.99" in made.done[0]
+    assert "ends the run at its limit: spent $0.99" in made.done[0]
     assert home.provider("local").describe(done.instance.id).state == "gone"
     assert (row(home).state, row(home).exit_code) == ("stopped", 5)
     assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1
@@ -174,7 +174,7 @@ def test_the_guard_ends_a_run_adopted_elsewhere_at_its_limit_without_taking_it_b
     assert line.created_at is not None
     assert line.created_at + 10_000 - 60 < made.next_at < line.created_at + 10_000
     ahead(home, 10_000 - 25)
-    assert "ends it at its limit: spent $0.99" in guard_pass(home).done[0]
+    assert "ends the run at its limit: spent $0.99" in guard_pass(home).done[0]
     assert marked_now(home) == []
     assert row(home).state == ADOPTED
     assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1
@@ -599,7 +599,7 @@ def test_an_unresponsive_remote_store_does_not_delay_a_limit(
     assert made.done == []
     assert "did not answer" in made.alerts[0]
     ahead(home, 10_000 - 25)
-    assert "ends it at its limit" in guard_pass(home).done[0]
+    assert "ends the run at its limit" in guard_pass(home).done[0]
     assert "in vain" not in waited
 
 
@@ -650,7 +650,7 @@ def test_an_unresponsive_remote_store_does_not_delay_a_limit_during_watch(
     reports = watch(home, row(home), every_s=1)
     assert "did not answer" in next(reports).text
     ahead(home, 10_000 - 25)
-    assert any("ends it at its limit" in report.text for report in itertools.islice(reports, 4))
+    assert any("ends the run at its limit" in report.text for report in itertools.islice(reports, 4))
     assert "in vain" not in mute.waited
 
 
@@ -667,7 +667,7 @@ def test_writing_the_record_of_an_ended_run_does_not_delay_a_limit(
     mute = request.getfixturevalue("mute")
     ahead(home, 10_000 - 25)
     made = guard_pass(home)
-    assert "ends it at its limit" in made.done[0]
+    assert "ends the run at its limit" in made.done[0]
     assert any("record of fern-1" in problem for problem in made.problems)
     assert "in vain" not in mute.waited
 
@@ -685,7 +685,7 @@ def test_the_receipt_of_an_instance_that_ended_itself_does_not_delay_a_limit(
     home.ledger.set_run(first.run.id, store="s3://far-away/fern")
     mute = request.getfixturevalue("mute")
     ahead(home, 10_000 - 25)
-    assert "ends it at its limit" in guard_pass(home, only=row(home).id).done[0]
+    assert "ends the run at its limit" in guard_pass(home, only=row(home).id).done[0]
     assert "in vain" not in mute.waited
 
 
@@ -919,7 +919,7 @@ def test_an_unresponsive_ssh_host_does_not_delay_a_limit(
     monkeypatch.setattr(Ssh, "list_owned", lambda self: waited.append(answered.wait(20)) or [])
     ahead(home, 10_000 - 25)
     made = guard_pass(home, only=row(home).id)
-    assert "ends it at its limit" in made.done[0]
+    assert "ends the run at its limit" in made.done[0]
     assert any("Could not query ssh" in problem for problem in made.problems)
     assert waited == [], "the guard did not wait for the answer"
     answered.set()
@@ -1150,7 +1150,7 @@ def test_a_malformed_list_of_instances_does_not_end_the_guard(
     ahead(home, 10_000 - 25)
     made = guard_pass(home)
     assert "KeyError: 'status'" in made.problems[0]
-    assert "ends it at its limit" in made.done[0]
+    assert "ends the run at its limit" in made.done[0]
     assert home.provider("local").describe(done.instance.id).state == "gone"
 
 

@@ -224,7 +224,7 @@ def test_a_launch_whose_agent_dies_at_once_is_undone_and_shows_its_output(
     with pytest.raises(StartTimeout, match="before its first heartbeat") as caught:
         launch(ready, broken)
     assert "no such module" in caught.value.why
-    assert caught.value.fix == "homing logs moss   See https://cloud.test/instances"
+    assert caught.value.fix == "See why: homing logs moss   See https://cloud.test/instances"
     assert billing_lines(home.ledger.lines()) == []
     assert home.ledger.find("moss").state == "failed"
     assert marked_now(home) == []

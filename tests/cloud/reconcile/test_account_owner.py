@@ -333,7 +333,7 @@ def test_a_resume_is_refused_while_an_unlimited_instance_is_in_another_account(
     home: Home, tmp_path: Path, wallets: Wallets
 ) -> None:
     first = leave_in_another_account(home, tmp_path, wallets)
-    with pytest.raises(OtherAccount, match="without limit") as caught:
+    with pytest.raises(OtherAccount, match="without a limit") as caught:
         make_draft(home, tmp_path, resume=True, limit="3.00")
     assert "Use the key of that account again" in caught.value.fix
     assert f"homing destroy {first.run_id} --same-account" in caught.value.fix
@@ -424,7 +424,7 @@ def test_a_run_in_another_account_is_marked_stopped_at_its_limit_and_may_bill(
     made = guard_pass(home)
     assert (made.done, len(made.may_bill)) == ([], 1)
     wallets.key = "mine"
-    assert "ends it at its limit" in guard_pass(home).done[0]
+    assert "ends the run at its limit" in guard_pass(home).done[0]
     assert home.ledger.lines(done.run.id)[0].state == "gone"
 
 

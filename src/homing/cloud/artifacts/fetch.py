@@ -179,7 +179,7 @@ def _fetch_model(
             raise UsageError(
                 what=f"{model_dir} changed during the fetch; it was not overwritten.",
                 why="A file in it was added, removed or modified.",
-                fix=f"homing fetch {checkpoint.manifest.run_name}   again, or to another folder: --to FOLDER",
+                fix=f"Fetch it again: homing fetch {checkpoint.manifest.run_name}   or to another folder: --to FOLDER",
             )
         _put_in_place(temporary, model_dir, world)
     finally:

@@ -75,14 +75,14 @@ def not_there(store: Store, key: str) -> UsageError:
         return UsageError(
             what=f"{key} is a folder with {counted(len(below), 'file')}.",
             why="This command gets one file; to fetch a whole model: `homing fetch RUN`.",
-            fix=f"homing store get {below[0]} --store {store.url}",
+            fix=f"Get one file: homing store get {below[0]} --store {store.url}",
         )
     folders = {"/".join(key.split("/")[:depth]) for key in keys for depth in range(1, 6)}
     near = difflib.get_close_matches(key, sorted(folders | set(keys)), n=5, cutoff=0.5)
     return UsageError(
         what=f"There is no {key} in {store.url}.",
         why=f"Closest: {', '.join(near)}." if near else f"It has {len(keys)} files.",
-        fix=f"homing store ls --store {store.url}",
+        fix=f"List the store: homing store ls --store {store.url}",
     )
 
 
@@ -204,7 +204,7 @@ def _check_no_run_lives(store: Store, home: Home) -> str:
         raise UsageError(
             what="A live run may still need its inputs.",
             why=f"Live: {', '.join(live)}.",
-            fix=f"homing runs   and of other homes: homing adopt {shlex.quote(store.url)}",
+            fix=f"See your runs: homing runs   and those of other homes: homing adopt {shlex.quote(store.url)}",
         )
     other_homes = [record.run_id for record in records if record.owner != home.owner]
     return f"Runs of other homes may need it to resume: {', '.join(other_homes)}." if other_homes else ""

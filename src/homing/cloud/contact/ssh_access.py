@@ -155,7 +155,7 @@ def find_login(home: Home, run: RunRow) -> Login:
         raise UsageError(
             what=f"Cannot reach {line.instance_id} over SSH.",
             why=provider.cannot.get("ssh", f"{line.provider} does not provide an SSH connection to it right now."),
-            fix=f"homing logs {run.name} -f",
+            fix=f"Read its log: homing logs {run.name} -f",
         )
     path = home.run_dir(run.id) / KNOWN_HOSTS
     home.world.mkdir(path.parent)
@@ -169,6 +169,6 @@ def _open_line(home: Home, run: RunRow) -> LedgerLine:
         raise UsageError(
             what=f"{run.id} has no instance to log in to.",
             why=f"It is {run.state}; it has no running instance.",
-            fix=f"homing logs {run.name}   homing fetch {run.name}",
+            fix=f"Read its log: homing logs {run.name}   Fetch its model: homing fetch {run.name}",
         )
     return lines[-1]

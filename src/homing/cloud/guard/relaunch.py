@@ -125,7 +125,7 @@ def _refuse_dear(offer: Offer, run: Run, lines: list[LedgerLine]) -> None:
         raise UsageError(
             what=f"The offer costs {rate}/h, which you have not approved.",
             why=f"{run.name} ran at {meter.show_usd(before)}/h at most, and limits.rate is not set.",
-            fix=f"homing launch {run.name} --resume   and confirm, or set limits.rate in the run file beforehand",
+            fix=f"Run homing launch {run.name} --resume and confirm, or set limits.rate in the run file beforehand",
         )
 
 

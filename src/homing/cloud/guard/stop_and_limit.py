@@ -75,7 +75,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
     """Check the new limits. Each error says what to do instead."""
     if spend_usd is None and time_s is None:
         raise UsageError(
-            what="No new limit was given.", fix=f"homing limit {run.id} --spend 20   or --time 8h, or both"
+            what="No new limit was given.", fix=f"For example: homing limit {run.id} --spend 20   or --time 8h, or both"
         )
     lines, now = home.ledger.lines(run.id), home.world.now()
     counted = left_at_most(home, lines)

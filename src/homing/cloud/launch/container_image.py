@@ -96,7 +96,7 @@ def check_name(image: str) -> str:
         raise UsageError(
             what=f"Invalid image name: {image!r}.",
             why="Use a lowercase name in your own registry, such as me/train:1 or ghcr.io/me/train:1.",
-            fix="homing image build RUN --push me/train:1",
+            fix="For example: homing image build RUN --push me/train:1",
         )
     return image
 

@@ -197,7 +197,7 @@ def hold_lock(what: str, run_id: str, run_name: str, home: Home) -> None:
         raise UsageError(
             what=f"Another homing process is already launching {run_id}.",
             why=f"It holds the lock {path}.",
-            fix=f"homing watch {run_name}",
+            fix=f"Watch it: homing watch {run_name}",
         )
 
 
@@ -348,7 +348,7 @@ def _first_heartbeat(
             raise StartTimeout(
                 what=f"The agent on {instance.id} ended before its first heartbeat.",
                 why=_last_words(_boot_log(draft, home, store, instance)) or now.detail,
-                fix=f"homing logs {draft.run.name}{page}",
+                fix=f"See why: homing logs {draft.run.name}{page}",
             )
         return False
 

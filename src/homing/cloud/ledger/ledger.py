@@ -263,7 +263,7 @@ class Ledger:
             raise UsageError(
                 what=f"Another process launched {run.id} in the meantime.",
                 why=f"Its attempt {line.attempt} is already in the ledger.",
-                fix=f"homing status {run.name}   then launch again",
+                fix=f"Check it: homing status {run.name}   then launch again",
             )
         rows = self._execute(
             # A name is free if no run of that name is live; an existing run may resume once it has ended.

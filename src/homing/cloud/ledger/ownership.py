@@ -101,7 +101,7 @@ def taken_elsewhere(store: Store, lease: Lease, owner: str) -> NotOwner:
         return NotOwner(
             what=f"{lease.run_id} was taken over in the meantime: {describe(lease)}.",
             why=f"Another process of this home holds its lease {lease.number}, for {lease.mark or 'no instance'}.",
-            fix=f"homing status {lease.run_id}",
+            fix=f"Check it: homing status {lease.run_id}",
         )
     return NotOwner(
         what=f"{lease.run_id} was adopted {describe(lease)}.",

@@ -99,7 +99,7 @@ def check_gpu(name: str) -> str:
         raise UsageError(
             what=f"Unknown GPU: {name!r}.",
             why=f"Known: {', '.join(GPUS)}." + (f" Did you mean {' or '.join(near)}?" if near else ""),
-            fix=f"--gpu {near[0] if near else 'H100'}",
+            fix=f"Use --gpu {near[0] if near else 'H100'}",
         )
     return gpu.name
 

@@ -287,7 +287,7 @@ def check_program(program: str, run_id: str) -> None:
         raise UsageError(
             what=f"Unknown log: {program!r}.",
             why=f"Known: {', '.join(PROGRAMS)}.",
-            fix=f"homing logs {run_id} trainer",
+            fix=f"For example: homing logs {run_id} trainer",
         )
 
 

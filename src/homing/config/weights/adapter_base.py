@@ -61,7 +61,7 @@ def _stage_before(adapter: Path) -> Stage:
         raise DataError(
             what=f"{adapter} is an adapter without a record of its base weights.",
             why=f"Adapters trained by homing have a {file_names.MANIFEST} that names them.",
-            fix=f"homing export {adapter} --to merged --base WEIGHTS --out FOLDER   then init_from: FOLDER",
+            fix=f"Merge it: homing export {adapter} --to merged --base WEIGHTS --out FOLDER   then init_from: FOLDER",
         )
     # Set to an earlier stage if the adapter was trained further from another adapter.
     stage = _adapter_config(adapter).get("homing_base_stage")

@@ -96,7 +96,7 @@ def read_source(text: str, *, base: Path | None = None) -> Source:
         raise UsageError(
             what=f"{text!r} is not an address of open weights.",
             why="Use hf:OWNER/NAME for a model on the Hub, or hf:OWNER/NAME@REVISION for one revision.",
-            fix="model.from: hf:Qwen/Qwen2.5-7B-Instruct",
+            fix="For example: model.from: hf:Qwen/Qwen2.5-7B-Instruct",
         )
     repo_id, revision = found["repo"], found["revision"] or ""
     listing = list_repository(repo_id, revision)

@@ -73,7 +73,7 @@ class Asking:
             raise UsageError(
                 what=f"pass@{largest} cannot be computed from {self.samples} samples.",
                 why=f"It needs at least {largest} samples for each question.",
-                fix=f"--samples {largest}",
+                fix=f"Use --samples {largest}",
             )
         if self.samples > 1 and self.heat == 0:
             raise UsageError(

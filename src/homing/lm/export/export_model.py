@@ -52,7 +52,7 @@ class Made:
 
 def export(order: Order, notify: Notify = lambda text: None) -> Made:
     if order.kind not in KINDS:
-        raise UsageError(f"Unknown export format: {order.kind!r}", f"Known: {', '.join(KINDS)}.", "--to hf")
+        raise UsageError(f"Unknown export format: {order.kind!r}", f"Known: {', '.join(KINDS)}.", "Use --to hf")
     # Reserve the folder first: if the name is taken, fail before minutes of loading.
     with new_folder(order.out, force=order.force) as temporary:
         notify(f"opening {order.folder}")

@@ -75,7 +75,7 @@ def write_gguf(opened: Opened, path: Path, kind: str, *, name: str) -> Written:
 
 def _check(folder: Path, shape: Model, kind: str) -> None:
     if kind not in KINDS:
-        raise UsageError(f"Unknown GGUF type: {kind!r}", f"Known: {', '.join(KINDS)}.", "--type f16")
+        raise UsageError(f"Unknown GGUF type: {kind!r}", f"Known: {', '.join(KINDS)}.", "Use --type f16")
     if shape.family == SWIFT:
         raise UsageError(
             what="A swift model cannot be exported as GGUF.",

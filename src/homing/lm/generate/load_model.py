@@ -129,7 +129,7 @@ def _check_present(folder: Path) -> None:
         raise DataError(
             what=f"No checkpoint at {folder}.",
             why="A checkpoint is a folder that holds model.safetensors, run.json and tokenizer.json.",
-            fix="`homing fetch RUN` brings one home; `homing runs` lists what there is.",
+            fix="`homing fetch RUN` fetches a checkpoint; `homing runs` lists your runs.",
         )
     missing = [] if has_weights(folder) else [f"{file_names.WEIGHTS} (or {INDEX})"]
     if not (folder / file_names.RUN).is_file() and not (folder / CONFIG).is_file():
@@ -138,7 +138,7 @@ def _check_present(folder: Path) -> None:
         raise DataError(
             what=f"{folder} is not a checkpoint.",
             why=f"It lacks {' and '.join(missing)}.",
-            fix="`homing fetch RUN` brings one home; `homing runs` lists what there is.",
+            fix="`homing fetch RUN` fetches a checkpoint; `homing runs` lists your runs.",
         )
     if not (folder / file_names.TOKENIZER).is_file():
         raise DataError(

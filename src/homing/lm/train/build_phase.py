@@ -110,7 +110,7 @@ def _place(session: Session, phase: Phase, model: Decoder) -> Place:
         raise UsageError(
             what=f"phases.{number}.offload needs a CUDA GPU, but this is {describe_device(session.device)}.",
             why="The optimizer state is already in host memory.",
-            fix=f"--set phases.{number}.offload=none",
+            fix=f"Use --set phases.{number}.offload=none",
         )
     ranks = session.ranks
     # Use the first rank's measurement, taken before any rank has allocated host memory.

@@ -78,7 +78,7 @@ def connect(world: World, verb: str = "launch") -> Connection:
         raise UsageError(
             what="No Modal account is configured.",
             why=f"{' and '.join(TOKEN_ENV)} are not set, and {PROFILE_PATH} does not exist.",
-            fix="modal setup   or, with a token from modal.com/settings/tokens: export MODAL_TOKEN_ID=ak-... "
+            fix="Log in: modal setup   or, with a token from modal.com/settings/tokens: export MODAL_TOKEN_ID=ak-... "
             "MODAL_TOKEN_SECRET=as-...",
         )
     try:

@@ -390,5 +390,5 @@ def test_login_shell_output_is_distinguished_from_a_missing_python(
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "a b", "", "host;ls"])
 def test_a_host_that_would_be_an_option_or_a_command_is_refused(homing_home: Path, sshd: Sshd, host: str) -> None:
-    with pytest.raises(UsageError, match="is no host"):
+    with pytest.raises(UsageError, match="is not a valid host"):
         opened(homing_home, sshd, host=host)

@@ -425,7 +425,7 @@ class Aws:
             raise ProviderRefused(
                 what=f"{instance_id} does not belong to this home.",
                 why=f"The names of this home's instances start with {self._prefix}",
-                fix="homing runs",
+                fix="List them: homing runs",
             )
         return body
 

@@ -177,7 +177,7 @@ class Things:
             raise ProviderRefused(
                 what=f"{resource.id} does not belong to this home.",
                 why=f"The names of this home's resources start with {self._prefix}",
-                fix="homing runs",
+                fix="List them: homing runs",
             )
         region, _, name = resource.id.rpartition("/")
         if resource.kind == "volume":
@@ -189,7 +189,9 @@ class Things:
         elif resource.kind == "budget":
             self._drop("budgets", "delete_budget", GLOBAL, AccountId=self._api.account, BudgetName=name)
         else:
-            raise UsageError(what=f"This home has no {resource.kind!r} on AWS.", fix="homing reconcile")
+            raise UsageError(
+                what=f"This home has no {resource.kind!r} on AWS.", fix="List its resources: homing reconcile"
+            )
 
     def _destroy_role(self, name: str) -> None:
         """Delete the profile and then the role, because a role that is in a profile cannot be deleted."""

@@ -84,7 +84,7 @@ class Faults:
                 raise UsageError(
                     what=f"The fake cloud has no failure {way!r}" + (f" at {route}." if route else "."),
                     why=f"Ways: {', '.join(WAYS)}. Routes: {', '.join(ROUTES)}.",
-                    fix="homing rehearse --list-faults",
+                    fix="List them: homing rehearse --list-faults",
                 )
 
     def to_dict(self) -> dict[str, Any]:

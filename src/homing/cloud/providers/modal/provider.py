@@ -294,7 +294,7 @@ class Modal:
             raise ProviderRefused(
                 what=f"{sandbox.object_id} does not belong to this home.",
                 why=f"The names of this home's sandboxes start with {self._prefix}",
-                fix="homing runs",
+                fix="List them: homing runs",
             )
         return sandbox
 

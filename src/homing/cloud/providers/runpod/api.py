@@ -64,7 +64,7 @@ def not_ours(thing_id: str, prefix: str) -> ProviderRefused:
     return ProviderRefused(
         what=f"{thing_id} does not belong to this home.",
         why=f"The names of this home's resources start with {prefix}",
-        fix="homing runs",
+        fix="List them: homing runs",
     )
 
 

@@ -208,7 +208,7 @@ class Runpod:
             raise UsageError(
                 what=f"cloud.runpod.env has {len(env)} variables.",
                 why=f"RunPod allows {_MOST_ENV}, and homing uses one of them.",
-                fix="cloud.runpod.env",
+                fix="Remove some variables from cloud.runpod.env.",
             )
         argv = tuple(booting.agent_argv("python3", startup_script.WORK_DIR))
         return Request(self.name, order.mark, offer, order, argv, env)
@@ -374,7 +374,7 @@ class Runpod:
             raise UsageError(
                 what=f"runpod has no network volume {settings['volume']!r}.",
                 why="To create one, homing needs its size and exactly one data center: a volume cannot move.",
-                fix="cloud.runpod: {volume_size: 1TB, data_centers: [EU-RO-1]}   or the id of an existing volume",
+                fix="Set cloud.runpod: {volume_size: 1TB, data_centers: [EU-RO-1]}   or the id of an existing volume",
             )
         return volume
 

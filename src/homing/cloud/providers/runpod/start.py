@@ -109,7 +109,7 @@ class Start:
             raise StartTimeout(
                 what=f"{self.id} stopped before SSH came up.",
                 why=f"RunPod reports: {instance.detail}.",
-                fix=f"homing logs {self._run}   See {self.page}",
+                fix=f"See why: homing logs {self._run}   See {self.page}",
             )
         if instance.rate_usd_per_hour > offered:
             raise CreateFailed(

@@ -50,7 +50,7 @@ def find_volume(volumes: list[Volume], wanted: str, prefix: str) -> Volume | Non
         raise UsageError(
             what=f"More than one network volume is named {wanted!r}.",
             why=f"On runpod: {ids}.",
-            fix="cloud.runpod.volume: ID",
+            fix="Use its id: cloud.runpod.volume: ID",
         )
     return found[0] if found else None
 
@@ -96,7 +96,7 @@ def check_volume(volume: Volume, settings: dict[str, Any]) -> None:
         raise UsageError(
             what=f"The network volume {volume.name} is in {volume.data_center}.",
             why=f"cloud.runpod.data_centers allows {', '.join(places)}, and a pod must be where its volume is.",
-            fix=f"cloud.runpod.data_centers: [{volume.data_center}]",
+            fix=f"Set cloud.runpod.data_centers: [{volume.data_center}]",
         )
     if volume.num_gb * 10**9 < settings["volume_size"]:
         raise UsageError(

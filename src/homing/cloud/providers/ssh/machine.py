@@ -70,7 +70,8 @@ class Host:
         for word, value in (("host", settings.host), ("user", self.user)):
             if not re.fullmatch(r"[A-Za-z0-9_:][\w.:%-]*", value):  # a leading dash would be parsed as an ssh option
                 raise UsageError(
-                    what=f"cloud.ssh.{word} is {value!r}, which is not a valid {word}.", fix=f"cloud.ssh.{word}"
+                    what=f"cloud.ssh.{word} is {value!r}, which is not a valid {word}.",
+                    fix=f"Change cloud.ssh.{word} in the run file.",
                 )
         self.name = f"{self.user}@{settings.host}:{settings.port}"
         self.folder = folder / self.name
@@ -153,7 +154,7 @@ class Host:
             raise UsageError(
                 what="The SSH private key does not exist.",
                 why=f"{connection.key_path} is missing.",
-                fix="cloud.ssh.key_file",
+                fix="Set cloud.ssh.key_file to an existing private key.",
             )
         command = f"{_shell_path(self.settings.python or 'python3')} -I -c {shlex.quote(_START)}"
         argv = [*ssh_argv(connection, self.folder / "known_hosts"), "-T", "-oBatchMode=yes", self._to, command]
@@ -254,7 +255,9 @@ def _explain(host: Host, done: Completed) -> HomingError:
         return UsageError(what="OpenSSH's `ssh` is not installed.", why=last, fix="Install it: openssh-client")
     if done.code == 127:
         return ProviderRefused(
-            what=f"{host.name} has no {host.settings.python or 'python3'}.", why=last, fix="cloud.ssh.python"
+            what=f"{host.name} has no {host.settings.python or 'python3'}.",
+            why=last,
+            fix="Set cloud.ssh.python to an interpreter on the host.",
         )
     if "Permission denied" in err:
         return ProviderRefused(

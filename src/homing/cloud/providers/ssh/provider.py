@@ -239,7 +239,9 @@ class Ssh:
     def _configured(self) -> Host:
         if self._host is None:
             raise UsageError(
-                what="No SSH host is configured.", why="cloud.ssh.host is empty.", fix="cloud.ssh.host: gpu.example.org"
+                what="No SSH host is configured.",
+                why="cloud.ssh.host is empty.",
+                fix="For example: cloud.ssh.host: gpu.example.org",
             )
         return self._host
 
@@ -269,7 +271,7 @@ class Ssh:
             raise ProviderRefused(
                 what=f"{instance_id!r} is not an instance of this home.",
                 why=f"The names of this home's instances start with {self._prefix}",
-                fix="homing runs",
+                fix="List them: homing runs",
             )
         hosts = {host.name: host for host in self._hosts_in_use()}
         known = Host.known(name, self._root, self._world) if name else None

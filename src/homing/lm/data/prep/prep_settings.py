@@ -131,7 +131,7 @@ def _check_new(order: PrepOrder) -> Facts:
         raise DataError(
             f"A vocabulary of {order.vocab_size:,} is too large.",
             why="The maximum is 1,048,576.",
-            fix="--vocab-size 32768",
+            fix="Use --vocab-size 32768",
         )
     return Facts(order.vocab_size, specials, order.split, order.vocab_size - smallest)
 
@@ -165,7 +165,9 @@ def _check_existing(order: PrepOrder) -> Facts:
 def find_inputs(order: PrepOrder) -> Inputs:
     if not order.text:
         raise DataError(
-            "No text files were given.", why="homing prep needs at least one text file.", fix="--text 'books/*.txt'"
+            "No text files were given.",
+            why="homing prep needs at least one text file.",
+            fix="For example: --text 'books/*.txt'",
         )
     text = find_sources(order.text, key="text")
     validation = find_sources(order.validation, key="validation")

@@ -85,7 +85,7 @@ def check_graphs(asked: str, device: torch.device) -> None:
         raise UsageError(
             what=f"train.graphs: on needs a CUDA GPU, but this is {describe_device(device)}.",
             why="Only CUDA can capture a pass as a graph.",
-            fix="--set train.graphs=auto   or   --set train.graphs=off",
+            fix="Use --set train.graphs=auto   or   --set train.graphs=off",
         )
 
 
