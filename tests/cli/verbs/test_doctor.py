@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from tests.cli.control_rig import Homing, lay_out, typing
 
+from homing.world import Retries
+
 
 @pytest.fixture
 def cli(
@@ -95,7 +97,7 @@ def test_a_run_is_looked_at_as_it_is_written_also_when_it_does_not_resolve(cli: 
 def test_keys_are_never_printed(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", " YOUR_secret_canary ")
     monkeypatch.setenv("RUNPOD_API_URL", "http://127.0.0.1:9")  # a closed port
-    monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("homing.cloud.providers.rest.RETRIES", Retries(tries=4, first_s=0.01, longest_s=60.0))
     said = cli("doctor", "--all")
     assert "RUNPOD_API_KEY" in said.out
     assert "secret_canary" not in said.out + said.err

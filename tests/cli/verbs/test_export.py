@@ -85,7 +85,7 @@ def test_weights_without_an_adapter_are_refused_with_a_command_that_works(homing
     make_checkpoint(tmp_path / "models" / "tiny", "llama")
     code, _, err = homing("export", "tiny", "--to", "adapter")
     assert code == 2
-    (fix,) = re.findall(r"fix homing (export .*)", err)
+    (fix,) = re.findall(r"fix Export the whole model: homing (export .*)", err)
     code, out, err = homing(*fix.split())
     assert (code, out.strip()) == (0, "exports/tiny-hf"), err
 

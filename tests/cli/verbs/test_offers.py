@@ -13,6 +13,7 @@ from tests.cloud.shop import Shop, offer, open_shops
 
 from homing.cli.verbs.offers import HEADERS, row_of
 from homing.errors import ProviderRefused
+from homing.world import Retries
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def test_a_provider_that_cannot_be_reached_is_said_without_a_word_of_what_bills(
     """The same silence does leave in doubt what bills when `runs` asks; for offers nothing was rented."""
     monkeypatch.setenv("RUNPOD_API_KEY", "none")
     monkeypatch.setenv("RUNPOD_API_URL", "http://127.0.0.1:9/v2")  # a closed port
-    monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("homing.cloud.providers.rest.RETRIES", Retries(tries=4, first_s=0.01, longest_s=60.0))
     alone = cli("offers", "--provider", "runpod")
     both = cli("offers", "--provider", "runpod", "--provider", "local")
     assert (alone.code, both.code) == (4, 0)

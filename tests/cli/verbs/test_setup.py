@@ -10,7 +10,7 @@ from tests.doubles.s3_servers import ACCESS_KEY, SECRET_KEY, moto
 
 from homing.cloud.home import Home
 from homing.cloud.setup import write_key
-from homing.world import World
+from homing.world import Retries, World
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_person_is_asked_for_the_key_which_is_then_used(cli: Homing, monkeypat
     monkeypatch.setattr("sys.stdin", Terminal())
     monkeypatch.setattr("getpass.getpass", lambda prompt: "sf-canary")
     monkeypatch.setenv("HOMING_SHADEFORM_URL", "http://127.0.0.1:9")  # a closed port
-    monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("homing.cloud.providers.rest.RETRIES", Retries(tries=4, first_s=0.01, longest_s=60.0))
     said = cli("setup", "shadeform", "--dry-run")
     assert said.code == 2  # a dry run asks for nothing
     monkeypatch.setattr("homing.cli.output.ask", lambda question, yes: False)

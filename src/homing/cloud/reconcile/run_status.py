@@ -103,7 +103,7 @@ def check_interval(every_s: float, flag: str = "--every") -> float:
         raise UsageError(
             what=f"{flag}: invalid interval: {every_s:g} s.",
             why="Use 1 second to 1 day.",
-            fix=f"For example: {flag} 30",
+            fix=f"{flag} 30",
         )
     return every_s
 
