@@ -278,12 +278,12 @@ def _warnings(run: Run, cheapest: OfferPlan) -> list[str]:
     if run.limits.spend_usd is not None and cheapest.cost_usd > Decimal(run.limits.spend_usd):
         found.append(
             f"The schedule exceeds the spend limit: it takes {days} and {dollars} on {cheapest.offer.device},"
-            f" but but limits.spend is {meter.show_usd(Decimal(run.limits.spend_usd))}. {_landing(cheapest)}"
+            f" but limits.spend is {meter.show_usd(Decimal(run.limits.spend_usd))}. {_landing(cheapest)}"
         )
     if run.limits.time_s and cheapest.seconds > run.limits.time_s:
         found.append(
             f"The schedule exceeds the time limit: it takes {days} and {dollars} on {cheapest.offer.device},"
-            f" but but limits.time is {format_duration(run.limits.time_s)}. {_landing(cheapest)}"
+            f" but limits.time is {format_duration(run.limits.time_s)}. {_landing(cheapest)}"
         )
     found += _all_weights(run)
     if relay := relay_of(run, cheapest.offer, cheapest.seconds):
