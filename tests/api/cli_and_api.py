@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import pytest
 from tests.api.left_behind import Left, look
 from tests.cli.control_rig import RUN_FILE
-from tests.cloud.rig import MOSS, TRAINER, Said, clear, homing, look_more_often, make_data, trainer_argv
+from tests.cloud.rig import MOSS, TRAINER, Said, clear, forget, homing, look_more_often, make_data, trainer_argv
 from tests.contracts.owners import owner_for
 
 from homing.api import FUNCTIONS
@@ -49,12 +50,24 @@ _WAITING = TRAINER.replace(
 )
 assert _WAITING != TRAINER
 
+_TURNS = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "On stones."}]
+_CHATS = f"{json.dumps({'messages': _TURNS})}\n" * 20
+_TINY = """
+name: tiny
+data: {text: [text/*.txt]}
+tokenizer: {vocab_size: 272}
+model: {arch: llama, layers: 1, width: 32, heads: 2, head_size: 16, ffn_width: 64, context: 32, tied: true}
+phases:
+  - {kind: pretrain, steps: 2, batch_tokens: 128, lr: 0.01, warmup_steps: 1}
+train: {device: cpu, threads: 1, log_every: 1}
+"""
+
 
 @dataclass(frozen=True)
 class Scenario:
     """The same request twice: as a person types it, and as a program makes it."""
 
-    argv: str  # what stands after `homing VERB`; with --json the document and the result are compared too
+    argv: str  # what stands after `homing VERB`; with --json the document is compared with the result
     call: Callable[[Function], object]
     place: str = "project"  # one of the set-ups of Trial
     providers: tuple[str, ...] = ("",)  # the providers on which it is tried; "" where none plays a role
@@ -104,7 +117,12 @@ class Trial:
         self.base, self.place, self.provider = bench.base, place, provider
         self.here = self.base / "here"
         self.home, self.project = self.here / "home", self.here / "project"
+        self.store = f"file:{self.project}/store"
         self.monkeypatch, self._capture = monkeypatch, capture
+        self.other_home = self.here / "elsewhere"
+        self.outside: Callable[[], object] | None = None  # what a double of the outside holds after a verb
+        self.doubles = ExitStack()
+        self.before_each: Callable[[], None] = lambda: None
         self._is_waiting = False
         monkeypatch.setenv("HOMING_HOME", str(self.home))
         look_more_often(monkeypatch)
@@ -117,14 +135,14 @@ class Trial:
     def by_command_line(self, words: str, stdin: str = "") -> tuple[Left, Left]:
         """Type `homing WORDS`. Return what was there before, and what is left after it."""
         self._lay_out()
-        before = look(self.home, self.project)
-        said = self.type(*shlex.split(words), stdin=stdin)
+        before = self._look([])
+        said = self.type(*shlex.split(words.replace("{store}", self.store)), stdin=stdin)
         assert said.code == 0, said.err
         self._settle()
         answer = [json.loads(line) for line in said.out.splitlines()] if "--json" in words else []
         for each in answer:
             each.pop("schema")
-        return before, look(self.home, self.project, answer=answer)
+        return before, self._look(answer)
 
     def by_library(self, call: Callable[[], object], *, with_answer: bool = False) -> Left:
         """Call a function and return what is left after it. It must print nothing, on whatever way."""
@@ -135,17 +153,17 @@ class Trial:
         self._settle()
         answer = result.to_dict() if hasattr(result, "to_dict") else result
         answers = answer if isinstance(answer, list) else [answer]
-        return look(self.home, self.project, answer=json.loads(json.dumps(answers)) if with_answer else [])
+        return self._look(json.loads(json.dumps(answers, default=str)) if with_answer else [])
 
     def type(self, *argv: str, stdin: str = "") -> Said:
         given = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
         self.monkeypatch.setattr(sys, "stdin", given)
         return homing(self._capture, self.monkeypatch, *argv)
 
-    def clear(self) -> None:
-        """End what is alive."""
-        if self.provider and (self.home / "owner").exists():
-            clear(self.home, self.provider)
+    def end(self) -> None:
+        """End what is alive, and the doubles."""
+        self._clear()
+        self.doubles.close()
 
     # --- set-ups: one method each ---
 
@@ -160,11 +178,33 @@ class Trial:
         (self.project / "moss.txt").write_bytes(MOSS)
         make_data(self.project / "data/moss")
 
+    def lay_unprepared(self) -> None:
+        """A run file, its text, and conversations with a tokenizer for them."""
+        from tests.lm.data.chat.kit import make_tokenizer
+
+        make_tokenizer(self.project / "tokenizer")
+        (self.project / "runs").mkdir()
+        (self.project / "runs/tiny.yaml").write_text(_TINY)
+        (self.project / "text").mkdir()
+        (self.project / "text/moss.txt").write_bytes(MOSS * 400)
+        (self.project / "chats.jsonl").write_text(_CHATS)
+
+    def lay_prepared(self) -> None:
+        self._lay("unprepared")
+        self._do("prep", "tiny")
+
     def lay_model(self) -> None:
         """A tiny model with random weights."""
         from tests.cli.trained import make_checkpoint
 
         make_checkpoint(self.project / "models/tiny", self.project / "data/tiny")
+
+    def lay_export(self) -> None:
+        folder = self.project / "exported"
+        folder.mkdir()
+        (folder / "export.json").write_text(json.dumps({"schema": "homing.export/1", "kind": "hf"}))
+        (folder / "README.md").write_text("a card")
+        (folder / "model.safetensors").write_bytes(b"w" * 150_000)
 
     def lay_finished(self) -> None:
         """A run that was launched, is done and is not fetched."""
@@ -172,13 +212,24 @@ class Trial:
         self._launch()
         self._settle()
 
+    def lay_ended(self) -> None:
+        """A run that ended while nobody looked: the ledger still says that it is live."""
+        self.lay_project()
+        self._launch()
+        provider = Home(self.home, World()).provider(self.provider)
+        assert wait_until(lambda: not provider.list_owned(), timeout_s=30, every_s=0.05, world=World())
+
+    def lay_fetched(self) -> None:
+        self._lay("finished")
+        self._do("fetch", "moss")
+
     def lay_live(self) -> None:
         """A run that waits in its third step."""
         self.lay_project()
         self._is_waiting = True
         self._launch()
         self._is_waiting = False
-        home = Home(self.home, World())
+        home = self._opened()
         (row,) = home.ledger.unfinished_runs()
         store, key = home.store_of(row), run_key(row.id, file_names.HEARTBEAT)
         assert wait_until(lambda: b'"step": 2' in store.read(key), timeout_s=30, every_s=0.05, world=World())
@@ -186,34 +237,65 @@ class Trial:
     def lay_live_hung(self) -> None:
         """A run whose machine hangs, so that nothing but the verb changes anything."""
         self.lay_live()
-        self._is_waiting = True
-        for process, _ in World().marked(file_names.MARK_ENV, owner_prefix(owner_for(__name__))):
+        for process, _ in World().marked(file_names.MARK_ENV, owner_prefix(self._opened().owner)):
             os.kill(process.pid, signal.SIGSTOP)
+
+    def lay_live_forgotten(self) -> None:
+        """An instance of ours that the ledger does not know."""
+        self.lay_live_hung()
+        forget(self.home)
+
+    def lay_live_elsewhere(self) -> None:
+        """A run of another home, whose store is here."""
+        self.monkeypatch.setenv("HOMING_HOME", str(self.other_home))
+        self.other_home.mkdir(mode=0o700)
+        (self.other_home / "owner").write_text(owner_for(f"{__name__} elsewhere"))
+        self.lay_live_hung()
+        self.monkeypatch.setenv("HOMING_HOME", str(self.home))
 
     # --- helpers ---
 
+    def _clear(self) -> None:
+        for home in (self.home, self.other_home):
+            if self.provider and (home / "owner").exists():
+                clear(home, self.provider)
+
+    def _look(self, answer: list[Any]) -> Left:
+        outside = {} if self.outside is None else {"outside": self.outside()}
+        return look(self.home, self.project, self.other_home, documents={"answer": answer, **outside})
+
     def _lay_out(self) -> None:
         """Lay out the set-up, in place of what an earlier one left."""
-        self.clear()
+        self._clear()
+        self.before_each()
         self.monkeypatch.chdir(self.base)
         shutil.rmtree(self.here, ignore_errors=True)
         self._is_waiting = False
-        kept = self.base / "kept" / f"{self.place} {self.provider}"
-        if kept.is_dir():
-            shutil.copytree(kept, self.here)
-            self.monkeypatch.chdir(self.project)
-            return
         self.project.mkdir(parents=True)
         self.home.mkdir(mode=0o700)
         # The same owner on both sides, and none that a test in another process has.
         (self.home / "owner").write_text(owner_for(__name__))
         self.monkeypatch.chdir(self.project)
-        getattr(self, f"lay_{self.place}")()
-        if not self.place.startswith("live"):
+        self._lay(self.place)
+
+    def _lay(self, place: str) -> None:
+        """Copy a set-up; the first time, make it."""
+        kept = self.base / "kept" / f"{place} {self.provider}"
+        if kept.is_dir():
+            shutil.copytree(kept, self.here, dirs_exist_ok=True)
+            return
+        getattr(self, f"lay_{place}")()
+        if not place.startswith("live"):
             shutil.copytree(self.here, kept)
 
     def _launch(self) -> None:
-        said = self.type("launch", "moss", "--spend-limit", "1", "--yes")
+        self._do("launch", "moss", "--spend-limit", "1", "--yes", "--set", f"store={self.store}")
+
+    def _opened(self) -> Home:
+        return Home(Path(os.environ["HOMING_HOME"]), World())
+
+    def _do(self, *argv: str) -> None:
+        said = self.type(*argv)
         assert said.code == 0, said.err
 
     def _trainer_argv(self, python: str, work_dir: object) -> list[str]:
@@ -222,7 +304,7 @@ class Trial:
 
     def _settle(self) -> None:
         """Wait for the end of runs that will end, so that both sides are looked at in the same state."""
-        if self._is_waiting or not (self.home / "ledger.sqlite").exists():
+        if self.place.startswith("live") or not (self.home / "ledger.sqlite").exists():
             return
         for row in Home(self.home, World()).ledger.unfinished_runs():
             self.type("watch", row.id)

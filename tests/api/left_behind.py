@@ -9,6 +9,7 @@ hashes of files that contain one of those. All of these are replaced by a placeh
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -24,25 +25,29 @@ Left = dict[str, list[str]]
 
 _MOMENT_OF_RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # in a run id
 _INSTANCE = re.compile(r"\b(?:i|vol|key)-\d{6}\b")  # of the fake cloud
+_OWNER = re.compile(r"(?<=homing-)[a-z0-9]{6}(?=-)")  # of a home, in a mark
+_REHEARSAL = re.compile(r"(?<=rehearsals/)[^/]*?(\d{8}-\d{6}-[0-9a-f]{4})")
 _SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
+_CURVES = re.compile(r"(?<=tfevents\.)[^/]*")  # moment, host and process in the name of a file of TensorBoard
+_SPEED = re.compile(r"\b[\d.,]+[kM]? tok/s|\b\d+(?:\.\d+)?s\b")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?Z?")
 _PASSING = re.compile(  # keys whose values depend on the clock, on chance or on the machine's load
     r"t|at|now|when|.*_at|.*_s|seconds|boottime|since|until|pid|.*_pid|port|token|nonce|spend_usd|usd|use"
-    r"|.*age|word|best_flops|boot_id|land_by|disk_bytes"
+    r"|.*age|word|best_flops|boot_id|land_by|disk_bytes|commit|bill_usd|ledger_usd|export\.json"
 )
 _SKIPPED = re.compile(  # neither written by a verb nor the same twice
-    r"(.*/)?(__pycache__/.*|.*\.lock|.*\.sqlite-(wal|shm)|launching/.*|clock|use\.json|boot\.log|agent\.lock"
+    r"(.*/)?(__pycache__/.*|.*\.lock|.*\.sqlite-(wal|shm)|launching/.*|clock|use\.json|heard\.json|boot\.log|agent\.lock"
     r"|logs/(agent|sync|dead-man|lookout)\.log|fake/(state|server)\.json)"
 )
 
 
-def look(*folders: Path, answer: list[Any] | None = None) -> Left:
+def look(*folders: Path, documents: dict[str, Any] | None = None) -> Left:
     """Read every file and ledger below these folders, which are named by their last part.
 
-    `answer`: the documents that a command printed or a function returned; they are compared like a file.
+    `documents`: by name, what else is compared, such as what a command printed or a function returned.
     """
     found = {f"{top.name}/{path.relative_to(top)}": path for top in folders for path in _files(top)}
-    return _Plain(found, answer or []).left()
+    return _Plain(found, documents or {}).left()
 
 
 def difference(one: Left, other: Left, *, names: tuple[str, str] = ("command line", "library")) -> str:
@@ -69,16 +74,19 @@ def _files(top: Path) -> Iterator[Path]:
 class _Plain:
     """Replaces what differs from one run of a command to the next."""
 
-    def __init__(self, files: dict[str, Path], answer: list[Any]) -> None:
-        self._answer = answer
+    def __init__(self, files: dict[str, Path], documents: dict[str, Any]) -> None:
+        self._documents = documents
         self._data = {name: b"" if path.suffix == ".sqlite" else path.read_bytes() for name, path in files.items()}
         self._ledgers = {name: _rows(path) for name, path in files.items() if path.suffix == ".sqlite"}
         texts = [*files, *(data.decode("utf-8", "replace") for data in self._data.values())]
-        texts += [json.dumps(answer)]
+        texts += [json.dumps(documents)]
         texts += [str(row) for tables in self._ledgers.values() for rows in tables.values() for row in rows]
         self._names = {
             **_numbered("run", {each for text in texts for each in _MOMENT_OF_RUN.findall(text)}),
             **_numbered("instance", {each for text in texts for each in _INSTANCE.findall(text)}),
+            **_numbered("owner", {each for text in texts for each in _OWNER.findall(text)}),
+            # The folder of a rehearsal has an id of its own, made in the same second as that of its run.
+            **{each: "<rehearsal>" for name in files for each in _REHEARSAL.findall(name)},
         }
         # A file with a run id or a moment in it has another hash each time: its placeholder is that of its plain lines.
         self._hashes: dict[str, str] = {}
@@ -92,11 +100,15 @@ class _Plain:
             del left[self._text(name)]
             for table, rows in tables.items():
                 left[f"{name}: {table}"] = sorted(self._json(row) for row in rows)
-        if self._answer:
-            left["answer"] = json.dumps(self._value(self._answer), indent=1, sort_keys=True).splitlines()
+        for name, document in self._documents.items():
+            left[name] = json.dumps(self._value(document), indent=1, sort_keys=True).splitlines()
         return left
 
     def _lines(self, name: str, data: bytes) -> list[str]:
+        if name.endswith("/owner"):
+            return ["<owner>"]
+        if _CURVES.search(name):  # begins with the moment it was made
+            return [f"{len(data)} bytes"]
         try:
             text = data.decode()
         except UnicodeDecodeError:
@@ -116,20 +128,25 @@ class _Plain:
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, dict):
+            if {"num_bytes", "rate"} <= value.keys():  # of a store, whose files contain moments
+                value = {**value, "num_bytes": "<size>"}
             return {self._text(key): _passing(key, self._value(each)) for key, each in value.items()}
         if isinstance(value, list):
             return [self._value(each) for each in value]
         if isinstance(value, float) and value > 1e9:
             return "<moment>"
-        if isinstance(value, str) and value.startswith("{"):  # a document in a column of the ledger
-            return self._value(json.loads(value))
+        if isinstance(value, str) and value.startswith('{"'):  # a document in a column of the ledger
+            with contextlib.suppress(ValueError):
+                return self._value(json.loads(value))
         return self._text(value) if isinstance(value, str) else value
 
     def _text(self, text: str) -> str:
         text = _MOMENT_OF_RUN.sub(lambda match: self._names[match[0]], text)
+        text = _OWNER.sub(lambda match: self._names[match[0]], text)
         text = _INSTANCE.sub(lambda match: self._names[match[0]], text)
         text = _SHA256.sub(lambda match: self._hashes.get(match[0], "<hash of no file here>"), text)
-        return _MOMENT.sub("<moment>", text)
+        text = _MOMENT.sub("<moment>", _SPEED.sub("<time>", text))
+        return _CURVES.sub("<process>", text)
 
 
 def _passing(key: str, value: Any) -> Any:

@@ -6,10 +6,19 @@ typed, and the document must be what the function returns.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.api.cli_and_api import Scenario
+from tests.api.cli_and_api import Scenario, Trial
+from tests.doubles import hub
+from tests.doubles.docker import Docker
+
+from homing.cloud.providers.base import Connection
 
 __all__ = ["SCENARIOS"]
 
@@ -32,6 +41,61 @@ def asked(session: Any, *lines: str) -> list[dict[str, object]]:
     ]
 
 
+def store() -> str:
+    """Return the address of the store of the set-ups, as `{store}` in what is typed."""
+    return f"file:{Path.cwd()}/store"
+
+
+def listed(entries: Any) -> dict[str, object]:
+    return {"files": [{"key": each.key, "num_bytes": each.num_bytes} for each in entries]}
+
+
+def removed(removal: Any) -> dict[str, object]:
+    return {"keys": removal.keys, "num_bytes": removal.num_bytes}
+
+
+# --- doubles of what is not here ---
+
+
+def with_hub(trial: Trial) -> None:
+    """A Hugging Face Hub, empty before each side."""
+    trial.monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
+    made = trial.doubles.enter_context(hub.running())
+    trial.monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+    trial.monkeypatch.setenv("HF_TOKEN", hub.WRITE)
+    trial.before_each = made.repos.clear
+    trial.outside = lambda: {
+        name: [repo.is_private, {file: hashlib.sha256(each.data).hexdigest() for file, each in repo.head.files.items()}]
+        for (_, name), repo in made.repos.items()
+    }
+
+
+def with_docker(trial: Trial) -> None:
+    """A Docker whose images and calls are forgotten before each side."""
+    folder = trial.base / "docker"
+    trial.monkeypatch.setenv("PATH", f"{Docker(folder).bin}:{os.environ['PATH']}")
+    trial.monkeypatch.setattr("homing.cloud.launch.container_image._POLL_S", 0.02)
+
+    def forget() -> None:
+        shutil.rmtree(folder)
+        Docker(folder)
+
+    trial.before_each = forget
+    trial.outside = lambda: json.loads((folder / "state.json").read_text())
+
+
+def with_login(trial: Trial) -> None:
+    """Instances of the fake cloud that can be reached by SSH, as those of a real one."""
+    there = Connection("root", "127.0.0.1", 2222, known_hosts="[127.0.0.1]:2222 ssh-ed25519 AAAA")
+    trial.monkeypatch.setattr("homing.cloud.providers.fake.provider.Fake.connection", lambda self, instance: there)
+
+
+def without_torch(trial: Trial) -> None:
+    """Doctor asks a child process for the version of torch, which takes seconds to load."""
+    found = '{"version": "2.13.0", "cuda": null, "cards": 0}'
+    trial.monkeypatch.setattr("homing.doctor.computer._TORCH", f"print({found!r})  # torch")
+
+
 # Get started
 
 SCENARIOS: dict[str, list[Scenario]] = {
@@ -41,6 +105,25 @@ SCENARIOS: dict[str, list[Scenario]] = {
 # Data and models
 
 SCENARIOS |= {
+    "prep": [Scenario("tiny --json", lambda prep: prep("tiny").document, "unprepared")],
+    "data check": [
+        Scenario(
+            "chats.jsonl --tokenizer tokenizer --json",
+            lambda check: {**check(["chats.jsonl"], tokenizer=Path("tokenizer")).document, "error": None},
+            "unprepared",
+            is_reading=True,
+        )
+    ],
+    "data show": [
+        Scenario(
+            "chats.jsonl --tokenizer tokenizer --json",
+            lambda show: show("chats.jsonl", tokenizer=Path("tokenizer")).document,
+            "unprepared",
+            is_reading=True,
+        )
+    ],
+    "verify": [Scenario("tiny --json", lambda verify: verify("tiny").document, "prepared", is_reading=True)],
+    "train": [Scenario("tiny --json", lambda train: train("tiny"), "prepared", marks=SLOW)],
     "generate": [
         Scenario(
             "tiny --prompt 'the cat' --tokens 8 --seed 1 --device cpu --json",
@@ -58,11 +141,80 @@ SCENARIOS |= {
             stdin="the cat\nthe dog\n",
         )
     ],
+    "export": [
+        Scenario(
+            "tiny --to gguf --out exported --json",
+            lambda export: export("tiny", to="gguf", out=Path("exported")),
+            "model",
+        )
+    ],
+    "publish": [
+        Scenario(
+            "hf:me/tiny exported --json",
+            lambda publish: publish("hf:me/tiny", "exported"),
+            "export",
+            arrange=with_hub,
+            marks=(pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),),
+        )
+    ],
+    "eval": [
+        Scenario(
+            "tiny --out scores.md --device cpu --json",
+            lambda evaluate: evaluate("tiny", out=Path("scores.md"), device="cpu").document,
+            "model",
+        )
+    ],
 }
 
 # Cloud runs
 
 SCENARIOS |= {
+    "plan": [Scenario("moss --json", lambda plan: plan("moss"), providers=BOTH)],
+    "status": [
+        Scenario("moss --json", lambda status: next(status("moss")).document, "finished", BOTH, is_reading=True),
+        Scenario("moss --json", lambda status: next(status("moss")).document, "ended", BOTH),
+    ],
     "watch": [Scenario("moss", lambda watch: finished(watch("moss")), "finished", BOTH, is_reading=True)],
-    "stop": [Scenario("moss", lambda stop: stop("moss"), "live", BOTH)],
+    "stop": [Scenario("moss --json", lambda stop: stop("moss"), "live", BOTH, marks=SLOW)],
+}
+
+# Tools
+
+SCENARIOS |= {
+    "store ls": [
+        Scenario(
+            "models --store {store} --json",
+            lambda ls: listed(ls("models", store=store())),
+            "finished",
+            ("local",),
+            is_reading=True,
+        )
+    ],
+    "store get": [
+        Scenario(
+            "models/moss/manifest.json --store {store} --json",
+            lambda get: get("models/moss/manifest.json", store=store()),
+            "finished",
+            ("local",),
+        )
+    ],
+    "store put": [
+        Scenario(
+            "moss.txt kept.txt --store {store} --json",
+            lambda put: put(Path("moss.txt"), "kept.txt", store=store()),
+            "finished",
+            ("local",),
+        )
+    ],
+    "store rm": [
+        Scenario(
+            "models/moss --store {store} --yes --json",
+            lambda remove: removed(remove("models/moss", store=store(), confirm=lambda question: True)),
+            "finished",
+            ("local",),
+        )
+    ],
+    "report": [
+        Scenario("moss --out moss.html --json", lambda report: report("moss", out=Path("moss.html")), "fetched", BOTH)
+    ],
 }
