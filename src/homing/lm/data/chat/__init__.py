@@ -10,5 +10,6 @@
     chat_settings   what is requested              -> checked, and compared with what was done before
     prepare         conversations                  -> shards (ids, mask, index) and a manifest, complete or absent
 
-The trainer reads them with `lm/data/shards/pack_chats`, which packs them into rows and isolates them from each other.
+The trainer reads the shards with `lm/data/shards/pack_chats`, which packs the conversations into rows and isolates them
+from each other.
 """

@@ -45,10 +45,10 @@ class ChatOrder:
     tokenizer: Path  # a folder with tokenizer.json and the chat template
     context: int
     validation: list[str] = field(default_factory=list)
-    val_fraction: float = 0.02  # chosen by hash of the conversation; ignored if `validation` names files
+    val_fraction: float = 0.02  # held out by the hash of the conversation; ignored if `validation` names files
     shard_tokens: int = 100_000_000
     is_forced: bool = False
-    # The paths in the run file, if files were fetched from a store: readers of the manifest detect changes with them.
+    # The paths in the run file, if files were fetched from a store. Readers of the manifest detect changes with them.
     named: dict[str, Any] = field(default_factory=dict)
 
 
@@ -128,7 +128,7 @@ def _check(order: ChatOrder) -> None:
 
 
 def settings_of(order: ChatOrder, renderer: Renderer) -> dict[str, Any]:
-    """Return everything except the conversations that determines the result; stored in the manifest."""
+    """Return everything except the conversations that determines the result. This is stored in the manifest."""
     return {
         "chat": [{"path": s.path, "weight": float(s.weight), "repeat": s.repeat} for s in order.chat],
         "validation": list(order.validation),

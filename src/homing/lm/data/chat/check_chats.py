@@ -2,8 +2,8 @@
 
     file -> lines -> form -> rules -> duplicate? -> in both splits? -> rendered -> does it fit?
 
-Nothing is fixed silently or replaced: a line is used unchanged, or up to its last answer that fits, or not at all, and
-each case is counted. Without a renderer (no tokenizer yet) everything but the length is checked.
+Nothing is fixed silently or replaced. A line is used unchanged, or up to its last answer that fits, or not at all, and
+each case is counted. Without a renderer (if there is no tokenizer yet), everything but the length is checked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from homing.text_sources import Source
 
 __all__ = ["HARMLESS", "Doctor", "FileReport", "Finding", "Kept"]
 
-# Worth reporting, but not worth fixing the file for: the rest of it is used anyway.
+# These are worth reporting, but not worth fixing the file for, because the rest of the line is used anyway.
 HARMLESS = frozenset({"duplicate", "too-long", "unanswered", "marker", "replacement", "unused-fields"})
 # All findings are counted, but at most this many are listed.
 MAX_FINDINGS = 10_000
@@ -39,7 +39,7 @@ class Finding:
     line: int
     kind: str
     text: str
-    action: str  # skipped | cut | kept | stops: the rest of the file was not checked
+    action: str  # skipped | cut | kept | stops (the rest of the file was not checked)
 
     @property
     def is_fault(self) -> bool:
@@ -55,7 +55,7 @@ class FileReport:
     side: str  # train | val
     form: str = ""
     num_lines: int = 0  # non-blank ones
-    num_kept: int = 0  # including the cut ones
+    num_kept: int = 0  # number of conversations kept, including those that were cut
     num_cut: int = 0
     num_skipped: int = 0
     num_faults: int = 0
@@ -72,7 +72,7 @@ class Kept:
 @dataclass
 class Doctor:
     renderer: Renderer | None = None
-    context: int = 0  # the model's context; 0: unlimited
+    context: int = 0  # the model's context; 0 if unlimited
     files: list[FileReport] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -97,7 +97,7 @@ class Doctor:
     def examine(self, source: Source, side: str) -> Iterator[Kept]:
         """Yield the conversations to keep, in order.
 
-        Call this for validation files first: their conversations are skipped in training files.
+        This must be called for validation files first, because their conversations are skipped in training files.
         """
         report = FileReport(source.path, side)
         self.files.append(report)
@@ -176,7 +176,7 @@ class Doctor:
     def _fit(self, row: list[Example] | Fault) -> tuple[list[Example], str]:
         """Return the part that fits and, if anything was cut, a sentence that says so.
 
-        The last token is only a target, so context + 1 tokens fit.
+        Because the last token is only a target, context + 1 tokens fit.
         """
         if isinstance(row, Fault):
             raise row
@@ -206,7 +206,7 @@ def _last_end(example: Example, limit: int) -> int:
 def _notes(
     conversation: Conversation, renderer: Renderer | None, value: Any, form: str, noted: set[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield notes about a line that is kept; notes that concern the whole file are yielded once per file."""
+    """Yield notes about a line that is kept. Notes that concern the whole file are yielded once per file."""
     texts = [str(message["content"]) for message in conversation.messages]
     if any("\ufffd" in text for text in texts):
         yield "replacement", "contains U+FFFD, a sign of text decoded with the wrong encoding"

@@ -6,7 +6,7 @@
     alpaca     {"instruction": ..., "input": ..., "output": ...}
     pair       {"prompt": ..., "completion": ...}                              TRL's, each either text or messages
 
-Only rearranges fields; `rules` checks that they form a conversation.
+This module only rearranges fields. `rules` checks that they form a conversation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from homing.lm.data.chat.messages import Fault
 
 __all__ = ["Raw", "to_messages", "unused_fields", "which_form"]
 
-Raw = tuple[list[Any], Any]  # messages, tools; neither is checked yet
+Raw = tuple[list[Any], Any]  # messages and tools, neither of which has been checked yet
 
 _SPEAKERS = {
     **{"human": "user", "user": "user", "prompter": "user"},
@@ -35,7 +35,7 @@ _KNOWN = {
 
 
 def which_form(value: Any) -> str:
-    """Return the form of a value; raises Fault if it is none of them."""
+    """Return the format of a value; raises Fault if it is none of the above."""
     if isinstance(value, list):
         return "list"
     if not isinstance(value, dict):
@@ -50,7 +50,7 @@ def which_form(value: Any) -> str:
 
 
 def to_messages(value: Any, form: str) -> Raw:
-    """Convert a value. `form` is the file's; a value in a different form is a fault: mixing is usually a mistake."""
+    """Convert a value. `form` is the file's format. A value in a different one is a fault, usually a mistake."""
     found = which_form(value)
     if found != form:
         raise Fault("other-form", f"is in the {found} format, but the file started in the {form} format")
@@ -98,7 +98,7 @@ def _pair_in(value: dict[str, Any]) -> tuple[str, str] | None:
 
 def _from_pair(value: dict[str, Any]) -> list[Any]:
     pair = _pair_in(value)
-    assert pair is not None  # guaranteed by the detected form
+    assert pair is not None  # the detected format guarantees this
     system = value.get("system")
     messages = [{"role": "system", "content": system}] if system not in (None, "") else []
     for name, role in zip(pair, ("user", "assistant"), strict=True):
@@ -111,7 +111,7 @@ def _from_pair(value: dict[str, Any]) -> list[Any]:
 
 def _from_sharegpt(turn: Any, number: int) -> Any:
     if not isinstance(turn, dict) or ("role" in turn and "from" not in turn):
-        return turn  # role and content under a different list name: treat them as messages
+        return turn  # role and content under a different list name are treated as messages
     speaker = turn.get("from")
     if speaker == "function_call":
         call = _json_text(turn.get("value"), f"turn {number}: the function call")

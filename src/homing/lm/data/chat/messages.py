@@ -10,11 +10,11 @@ from typing import Any
 __all__ = ["ROLES", "Conversation", "Fault", "Message"]
 
 ROLES = ("system", "user", "assistant", "tool")
-Message = dict[str, Any]  # role, content, and optionally: tool_calls, tool_call_id, name, reasoning_content
+Message = dict[str, Any]  # role and content, and optionally tool_calls, tool_call_id, name and reasoning_content
 
 
 class Fault(Exception):
-    """Something wrong with one line. `kind` is a stable identifier, `text` a message for users."""
+    """A fault in one line. `kind` is a stable identifier, and `text` is a message for users."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -37,7 +37,7 @@ class Conversation:
         return _digest([self.messages, self.tools, sorted(self.unlearned)])
 
     def loose_digest(self) -> bytes:
-        """Return a hash that ignores case and white space, to detect leaks between train and val."""
+        """Return a hash that ignores case and white space, to detect conversations that are in both train and val."""
         return _digest([[message["role"], _loose(message)] for message in self.messages])
 
 

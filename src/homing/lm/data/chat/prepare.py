@@ -1,7 +1,8 @@
 """Prepares the conversations of one phase: order -> doctor -> train or val -> shards -> manifest (written last).
 
-Safe to repeat and to kill at any point: shards without a manifest are not data, and an existing result with the same
-files, settings, tokenizer and template is reused. The doctor's findings are stored next to it, in report.json.
+Preparing may be repeated, and killed at any point: shards without a manifest are not data, and an existing result with
+the same files, settings, tokenizer and template is reused. The findings about the files are stored next to the result,
+in report.json.
 
 A shard consists of three files: ids, index and mask. They are hashed as they grow, and always end with a complete
 conversation.
@@ -38,9 +39,9 @@ from homing.wire.shard_manifest import DataManifest, Shard, SourceFile, Split
 __all__ = ["MOST", "REPORT", "ConversationWriter", "Prepared", "prepare_chat"]
 
 REPORT = "report.json"
-MOST = 0.9  # share of the conversations that should fit whole
-_MOST_FAULTS = 0.5  # share of a file's lines: above this, the file is probably not what the user thinks it is
-_MAX_FINDINGS = 200  # findings kept in the report; all are counted
+MOST = 0.9  # fraction of the conversations that should fit whole
+_MOST_FAULTS = 0.5  # fraction of a file's lines above which the file is probably not what the user thinks it is
+_MAX_FINDINGS = 200  # number of findings kept in the report; all are counted
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Prepared:
 
 
 def prepare_chat(order: ChatOrder, notify: Callable[[int, int], None] = lambda done, total: None) -> Prepared:
-    """Write shards and manifest to `order.dir`; `notify(bytes read, total)` reports progress."""
+    """Write shards and manifest to `order.dir`. `notify(bytes read, total)` reports progress."""
     renderer = open_renderer(order.tokenizer)
     inputs = find_inputs(order)
     settings = settings_of(order, renderer)
@@ -97,7 +98,7 @@ def _make(
 
 
 def _held_out(inputs: ChatInputs, fraction: float) -> set[bytes]:
-    """Return the digests of the conversations to hold out: exactly the requested share, those with the smallest hashes.
+    """Return the digests of the conversations to hold out: exactly the requested fraction, with the lowest hashes.
 
     The hash ignores case and white space, so that a conversation and its near copy are in the same split.
     """
@@ -132,7 +133,8 @@ def _write_all(
         for kept in examine(file, "val"):
             _append(writers["val"], kept)
     sources: list[dict[str, Any]] = []
-    num_given = writers["val"].num_conversations  # from validation files; counted with the first source below
+    # those from validation files, which are counted with the first source below
+    num_given = writers["val"].num_conversations
     for source, files in zip(order.chat, inputs.chat, strict=True):
         before = {name: writer.num_conversations for name, writer in writers.items()}
         question = ""
@@ -164,7 +166,7 @@ def _append(writer: ConversationWriter, kept: Kept) -> None:
 
 
 def _check(doctor: Doctor, inputs: ChatInputs, train: Split) -> None:
-    # Check validation files too: faults in them matter just as much.
+    # Check validation files too, because faults in them matter just as much.
     for file in doctor.files:
         if file.num_lines and file.num_faults > _MOST_FAULTS * file.num_lines:
             first = next(f for f in doctor.findings if f.path == file.path and f.is_fault)
@@ -221,7 +223,7 @@ def _manifest(
 
 
 def _rows(folder: Path, manifest: DataManifest, context: int) -> dict[str, Any]:
-    """Return the number of rows in an epoch and the share of padding, by packing it once."""
+    """Return the number of rows in an epoch and the fraction of padding, by packing the epoch once."""
     split = open_conversations(folder, manifest, "train")
     packed = PackedConversations(split, mixture_of(manifest, "train"), context=context, seed=0)
     num_rows = packed.num_rows()
@@ -253,7 +255,10 @@ def _fit(doctor: Doctor, context: int) -> dict[str, Any]:
 
 
 def _publish(work: Work, manifest: DataManifest, inputs: ChatInputs, report: dict[str, Any]) -> None:
-    """Publish: remove the old manifest first and write the new one last; in between the folder counts as empty."""
+    """Publish the result.
+
+    The old manifest is removed first and the new one is written last. In between, the folder counts as empty.
+    """
     target = work.target
     (target / MANIFEST).unlink(missing_ok=True)
     sync_folder(target)
@@ -273,7 +278,7 @@ def _find_finished(target: Path, settings: dict[str, Any], inputs: ChatInputs) -
         manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
         report = json.loads((target / REPORT).read_bytes())
         stamps = report.pop("stamps")
-        report["fit"]["context_for_most"]  # KeyError for an older report without this field: it is made again
+        report["fit"]["context_for_most"]  # KeyError for an older report without this field, which is made again
     except (OSError, WireError, ValueError, KeyError, TypeError):
         return None
     if manifest.settings.get("order") != json.loads(json.dumps(settings)):
@@ -283,7 +288,7 @@ def _find_finished(target: Path, settings: dict[str, Any], inputs: ChatInputs) -
             if not (target / name).is_file() or (target / name).stat().st_size != num_bytes:
                 return None
     if stamps != json.loads(json.dumps(inputs.stamps)):
-        # The modification times differ: compare the content.
+        # The modification times differ, so compare the content.
         if [(s.path, s.num_bytes) for s in inputs.sources] != [(s.path, s.num_bytes) for s in manifest.source]:
             return None
         if any(file_sha256(source.path) != source.sha256 for source in manifest.source):

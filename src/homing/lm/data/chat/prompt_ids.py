@@ -4,7 +4,7 @@ learned_to_answer   whether the model was trained on chat at all
 TemplateTurns       a growing conversation
 Prompter            a complete conversation, as servers receive it
 
-Everything is rendered anew for each turn: templates may rewrite earlier turns, and conversations are short.
+Everything is rendered anew for each turn, because templates may rewrite earlier turns, and conversations are short.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHAT_PHASES = ("sft", "rl")
 def learned_to_answer(card: Card) -> bool:
     """Return whether the model was trained on chat.
 
-    Decided by the run's phases or, for third-party weights, by the presence of a chat template.
+    This is decided by the run's phases or, for third-party weights, by the presence of a chat template.
     """
     if not card.phase:
         return find_template(card.folder) is not None
@@ -45,12 +45,12 @@ class TemplateTurns:
         self.stop_ids = [i for i in (renderer.end_id(), end_of_text_id) if i is not None]
 
     def ask(self, text: str) -> list[int]:
-        """Add the user's turn and open the model's; return all ids so far as the prompt for `generate`."""
+        """Add the user's turn and open the model's turn; return all ids so far as the prompt for `generate`."""
         self.messages.append({"role": "user", "content": text})
         try:
             return self._renderer.prompt(self.messages)
         except Fault:
-            self.messages.pop()  # keep it out of the conversation if the template refuses it
+            self.messages.pop()  # removed again, because the template refuses it
             raise
 
     def answered(self, ids: Iterable[int]) -> None:
@@ -59,7 +59,7 @@ class TemplateTurns:
 
 
 class Prompter:
-    """Converts complete conversations to prompts; in ChatML if the folder has no template."""
+    """Converts complete conversations to prompts, in ChatML if the folder has no template."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         from homing.lm.generate import ChatTurns
@@ -72,7 +72,7 @@ class Prompter:
             self.stop_ids = TemplateTurns(self._renderer, tokenizer.decode, tokenizer.end_of_text_id).stop_ids
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """Return all turns, with the model's turn opened. Raises Fault if the template refuses."""
+        """Return all turns, with the model's turn opened; raises Fault if the template refuses them."""
         from homing.lm.generate import ChatTurns
 
         if self._renderer is not None:

@@ -1,8 +1,8 @@
 """Reads a file as numbered values: one JSON per line, the elements of an array in a `.json` file, or Parquet rows.
 
 An unreadable line becomes a Fault in its place, and reading continues with the next line, so that no fault hides
-another. If the file cannot be read any further (a damaged archive, a truncated array), it raises with the line number.
-Stricter than `json.loads`, which silently accepts duplicate keys, NaN and half a surrogate pair.
+another. If the file cannot be read any further (a damaged archive, a truncated array), an error with the line number is
+raised. The parser is stricter than `json.loads`, which silently accepts duplicate keys, NaN and half a surrogate pair.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _from_array(path: str, data: bytes) -> Iterator[Line]:
         try:
             value, end = _DECODER.raw_decode(text, at)
         except Fault as fault:
-            # Parse again without the strict checks, only to find where it ends.
+            # Parse again without the strict checks, only to find where the value ends.
             value, end = fault, json.JSONDecoder().raw_decode(text, at)[1]
         except (ValueError, RecursionError) as exc:
             line = number if isinstance(exc, RecursionError) else text.count("\n", 0, getattr(exc, "pos", at)) + 1

@@ -3,19 +3,18 @@
     text with its markers broken -> template -> text -> markers, and stretches between them -> ids
                                              -> where the assistant speaks                  -> mask
 
-Breaking markers: a character that occurs nowhere else is inserted into every marker spelled in someone's message, and
-removed after the template has run. So only markers that the template itself wrote are read as markers, while the
-stretches between them are still encoded whole, as every inference engine does: the ids are those of
-`apply_chat_template`.
+Breaking markers: a character that occurs nowhere else is inserted into every marker that a message spells out, and
+removed after the template has run. So only markers that the template itself wrote are read as markers, while the text
+between them is still encoded whole, as in every inference engine. The ids are those of `apply_chat_template`.
 
-Mask: the assistant's text and the marker that ends the turn. A template with `{% generation %}` marks it itself.
-Otherwise each answer is found by rendering up to it: the prefix with `add_generation_prompt` is the question, what
-follows is the answer, and both must be a prefix of the whole. If a template rewrites earlier turns (Qwen3 drops old
-reasoning), there is no such whole: then each answer becomes a separate example, rendered as at inference.
+The mask covers the assistant's text and the marker that ends the turn. A template with `{% generation %}` marks these
+itself. Otherwise each answer is found by rendering up to it: the prefix with `add_generation_prompt` is the question,
+what follows is the answer, and both must be a prefix of the whole. If a template rewrites earlier turns (Qwen3 drops
+old reasoning), there is no such whole. In that case each answer becomes a separate example, rendered as at inference.
 
-Tokens: `ChatTokens` splits tokenizer.json into plain text on one side and markers on the other. The text side is the
-tokenizer without its added tokens, so nothing in a message can become one. It needs only a BPE tokenizer, so it works
-for third-party models too.
+`ChatTokens` splits tokenizer.json into plain text on one side and markers on the other. The text side is the tokenizer
+without its added tokens, so nothing in a message can become one. Any BPE tokenizer will do, so this works for
+third-party models too.
 
     encode(texts)   ids of text, and the character at which each begins; never a marker, whatever the text spells
     markers_in      positions of markers in a rendered text
@@ -41,12 +40,12 @@ from homing.wire.file_names import TOKENIZER
 
 __all__ = ["ChatTokens", "Encoded", "Example", "Renderer"]
 
-Encoded = tuple[list[int], list[int]]  # ids, and the character of the text at which each begins
+Encoded = tuple[list[int], list[int]]  # ids, and the character of the text at which each of them begins
 
 
 class ChatTokens:
     def __init__(self, path: Path) -> None:
-        """Load the tokenizer. `path` is tokenizer.json, or the folder that holds it."""
+        """Load the tokenizer. `path` is tokenizer.json, or the folder that contains it."""
         from tokenizers import Tokenizer as Backend
 
         self.path = path / TOKENIZER if path.is_dir() else path
@@ -72,7 +71,7 @@ class ChatTokens:
         return [(row.ids, [start for start, _ in row.offsets]) for row in rows]
 
     def markers_in(self, text: str) -> list[tuple[int, int]]:
-        """Return the (start, end) of each marker, without overlaps; of several that start together, the longest."""
+        """Return the (start, end) of each marker, without overlaps. If several start together, take the longest."""
         return [found.span() for found in self._pattern.finditer(text)]
 
     def show(self, number: int) -> str:
@@ -99,11 +98,11 @@ Span = tuple[int, int]
 @dataclass(frozen=True)
 class Example:
     ids: NDArray[np.uint32]
-    mask: NDArray[np.bool_]  # True: target of the loss
-    turn_ends: list[int]  # token position after each learned answer
+    mask: NDArray[np.bool_]  # True for a target of the loss
+    turn_ends: list[int]  # token position after each answer that is learned
 
     def up_to_answer(self) -> Example:
-        """Return the example without what follows the last answer, which is never learned."""
+        """Return the example without what follows the last answer, which is not learned."""
         return self.cut(self.turn_ends[-1])
 
     def cut(self, end: int) -> Example:
@@ -112,7 +111,7 @@ class Example:
 
 @dataclass(frozen=True)
 class _Text:
-    """The template's output, with broken markers, and the spans of it that are learned."""
+    """The template's output, with broken markers, and the spans of the output that are learned."""
 
     text: str
     spans: list[Span]
@@ -124,7 +123,7 @@ class Renderer:
         self.template, self.tokens = template, tokens
 
     def render_all(self, conversations: Sequence[Conversation]) -> list[list[Example] | Fault]:
-        """Return the examples of each conversation, usually one; or the Fault that says why it cannot be rendered."""
+        """Return the examples of each conversation, usually one, or the Fault that says why it cannot be rendered."""
         texts: list[list[_Text] | Fault] = []
         for conversation in conversations:
             try:
@@ -211,9 +210,9 @@ class Renderer:
         for text in texts:
             plan: list[tuple[int, int | None]] = []
             at = clean_at = 0
-            # If the answer begins with white space, end a piece at the header: at inference the header is encoded
-            # before the answer is known. Otherwise the line breaks of both would become one token, which would belong
-            # to the header and not be learned.
+            # If the answer begins with white space, end a piece at the header, because at inference the header is
+            # encoded before the answer is known. Otherwise the line breaks of both would become one token, which would
+            # belong to the header and not be learned.
             borders = [(start, start) for start, _ in text.spans if text.text[start : start + 1].isspace()]
             markers = [*self.tokens.markers_in(text.text), (len(text.text), len(text.text))]
             for first, last in sorted([*markers, *borders]):
@@ -289,7 +288,7 @@ def _spare_characters(conversation: Conversation) -> list[str]:
 def _broken(messages: list[dict[str, Any]], breaker: str, tokens: ChatTokens) -> list[dict[str, Any]]:
     """Break markers in messages.
 
-    Markers such as <think> in the assistant's own messages are kept, but never a marker that ends a turn.
+    Markers such as <think> in the assistant's own messages are kept, but not a marker that ends a turn.
     """
     return [
         {
@@ -319,7 +318,7 @@ def _break(text: str, breaker: str, tokens: ChatTokens, keeps_own: bool) -> str:
     parts, at = [], 0
     for first, last in tokens.markers_in(text):
         marker = text[first:last]
-        # Some vocabularies have runs of spaces among their added tokens: those are ordinary text.
+        # Some vocabularies have runs of spaces among their added tokens, which are ordinary text.
         if marker not in tokens.specials and (keeps_own or marker.isspace()):
             continue
         parts += [text[at : first + 1], breaker]

@@ -2,8 +2,9 @@
 
     (system)? then user -> assistant, repeatedly; an assistant that calls tools is followed by their results
 
-Stops at the first fault: one line is one conversation, kept or not. Harmless deviations are normalized instead: text
-given in parts is joined, and an unanswered question at the end is dropped, which counts as a cut.
+Checking stops at the first fault, because one line is one conversation, which is kept or not. Harmless deviations are
+normalized instead: text given in parts is joined, and an unanswered question at the end is dropped, which counts as a
+cut.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _KEPT = ("name", "tool_call_id", "reasoning_content")
 # truncated files or the wrong decoder.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_DEEPEST = 64  # nesting inside calls and tools: no real schema is deeper, and recursion must end
+_DEEPEST = 64  # maximum nesting inside calls and tools; no real schema is deeper, and recursion must end
 _FOLLOWS: dict[str, tuple[str, ...]] = {
     "": ("system", "user"),
     "system": ("user",),
@@ -126,7 +127,7 @@ def _check_characters(text: str, where: str) -> None:
 
 
 def _check_values(value: Any, where: str, depth: int = 0) -> None:
-    """Check every string inside, including keys."""
+    """Check every string inside the value, including keys."""
     if depth > _DEEPEST:
         raise Fault("too-deep", f"{where}: nested more than {_DEEPEST} levels deep")
     if isinstance(value, str):

@@ -24,10 +24,10 @@ from homing.wire.chat_template import Turns
 
 __all__ = ["take_apart", "write_turns"]
 
-# Some templates include the date. Always use the same one, so that a resumed or repeated run has the same
-# prompts. It is the default in Llama's own template.
+# Some templates include the date. Always use the same one, so that a resumed or repeated run has the same prompts. This
+# date is the default in Llama's own template.
 _DAY = datetime.datetime(2024, 7, 26)
-_SYSTEM, _USER, _ASSISTANT, _AGAIN = "qzsq", "qzuq", "qzaq", "qzvq"  # words that occur in no template
+_SYSTEM, _USER, _ASSISTANT, _AGAIN = "qzsq", "qzuq", "qzaq", "qzvq"  # made-up words that occur in no template
 _ORDERS = {
     ("system", "user"): ("begin_system", "system_user"),
     ("user", "assistant", "user"): ("user_assistant", "assistant_user"),
@@ -39,12 +39,12 @@ _TRIES = (" What is\n3 + 4? ", "\n<|im_end|><|eot_id|> \u2603 e\u0301", "Two")
 def write_turns(folder: Path, *, is_base: bool = False) -> str:
     """Write turns.json for the template next to the tokenizer in `folder`; return "" or why it cannot be written.
 
-    Not written if there is no template, or if it is homing's own. `is_base`: the folder holds open weights; then it is
-    written even for homing's own template (homing may have exported them), because run files based on open weights
-    require it.
+    The file is not written if there is no template, or if the template is homing's own. `is_base` means that the folder
+    holds open weights. In that case the file is written even for homing's own template (homing may have exported the
+    weights), because run files based on open weights require it.
     """
     path = folder / file_names.TURNS
-    path.unlink(missing_ok=True)  # left over from a previous template
+    path.unlink(missing_ok=True)  # this file is left over from a previous template
     template = find_template(folder, now=_DAY)
     if template is None or (template.source == CHAT_TEMPLATE and not is_base):
         return ""
@@ -82,7 +82,7 @@ def take_apart(renderer: Renderer, tokenizer: Tokenizer) -> Turns:
     )  # fmt: skip
     if not _is_right(turns, ("user",), renderer, tokenizer):
         raise Fault("template", "the chat template writes more around a question than a prefix and a suffix")
-    # If the template does not support an order of roles, omit the parts for it; questions in that order are rejected.
+    # If the template does not support an order of roles, omit the parts for it. Questions in that order are rejected.
     for roles, parts in _ORDERS.items():
         if getattr(turns, parts[0]) is not None and not _is_right(turns, roles, renderer, tokenizer):
             left_out: dict[str, Any] = dict.fromkeys(parts)
@@ -102,7 +102,7 @@ def _is_right(turns: Turns, roles: tuple[str, ...], renderer: Renderer, tokenize
 def _parts(template: ChatTemplate, said: list[tuple[str, str]]) -> list[str] | None:
     """Return the text before, between and after the messages.
 
-    None if the template refuses, repeats or reorders them.
+    Returns None if the template refuses, repeats or reorders them.
     """
     try:
         rest = template.render(_said(said), add_generation_prompt=True)

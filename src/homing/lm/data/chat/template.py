@@ -38,12 +38,12 @@ from homing.wire.file_names import CHAT_TEMPLATE as TEMPLATE
 
 __all__ = ["TEMPLATE", "ChatTemplate", "Rendering", "find_template"]
 
-_RENDER_S = 10.0  # for one conversation, which usually takes a millisecond
-_START_S = 60.0  # importing and compiling, on a busy machine
+_RENDER_S = 10.0  # maximum time for one conversation, which usually takes a millisecond
+_START_S = 60.0  # maximum time to import and compile, on a busy machine
 _MEMORY_BYTES = 1 << 30  # limit on the process's address space
 _MOST_SOURCE = 1 << 20  # characters
 _MOST_TEXT_BYTES = 512 << 20  # limit on the rendered text, as JSON
-_MOST_EXCEEDED = 3  # conversations that may exceed these limits before the template is rejected
+_MOST_EXCEEDED = 3  # number of conversations that may exceed these limits before the template is rejected
 
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -53,25 +53,25 @@ class ChatTemplate:
     def __init__(
         self, source: str, names: dict[str, str], *, path: str = "", now: datetime.datetime | None = None
     ) -> None:
-        """Check the template. Raises DataError if it is not valid Jinja.
+        """Check the template; raises DataError if it is not valid Jinja.
 
-        `names`: the special tokens that a template may use: bos_token, eos_token, ... `now`: the time it sees; default:
-        the current time.
+        `names` are the special tokens that a template may use: bos_token, eos_token, ... `now` is the time that the
+        template sees, by default the current time.
         """
         self.source, self.names, self.path = source, names, path
         self.has_generation = _GENERATION.search(source) is not None
         self._now = now or datetime.datetime.now()
-        self._lock = threading.Lock()  # a server renders from several threads
+        self._lock = threading.Lock()  # needed because a server renders from several threads
         self._child: subprocess.Popen[bytes] | None = None
         self._num_exceeded = 0
         self._own: Rendering | None = None
         try:
             if len(source) > _MOST_SOURCE:
                 raise TemplateSyntaxError(f"it has {len(source):,} characters; the maximum is {_MOST_SOURCE:,}", 1)
-            if source == OUR_TEMPLATE:  # ours needs no limits
+            if source == OUR_TEMPLATE:  # homing's own template needs no limits
                 self._own = Rendering(source, names, self._now)
             else:
-                _environment(self._now).parse(source)  # only parse: constant folding may never terminate
+                _environment(self._now).parse(source)  # parsed only, because constant folding may never terminate
         except (TemplateSyntaxError, RecursionError) as exc:
             line, why = (exc.lineno, exc.message) if isinstance(exc, TemplateSyntaxError) else (1, "nested too deeply")
             raise DataError(
@@ -82,7 +82,7 @@ class ChatTemplate:
 
     @property
     def sha256(self) -> str:
-        """Hash of everything that determines the output."""
+        """A hash of everything that determines the output."""
         return hashlib.sha256(json.dumps([self.source, self.names], sort_keys=True).encode()).hexdigest()
 
     def render(
@@ -136,7 +136,7 @@ class ChatTemplate:
 
 
 def _start(template: ChatTemplate) -> subprocess.Popen[bytes]:
-    """Start the rendering process, without our environment, which may contain keys."""
+    """Start the rendering process without our environment, which may contain keys."""
     env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
     argv = [sys.executable, "-m", "homing.lm.data.chat.template_process", str(_MEMORY_BYTES)]
     child = subprocess.Popen(
@@ -195,12 +195,12 @@ class Rendering:
         except TemplateError as exc:
             raise Fault("template", f"the chat template rejects it: {exc.message or type(exc).__name__}") from exc
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as exc:
-            # A bug in the template, such as adding a number to text; possibly only this conversation triggers it.
+            # The template has a bug, such as adding a number to text, which perhaps only this conversation triggers.
             raise Fault("template", f"the chat template fails on it: {type(exc).__name__}: {exc}") from exc
 
 
 def find_template(folder: Path, *, now: datetime.datetime | None = None) -> ChatTemplate | None:
-    """Return the folder's chat template, or None if it has none."""
+    """Return the folder's chat template, or None if there is none."""
     try:
         found = read_chat_template(folder)
     except Unreadable as exc:
@@ -214,7 +214,7 @@ def _token(value: Any) -> str:
 
 
 def _with_reasoning(message: Message) -> Message:
-    """Add the reasoning under its second name: templates use either."""
+    """Add the reasoning under its second name, because templates use either name."""
     reasoning = message.get("reasoning_content")
     return message if reasoning is None else {"thinking": reasoning, **message}
 
@@ -237,7 +237,7 @@ class _Generation(Extension):
 
 
 class _SafeDict:
-    """`dict(...)` for templates, without exposing the class."""
+    """Provide `dict(...)` for templates, without exposing the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -247,7 +247,7 @@ class _SafeDict:
 
 
 class _SafeNamespace(Namespace):
-    """`namespace(...)` for templates, without names that begin with an underscore: they give access to internals."""
+    """Provide `namespace(...)` for templates, without names that begin with an underscore and expose internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, rest = args[0], args[1:]
@@ -273,7 +273,7 @@ def _raise_exception(message: str) -> str:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Dump JSON for templates. jinja2's own filter escapes for HTML, which models were not trained on."""
+    """Dump JSON for templates. jinja2's own filter escapes for HTML, but models were not trained on that."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

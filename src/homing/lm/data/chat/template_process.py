@@ -3,8 +3,8 @@
     argv: memory in bytes. First line in: {"source", "names", "now"} -> {"ready": true} or {"fault": ...}
     then  {"messages", "tools", "add_generation_prompt", "marks"}    -> {"text": ...} or {"fault": ...}
 
-A third-party template may loop forever or allocate gigabytes while it is compiled or rendered. Here that is harmless:
-the process has limited memory, `template` limits its time, and it ends with its parent.
+A third-party template may loop forever or allocate gigabytes while it is compiled or rendered. Here that is harmless,
+because the process has limited memory, `template` limits its time, and it ends with its parent.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 If only a part of the text is requested, the beginning of each file is taken, in proportion to the file's size. So the
 part is spread over all files and is the same on every pass, and the rest is not read.
 
-A second thread reads, unpacks, splits and hashes the next chunk while this one is counted or encoded: unpacking,
-hashing and both Rust libraries release the GIL, so the two really run in parallel.
+A second thread reads, unpacks, splits and hashes the next chunk while the current one is counted or encoded. Unpacking,
+hashing and both Rust libraries release the GIL, so the two threads really run in parallel.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Chunk:
     documents: list[bytes] = field(default_factory=list)
     num_text_bytes: int = 0
     after: Position = BEGINNING
-    read_bytes: int = 0  # how many of `Inputs.num_bytes` were read when this chunk was complete
+    read_bytes: int = 0  # how many of `Inputs.num_bytes` had been read when this chunk was complete
 
 
 class _Pace:
-    """Takes documents as long as the share taken does not exceed the share of the files read so far."""
+    """Takes documents as long as the fraction taken does not exceed the fraction of the files read so far."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._share = inputs.take_bytes / inputs.num_file_bytes if inputs.is_part else math.inf
@@ -75,7 +75,7 @@ class _Pace:
 
 
 def _chunk_bytes() -> int:
-    """Return the chunk size: small chunks are fast and save memory, but many cores need larger ones to share."""
+    """Return the chunk size. Small chunks are fast and save memory, but many cores need larger ones to share."""
     return min(max(2, os.cpu_count() or 1), 16) * _MB
 
 
@@ -84,7 +84,7 @@ def read_chunks(
 ) -> Iterator[Chunk]:
     """Yield every document from `start` on, in order, in chunks.
 
-    With `sha256s`, each source's hash is appended when it ends: "" if it was not read completely.
+    With `sha256s`, each source's hash is appended when the source ends, or "" if it was not read completely.
     """
     size, pace, read_before = _chunk_bytes(), _Pace(inputs), 0
     chunk = Chunk(is_validation=start.source >= len(inputs.text))
@@ -96,7 +96,7 @@ def read_chunks(
         if number == len(inputs.text):
             pace.begin_anew()
         pace.open(source)
-        # Reread a source before `start` only if the amount of its text determines how much to take from later ones.
+        # Read a source before `start` again only if the amount of its text determines how much to take from later ones.
         if pace.has_room and (inputs.is_part or not is_before):
             with Reading(source, is_hashed=sha256s is not None) as reading:
                 for count, document in enumerate(pace.take(documents_of(reading, cuts)), start=1):
@@ -124,7 +124,7 @@ def read_chunks(
 def ahead(items: Iterator[T], depth: int = 4) -> Iterator[Iterator[T]]:
     """Yield from `items` in a thread that reads up to `depth` ahead.
 
-    An exception in the thread is raised here; leaving the context ends the thread.
+    An exception in the thread is raised in the caller. Leaving the context ends the thread.
     """
     line: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)  # an item, a failure, or the end
     is_over = threading.Event()

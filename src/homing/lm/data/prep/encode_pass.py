@@ -29,16 +29,16 @@ __all__ = ["MARK_BYTES", "SLOW_MARK_BYTES", "AnyEncoder", "encode_all", "last_ma
 
 AnyEncoder = Encoder | TheirEncoder
 
-# Bytes of text between two marks: a kill loses a few seconds of work at most, and syncing takes little of the time.
+# Bytes of text between two marks. A kill loses at most a few seconds of work, and syncing takes little of the time.
 MARK_BYTES, SLOW_MARK_BYTES = 256_000_000, 16_000_000
-# Amount of the user's text on which the encoder is verified at each start; small, because `tokenizers` is slow.
+# How much of the user's text the encoder is verified on at each start. This is small, because `tokenizers` is slow.
 _PROOF_BYTES = 32_000
-# Up to this many runs of consecutive documents of the same split are written one by one; with more runs it is faster to
-# gather the documents of each split first.
+# Up to this many runs of consecutive documents of the same split are written one by one. With more runs, it is faster
+# to gather the documents of each split first.
 _MAX_RUNS = 64
-# Chunks being encoded, two at a time, or waiting to be written.
+# Maximum number of chunks that are being encoded, two at a time, or waiting to be written.
 _NUM_UNDER_WAY = 3
-# Free heap memory is returned each time this much text has been encoded; the first time sooner, after loading.
+# Free heap memory is returned each time this much text has been encoded, and once earlier, after loading.
 _RELEASE_BYTES, _FIRST_RELEASE_BYTES = 32_000_000, 8_000_000
 
 
@@ -66,8 +66,8 @@ def encode_all(
 ) -> dict[str, Split]:
     """Encode all chunks into shards; return the finished splits.
 
-    `chunks` and `writers(split, state)` continue from `mark`; `notify(bytes read, tokens)` reports progress after each
-    chunk. `encoder()` is called only after reading has begun, so the tokenizer may still be loading until then.
+    `chunks` and `writers(split, state)` continue from `mark`, and `notify(bytes read, tokens)` reports progress after
+    each chunk. `encoder()` is called only after reading has begun, so the tokenizer may still be loading until then.
     `meanwhile` runs in parallel once encoding is under way.
     """
     train, val = writers("train", mark.get("train")), writers("val", mark.get("val"))
@@ -80,11 +80,12 @@ def encode_all(
             ThreadPoolExecutor(1, "write-shards") as shard_writer,
             ThreadPoolExecutor(1, "background") as executor,
         ):
-            # While others are encoded, one chunk at a time is written: this keeps the order and bounds memory.
+            # While others are encoded, one chunk at a time is written, which keeps the order and bounds memory.
             writing = shard_writer.submit(lambda: None)
             for chunk, is_val, (ids, starts) in _encoded(sided, encoder):
                 if chunk.documents:
-                    # Start after the first chunk: the comparison begins with an import, which blocks all other threads.
+                    # Start after the first chunk, because the comparison begins with an import, which blocks all other
+                    # threads.
                     proof = proof or encoder().prove(list(_few(chunk.documents)))
                     proof.check()
                     writing.result()
@@ -112,7 +113,7 @@ def encode_all(
 
 
 class _Every:
-    """Becomes due once per `num_bytes` of text; the first time may come sooner."""
+    """Becomes due once per `num_bytes` of text. The first time may come sooner."""
 
     def __init__(self, num_bytes: int, *, first: int | None = None) -> None:
         self._every, self._since = num_bytes, num_bytes - first if first is not None else 0
@@ -133,7 +134,8 @@ def _with_sides(chunks: Iterator[Chunk], rule: SplitRule) -> Iterator[tuple[Chun
     for chunk in chunks:
         if chunk.is_validation or not rule.threshold:
             yield chunk, np.full(len(chunk.documents), chunk.is_validation)
-        elif not rule.passage_bytes:  # the usual case, maybe millions of documents: create no object for each
+        # in the usual case there may be millions of documents, so create no object for each
+        elif not rule.passage_bytes:
             sides = [document_hash(document) < rule.threshold for document in chunk.documents]
             yield chunk, np.array(sides, dtype=bool)
         else:
@@ -147,7 +149,7 @@ def _encoded(
 ) -> Iterator[tuple[Chunk, npt.NDArray[np.bool_], tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]]:
     """Yield encoded chunks in order.
 
-    The next ones are always in progress, so that no core waits for a slow document.
+    The next ones are always in progress, so that no core has to wait for a slow document.
     """
     with ThreadPoolExecutor(2, "encode") as pool:
         line: deque[Any] = deque()
@@ -165,7 +167,8 @@ def _few(documents: list[bytes]) -> Iterator[bytes]:
     for document in documents:
         if left <= 0:
             return
-        # Only the beginning of a document; drop a character that was cut in half, which would not be valid UTF-8.
+        # Take only the beginning of a document, and drop a character that was cut in half, which would not be valid
+        # UTF-8.
         yield document[:left].decode(errors="ignore").encode()
         left -= len(document)
 

@@ -51,14 +51,14 @@ from homing.wire.shard_manifest import DataManifest, SourceFile, Split, val_shar
 
 __all__ = ["prepare"]
 
-# Deviation of the held-out share: above the first, tokens are counted; above the second, the user is warned.
+# Deviations of the held-out fraction: above the first, tokens are counted; above the second, the user is warned.
 _SHARE_RETRY, _SHARE_WARN = 0.0075, 0.01
 
 Report = Callable[[Progress], None]
 
 
 def prepare(order: PrepOrder, report: Report) -> DataManifest:
-    """Write shards, tokenizer and manifest to `order.dir`. Safe to repeat and to kill at any point."""
+    """Write shards, tokenizer and manifest to `order.dir`. May be repeated, and killed at any point."""
     _need("rustbpe", "gigatoken", "tokenizers")
     facts = check_order(order)
     inputs = find_inputs(order)
@@ -110,7 +110,7 @@ def _work_through(job: _Job) -> DataManifest:
 def _make(job: _Job) -> DataManifest:
     """Do everything except publishing; return the manifest."""
     work, splits = job.work, None
-    # A given tokenizer loads in another thread while reading begins.
+    # A given tokenizer is loaded in another thread while reading begins.
     with ThreadPoolExecutor(1, "prefetch") as executor:
         if job.order.tokenizer:
             _take_existing(job)
@@ -161,11 +161,11 @@ def _say_if_slow(job: _Job) -> None:
 
 
 def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan, dict[str, Split] | None]:
-    """With a given tokenizer: scan and encode in one pass if the split is known in advance, else only scan.
+    """With a given tokenizer, scan and encode in one pass if the split is known in advance, else only scan.
 
     The split is known in advance if there are many documents. If there turn out to be few after all, the shards are
-    made again. A killed pass leaves a mark but no scan: then all text is scanned again, and the encoded part is kept if
-    the split is the same.
+    made again. A killed pass leaves a mark but no scan. In that case all text is scanned again, and the encoded part is
+    kept if the split is the same.
     """
     if "scan" in job.work.state:
         return Scan(**job.work.state["scan"]), None
@@ -187,7 +187,7 @@ def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan
 
 
 def _scan_and_learn(job: _Job) -> Scan:
-    """Pass one: scan all text and train the tokenizer, which is written to the work folder."""
+    """Run pass one: scan all text and train the tokenizer, which is written to the work folder."""
     if "scan" in job.work.state:
         return Scan(**job.work.state["scan"])
     notify = _teller("train", job)
@@ -217,7 +217,7 @@ def _learn(job: _Job, scanner: Scanner) -> str:
         problem = too_little_text(facts.vocab_size, len(facts.specials), len(merges))
         if job.order.is_vocab_firm:
             raise problem
-        # The last merges join very rare pairs: their tokens would get almost no training.
+        # The last merges join very rare pairs, whose tokens would get almost no training.
         merges = merges[: (len(merges) + 1) // 2]
         size = MIN_VOCAB + len(facts.specials) + len(merges)
         taken = (
@@ -238,7 +238,7 @@ def _as_learned(job: _Job) -> _Job:
 
 
 def _encode(job: _Job, scan: Scan, encoder: Callable[[], AnyEncoder]) -> dict[str, Split]:
-    """Pass two, from the last mark on."""
+    """Run pass two from the last mark on."""
     _check_disk(job, scan.num_text_bytes)
     mark = last_mark(job.work, scan.rule)
     cuts = Cuts(scan.unmarked_bytes, job.order.text_field, is_checked=False)
@@ -247,11 +247,11 @@ def _encode(job: _Job, scan: Scan, encoder: Callable[[], AnyEncoder]) -> dict[st
 
 
 def _rule_by_tokens(job: _Job, scan: Scan, splits: dict[str, Split], encoder: Callable[[], AnyEncoder]) -> Scan | None:
-    """Return the scan with a better split rule if the held-out share misses the fraction; None if no rule does better.
+    """Return the scan with a better split rule if the held-out fraction is off, or None if no rule is better.
 
     The first rule is chosen by bytes, because the tokenizer may not exist yet. Languages differ in bytes per token, so
-    the share of tokens can be off; then the tokens are counted, which takes as long as encoding, and the shards are
-    made again.
+    the fraction of tokens can be off. In that case the tokens are counted, which takes as long as encoding, and the
+    shards are made again.
     """
     wanted = 0.0 if job.inputs.validation else job.order.val_fraction
     if not wanted or scan.is_by_tokens or abs(val_share(splits) - wanted) <= _SHARE_RETRY:
@@ -270,7 +270,7 @@ def _rule_by_tokens(job: _Job, scan: Scan, splits: dict[str, Split], encoder: Ca
 
 
 def _share_warning(manifest: DataManifest) -> str:
-    """Return a warning, or "" if the held-out share is right within a percentage point."""
+    """Return a warning, or "" if the held-out fraction is right to within a percentage point."""
     wanted, share = manifest.settings["val_fraction"], val_share(manifest.splits)
     if not wanted or not share or abs(share - wanted) <= _SHARE_WARN:
         return ""
@@ -332,7 +332,7 @@ def _manifest(job: _Job, scan: Scan, splits: dict[str, Split]) -> DataManifest:
 
 
 def _check_disk(job: _Job, num_text_bytes: int) -> None:
-    # Assume four bytes of text per token; text with more tokens than that may still fill the disk.
+    # Assume four bytes of text per token. Text with more tokens than that may still fill the disk.
     target, width = job.order.dir, 2 if dtype_for(job.facts.vocab_size) == "uint16" else 4
     needed, free = num_text_bytes // 4 * width, shutil.disk_usage(target).free
     if free < needed:
@@ -360,7 +360,7 @@ def _teller(stage: str, job: _Job) -> Callable[[int, int], None]:
         nonlocal first
         elapsed_s = time.monotonic() - started
         first = done_bytes if first < 0 else first
-        # Measured from the first report on: the part that a resumed prep skipped must not count as speed.
+        # The speed is measured from the first report on, because the part that a resumed prep skipped must not count.
         speed = (done_bytes - first) / elapsed_s if done_bytes > first and elapsed_s > 0 else 0.0
         eta_s = (total_bytes - done_bytes) / speed if speed else None
         job.report(Progress(stage, done_bytes, total_bytes, num_tokens, elapsed_s, eta_s, is_tokenizer_given=is_given))

@@ -36,18 +36,18 @@ class PrepOrder:
     text: list[str]  # paths, globs, folders
     dir: Path
     validation: list[str] = field(default_factory=list)
-    val_fraction: float = 0.01  # chosen by hash of the document; ignored if `validation` names files
+    val_fraction: float = 0.01  # held out by the hash of the document; ignored if `validation` names files
     text_field: str = "text"
     vocab_size: int = 32768
-    is_vocab_firm: bool = True  # False: not set by the user, so a smaller vocabulary is accepted
+    is_vocab_firm: bool = True  # False if the user did not set it, so that a smaller vocabulary is accepted
     split: str = "gpt4"
     specials: str = "standard"
-    tokenizer: str = ""  # an existing tokenizer.json to use
+    tokenizer: str = ""  # path of an existing tokenizer.json to use
     sample_bytes: int = 100_000_000
     shard_tokens: int = 100_000_000
-    take_bytes: int = 0  # amount of text to take, proportionally from every file; 0: all
+    take_bytes: int = 0  # amount of text to take, proportionally from every file; 0 for all
     is_forced: bool = False  # redo finished work
-    # Store URLs that `text` and `validation` were fetched from, so that a change in the run file is detected.
+    # The store URLs from which `text` and `validation` were fetched, so that a change in the run file is detected.
     named: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -58,10 +58,10 @@ class Progress:
     total_bytes: int = 0
     num_tokens: int = 0
     elapsed_s: float = 0.0  # time spent in this stage by this process
-    eta_s: float | None = None  # remaining time of this stage
-    is_tokenizer_given: bool = False  # whether its size and sample are fixed already
+    eta_s: float | None = None  # remaining seconds of this stage
+    is_tokenizer_given: bool = False  # whether the tokenizer's size and sample are fixed already
     warning: str = ""
-    note: str = ""  # informational; nothing to fix
+    note: str = ""  # for information, with nothing to fix
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Inputs:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes to read, as far as is known in advance."""
+        """The number of bytes to read, as far as it is known in advance."""
         return self.take_bytes if self.is_part else self.num_file_bytes
 
     @property
@@ -95,7 +95,7 @@ class Inputs:
 
 
 def check_order(order: PrepOrder) -> Facts:
-    """Return the facts of the resulting tokenizer. Raises DataError if the request cannot work."""
+    """Return the facts about the resulting tokenizer; raises DataError if the request cannot work."""
     pattern_named(order.split)
     if not 0 <= order.val_fraction <= 0.5 or 0 < order.val_fraction < MIN_VAL_FRACTION:
         raise DataError(
@@ -137,7 +137,7 @@ def _check_new(order: PrepOrder) -> Facts:
 
 
 def existing_tokenizer(order: PrepOrder) -> Path:
-    """Return the tokenizer.json that the order names, directly or by its folder."""
+    """Return the path of the tokenizer.json that the order names, directly or by its folder."""
     path = Path(order.tokenizer)
     return path / TOKENIZER if path.is_dir() else path
 
@@ -190,10 +190,10 @@ def find_inputs(order: PrepOrder) -> Inputs:
 
 
 def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any]:
-    """Return everything except the text that determines the result; stored in the manifest."""
+    """Return everything except the text that determines the result. This is stored in the manifest."""
     settings = {
         "text": list(order.text),
-        "num_text_files": len(inputs.text),  # the first ones in the source list; the others are validation
+        "num_text_files": len(inputs.text),  # the first files in the source list; the others are validation files
         "validation": list(order.validation),
         "val_fraction": 0.0 if order.validation else float(order.val_fraction),
         "text_field": order.text_field,
@@ -201,7 +201,7 @@ def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any
         "split": facts.split,
         "specials": facts.specials,
         "num_merges": facts.num_merges,
-        # "": trained on this text
+        # Empty if the tokenizer is trained on this text.
         "tokenizer_sha256": file_sha256(existing_tokenizer(order)) if order.tokenizer else "",
         "sample_bytes": 0 if order.tokenizer else order.sample_bytes,
         "shard_tokens": order.shard_tokens,
@@ -210,7 +210,7 @@ def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any
         settings["named"] = order.named
     if inputs.is_part:
         settings["take_bytes"] = order.take_bytes
-    if facts.why_slow:  # a third-party tokenizer, with its accompanying files
+    if facts.why_slow:  # this is a third-party tokenizer, with its accompanying files
         _refuse_links(existing_tokenizer(order).parent)
         metadata_paths = [existing_tokenizer(order).parent / name for name in METADATA_FILES]
         settings["metadata"] = {path.name: file_sha256(path) for path in metadata_paths if path.is_file()}

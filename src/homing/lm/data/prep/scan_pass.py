@@ -3,11 +3,11 @@
 It counts documents and bytes and determines the split between train and val. On the way it yields an even sample of the
 text, for training the tokenizer.
 
-The sample keeps pace with the reading: a document is added while the sample is no further along than the reading. So it
-is spread over the whole input, deterministic, and needs neither the unpacked size nor a second pass.
+The sample keeps pace with the reading: a document is added while the sample is no further along than the reading. So
+the sample is spread over the whole input, is deterministic, and needs neither the unpacked size nor a second pass.
 
-If no tokenizer has to be trained, the chunks can be encoded as they come, provided that the split is known in advance:
-it is if there are many documents, which the first chunk indicates.
+If no tokenizer has to be trained, the chunks can be encoded as they come, provided that the split is known in advance.
+That is the case if there are many documents, which the first chunk indicates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Scan:
     sha256s: list[str]  # hash of each file; "" if it was not read completely
     num_documents: int
     num_text_bytes: int
-    num_val_documents: int  # in validation files; 0 if the split is by hash
+    num_val_documents: int  # number of documents in validation files; 0 if the split is by hash
     threshold: int  # documents with a smaller hash go to val
     unmarked_bytes: int
     num_plain_files: int
@@ -44,7 +44,7 @@ class Scan:
     files_cut: list[str]
     windows_files: list[str] = field(default_factory=list)
     passage_bytes: int = 0  # see SplitRule
-    is_by_tokens: bool = False  # whether the rule was chosen by counting tokens, because the share by bytes was off
+    is_by_tokens: bool = False  # whether the rule was chosen by counting tokens, because the fraction by bytes was off
 
     @property
     def rule(self) -> SplitRule:
@@ -60,7 +60,7 @@ class Scanner:
         self._cuts = Cuts(unmarked_bytes_for(inputs.num_bytes), order.text_field)
         self._fraction = 0.0 if inputs.validation else order.val_fraction
         self._small = SmallCorpus(self._fraction)
-        # The rule to use if there are many documents; `result` decides that.
+        # The rule to use if there are many documents, which `result` decides.
         self.likely_rule = SplitRule(int(self._fraction * HASH_SPACE))
         self._sha256s: list[str] = []
         self._num_documents = self._num_val_documents = self._num_text_bytes = 0
@@ -112,7 +112,7 @@ class Scanner:
         choice = choose(self._fraction, self._small.hashes, self._small.sizes)
         if choice.threshold and choice.is_near(self._fraction):
             return SplitRule(choice.threshold)
-        # The documents are few and long: read the text once more, to see where they can be split.
+        # The documents are few and long, so read the text once more, to see where they can be split.
         return rule_by_passages(self._order, self._inputs, scan, lambda documents: [len(one) for one in documents])
 
     def chunks(self) -> Iterator[Chunk]:
@@ -130,7 +130,7 @@ class Scanner:
 def rule_by_passages(
     order: PrepOrder, inputs: Inputs, scan: Scan, weigh: Callable[[list[bytes]], list[int]]
 ) -> SplitRule:
-    """Return the rule that holds out the right share of what `weigh` counts (bytes or tokens). Reads all text.
+    """Return the rule that holds out the right fraction of what `weigh` counts (bytes or tokens). Reads all text.
 
     Returns the scan's own rule if there are too many documents for this.
     """
@@ -146,7 +146,7 @@ def rule_by_passages(
 
 
 def marker_note(scan: Scan) -> str:
-    """Return a note about what counts as a document if the <|endoftext|> marker occurs nowhere; "" if it does."""
+    """Return a note about what counts as a document if the <|endoftext|> marker occurs nowhere, else ""."""
     if not scan.num_plain_files or scan.num_marked_files:
         return ""
     if not scan.files_cut:

@@ -1,4 +1,4 @@
-"""The unfinished work of a prep: a hidden folder inside the target folder, with a state file.
+"""Keeps the unfinished work of a prep in a hidden folder inside the target folder, with a state file.
 
     data/NAME/.prep/state.json     what is done, with which settings and inputs
     data/NAME/.prep/*              shards and tokenizer while they are written; nothing reads them from here
@@ -6,10 +6,10 @@
 Work with different settings, different inputs or a different version is discarded, never continued. The lock is on the
 target folder itself, so it leaves no file behind and is released when the process ends.
 
-At the end the result is published: the old manifest is removed first, the new one is written last. In between there is
-no manifest, and shards without a manifest are not data: a prep that dies here looks unfinished to every reader, and the
-next one finishes moving the files. `prep.json` records size and modification time of the inputs, so that unchanged ones
-need not be read again.
+At the end the result is published: the old manifest is removed first, and the new one is written last. In between there
+is no manifest, and shards without a manifest are not data. So a prep that dies at this point looks unfinished to every
+reader, and the next one finishes moving the files. `prep.json` records size and modification time of the inputs, so
+that unchanged ones need not be read again.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _as_data_error(target: Path) -> Iterator[None]:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(target, exc.strerror or "") from exc
         named = Path(os.fsdecode(exc.filename)).absolute() if exc.filename else target
-        # Below the target, or a parent that could not be created; any other path is an input of prep.
+        # The path is below the target, or is a parent that could not be created. Any other path is an input of prep.
         if not named.is_relative_to(target.absolute()) and not target.absolute().is_relative_to(named):
             raise DataError(
                 what=f"{os.fsdecode(exc.filename)} cannot be read.",
@@ -136,7 +136,7 @@ def disk_full(target: Path, why: str) -> DataError:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically: to a temporary file, synced, renamed, and the rename synced too."""
+    """Write a file atomically: write and sync a temporary file, rename it, sync the rename."""
     temporary = path.with_name(path.name + ".new")
     with open(temporary, "wb") as file:
         file.write(data)
@@ -167,7 +167,8 @@ def publish(work: Work, manifest: DataManifest, inputs: Inputs) -> None:
         if path.name not in names and (_SHARD.fullmatch(path.name) or path.name in _others_extras(manifest)):
             path.unlink()
     for name in names:
-        # If absent, a killed prep has already moved it: nothing else removes files from this folder.
+        # If the file is absent, a killed prep has already moved it, because nothing else removes files from this
+        # folder.
         if (work.folder / name).exists():
             os.replace(work.folder / name, work.target / name)
     sync_folder(work.target)
@@ -189,12 +190,12 @@ def find_finished(target: Path, settings: dict[str, Any], inputs: Inputs) -> Dat
         manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
     except (OSError, WireError):
         return None
-    # Round-trip through JSON, to compare what would have been written.
+    # Convert to JSON and back, to compare what would have been written.
     if manifest.settings != json.loads(json.dumps(settings)) or not _is_whole(target, manifest):
         return None
     if _stamps(target) == json.loads(json.dumps(inputs.stamps)):
         return manifest
-    # The modification times differ: compare the content, but read it only if the sizes agree.
+    # The modification times differ, so compare the content, but read it only if the sizes agree.
     if [(s.path, s.num_bytes) for s in inputs.sources] != [(s.path, s.num_bytes) for s in manifest.source]:
         return None
     if any(file_sha256(source.path) != source.sha256 for source in manifest.source):

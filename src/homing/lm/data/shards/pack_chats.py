@@ -1,4 +1,4 @@
-"""Packs conversations into rows: each row holds whole conversations; none is cut, and none sees another.
+"""Packs whole conversations into rows. No conversation is cut, and none can attend to another.
 
     epoch e:  each source repeated by its weight  ->  permuted by (seed, e)  ->  longest first into the fullest row
               with room (best fit)  ->  rows permuted by (seed, e)
@@ -6,9 +6,9 @@
     row:      | conversation 7      | conversation 2   | 9   |·|         segments 0 0 0 ... 1 1 1 ... 2 2 -1
               ids: all but the last token of each;  targets: all but the first, IGNORED where masked
 
-A pure function of (shards, seed, epoch): the state of the data is one integer, the rows consumed. The number of rows in
-an epoch depends on lengths alone, so every epoch has the same number, unless a source has a fractional weight. Uses
-only numpy, because the trainer uses this module; no chat template is needed here.
+The rows are a pure function of (shards, seed, epoch), so the state of the data is one integer, the number of rows
+consumed. The number of rows in an epoch depends on lengths alone, so every epoch has the same number, unless a source
+has a fractional weight. The trainer uses this module, so it needs only numpy and no chat template.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from homing.wire.shard_manifest import DataManifest
 
 __all__ = ["IGNORED", "ConversationSplit", "Mixture", "PackedConversations", "mixture_of", "open_conversations"]
 
-IGNORED = -100  # target excluded by the loss mask; the same number as in the loss
-PADDING = -1  # segment of positions that belong to no conversation
+IGNORED = -100  # target that the loss mask excludes; the loss uses the same number
+PADDING = -1  # segment of the positions that belong to no conversation
 _EPOCHS_KEPT = 2
-# A different key for the same generator, so that the order of rows is independent of the order of conversations.
+# The same generator with a different key, so that the order of rows is independent of the order of conversations.
 _ROW_KEY = 0x9E37_79B9_7F4A_7C15
 
 
@@ -63,7 +63,7 @@ class Mixture:
 
 
 def mixture_of(manifest: DataManifest, split: str) -> Mixture:
-    """Return the mixture that prep recorded; for validation everything is read once, whatever the weights."""
+    """Return the mixture that prep recorded. For validation, everything is read once, whatever the weights."""
     sources = manifest.settings["sources"]
     is_train = split == "train"
     return Mixture([int(s["num"][split]) for s in sources], [float(s["copies"]) if is_train else 1.0 for s in sources])
@@ -97,7 +97,7 @@ def open_conversations(
 
 @dataclass(frozen=True)
 class _Epoch:
-    members: NDArray[np.int64]  # conversations, row after row
+    members: NDArray[np.int64]  # the conversations, row after row
     row_starts: NDArray[np.int64]  # index in `members` at which each row begins, then the number of members
 
 
@@ -174,7 +174,8 @@ class PackedConversations:
     def _pack(self, number: int) -> _Epoch:
         items = _chosen(self._mixture, self.seed, number)
         items = items[permutation(len(items), self.seed, number)]
-        # Stable: conversations of equal length keep their permuted order, so rows differ from epoch to epoch.
+        # The sort is stable: conversations of equal length keep their permuted order, so rows differ from epoch to
+        # epoch.
         items = items[np.argsort(-self._sizes[items], kind="stable")]
         rows = _best_fit(self._sizes[items].tolist(), self.context)
         num_rows = int(rows.max()) + 1 if len(rows) else 0
@@ -189,7 +190,7 @@ class PackedConversations:
 def _chosen(mixture: Mixture, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the conversations of one epoch: each source repeated by the integer part of its weight, plus a fraction.
 
-    From epoch to epoch the fraction advances through a fixed order, so that over time all conversations occur equally
+    From epoch to epoch, the fraction advances through a fixed order, so that over time all conversations occur equally
     often.
     """
     chosen, first = [], 0
@@ -208,7 +209,7 @@ def _chosen(mixture: Mixture, seed: int, epoch: int) -> NDArray[np.int64]:
 def _best_fit(sizes: list[int], capacity: int) -> NDArray[np.int64]:
     """Return the row of each item: always the fullest row with enough room, or a new one.
 
-    Rows are grouped by remaining room. An integer used as a bit set records which amounts of room exist, so the
+    Rows are grouped by remaining room. An integer used as a bit set records which amounts of room exist, so that the
     smallest sufficient amount is found without a search.
     """
     rows = np.empty(len(sizes), dtype=np.int64)

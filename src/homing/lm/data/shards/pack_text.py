@@ -6,8 +6,8 @@
       ├─ row 0 ─┼─ row 1 ─┼─ ...                                            targets [rT+1, rT+T+1)
 
 Rows tile the stream: nothing is cropped, padded or lost, not even between epochs. A batch is a range of consecutive
-rows, so it is one contiguous range of the stream, whatever the micro-batch, and the state of the data is one integer:
-the rows consumed.
+rows, so it is one contiguous range of the stream, whatever the micro-batch. The state of the data is one integer, the
+number of rows consumed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from homing.lm.data.shards.read_shards import TokenSplit
 
 __all__ = ["PackedStream", "check_ids", "permutation"]
 
-# A read touches one epoch, or two at the boundary.
+# A read touches one epoch, or two at an epoch's end.
 _EPOCHS_KEPT = 2
 
 
 @dataclass(frozen=True)
 class _Epoch:
-    order: NDArray[np.int64]  # documents, in their order in the epoch
-    starts: NDArray[np.int64]  # where each of them begins in the epoch, then the total length
+    order: NDArray[np.int64]  # the documents in the order of the epoch
+    starts: NDArray[np.int64]  # where each document begins in the epoch, then the total length
 
 
 class PackedStream:
@@ -64,7 +64,7 @@ class PackedStream:
         first = int(np.searchsorted(epoch.starts, start, side="right")) - 1
         last = int(np.searchsorted(epoch.starts, start + len(out), side="left"))
         documents = epoch.order[first:last]
-        # From here on positions are global token offsets in the split; the first and last document may be cut.
+        # From here on, positions are global token offsets in the split. The first and last document may be cut.
         begins = self.split.document_starts[documents]
         ends = begins + self._lengths[documents]
         begins[0] += start - epoch.starts[first]
@@ -93,8 +93,8 @@ class PackedStream:
 def check_ids(ids: NDArray[np.int32], vocab_size: int, split: str) -> None:
     """Raise DataError for ids past the vocabulary.
 
-    File sizes do not reveal a damaged or mismatched shard, and the GPU's error for such an id names neither shard nor
-    id.
+    File sizes do not reveal a damaged or mismatched shard, and the GPU's error for such an id names neither the shard
+    nor the id.
     """
     largest = int(ids.view(np.uint32).max())
     if largest >= vocab_size:
@@ -108,8 +108,8 @@ def check_ids(ids: NDArray[np.int32], vocab_size: int, split: str) -> None:
 def permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return a permutation that is a pure function of its arguments, with every version of numpy.
 
-    numpy guarantees the raw output of a bit generator, but not that of `Generator.permutation`; sorting raw 64-bit keys
-    makes the order independent of it. The sort is stable, so even equal keys have a defined order.
+    numpy guarantees the raw output of a bit generator, but not that of `Generator.permutation`. Sorting raw 64-bit keys
+    makes the order independent of the latter. The sort is stable, so even equal keys have a defined order.
     """
     key = np.array([seed % 2**64, epoch], dtype=np.uint64)
     keys = np.asarray(np.random.Philox(key=key).random_raw(count), dtype=np.uint64)

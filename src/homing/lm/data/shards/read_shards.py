@@ -3,7 +3,7 @@
     read_manifest(data_dir)          the manifest that prep wrote
     open_split(data_dir, ..., name)  check every file, then map it; nothing is copied
 
-Sizes and index bounds are always checked, hashes on request: a size costs a stat, a hash costs reading every byte.
+Sizes and index bounds are always checked, and hashes on request, because checking a hash means reading every byte.
 Rows, batches and their order are not handled here but in `pack_text` and `pack_chats`.
 """
 
@@ -33,12 +33,12 @@ _INDEX_DTYPE = np.dtype("<u8")
 
 @dataclass(frozen=True)
 class TokenSplit:
-    """One split as a single sequence of tokens: the shards end to end, in the manifest's order."""
+    """One split as a single sequence of tokens: all shards end to end, in the manifest's order."""
 
     name: str
     shards: list[Tokens]
-    shard_starts: NDArray[np.int64]  # offset of each shard in that sequence, then its length
-    document_starts: NDArray[np.int64]  # offset of each document in that sequence, then its length
+    shard_starts: NDArray[np.int64]  # offset of each shard in that sequence, then the total length
+    document_starts: NDArray[np.int64]  # offset of each document in that sequence, then the total length
 
     @property
     def num_tokens(self) -> int:
@@ -71,7 +71,7 @@ def read_manifest(data_dir: Path) -> DataManifest:
 
 
 def open_split(data_dir: Path, manifest: DataManifest, name: str, *, checks_hashes: bool = False) -> TokenSplit:
-    """Map every shard of a split. Raises one error that lists all problems with its files."""
+    """Map every shard of a split; raises one error that lists all problems with its files."""
     if manifest.dtype not in _DTYPES:
         raise DataError(
             what=f"{data_dir / file_names.MANIFEST}: unknown token type {manifest.dtype!r}.",
@@ -144,8 +144,8 @@ def _refuse(data_dir: Path, problems: list[str], error: type[DataError | Integri
 
 
 def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped; an empty shard next to full ones is legal
+    if path.stat().st_size == 0:  # an empty file cannot be mapped, but an empty shard next to full ones is legal
         return np.empty(0, dtype=dtype)
     with open(path, "rb") as file:
-        # A plain array over the map: np.memmap is a subclass whose slices take microseconds each.
+        # Use a plain array over the map, because slices of np.memmap, a subclass, take microseconds each.
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)

@@ -5,8 +5,8 @@
     mark()              -> sync all bytes to disk, and return a state to resume from
     finish()            -> close the last shard
 
-The result depends on the documents alone, not on the batches they came in: a writer that resumes from a mark after a
-kill produces the same bytes as one that was never killed. Anything written after the mark is truncated.
+The result depends on the documents alone, not on the batches in which they came. So a writer that resumes from a mark
+after a kill produces the same bytes as one that was never killed. Anything written after the mark is truncated.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def dtype_for(vocab_size: int) -> str:
 @dataclass
 class _State:
     shards: list[dict[str, Any]] = field(default_factory=list)  # closed ones
-    num_tokens: int = 0  # in the open shard
+    num_tokens: int = 0  # number of tokens in the open shard
     num_documents: int = 0
-    num_text_bytes: int = 0  # of the split, over all shards
+    num_text_bytes: int = 0  # number of text bytes in the split, over all shards
 
 
 class _Growing:

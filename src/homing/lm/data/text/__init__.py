@@ -5,7 +5,7 @@
     documents  blocks, JSON lines, rows       -> documents of bounded size
     split      a document's hash              -> train or val
 
-Nothing here holds more than a few blocks at a time, whatever the size of a file. A document is UTF-8 bytes: the
+Nothing here holds more than a few blocks in memory, whatever the size of a file. A document is UTF-8 bytes, because the
 tokenizer works on bytes, and decoding would cost more than reading.
 """
 

@@ -35,17 +35,17 @@ _NO_TEXT = (
     (b"PK\x03\x04", "", "a zip", "unzip {path}"),
     (b"\xd0\xcf\x11\xe0", "", "an old Office file, such as .doc", "libreoffice --convert-to txt:Text {path}"),
 )
-# Best boundary first; the third is the end of a line, the last the end of a word.
+# The boundaries, best first. The third is the end of a line, the last is the end of a word.
 _BORDERS = (b"\n\n", b"\n\r\n", b"\n", b" ")
 
 
 @dataclass
 class Cuts:
-    """How to split text, and statistics collected while splitting."""
+    """How to split text, and the statistics collected while splitting."""
 
     unmarked_bytes: int
     text_field: str = "text"
-    is_checked: bool = True  # UTF-8 is validated once, on the first pass
+    is_checked: bool = True  # whether to validate UTF-8, which is done once, on the first pass
     num_plain_files: int = 0
     num_marked_files: int = 0
     files_cut: list[str] = field(default_factory=list)  # files without markers that are too large for one document
@@ -65,7 +65,7 @@ def documents_of(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
 
 
 def cut(text: bytes, limit: int) -> Iterator[bytes]:
-    """Yield `text` in parts of at least `limit` and less than twice `limit` bytes; the last may be smaller."""
+    """Yield `text` in parts of at least `limit` and less than twice `limit` bytes. The last part may be smaller."""
     start = 0
     while len(text) - start >= 2 * limit:
         end = _border(text, start + limit, start + 2 * limit)
@@ -94,7 +94,7 @@ def _plain_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
     cuts.num_plain_files += 1
     if b"\r\n" in rest:
         cuts.windows_files.append(path)
-    # Counted here rather than at the end: if only a part of a file is taken, its end is never read.
+    # Counted here and not at the end of the file, because the end is never read if only a part is taken.
     is_marked = MARKER in rest
     cuts.num_marked_files += is_marked
     limit = MAX_DOCUMENT_BYTES // 2 if is_marked else cuts.unmarked_bytes
@@ -138,7 +138,8 @@ def _checked(texts: Iterable[bytes], path: str, offset: int, cuts: Cuts) -> Iter
 
 def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
     quoted = shlex.quote(path)
-    left_out = f"and remove {quoted} from the list"  # otherwise a glob would match it again, next to the converted file
+    # otherwise a glob would match it again, together with the converted file
+    left_out = f"and remove {quoted} from the list"
     for beginning, endings, kind, how in _NO_TEXT:
         if path.lower().endswith(endings) and _begins_with(path, beginning):
             return DataError(

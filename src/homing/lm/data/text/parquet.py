@@ -3,21 +3,21 @@
     texts_of(reading, column)   row number and text, as UTF-8 bytes that are not validated yet
     rows_of(reading)            row number and fields
 
-Reads one row group after the other, only the columns needed, page by page: memory is bounded by a few rows and pages,
-however large a row group is. Rows are numbered from 1, like lines.
+Row groups are read one after the other, only in the columns needed, page by page. So memory is bounded by a few rows
+and pages, however large a row group is. Rows are numbered from 1, like lines.
 
 Parquet cannot distinguish an absent field from a null one, because every row has every column. In conversations, fields
 that a turn does not have are usually left out, so null fields are treated as absent.
 
-The reader is pyarrow, an optional extra, imported here alone and only when such a file is opened: training never needs
-it.
+The reader is pyarrow, an optional extra. Only this module imports it, and only when such a file is opened, so training
+never needs it.
 
 The sizes that a file declares are checked before pyarrow allocates memory for them:
 
     footer -> row groups -> column chunks -> the header of every page -> sizes, checked
 
-A page is decompressed as a whole, and a dictionary page supplies values to any number of rows: either way, a file of
-1 KB can demand gigabytes. pyarrow does not expose page headers, so the second half of this module parses the part of
+A page is decompressed as a whole, and a dictionary page supplies values to any number of rows. Either way, a file of 1
+KB can demand gigabytes. pyarrow does not expose page headers, so the second half of this module parses the part of
 Thrift's compact protocol that they use.
 """
 
@@ -36,11 +36,12 @@ from homing.text_sources import Source
 
 __all__ = ["Group", "check_pages", "rows_of", "texts_of"]
 
-_BATCH_BYTES = 1 << 20  # per batch of rows, estimated by the mean of their row group
-_ROWS_BYTES = 16 << 20  # per batch of rows, if every row had the largest value of a dictionary
-_MOST_ROWS = 512  # per batch: with repeated texts, a row group declares far fewer bytes than its rows have
-_PAGES_BYTES = 1 << 20  # read ahead in a column
-_MOST_NAMED = 20  # columns listed in an error
+_BATCH_BYTES = 1 << 20  # size of a batch of rows, estimated by the mean of their row group
+_ROWS_BYTES = 16 << 20  # size of a batch of rows, if every row had the largest value of a dictionary
+# maximum per batch, because with repeated texts a row group declares far fewer bytes than its rows have
+_MOST_ROWS = 512
+_PAGES_BYTES = 1 << 20  # how much to read ahead in a column
+_MOST_NAMED = 20  # number of columns listed in an error
 
 
 def texts_of(reading: Reading, column: str) -> Iterator[tuple[int, bytes]]:
@@ -89,7 +90,7 @@ def _without_nulls(value: Any) -> Any:
 
 @contextmanager
 def _open(reading: Reading) -> Iterator[Any]:
-    """Open a separate file handle, because pyarrow seeks; `Reading` hashes the file through its own."""
+    """Open a separate file handle, because pyarrow seeks, while `Reading` hashes the file through its own handle."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -118,18 +119,19 @@ def _worded(schema: Any) -> list[str]:
 
 
 def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple[int, Any]]:
-    """Yield batches of rows, with the number of the first."""
+    """Yield batches of rows, each with the number of its first row."""
     done, num_rows = 0, table.metadata.num_rows
     for number, group in enumerate(check_pages(reading.source.path)):
         wanted = {
             "batch_size": _rows_at_once(table.metadata.row_group(number), group),
             "row_groups": [number],
             "columns": columns,
-            "use_threads": False,  # one thread reads here while another processes
+            "use_threads": False,  # off, because one thread reads here while another processes
         }
         for batch in table.iter_batches(**wanted):
             first, done = done + 1, done + len(batch)
-            # By rows, not by bytes: if a file has several columns, only a part of its bytes is ever read.
+            # Progress is counted by rows, not by bytes, because only a part of the bytes is read from a file with
+            # several columns.
             reading.num_bytes_read = reading.source.num_bytes * min(done, num_rows) // num_rows
             yield first, batch
     if done != num_rows:
@@ -137,7 +139,8 @@ def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple
 
 
 def _rows_at_once(group: Any, pages: Group) -> int:
-    # Use all columns even if only one is needed: with a damaged footer, querying a single one makes pyarrow abort.
+    # Use all columns even if only one is needed, because with a damaged footer, querying a single one makes pyarrow
+    # abort.
     each = max(group.total_byte_size // max(group.num_rows, 1), 1)
     most = min(_MOST_ROWS, _ROWS_BYTES // max(pages.largest_row_bytes, 1))
     return int(max(min(_BATCH_BYTES // each, most), 1))
@@ -165,7 +168,7 @@ def _check_column(schema: Any, column: str, path: str) -> None:
 
 
 def _damaged(source: Source, exc: Exception) -> DataError:
-    if isinstance(exc, OSError) and exc.errno:  # a disk error; pyarrow's own have no errno
+    if isinstance(exc, OSError) and exc.errno:  # this is a disk error; pyarrow's own errors have no errno
         return DataError(
             f"{source.path} cannot be read to the end.", why=exc.strerror or str(exc), fix="Check the disk."
         )
@@ -177,7 +180,7 @@ def _damaged(source: Source, exc: Exception) -> DataError:
 
 
 _MAGIC = b"PAR1"
-_HEADER_BYTES = 1 << 10  # usually under 100; statistics make it longer
+_HEADER_BYTES = 1 << 10  # usually under 100 bytes, but statistics make it longer
 _MOST_HEADER_BYTES = 64 << 20
 _DICTIONARY_PAGE = 2
 # Field numbers of parquet.thrift.
@@ -255,7 +258,7 @@ def _header(file: BinaryIO, at: int) -> tuple[dict[int, Any], int]:
 
 
 class _Thrift:
-    """Parser of the compact protocol; structs become {field number: value}. IndexError if the data ends too early."""
+    """Parses the compact protocol, with structs as {field number: value}. Raises IndexError if the data ends early."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at, self._depth = data, 0, 0

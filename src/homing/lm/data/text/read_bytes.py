@@ -29,7 +29,7 @@ from homing.units import format_bytes
 __all__ = ["BLOCK_BYTES", "FREE_BYTES", "MOST_TIMES", "Reading", "check_unpacked", "is_bomb", "open_blocks"]
 
 BLOCK_BYTES = 1 << 20
-# Read this much of a compressed file at a time: it holds several blocks of text, and an even sample needs an accurate
+# How much of a compressed file to read at a time. It holds several blocks of text, and an even sample needs an accurate
 # position.
 _PACKED_BYTES = 1 << 16
 _BYTE_ORDER_MARKS = (
@@ -39,18 +39,18 @@ _BYTE_ORDER_MARKS = (
     (b"\xfe\xff", "utf-16"),
 )
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_SKIPPABLE = 0x184D2A50  # and the 15 numbers after it
+_ZSTD_SKIPPABLE = 0x184D2A50  # this magic number and the 15 after it
 _ZSTD_BLOCK_BYTES = 128 << 10  # largest amount of text in one block
-_ZSTD_BLOCKS = 4096  # limit per call, because blocks may be empty
+_ZSTD_BLOCKS = 4096  # maximum per call, because blocks may be empty
 
 
 class Reading(io.RawIOBase):
-    """The file on disk; counts and, on request, hashes the bytes that the decompressor reads."""
+    """The file on disk, which counts and, on request, hashes the bytes that the decompressor reads."""
 
     def __init__(self, source: Source, *, is_hashed: bool = False) -> None:
         self.source = source
-        self.num_bytes_read = 0  # for Parquet, set by the reader of its rows
-        # Keep a reference: when it is garbage-collected, it closes the file it reads from.
+        self.num_bytes_read = 0  # for Parquet, the reader of its rows sets this
+        # Keep a reference, because the object closes its file when it is garbage-collected.
         self.unpacked: io.BufferedIOBase | None = None
         self._hash = hashlib.sha256() if is_hashed else None
         self._file: io.FileIO = open(source.path, "rb", buffering=0)  # noqa: SIM115, closed by close
@@ -95,7 +95,7 @@ def open_blocks(reading: Reading) -> Iterator[bytes]:
             f"{reading.source.path} cannot be read to the end.", why=exc.strerror or str(exc), fix="Check the disk."
         ) from exc
     except Exception as exc:
-        # zstandard's own error; the class exists only if the package is installed.
+        # This is zstandard's own error, whose class exists only if the package is installed.
         if type(exc).__name__ != "ZstdError":
             raise
         raise _damaged(reading.source, exc) from exc
@@ -156,7 +156,7 @@ class _Zstd(io.RawIOBase):
         return True
 
     def _next_frame(self) -> bytes:
-        """Return the header of the next frame, b"" at the end of the file."""
+        """Return the header of the next frame, or b"" at the end of the file."""
         while magic := self._file.read(4):
             if len(magic) == 4 and _ZSTD_SKIPPABLE <= int.from_bytes(magic, "little") <= _ZSTD_SKIPPABLE + 15:
                 self._skip(int.from_bytes(self._exactly(4), "little"))
@@ -196,7 +196,7 @@ class _Zstd(io.RawIOBase):
 
 
 def _other_encoding(beginning: bytes) -> str:
-    """Detect UTF-16 or UTF-32 by a byte-order mark or by every other byte being NUL; return "" if neither."""
+    """Return UTF-16 or UTF-32 if the text has such a byte-order mark or every other byte is NUL, else ""."""
     for mark, name in _BYTE_ORDER_MARKS:
         if beginning.startswith(mark):
             return name

@@ -1,11 +1,11 @@
-"""Assigns documents to train or val by hash: the same document is always in the same split, wherever it occurs.
+"""Assigns documents to train or val by hash, so that the same document is always in the same split.
 
     hash(document) < threshold  ->  val
 
 The tail of a file would not be a fair sample of it, and equal documents must never be in both splits. With very many
-documents the threshold is the fraction itself. With few it is adjusted so that the share of val is closest to the
+documents, the threshold is the fraction itself. With few, it is adjusted so that the size of val is closest to the
 fraction, which also keeps both splits from being empty. If whole documents are too long for that, each is cut at
-paragraph breaks into passages with a hash each; adjacent passages in the same split stay one document.
+paragraph breaks into passages with a hash each. Adjacent passages in the same split stay one document.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ __all__ = ["HASH_SPACE", "Choice", "Passages", "SmallCorpus", "SplitRule", "choo
 HASH_SPACE = 2**64
 _MAX_EXACT = 200_000
 _END_BYTES = 1024
-# A val share within this distance of the fraction is close enough; for a small fraction, within a quarter of it.
+# If the fraction of val is off by no more than this, it is close enough. For a small fraction, by no more than a
+# quarter of it.
 _NEAR_ENOUGH = 0.005
 # Several passages make a fairer val split than one, but a passage below the minimum size has little to evaluate.
 _PASSAGES_WANTED, _MIN_PASSAGE_BYTES = 8, 256
@@ -42,7 +43,7 @@ def document_hash(document: bytes) -> int:
 @dataclass(frozen=True)
 class SplitRule:
     threshold: int  # documents with a smaller hash go to val
-    passage_bytes: int = 0  # cut documents into passages of this to twice this size; 0: keep them whole
+    passage_bytes: int = 0  # documents are cut into passages of this size to twice this size; 0 keeps them whole
 
     def parts_of(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
         """Yield the parts of a document that is cut into passages, and whether each goes to val."""
@@ -52,7 +53,7 @@ class SplitRule:
 
 
 class SmallCorpus:
-    """Hash and size of each document, as long as there are few documents; with more, nothing is kept."""
+    """The hash and size of each document, as long as there are few documents. With more, nothing is kept."""
 
     def __init__(self, val_fraction: float) -> None:
         # With forty expected val documents, the chance of an empty val split is below 1e-17.
@@ -74,22 +75,22 @@ class SmallCorpus:
 
 @dataclass(frozen=True)
 class Choice:
-    threshold: int  # 0: nothing can be held out
-    miss: float  # distance of the val share from the fraction
+    threshold: int  # 0 if nothing can be held out
+    miss: float  # difference between the fraction of val and the requested fraction
 
     def is_near(self, val_fraction: float) -> bool:
         return self.miss <= min(_NEAR_ENOUGH, val_fraction / 4)
 
 
 def choose(val_fraction: float, hashes: array[int], sizes: array[int] | array[float]) -> Choice:
-    """Return the threshold with the val share closest to the fraction and neither split empty."""
+    """Return the threshold for which val is closest to the fraction and neither split is empty."""
     by_hash: dict[int, float] = {}
     for value, size in zip(hashes, sizes, strict=True):
         by_hash[value] = by_hash.get(value, 0) + size
     total, val_size = sum(by_hash.values()), 0.0
     best = Choice(0, val_fraction)
     miss = math.inf
-    # Never include the last one: train keeps at least one document.
+    # Never include the last one, so that train keeps at least one document.
     for value, above in pairwise(sorted(by_hash)):
         val_size += by_hash[value]
         if abs(val_size / total - val_fraction) < miss:
@@ -99,7 +100,7 @@ def choose(val_fraction: float, hashes: array[int], sizes: array[int] | array[fl
 
 
 class Passages:
-    """Hashes and sizes of the passages of all documents, for several passage sizes at once, and for whole documents."""
+    """Hashes and sizes of the passages of all documents, for several passage sizes at once, and of whole documents."""
 
     def __init__(self, val_fraction: float, num_text_bytes: int) -> None:
         largest = min(int(val_fraction * num_text_bytes / _PASSAGES_WANTED), MAX_DOCUMENT_BYTES // 2)
@@ -112,14 +113,14 @@ class Passages:
         return num_documents <= _MAX_EXACT
 
     def add(self, document: bytes, num_tokens: int) -> None:
-        """Add a document; its `num_tokens` are distributed over its passages by bytes."""
+        """Add a document, whose `num_tokens` are distributed over its passages by bytes."""
         for passage_bytes, (hashes, sizes) in self._levels.items():
             for part in cut(document, passage_bytes) if passage_bytes else (document,):
                 hashes.append(document_hash(part))
                 sizes.append(num_tokens * len(part) / len(document))
 
     def best_rule(self) -> SplitRule:
-        """Return the rule with the longest passages that is close enough, whole documents first; else the closest."""
+        """Return the rule with the longest passages that is close enough, whole documents first, else the closest."""
         nearest, miss = SplitRule(0), math.inf
         for passage_bytes, (hashes, sizes) in self._levels.items():
             choice = choose(self._fraction, hashes, sizes)
