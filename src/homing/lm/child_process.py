@@ -13,9 +13,9 @@ _PIECE_BYTES = 1 << 16
 
 
 def exchange(child: subprocess.Popen[bytes], line: bytes, *, timeout_s: float, most_bytes: int) -> bytes:
-    """Return the child's response to `line`; b"" if it is longer than one line or exceeds the size limit.
+    """Return the child's response to `line`, or b"" if it is longer than one line or exceeds the size limit.
 
-    One deadline covers both directions: a child that does not read, or never stops writing, times out like one that
+    One deadline covers both directions, so a child that does not read, or never stops writing, times out like one that
     does nothing. Raises TimeoutError, EOFError if the child ended, or OSError. Its stdin must be non-blocking
     (`os.set_blocking`).
     """
@@ -41,6 +41,6 @@ def exchange(child: subprocess.Popen[bytes], line: bytes, *, timeout_s: float, m
                     raise EOFError
                 received += piece
             if len(received) > most_bytes or (received and unsent):
-                return b""  # too long, or it responded before reading the whole request
+                return b""  # the response is too long, or came before the whole request was read
             if received.endswith(b"\n"):
                 return bytes(received[:-1]) if received.count(b"\n") == 1 else b""

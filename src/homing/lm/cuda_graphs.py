@@ -1,9 +1,9 @@
 """Captures a computation as a CUDA graph: warm up on a side stream -> capture -> replay with a single launch.
 
-Launching a long sequence of short kernels may take the host longer than the GPU takes to run them; a graph is a single
-launch. It always reads and writes the memory it was captured with, so the caller keeps the input buffers and refills
-them. This module does not depend on what is computed: it captures training passes (`train.compute.forward_backward`)
-and decoding steps (`lm.decode_token`).
+Launching a long sequence of short kernels may take the host longer than the GPU takes to run them, while a graph is a
+single launch. A graph always reads and writes the memory with which it was captured, so the caller keeps the input
+buffers and refills them. This module does not depend on what is computed. It captures training passes
+(`train.compute.forward_backward`) and decoding steps (`lm.decode_token`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from homing.lm.device import free_memory
 
 __all__ = ["WARM", "Graphs"]
 
-WARM = 2  # warm-up runs before capturing
+WARM = 2  # number of warm-up runs before capturing
 
 
 class Graphs:
-    """Captures graphs on one GPU, one at a time; they share a memory pool."""
+    """Captures graphs on one GPU, one at a time. They share a memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -33,26 +33,27 @@ class Graphs:
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         """Run `compute` a few times to warm up, capture it, and return a function that replays the graph.
 
-        After a failure, call `forget` once nothing references the computed tensors any more, the exception included.
+        After a failure, call `forget` once nothing references the computed tensors any more, including the exception.
         """
         before = torch.cuda.current_stream(self._device)
         stream = side_stream(self._device)
-        one = torch.zeros(1, device=self._device)  # allocate now: after a failure the GPU may be full
+        one = torch.zeros(1, device=self._device)  # allocated now, because after a failure the GPU may be full
         try:
             stream.wait_stream(before)
             with torch.cuda.stream(stream):
                 for _ in range(WARM):
                     compute()
             before.wait_stream(stream)
-            # All graphs can share a memory pool: the output of each graph is read before the next graph runs.
+            # All graphs can share a memory pool, because the output of each graph is read before the next graph runs.
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             try:
-                # Restrict this thread only: others may be reading rows into pinned memory or copying a checkpoint.
+                # Restrict only this thread, because others may be reading rows into pinned memory or copying a
+                # checkpoint.
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                     compute()
             except RuntimeError:
-                with contextlib.suppress(RuntimeError):  # keep the original error
+                with contextlib.suppress(RuntimeError):  # suppressed, so that the original error is raised
                     _capture_nothing(stream, one)
                 raise
         finally:
@@ -61,9 +62,9 @@ class Graphs:
         return graph.replay
 
     def forget(self) -> None:
-        """Free the memory pool. Call when no graph is left."""
-        self._pool = None  # torch frees an unused pool, and its handle must not be used again
-        if gc.isenabled():  # then cycles are collected automatically; a server calls this after every response
+        """Free the memory pool. Call this when no graph is left."""
+        self._pool = None  # torch frees an unused pool, so its handle must not be used again
+        if gc.isenabled():  # if enabled, cycles are collected automatically; a server calls this after every response
             torch.cuda.empty_cache()
         else:
             free_memory()
@@ -72,7 +73,8 @@ class Graphs:
 def _capture_nothing(stream: torch.cuda.Stream, one: torch.Tensor) -> None:
     """Capture an empty graph, to recover from a failed capture.
 
-    Otherwise torch's random generator stays in capture mode and cannot be used outside a capture until one succeeds.
+    Otherwise torch's random generator stays in capture mode and cannot be used outside a capture until a capture
+    succeeds.
     """
     with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
         one.zero_()
@@ -82,7 +84,7 @@ def _capture_nothing(stream: torch.cuda.Stream, one: torch.Tensor) -> None:
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the one side stream used for all captures.
 
-    Libraries allocate workspaces in their first calls on a stream, which must not be captured. They keep them, too:
-    tens of megabytes per stream, which would add up if every text had its own stream.
+    Libraries allocate workspaces in their first calls on a stream, which must not be captured. They also keep these
+    workspaces, which take tens of megabytes per stream and would add up if every text had its own stream.
     """
     return torch.cuda.Stream(device)

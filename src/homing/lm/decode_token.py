@@ -1,11 +1,11 @@
 """One decoding step, a new token for every row: ids -> logits -> result, eagerly or as a captured CUDA graph.
 
-A step of a small model is a few hundred short kernels, and launching them takes longer than running them; a graph needs
-a single launch. It needs the same buffers each time, so all inputs are kept here and written in place. There is one
-graph per `reach`, which takes only a few values. Captured or not, a step runs the same kernels on the same shapes and
-gives the same numbers.
+A step of a small model is a few hundred short kernels, and launching them takes longer than running them, while a graph
+needs a single launch. A graph needs the same buffers each time, so all inputs are kept here and written in place. There
+is one graph per `reach`, which takes only a few values. Captured or not, a step runs the same kernels on the same
+shapes and gives the same numbers.
 
-Used by `generate`, which takes the logits, and by `rl.rollout`, which picks a token for each row.
+This module is used by `generate`, which takes the logits, and by `rl.rollout`, which picks a token for each row.
 
 Shapes: B rows, V vocabulary.
 """
@@ -31,7 +31,7 @@ Made = TypeVar("Made")
 def room_for(num_places: int) -> int:
     """Return the cache capacity for this many positions.
 
-    Rounded up, so that `reach` depends on a row's position alone.
+    The capacity is rounded up, so that `reach` depends on a row's position alone.
     """
     return -(-num_places // REACH) * REACH
 
@@ -39,8 +39,8 @@ def room_for(num_places: int) -> int:
 class Steps(Generic[Made]):
     """Runs decoding steps.
 
-    `make(logits_BV)` computes the result of a step: buffers that the next step may overwrite. `notify(problem)` is
-    called if capturing fails; then steps are slower, but still correct.
+    `make(logits_BV)` computes the result of a step, as buffers that the next step may overwrite. `notify(problem)` is
+    called if capturing fails. In that case steps are slower, but still correct.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Steps(Generic[Made]):
         self._graphs: dict[int, tuple[Callable[[], None], Made]] = {}
 
     def step(self, ids_B: Tensor, places_B: Tensor, *, furthest: int, is_worth: bool = True) -> Made:
-        """Process `ids_B` at the positions `places_B`, none of them past `furthest`.
+        """Process `ids_B` at the positions `places_B`, none of which is past `furthest`.
 
-        `is_worth`: whether to capture a graph if there is none yet.
+        `is_worth` says whether to capture a graph if there is none yet.
         """
         self._ids_B.copy_(ids_B, non_blocking=True)
         self.cache.places_B.copy_(places_B, non_blocking=True)
@@ -84,7 +84,7 @@ class Steps(Generic[Made]):
     def _capture(self, reach: int) -> None:
         self.cache.reach = reach
         kept, problem = self.cache.embedded_B1D, ""
-        made: list[Made] = []  # the result of the last call, which is the captured one
+        made: list[Made] = []  # holds the result of the last call, which is the captured one
 
         def compute() -> None:
             made[:] = [self._compute()]
@@ -93,9 +93,9 @@ class Steps(Generic[Made]):
             self._graphs[reach] = (self._captures.capture(compute), made[0])
         except RuntimeError as error:
             problem = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        # Nothing else has changed: every call processed the same token at the same position.
+        # Nothing else has changed, because every call processed the same token at the same position.
         self.cache.embedded_B1D = kept
-        # Outside the `except`, so that the exception no longer references the failed step's tensors.
+        # This is outside the `except`, so that the exception no longer references the failed step's tensors.
         if problem:
             self.is_captured = False
             made.clear()

@@ -58,7 +58,7 @@ def pick_device(wanted: str = "auto") -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Make it this process's current GPU: kernels, streams and graphs use the current one, wherever the tensors are."""
+    """Make this the current GPU of the process, because kernels, streams and graphs use it wherever the tensors are."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
@@ -66,7 +66,7 @@ def use_device(device: torch.device) -> None:
 def free_memory() -> None:
     """Free unused GPU memory.
 
-    First collects reference cycles that hold tensors, because the garbage collector is disabled during training.
+    Reference cycles that hold tensors are collected first, because the garbage collector is disabled during training.
     """
     gc.collect()
     torch.cuda.empty_cache()
@@ -89,7 +89,7 @@ def _why_no_cuda() -> str:
 
 
 def pick_precision(wanted: str, device: torch.device) -> str:
-    """Resolve `auto | fp32 | bf16 | fp8` to the precision of matmuls. Raises UsageError if the device lacks it."""
+    """Resolve `auto | fp32 | bf16 | fp8` to the precision of matmuls; raises UsageError if the device lacks it."""
     if wanted not in ("auto", "fp32", "bf16", "fp8"):
         raise UsageError(
             what=f"Unknown precision: {wanted!r}",
@@ -127,7 +127,7 @@ def has_fp8(device: torch.device) -> bool:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the dense bf16 FLOP/s of one GPU; None for CPU, MPS and unknown GPUs, which then have no MFU."""
+    """Return the dense bf16 FLOP/s of one GPU, or None for CPU, MPS and unknown GPUs, which have no MFU."""
     if device.type != "cuda":
         return None
     gpu = find_gpu(torch.cuda.get_device_name(device))

@@ -2,10 +2,10 @@
 
     bits per byte = nats of the text tokens / ln 2 / their UTF-8 bytes
 
-Special tokens have no bytes, so neither their nats nor their bytes count; the plain loss counts every target. The rows
+Special tokens have no bytes, so neither their nats nor their bytes count. The plain loss counts every target. The rows
 are always the same: a fixed permutation of the split, from its start, so that a part of it is a fair sample.
 
-The bigram baseline is what a model must beat: how well the previous token alone predicts the next.
+The bigram baseline, which a model must beat, is how well the previous token alone predicts the next.
 
     P(b | a) = (pairs (a, b) + k P(b)) / (pairs that begin with a + k)
 
@@ -37,7 +37,8 @@ __all__ = ["Bigram", "Evaluation", "bigram_entropy", "bigram_nats", "evaluate"]
 _IGNORED = -100
 _ORDER_SEED = 0
 _REPORT_EVERY_S = 20.0
-_PRIOR_WEIGHTS = tuple(2.0**power for power in range(-3, 11))  # k: how many observations the unigram prior is worth
+# values of k, the number of observations that the unigram prior is worth
+_PRIOR_WEIGHTS = tuple(2.0**power for power in range(-3, 11))
 _CHUNK_TOKENS = 4 * 2**20
 
 
@@ -48,8 +49,8 @@ class Evaluation:
     num_tokens: int
     more: dict[str, float] = field(default_factory=dict)  # extra metrics of the phase, by their name in metrics.jsonl
 
-    is_in_nats: bool = True  # False: a different kind of loss, without perplexity
-    exam: str = ""  # identifies the random subset evaluated on: losses on different subsets cannot be compared
+    is_in_nats: bool = True  # False for a different kind of loss, without perplexity
+    exam: str = ""  # identifies the random subset that was evaluated; losses on different subsets cannot be compared
 
     @property
     def perplexity(self) -> float:
@@ -68,7 +69,7 @@ def evaluate(
     rows_at_a_time: int,
     notify: Callable[[int, int], None] = lambda done, of: None,
 ) -> Evaluation:
-    """Evaluate on about `num_tokens` targets (0: the whole split). `notify(rows done, rows)` reports progress."""
+    """Evaluate on about `num_tokens` targets (0 for the whole split). `notify(rows done, rows)` reports progress."""
     context, device = model.shape.context, model.device
     stream = PackedStream(split, seed=_ORDER_SEED)
     num_targets = min(num_tokens or stream.epoch_tokens, stream.epoch_tokens - 1)
@@ -81,7 +82,7 @@ def evaluate(
         check_ids(ids, model.shape.vocab_size, split.name)
         tokens = torch.from_numpy(ids).long()
         ids_BT, targets_BT = tokens[:-1].view(rows, context), tokens[1:].clone()
-        # The stream continues with a second epoch after the end of the split; do not count those targets.
+        # After the end of the split, the stream continues with a second epoch, whose targets must not be counted.
         targets_BT[max(0, stream.epoch_tokens - 1 - row * context) :] = _IGNORED
         ids_BT, targets_BT = ids_BT.to(device), targets_BT.view(rows, context).to(device)
         losses_BT = model.token_losses(ids_BT, targets_BT)
@@ -92,7 +93,8 @@ def evaluate(
         if time.monotonic() - reported_at > _REPORT_EVERY_S:
             notify(row + rows, num_rows)
             reported_at = time.monotonic()
-    # Read once at the end and sum on the host in double: a million fp32 terms would lose the last digits.
+    # Read once at the end and sum on the host in double precision, because a million fp32 terms would lose the last
+    # digits.
     nats, text_nats_sum, count, num_bytes = torch.stack(sums).cpu().double().sum(dim=0).tolist()
     bits_per_byte = text_nats_sum / math.log(2) / num_bytes if num_bytes else None
     return Evaluation(loss=nats / count, bits_per_byte=bits_per_byte, num_tokens=int(count))
@@ -103,8 +105,8 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Bigram:
-    nats: float  # per token, over all targets, as in the loss
-    bits_per_byte: float  # over text tokens only
+    nats: float  # nats per token, over all targets, as in the loss
+    bits_per_byte: float  # counts text tokens only
     num_tokens: int
 
 
@@ -133,7 +135,7 @@ def bigram_entropy(data_dir: Path) -> Bigram:
 def bigram_nats(train: TokenSplit, val: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
     """Return the nats of val[1:], each given the previous token.
 
-    Only pairs that occur in val are counted, chunk by chunk: a table of all pairs would have vocab_size squared
+    Only pairs that occur in val are counted, chunk by chunk, because a table of all pairs would have vocab_size squared
     entries.
     """
     wanted, place = np.unique(val[:-1] * vocab_size + val[1:], return_inverse=True)
@@ -145,7 +147,7 @@ def bigram_nats(train: TokenSplit, val: NDArray[np.int64], vocab_size: int) -> N
         seen = chunk[:-1] * vocab_size + chunk[1:]
         at = np.minimum(np.searchsorted(wanted, seen), len(wanted) - 1)
         pairs += np.bincount(at[wanted[at] == seen], minlength=len(wanted))
-    # Add-one smoothing: a token in val that is not in train is improbable, not impossible.
+    # Add-one smoothing makes a token in val that is not in train improbable, not impossible.
     unigram = (unigrams + 1.0) / (unigrams.sum() + vocab_size)
     before, after = val[:-1], val[1:]
     tried = (-np.log((pairs[place] + k * unigram[after]) / (firsts[before] + k)) for k in _PRIOR_WEIGHTS)

@@ -4,7 +4,7 @@
     shards that prep held out -> ids and mask           -> the same, for the tokenizer that they were made with
 
 The tokens counted are those that SFT trains on: the assistant's text and the marker that ends its turn. A faulty line
-stops the evaluation with an error that gives its number; conversations that are merely too long are cut and counted.
+stops the evaluation with an error that gives its number. Conversations that are merely too long are cut and counted.
 """
 
 from __future__ import annotations

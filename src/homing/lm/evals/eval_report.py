@@ -1,13 +1,13 @@
 """Compares two models on the same data set, and formats the report of `homing eval` as Markdown.
 
-It answers two questions: how far apart are they, and is the difference more than noise?
+The report answers two questions: how far apart are the models, and is the difference more than noise?
 
     figures of A and of B on the same units -> B minus A, unit by unit -> interval -> one plain sentence
 
-Paired, because a hard question is hard for both: the difference is known far more precisely than either figure.
-Accuracies are compared exactly, on the questions where the models differ; everything else by bootstrap over units, the
-same ones for both. A difference is more than noise if its 95% interval excludes 0; if two models are equally good, that
-still happens by chance for one figure in twenty.
+The comparison is paired, because a hard question is hard for both models. So the difference is known far more precisely
+than either figure. Accuracies are compared exactly, on the questions where the models differ. Everything else is
+compared by bootstrap over units, the same ones for both models. A difference is more than noise if its 95% interval
+excludes 0. If two models are equally good, that still happens by chance for one figure in twenty.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Difference:
     score: str
     first: float
     second: float
-    low: float | None  # None: too few units
+    low: float | None  # None if there are too few units
     high: float | None
     method: str
     num_units: int
@@ -42,7 +42,7 @@ class Difference:
 
 
 def compare(first: Measured, second: Measured, names: tuple[str, str], *, seed: int) -> list[Difference]:
-    """Compare the figures that mean the same for both; perplexities under different tokenizers do not."""
+    """Compare the figures that mean the same for both models, unlike perplexities under different tokenizers."""
     assert first.data_sha256 == second.data_sha256, "both were measured on the same set"
     differences = []
     for a, b in zip(first.scores, second.scores, strict=True):

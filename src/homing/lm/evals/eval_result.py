@@ -6,8 +6,8 @@
     exact_pairs   two models on the same questions: the same, on the questions where only one of them is right
     bootstrap     sums over units (stretches of text, conversations, questions): units resampled, with a seed
 
-The units are kept: intervals resample them, and two models are compared unit by unit. A unit is something that can be
-considered independent. Tokens cannot: neighboring tokens tend to be equally hard.
+The units are kept, because intervals resample them, and two models are compared unit by unit. A unit is something that
+can be considered independent. Tokens cannot, because neighboring tokens tend to be equally hard.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 LEVEL = 0.95
 _TAIL = (1 - LEVEL) / 2
 RESAMPLES = 2000
-FEWEST = 10  # units; with fewer, bootstrap intervals are far too narrow
+FEWEST = 10  # minimum number of units; with fewer, bootstrap intervals are far too narrow
 EXACT, EXACT_PAIRS = "exact (Clopper-Pearson)", "exact (Clopper-Pearson, on the questions where they differ)"
 _NUMBERS_AT_ONCE = 2**22
 
@@ -84,7 +84,7 @@ def exact_pairs(only_first: int, only_second: int, num_all: int) -> Interval:
 def bootstrap(units: Floats, figure: Callable[[Floats], Floats], *, what: str, seed: int = 0) -> Interval:
     """Return the bootstrap interval.
 
-    `units` has a row per unit; `figure` maps sums over rows (..., columns) to (...).
+    `units` has a row per unit, and `figure` maps sums over rows (..., columns) to (...).
     """
     num_units, num_columns = units.shape
     if num_units < FEWEST:
@@ -122,15 +122,15 @@ def _solve(is_below: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class Score:
-    name: str  # bits_per_byte, perplexity, acc, ...
+    name: str  # such as bits_per_byte, perplexity or acc
     above: Floats  # numerator of each unit
     below: Floats
-    what: str  # description of the units: "38 stretches of 4,096 bytes"
-    is_exp: bool = False  # a perplexity: e to the mean
+    what: str  # a description of the units, such as "38 stretches of 4,096 bytes"
+    is_exp: bool = False  # whether this is a perplexity, e to the mean
     is_more_better: bool = False
-    by_tokenizer: bool = False  # depends on the tokenizer, so two tokenizers cannot be compared
-    is_plain: bool = False  # every unit is 0 or 1
-    is_compared: bool = True  # False: redundant with another figure
+    by_tokenizer: bool = False  # whether it depends on the tokenizer, so that two tokenizers cannot be compared
+    is_plain: bool = False  # whether every unit is 0 or 1
+    is_compared: bool = True  # False if it is redundant with another figure
 
     @property
     def units(self) -> Floats:
@@ -184,7 +184,7 @@ def share(name: str, is_right: Iterable[bool], what: str) -> Score:
 
 
 def identity_of(card: Card) -> dict[str, Any]:
-    """Identify the model by the hashes of all files that were read."""
+    """Return an id of the model: the hashes of all files that were read."""
     listed = [*find_weights(card.folder).files, file_names.TOKENIZER]
     files = {name: file_sha256(card.folder / name) for name in listed}
     return {
@@ -204,5 +204,5 @@ def files_sha256(paths: Iterable[Path]) -> str:
 
 
 def _number(value: float) -> float | None:
-    """Return the number, or None if not finite: JSON has no infinity or NaN."""
+    """Return the number, or None if it is not finite, because JSON has no infinity or NaN."""
     return value if np.isfinite(value) else None

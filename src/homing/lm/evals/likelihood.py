@@ -1,9 +1,10 @@
-"""Computes the nats of selected tokens, many rows at a time; the basis of every evaluation here except sampling.
+"""Computes the nats of selected tokens, many rows at a time. Every evaluation except sampling is based on this.
 
     rows of ids -> batched by similar length, padded on the right -> the model -> nats of the targets, in input order
 
 A row begins at position 0, so padding after it changes nothing. Memory is bounded by tokens, not rows: about
-`tokens_at_a_time` are computed together, and a few times as many are buffered. If memory runs out, the batch is halved.
+`tokens_at_a_time` tokens are computed together, and a few times as many are buffered. If memory runs out, the batch is
+halved.
 
 Shapes: B rows, T positions.
 """
@@ -27,21 +28,24 @@ __all__ = ["Row", "Scored", "score_rows", "windows"]
 
 TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192}
 _TOKENS_ELSEWHERE = 4096
-_LOGITS_AT_A_TIME = 2**26  # if logits are needed for all positions
+_LOGITS_AT_A_TIME = 2**26  # used if logits are needed for all positions
 _BATCHES_WAITING = 8
 
 
 @dataclass(frozen=True)
 class Row:
-    """Each of `ids[1:]` is predicted from the ids before it; those in `is_target` count. At most context + 1 ids."""
+    """A row of at most context + 1 ids.
+
+    Each of `ids[1:]` is predicted from the ids before it. Those in `is_target` count.
+    """
 
     ids: Sequence[int]
-    is_target: NDArray[np.bool_]  # same length as `ids`; the first id is never a target
+    is_target: NDArray[np.bool_]  # has the same length as `ids`; the first id is never a target
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Results for the targets of one row, in order."""
+    """The results for the targets of one row, in order."""
 
     nats: NDArray[np.float64]
     is_likeliest: NDArray[np.bool_]  # empty unless requested
@@ -70,7 +74,7 @@ def score_rows(
 ) -> Iterator[Scored]:  # fmt: skip
     """Yield the scores of each row.
 
-    `notify` is called after each batch: on a slow machine, many batches run before the first row is yielded.
+    `notify` is called after each batch, because on a slow machine many batches run before the first row is yielded.
     """
     most = tokens_at_a_time or TOKENS_AT_A_TIME.get(model.device.type, _TOKENS_ELSEWHERE)
     if wants_likeliest:
@@ -101,7 +105,7 @@ def _take(coming: Iterator[Row], most: int) -> list[Row]:
 
 def _batches(order: list[int], rows: list[Row], most: int) -> Iterator[list[int]]:
     batch: list[int] = []
-    for number in order:  # shortest first, so each row is the longest so far
+    for number in order:  # the shortest come first, so each row is the longest so far
         if batch and (len(batch) + 1) * len(rows[number].ids) > most:
             yield batch
             batch = []

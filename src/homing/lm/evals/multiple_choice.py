@@ -1,4 +1,4 @@
-"""Evaluates multiple choice and cloze tasks: which continuation does the model find likeliest?
+"""Evaluates multiple choice and cloze tasks, by which continuation the model finds likeliest.
 
     beginning + end -> ids -> nats of the end alone
 
@@ -46,7 +46,7 @@ def measure_choices(
 @dataclass(frozen=True)
 class Pair:
     row: Row
-    num_cut: int  # ids cut from the beginning because they did not fit
+    num_cut: int  # number of ids cut from the beginning because they did not fit
 
 
 def pair_row(tokenizer: Tokenizer, begin: str, end: str, *, context: int) -> Pair:
@@ -59,7 +59,7 @@ def pair_row(tokenizer: Tokenizer, begin: str, end: str, *, context: int) -> Pai
 
 
 def _seamed(begin: str, end: str) -> tuple[str, str]:
-    """Join with one space, which belongs to the end: tokenizers attach it to the following word."""
+    """Join with one space, which belongs to the end, because tokenizers attach it to the following word."""
     if begin and not begin[-1].isspace() and not end[0].isspace():
         end = f" {end}"
     spaces = len(begin) - len(begin.rstrip())

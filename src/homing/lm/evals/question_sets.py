@@ -2,9 +2,9 @@
 
     question -> the model's own chat template -> n samples -> right or wrong (graded as in `lm/rl`) -> pass@1, pass@k
 
-A single sample per question is the likeliest text (temperature 0), and accuracy is exact. With more, pass@k is the
-unbiased estimate of the chance that at least one of k samples is right: 1 - C(n - right, k) / C(n, k), averaged over
-questions. A question that does not fit into the context counts as wrong, and is reported.
+A single sample per question is the likeliest text (temperature 0), and accuracy is exact. With more samples, pass@k is
+the unbiased estimate of the chance that at least one of k samples is right: 1 - C(n - right, k) / C(n, k), averaged
+over questions. A question that does not fit into the context counts as wrong, and is reported.
 
 `rl_task` builds such a set from the questions that an rl phase holds out, graded as in the phase.
 """
@@ -41,23 +41,24 @@ from homing.wire.run_json import Rl, RlTask
 
 __all__ = ["Asking", "file_of", "made_up", "measure_answers", "rl_task"]
 
-NEW_TOKENS = 256  # default answer length, if the context has room
+NEW_TOKENS = 256  # the default length of an answer, if the context has room for it
 
 _log = logging.getLogger(__name__)
 _ROWS_AT_A_TIME = {"cuda": 256}
 _ROWS_ELSEWHERE = 16
-_LEAST_OF = 8  # reserve at least 1/8 of the context for the answer, even if a long question then does not fit
-_TRIES = 100  # attempts per generated question: only one in ten is held out
+# at least 1/8 of the context is reserved for the answer, even if a long question does not fit as a result
+_LEAST_OF = 8
+_TRIES = 100  # attempts per generated question, because only one in ten is held out
 
 
 @dataclass(frozen=True)
 class Asking:
     """How answers are sampled."""
 
-    pass_at: tuple[int, ...] = ()  # k; pass@1 is always reported
-    num_samples: int = 0  # per question; 0: the largest k
-    temperature: float | None = None  # None: 0 for one sample, else 0.8
-    max_new_tokens: int | None = None  # None: NEW_TOKENS, or what the context has room for
+    pass_at: tuple[int, ...] = ()  # values of k; pass@1 is always reported
+    num_samples: int = 0  # number of samples per question; 0 for the largest k
+    temperature: float | None = None  # None for 0 with one sample, and 0.8 with more
+    max_new_tokens: int | None = None  # None for NEW_TOKENS, or what the context has room for
     seed: int = 0
 
     @property
@@ -84,7 +85,7 @@ class Asking:
 
 
 def made_up(kind: str, difficulty: int, count: int) -> TaskFile:
-    """Return generated questions of `arithmetic` or `spelling` that no rl phase trains on; always the same ones."""
+    """Return generated questions of `arithmetic` or `spelling` that no rl phase trains on, always the same ones."""
     questions: dict[str, str] = {}
     for number in range(count * _TRIES):
         text, answer = MAKERS[kind](source("eval", kind, difficulty, number), difficulty)
@@ -123,7 +124,7 @@ def measure_answers(
         )
     right = np.zeros(len(items), dtype=np.int64)
     num_cut = 0
-    # As in rl, the calculator is for word problems: the model would only copy a plain sum into it.
+    # As in rl, the calculator is for word problems. With a plain sum, the model would only copy it into the calculator.
     may_call = [items[number].is_number for number in asked]
     asked_ids = [prompts[number] for number in asked]
     drawn = _draw(model, tokenizer, prompt.stop_ids, asked_ids, may_call, asking, new_tokens, notify)
@@ -142,7 +143,7 @@ def measure_answers(
 def _new_tokens(asking: Asking, task: TaskFile, context: int, longest: int) -> tuple[int, list[str]]:
     """Return the answer length, and notes about it.
 
-    The requested length, else that of the task's rl phase, else what fits next to the questions.
+    This is the requested length, else that of the task's rl phase, else what fits next to the questions.
     """
     if asked := asking.max_new_tokens or task.answer_tokens:
         return asked, []
@@ -201,7 +202,7 @@ def _draw(
     model: Decoder, tokenizer: Tokenizer, stop_ids: list[int], prompts: list[list[int]], may_call: list[bool],
     asking: Asking, new_tokens: int, notify: Callable[[str], None],
 ) -> list[list[Sample]]:  # fmt: skip
-    """Sample answers to each prompt. Draws depend on the seed and the prompt's index alone, not on batching."""
+    """Sample answers to each prompt. Draws depend only on the seed and the prompt's index, not on batching."""
     n = asking.samples
     calculator = Calculator(tokenizer) if Calculator.fits(tokenizer) else None
     sampler = Sampler(
@@ -238,14 +239,14 @@ def _is_right(form: str, said: str, item: Open) -> bool:
 
 
 def file_of(task: RlTask) -> tuple[str, str]:
-    """Return the file with the held-out questions, and its hash; ("", "") if they are generated."""
+    """Return the file with the held-out questions and its hash, or ("", "") if they are generated."""
     return (task.val_file, task.val_file_sha256) if task.val_file else (task.file, task.file_sha256)
 
 
 def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[TaskFile, int]:
     """Return a task of the phase, and how many of its questions are skipped because they are not a single user message.
 
-    `path`: the file that `file_of` names.
+    `path` is the file that `file_of` names.
     """
     task = rl.tasks[number]
     if task.kind in MAKERS:
@@ -261,7 +262,7 @@ def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[Ta
         )
     plain = [entry for entry in entries if len(entry.messages) == 1]
     held_out = plain if task.val_file else [entry for entry in plain if is_held_out(_question(entry))]
-    # Shuffled, so that the first ones are a fair sample.
+    # Shuffled, so that the first questions are a fair sample.
     order = source("val", number).permutation(len(held_out))
     chosen = [held_out[int(place)] for place in order][:at_most]
     items: list[Item] = [

@@ -25,7 +25,7 @@ __all__ = ["Chats", "How", "Subject", "What", "load_subject", "measure"]
 
 @dataclass(frozen=True)
 class Chats:
-    """Conversations in files or, for a run with a chat phase, those that prep held out in `data_dir`."""
+    """Conversations in files, or those that prep held out in `data_dir` for a run with a chat phase."""
 
     patterns: list[str]
     data_dir: Path | None = None
@@ -40,8 +40,8 @@ What = Text | TaskFile | Chats
 
 @dataclass(frozen=True)
 class How:
-    window: int = 0  # tokens per row of text; 0: the model's context, at most text_files.LARGEST_WINDOW
-    at_most: int = 0  # documents or conversations; 0: all
+    window: int = 0  # tokens per row of text; 0 for the model's context, at most text_files.LARGEST_WINDOW
+    at_most: int = 0  # number of documents or conversations; 0 for all
     asking: Asking = field(default_factory=Asking)
 
 

@@ -6,8 +6,8 @@
     cloze     {"context": ..., "continuation": ...}
     answers   {"question": ..., "answer": "... #### 18"}  or  {"prompt": ..., "answer": ...}
 
-The first line determines the format, and a line in a different format is a fault: mixing is usually a mistake. A file
-with a fault is not evaluated: a figure for the rest would be mistaken for that of the whole file.
+The first line determines the format, and a line in a different format is a fault, because mixing is usually a mistake.
+A file with a fault is not evaluated, because a figure for the rest would be mistaken for that of the whole file.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class TaskFile:
     form: str
     items: list[Item]
     sha256: str
-    answer_tokens: int = 0  # maximum answer length in the rl phase that it comes from; 0: no such phase
+    answer_tokens: int = 0  # maximum answer length in the rl phase that the task comes from; 0 if there is none
 
     @property
     def asks_for_answers(self) -> bool:
-        """True if the model generates answers; each rl task has its own form, which determines how it is graded."""
+        """True if the model generates answers. Each rl task has its own form, which determines how it is graded."""
         return self.form not in ("choices", "cloze")
 
 
 def read_task(path: str, *, form: str = "", at_most: int = 0) -> TaskFile:
-    """Read a task file. `form`: "" detects it from the first line. Lines past `at_most` are checked too."""
+    """Read a task file. If `form` is "", it is detected from the first line. Lines past `at_most` are checked too."""
     source = find_sources([path], key="task").sources[0]
     items: list[Item] = []
     problems: list[str] = []

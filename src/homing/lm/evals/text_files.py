@@ -1,13 +1,13 @@
-"""Bits per byte and perplexity on any text: files, or the text that a run held out.
+"""Computes bits per byte and perplexity on any text: files, or the text that a run held out.
 
     documents -> <|endoftext|> and their ids -> overlapping windows -> nats -> sums over stretches of bytes
 
 Every token of the text is predicted once: the first from the token that begins a document, each later one with at least
 `window - stride` tokens of context if the text has them. The document token itself has no bytes and is never predicted.
-So the result is slightly lower than the trainer's: its rows may begin anywhere, with little context at first.
+So the result is slightly lower than the trainer's, whose rows may begin anywhere, with little context at first.
 
-The units are stretches of text of a fixed number of bytes; a token belongs to the stretch in which it begins. They are
-the same for every tokenizer, so that models with different tokenizers can be compared stretch by stretch.
+The units are stretches of text of a fixed number of bytes, and a token belongs to the stretch in which it begins. The
+stretches are the same for every tokenizer, so that models with different tokenizers can be compared stretch by stretch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from homing.wire import file_names
 
 __all__ = ["LARGEST_WINDOW", "STRETCH_BYTES", "Text", "held_out_text", "measure_text", "text_in_files"]
 
-LARGEST_WINDOW = 2048  # default limit: longer contexts gain little and cost a lot
+LARGEST_WINDOW = 2048  # the default limit, because longer contexts gain little and cost a lot
 STRETCH_BYTES = 2048
 
 
@@ -49,7 +49,7 @@ class Text:
 
 
 def text_in_files(patterns: Sequence[str], *, text_field: str = "text") -> Text:
-    """Return text from files: one document per file, JSON line or Parquet row.
+    """Return text from files, with one document per file, JSON line or Parquet row.
 
     A file is split only at <|endoftext|>, or if it is very long.
     """
@@ -81,7 +81,7 @@ def held_out_text(data_dir: Path, run_name: str) -> Text:
 
 
 def has_data(data_dir: Path, manifest_sha256: str) -> bool:
-    """Return whether this is exactly the run's data: text held out from different data may have been trained on."""
+    """Return whether this is exactly the run's data, because text held out from other data may have been trained on."""
     path = data_dir / file_names.MANIFEST
     return path.is_file() and (not manifest_sha256 or file_sha256(path) == manifest_sha256)
 
@@ -90,7 +90,7 @@ def measure_text(
     model: Decoder, tokenizer: Tokenizer, text: Text, *, window: int = 0, at_most: int = 0,
     notify: Callable[[str], None] = lambda done: None,
 ) -> Measured:  # fmt: skip
-    """Evaluate on at most `at_most` documents; 0: all."""
+    """Evaluate on at most `at_most` documents, or on all if it is 0."""
     context = min(window or LARGEST_WINDOW, model.shape.context)
     stride = max(1, context // 2)
     sums = _Sums(tokenizer.token_bytes())
@@ -119,11 +119,11 @@ def measure_text(
 
 
 class _Sums:
-    """Nats, bytes and tokens of each stretch. Yields rows; their scores must be passed back in the same order."""
+    """The nats, bytes and tokens of each stretch. Yields rows, whose scores must be passed back in the same order."""
 
     def __init__(self, token_bytes: Sequence[int]) -> None:
         self._token_bytes = np.array(token_bytes, dtype=np.int64)
-        self._expected: list[NDArray[np.int64]] = []  # for each row yielded: the stretch of each target
+        self._expected: list[NDArray[np.int64]] = []  # the stretch of each target, for each row that was yielded
         self._nats: list[float] = []
         self._bytes: list[int] = []
         self._tokens: list[int] = []
@@ -155,7 +155,7 @@ class _Sums:
         return nats, num_bytes, tokens
 
     def _new_stretches(self, num_bytes: int, ids: list[int]) -> NDArray[np.int64]:
-        """Return for each id the stretch in which it begins. Each document begins a new stretch."""
+        """Return the stretch in which each id begins. Each document begins a new stretch."""
         sizes = self._token_bytes[ids]
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         count = -(-num_bytes // STRETCH_BYTES)
@@ -165,5 +165,5 @@ class _Sums:
         self._tokens += [0] * count
         self._bytes += lengths
         self.num_documents += 1
-        # A tokenizer that normalizes text may end a byte or two past the original.
+        # A tokenizer that normalizes text may end a byte or two past the original text.
         return first + np.minimum(starts // STRETCH_BYTES, count - 1)

@@ -1,6 +1,6 @@
-"""Makes an export complete or absent: written to a temporary folder, checked there, and only then renamed.
+"""Makes an export complete or absent: it is written to a temporary folder, checked there, and only then renamed.
 
-Only an existing export may be replaced: pointing `--out` at a home folder must never destroy anything.
+Only an existing export may be replaced, so pointing `--out` at a home folder never destroys anything.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from homing.lm.generate.load_model import EXPORT
 
 __all__ = ["RECORD", "new_folder", "read_record", "write_json"]
 
-RECORD = EXPORT  # part of every export: what it is, what it was made from, how it was checked
+RECORD = EXPORT  # part of every export; says what it is, what it was made from, and how it was checked
 
 
 @contextlib.contextmanager
 def new_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder to write to; renamed to `out` if the block succeeds, deleted if it does not."""
+    """Yield a temporary folder to write to. It is renamed to `out` if the block succeeds, and deleted otherwise."""
     _check_free(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")

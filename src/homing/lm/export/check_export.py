@@ -29,7 +29,7 @@ from homing.wire import file_names
 
 __all__ = ["MOST_GAP", "Expected", "Proof", "expect", "need_template", "prove"]
 
-MOST_GAP = 1e-3  # between logits, fp32 against fp32
+MOST_GAP = 1e-3  # maximum difference of logits, fp32 against fp32
 NUM_ROWS, ROW = 4, 64
 NUM_CHATS = 40
 QWEN2_NOTE = (
@@ -41,11 +41,11 @@ _WORDS = ["Hello", "name", "zwölf", "42", "  two  spaces", "tabs\tand\nlines", 
 
 @dataclass(frozen=True)
 class Proof:
-    reader: str  # the package that opened it, with its version
+    reader: str  # the package that opened the export, with its version
     max_gap: float  # largest difference of a logit
     num_logit_rows: int
-    num_texts: int  # texts with equal ids
-    num_chats: int  # chats with equal ids; 0 without a template
+    num_texts: int  # number of texts with equal ids
+    num_chats: int  # number of chats with equal ids; 0 without a template
     note: str = ""  # something that users of the export must know
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Expected:
 
 @torch.no_grad()
 def expect(opened: Opened, dtype: torch.dtype) -> Expected:
-    """Compute the expected logits with weights rounded as in the export: the user chose that rounding."""
+    """Compute the expected logits with weights rounded as in the export, because the user chose that rounding."""
     model = opened.model
     vocab_size, length = opened.tokenizer.vocab_size, min(ROW, model.shape.context)
     generator = torch.Generator().manual_seed(7)
@@ -106,7 +106,7 @@ def prove(
         raise _failed(
             "logits", f"those of transformers differ from the trainer's by {gap:.3g}; the maximum is {MOST_GAP:g}."
         )
-    # Without these, transformers would prompt before running the modeling file, and would access the Hub.
+    # Without these settings, transformers would prompt before running the modeling file, and would access the Hub.
     known = {"trust_remote_code": _has_own_code(folder), "local_files_only": True}
     tokenizer, note = transformers.AutoTokenizer.from_pretrained(folder, **known), ""
     odd = _read_otherwise(opened, tokenizer)
@@ -122,7 +122,7 @@ def prove(
 
 
 def need_template(opened: Opened) -> None:
-    """Raise if a model trained on chat turns has no template: users could not prompt it the way it was trained."""
+    """Raise if a model trained on chat turns has no template, because users could not prompt it as it was trained."""
     if opened.was_taught_turns and opened.template is None:
         raise IntegrityError(
             what=f"{opened.folder} has no chat template, so its export would differ from the trained model.",
@@ -133,7 +133,7 @@ def need_template(opened: Opened) -> None:
 
 
 def _read_otherwise(opened: Opened, tokenizer: Any) -> str:
-    """Return the first text for which the two tokenizers give different ids; "" if there is none."""
+    """Return the first text for which the two tokenizers give different ids, or "" if there is none."""
     for text in AWKWARD:
         if tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) != opened.tokenizer.encode(text):
             return text
@@ -141,7 +141,7 @@ def _read_otherwise(opened: Opened, tokenizer: Any) -> str:
 
 
 def _has_own_code(folder: Path) -> bool:
-    """Return whether the folder has our own modeling file, just written: the only code that is trusted here."""
+    """Return whether the folder has our own modeling file, just written, the only code that is trusted here."""
     from homing.lm.export.hf_folder import CODE
 
     return all((folder / name).is_file() for name in CODE)
@@ -161,7 +161,7 @@ def _open(folder: Path) -> Any:
 
 
 def _compare_chats(opened: Opened, tokenizer: Any) -> int:
-    """Compare ids on random chats; return the number compared.
+    """Compare ids on random chats and return the number compared.
 
     If the template refuses a chat, both sides must refuse it.
     """
@@ -177,7 +177,7 @@ def _compare_chats(opened: Opened, tokenizer: Any) -> int:
         except Fault:
             examples = []
         upstream = _their_ids(tokenizer, messages)
-        # A template that rewrites earlier turns gives one example per answer; the last one contains all turns.
+        # A template that rewrites earlier turns gives one example per answer, and the last one contains all turns.
         ours = [int(i) for i in examples[-1].ids] if examples else None
         if ours != upstream:
             raise _failed("chats", f"the template gives different ids for {messages[0]['content'][:40]!r}.")

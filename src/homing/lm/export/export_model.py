@@ -34,7 +34,7 @@ class Order:
     kind: str  # one of KINDS
     out: Path
     facts: Facts
-    dtype: str = ""  # for hf and merged; "": the dtype in which the weights are stored
+    dtype: str = ""  # for hf and merged; "" for the dtype in which the weights are stored
     gguf_type: str = "f16"
     base: Path | None = None  # base weights of an adapter, if its checkpoint does not record them
     force: bool = False
@@ -53,7 +53,7 @@ class Made:
 def export(order: Order, notify: Notify = lambda text: None) -> Made:
     if order.kind not in KINDS:
         raise UsageError(f"Unknown export format: {order.kind!r}", f"Known: {', '.join(KINDS)}.", "Use --to hf")
-    # Reserve the folder first: if the name is taken, fail before minutes of loading.
+    # Reserve the folder first, so that a taken name fails before minutes of loading.
     with new_folder(order.out, force=order.force) as temporary:
         notify(f"opening {order.folder}")
         opened = open_for_export(order.folder, base=order.base, is_adapter_kept=order.kind in ("adapter", "merged"))

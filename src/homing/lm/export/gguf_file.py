@@ -2,14 +2,14 @@
 
     config -> keys      decoder -> tensors under llama.cpp's names      tokenizer.json -> tokens, merges, template
 
-F32 is exact; F16 rounds matrices; Q8_0 stores each block of 32 numbers as one scale and 32 bytes. Norms and biases stay
-F32 in all of them. llama.cpp applies Llama's RoPE to adjacent channel pairs, whereas we pair the two halves of a head,
-so the rows of queries and keys are reordered; for Qwen they are not. Everything is read back and compared before the
-file is considered done.
+F32 is exact, F16 rounds matrices, and Q8_0 stores each block of 32 numbers as one scale and 32 bytes. Norms and biases
+stay F32 in all of them. llama.cpp applies Llama's RoPE to adjacent channel pairs, whereas we pair the two halves of a
+head, so the rows of queries and keys are reordered. For Qwen they are not. Everything is read back and compared before
+the file is considered done.
 
 `modelfile` is what `ollama create` reads, next to the GGUF. Ollama's templates are in Go, not Jinja. Two are recognized
 by what they render: ChatML, with or without a begin-of-text token, and Llama 3's. Any other template is left to Ollama,
-which derives it from the GGUF, and the file says so.
+which derives one from the GGUF, and the file says so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from homing.wire.run_json import Model
 __all__ = ["KINDS", "MODELFILE", "Written", "modelfile", "read_back", "write_gguf"]
 
 KINDS = ("f32", "f16", "q8_0")
-_BLOCK = 32  # numbers in one Q8_0 block
+_BLOCK = 32  # how many numbers are in one Q8_0 block
 Array = npt.NDArray[Any]
 Field = str | int | float | bool | list[str] | list[int]
 
@@ -45,7 +45,7 @@ class Written:
     path: Path
     kind: str
     num_tensors: int
-    num_unfit: int  # matrices with rows that are not whole blocks, stored as F16 in a Q8_0 file
+    num_unfit: int  # number of matrices whose rows are not whole blocks, stored as F16 in a Q8_0 file
 
     @property
     def sentence(self) -> str:
@@ -126,7 +126,7 @@ def _fields(opened: Opened, kind: str, name: str) -> dict[str, Field]:
 
 def _add(writer: Any, key: str, value: Field) -> None:
     match value:
-        case bool():  # before int, of which it is a subclass
+        case bool():  # must come before int, because bool is a subclass of it
             writer.add_bool(key, value)
         case int():
             writer.add_uint32(key, value)
@@ -237,7 +237,7 @@ def modelfile(opened: Opened, gguf_name: str) -> str:
     by_id = {number: name for name, number in opened.tokenizer.specials.items()}
     lines += [f"PARAMETER stop {json.dumps(by_id[number])}" for number in opened.end_ids() if number in by_id]
     if not opened.is_chat:
-        # A base model: the input is the beginning of a text.
+        # This is a base model, so the input is the beginning of a text.
         return "\n".join([*lines, 'TEMPLATE """{{ .Prompt }}"""', ""])
     template = _in_go(opened)
     if template is None:

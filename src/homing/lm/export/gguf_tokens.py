@@ -1,9 +1,9 @@
-"""The tokenizer as llama.cpp reads it: tokens with types, merges, name of the split pattern, special ids, template.
+"""Converts the tokenizer for llama.cpp: tokens with types, merges, name of the split pattern, special ids, template.
 
 llama.cpp knows split patterns only by name. Ours with the GPT-4 expression is named `dbrx`. Llama 3 has the same
 expression, but its name, `llama-bpe`, also puts a <|begin_of_text|> before everything and takes whole words from the
 vocabulary without merging, which Llama 3's own tokenizer requests (`ignore_merges`) and ours does not. A split pattern
-without a name in llama.cpp is refused: the file would open, but every third word would be split differently.
+without a name in llama.cpp is refused, because the file would open, but every third word would be split differently.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from homing.wire import file_names
 __all__ = ["GgufTokens", "adds_bos", "gguf_tokens"]
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
-# Qwen2's expression: Llama 3's with one digit at a time.
+# Qwen2's expression is Llama 3's, but with one digit at a time.
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,7 +38,7 @@ class GgufTokens:
     adds_bos: bool
     bos_id: int
     eos_id: int
-    eot_id: int | None  # end of a turn
+    eot_id: int | None  # id of the token that ends a turn
     pad_id: int | None
     template: str
 

@@ -1,4 +1,4 @@
-"""Folders in Hugging Face's formats: a model that transformers opens, or an adapter that peft opens.
+"""Writes folders in Hugging Face's formats: a model that transformers opens, or an adapter that peft opens.
 
 A model (vLLM and SGLang read the format too; untested):
 
@@ -59,7 +59,7 @@ def write_hf(opened: Opened, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _generation(opened: Opened, ends: list[int]) -> dict[str, Any]:
-    """Return the generation config of the initial weights, with every id that ends a turn as eos; else our own."""
+    """Return the generation config of the initial weights, with every id that ends a turn as eos, or else our own."""
     if opened.generation:
         upstream = opened.generation.get("eos_token_id")
         is_same = ends == (upstream if isinstance(upstream, list) else [upstream])
@@ -74,7 +74,7 @@ def write_tokenizer(opened: Opened, folder: Path) -> None:
     """Copy tokenizer.json byte for byte, and put the template where every reader looks for it."""
     shutil.copyfile(opened.folder / file_names.TOKENIZER, folder / file_names.TOKENIZER)
     config = {**_own_tokens(opened), **opened.tokenizer_config}
-    # In tokenizer_config.json, where older readers look too. A list of several named templates is kept.
+    # Put it into tokenizer_config.json, where older readers look too. A list of several named templates is kept.
     if opened.template is not None and not isinstance(config.get("chat_template"), list):
         config["chat_template"] = opened.template.source
     if opened.is_chat:
@@ -104,7 +104,7 @@ def _own_tokens(opened: Opened) -> dict[str, Any]:
 def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
     """Write the adapter folder.
 
-    `base`: the local base weights; if they are from the Hub, the config names the repository.
+    `base` is the folder of the local base weights. If they are from the Hub, the config names the repository.
     """
     settings = opened.model.lora
     assert settings is not None, "whoever calls has asked for an adapter"
@@ -125,7 +125,7 @@ def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
 
 
 def _repository(opened: Opened, address: str) -> tuple[str, str, str]:
-    """Return OWNER/NAME, @ and commit of the open weights used as the base; empty if the base is our own weights."""
+    """Return OWNER/NAME, @ and commit of the open weights used as the base, or "" if the base is our own weights."""
     parts = address.removeprefix("hf:").partition("@")
     try:
         config = json.loads((opened.folder / file_names.ADAPTER_CONFIG).read_text(encoding="utf-8"))

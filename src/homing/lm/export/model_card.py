@@ -1,6 +1,6 @@
-"""The model card: a README.md that contains only what the model's own records say.
+"""Writes the model card, a README.md that contains only what the model's own records say.
 
-Front matter for the Hub; then data, phases, cost, evaluation, how the export was checked, how to open it.
+It has front matter for the Hub, then data, phases, cost, evaluation, how the export was checked, and how to open it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["LISTED", "Facts", "write_card"]
 
-# License names that the Hub lists; it rejects any other name on a card unless it is declared as `other`.
+# The license names that the Hub lists. It rejects any other name on a card unless it is declared as `other`.
 LISTED = frozenset(
     (
         *(
@@ -55,10 +55,10 @@ LISTED = frozenset(
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts that the weights do not contain, supplied by the caller; "" if unknown."""
+    """Facts that the weights do not contain, supplied by the caller, or "" if unknown."""
 
     name: str
-    licence: str = ""  # an SPDX name, as the Hub lists them
+    licence: str = ""  # an SPDX name from the Hub's list
     cost: str = ""  # a sentence
     evaluation: Sequence[tuple[str, str]] = ()  # figure -> value, in addition to the checkpoint's manifest
     version: str = ""  # of homing
@@ -128,7 +128,7 @@ def _making(run: Run | None, manifest: CheckpointManifest | None) -> list[str]:
     lines = [f"- run: `{run.id or run.name}`" + (f", {manifest.phase} step {manifest.step:,}" if manifest else "")]
     if run.base is not None:
         lines.append(f"- started from open weights: `{run.base.address}`" + _licence_of(run))
-    if run.data.manifest_sha256:  # a run of later phases only may have no text
+    if run.data.manifest_sha256:  # a run that has only later phases may have no text
         amount = f"{run.data.num_train_tokens:,} tokens, manifest `{run.data.manifest_sha256[:16]}`"
         lines.append(f"- data of the run: {amount}")
     lines.append(f"- tokenizer: `{run.data.tokenizer_sha256[:16]}`, {run.model.vocab_size:,} rows")
@@ -200,7 +200,7 @@ def _with_lm_eval(opened: Opened, trust: str) -> str:
     """Return how to evaluate with lm-eval.
 
     lm-eval itself puts the begin-of-text token before each text of a rolling task and, unless configured otherwise, has
-    the tokenizer add one too: the text would begin with two, which these weights never saw in training.
+    the tokenizer add one too. The text would begin with two, which these weights never saw in training.
     """
     if not adds_bos(opened):
         return f"lm-eval: `lm_eval --model hf --model_args pretrained=.{trust} --tasks wikitext`"

@@ -1,4 +1,4 @@
-"""The model to export, loaded once: the decoder in fp32, its tokenizer, its template, and how it was trained.
+"""Loads the model to export once: the decoder in fp32, its tokenizer, its template, and how it was trained.
 
 a homing checkpoint | an adapter's checkpoint | any model folder  ->  open_for_export  ->  Opened
 """
@@ -35,7 +35,7 @@ class Opened:
     folder: Path
     card: Card
     files: WeightFiles  # weight files in the folder; for an adapter, only the adapter's
-    model: Decoder  # in fp32; with unmerged adapters if there are any
+    model: Decoder  # the decoder in fp32, with unmerged adapters if there are any
     tokenizer: Tokenizer
     tokenizer_config: dict[str, Any]
     template: ChatTemplate | None
@@ -50,17 +50,17 @@ class Opened:
     def is_chat(self) -> bool:
         """True if it was trained on chat.
 
-        Third-party weights count as chat if they have a template: base models have none.
+        Third-party weights count as chat models if they have a template, because base models have none.
         """
         is_foreign = not self.card.phase or (self.card.run is not None and self.card.run.base is not None)
         return self.template is not None and (is_foreign or self.card.phase in CHAT_PHASES)
 
     @property
     def was_taught_turns(self) -> bool:
-        """True if its last homing phase used chat turns: then users of the export need the template.
+        """True if its last homing phase used chat turns, so that users of the export need the template.
 
-        rl uses turns if there is a template or the tokenizer has the ChatML markers; otherwise its prompts are plain
-        ids.
+        A phase of kind rl uses turns if there is a template or the tokenizer has the ChatML markers. Otherwise its
+        prompts are plain ids.
         """
         phases = self.card.run.phases if self.card.run is not None else []
         of_chat = [phase.kind for phase in phases if phase.data is not None and phase.data.kind == "chat"]
@@ -72,7 +72,7 @@ class Opened:
         return DTYPES[self.files.main_dtype]
 
     def end_ids(self) -> list[int]:
-        """Return the ids at which generation stops; for a chat model, the end of a turn first."""
+        """Return the ids at which generation stops. For a chat model, the end of a turn comes first."""
         upstream = _ids(self.generation.get("eos_token_id"))
         if not self.is_chat or self.template is None:
             return list(dict.fromkeys([*upstream, *self.tokenizer.stop_ids]))
@@ -81,9 +81,9 @@ class Opened:
 
 
 def open_for_export(folder: Path, *, base: Path | None = None, is_adapter_kept: bool = False) -> Opened:
-    """Load a model for export; adapters are loaded unmerged.
+    """Load a model for export, with adapters unmerged.
 
-    `is_adapter_kept`: the export consists of the adapter; raises UsageError if the folder has none.
+    `is_adapter_kept` means that the export consists of the adapter. Raises UsageError if the folder has none.
     """
     card = read_card(folder)
     files = None

@@ -1,14 +1,14 @@
 """Text generation on top of the sampler: completion of a prompt, and turns of a conversation.
 
-A base model was trained on documents, each preceded by <|endoftext|>; a prompt is the beginning of one. A model after
-SFT was trained on ChatML turns and ends its own with <|im_end|>:
+A base model was trained on documents, each preceded by <|endoftext|>, so a prompt is the beginning of one. A model
+after SFT was trained on ChatML turns and ends its own with <|im_end|>:
 
     <|endoftext|><|im_start|>user\\nHello.<|im_end|>\\n<|im_start|>assistant\\n  ->  Good day.<|im_end|>
 
-At a checkpoint the trainer samples texts and writes them to samples/<phase>-<step>.txt: the same text for the same
-weights and seed. A model trained on conversations is prompted in ChatML turns; any other continues the prompt, and so
-does one with a tokenizer that lacks the turn markers (`lacks_turns`), which the caller should report. Sampling has its
-own generator and does not affect the random state of training.
+At a checkpoint the trainer samples texts and writes them to samples/<phase>-<step>.txt. The same weights and seed give
+the same text. A model trained on conversations is prompted in ChatML turns. Any other model continues the prompt, and
+so does one with a tokenizer that lacks the turn markers (`lacks_turns`), which the caller should report. Sampling has
+its own generator and does not affect the random state of training.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from homing.wire.run_json import Sampling
 
 __all__ = ["ChatTurns", "complete", "decode_stream", "sample_texts", "write_samples"]
 
-_GREETING = "Hello! Who are you?"  # if the run file names no prompt
-_HALF = "\ufffd"  # what an incomplete character, or any invalid bytes, decode to
-_MOST_BEFORE = 3  # tokens that may hold an incomplete character: it has at most four bytes, and one is still missing
+_GREETING = "Hello! Who are you?"  # used if the run file names no prompt
+_HALF = "\ufffd"  # the character to which an incomplete character, or any invalid bytes, decode
+# tokens that may hold an incomplete character, which has at most four bytes, one of them still missing
+_MOST_BEFORE = 3
 
 
 def complete(
@@ -59,13 +60,13 @@ def complete(
 
 
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Yield text as soon as its characters are complete: a character may span several tokens.
+    """Yield text as soon as its characters are complete, because a character may span several tokens.
 
     A token may end one character and begin the next, so all complete characters are yielded, and only the tokens of the
     incomplete one are held back.
     """
     held: list[int] = []
-    num_shown = 0  # characters already shown of `held`
+    num_shown = 0  # number of characters of `held` that were already shown
     for i in ids:
         held.append(i)
         text = tokenizer.decode(held)
@@ -99,7 +100,7 @@ class ChatTurns:
         return [self.end_id, self.tokenizer.end_of_text_id]
 
     def ask(self, text: str) -> list[int]:
-        """Add the user's turn and open the model's; return all ids so far as the prompt for `generate`."""
+        """Add the user's turn and open the model's turn; return all ids so far as the prompt for `generate`."""
         self.add("user", text)
         return self.open()
 
@@ -125,14 +126,15 @@ def sample_texts(
     model: Decoder, tokenizer: Tokenizer, sampling: Sampling, *, seed: int, is_chat: bool = False,
     notify: Callable[[str], None] = warn,
 ) -> list[tuple[str, str]]:  # fmt: skip
-    """Return (prompt, generated text) pairs; without prompts, one text from the start of a document, or one answer.
+    """Return (prompt, generated text) pairs. Without prompts, generate one text from nothing, or one answer.
 
     `notify` is called with a warning if generation is slower than it should be.
     """
     is_turn = is_chat and not lacks_turns(tokenizer.specials)
     texts = []
     with lora.lengths_held(model):
-        # One at a time: matmuls over several rows round differently, so a text would depend on the other texts.
+        # Texts are generated one at a time, because matmuls over several rows round differently, so a text would depend
+        # on the others.
         for number, prompt in enumerate(sampling.prompts or [_GREETING if is_turn else ""]):
             chunks = (_answer if is_turn else _continuation)(model, tokenizer, prompt, sampling, seed + number, notify)
             texts.append((prompt, "".join(chunks)))

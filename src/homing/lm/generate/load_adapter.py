@@ -3,7 +3,7 @@
     base: given | recorded in the adapter | the initial weights of the phase that created the adapters
        -> read one tensor at a time, hashed -> is it the base recorded in the checkpoint? -> adapter -> merged
 
-With any other base weights the model would run, but it would not be the model that was trained.
+With different base weights the model would run, but it would not be the model that was trained.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _frozen_base(folder: Path, run: Run, device: torch.device) -> tuple[Decoder,
 
 
 def read_base_record(checkpoint: Path) -> tuple[str, str]:
-    """Return the base's hash, and its folder relative to the run directory, from adapter_config.json; "" if unknown."""
+    """Return the base's hash and its folder in the run directory, from adapter_config.json, or "" if unknown."""
     try:
         config = json.loads((checkpoint / file_names.ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -81,7 +81,7 @@ def read_base_record(checkpoint: Path) -> tuple[str, str]:
 
 
 def _beginning(run: Run, phase: Phase) -> Phase:
-    """Return the phase that created the adapters: later phases with the same settings continue them."""
+    """Return the phase that created the adapters, which later phases with the same settings continue."""
     while not phase.init_from and (number := run.phases.index(phase)):
         before = run.phases[number - 1]
         if before.lora is None or phase.lora is None or not is_same(before.lora, phase.lora):

@@ -4,7 +4,7 @@
     an export, third-party  the same, without hashes if none were recorded
     an adapter (LoRA)       the same, merged into its base weights (`load_adapter`)
 
-A folder without a tokenizer is refused: the weights would run, but every word would be wrong.
+A folder without a tokenizer is refused, because the weights would run, but every word would be wrong.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Card:
     run_name: str  # "" for weights not written by a homing run
     phase: str
     step: int | None
-    is_hashed: bool  # whether there is a manifest
+    is_hashed: bool  # whether the folder has a manifest
     tokenizer_sha256: str
     run: Run | None = None
     base_sha256: str = ""  # hash of an adapter's base weights
@@ -61,7 +61,7 @@ def load_for_use(
 ) -> tuple[Decoder, Tokenizer]:
     """Load model and tokenizer.
 
-    `base`: the folder of an adapter's base weights, if the checkpoint does not record it.
+    `base` is the folder of an adapter's base weights, if the checkpoint does not record it.
     """
     folder = Path(checkpoint_dir)
     where = pick_device(device)
@@ -72,12 +72,12 @@ def load_for_use(
     tokenizer = load_tokenizer(folder / file_names.TOKENIZER)
     _check_vocabulary(card, tokenizer)
     precision = pick_precision(precision, where)
-    dtype = PRECISIONS[precision]  # stored in the compute dtype: fp32 master weights are for training
+    dtype = PRECISIONS[precision]  # stored in the compute dtype, because only training needs fp32 master weights
     if card.adapter_phase is not None:
         assert card.run is not None, "the card of an adapter has its run"
-        # Merge in fp32 on the CPU: the GPU may have room for the compute dtype only.
+        # Merge in fp32 on the CPU, because the GPU may have room only for the compute dtype.
         model = load_adapted(files, card.run, card.adapter_phase, card.base_sha256, torch.device("cpu"), base)
-        for parameter in model.parameters():  # parameters only: RoPE stays in fp32
+        for parameter in model.parameters():  # casts parameters only, because RoPE stays in fp32
             parameter.data = parameter.data.to(dtype)
         model.to(where)
     else:
@@ -88,7 +88,7 @@ def load_for_use(
 
 
 def read_card(folder: Path) -> Card:
-    """Read the metadata; raises if the folder is incomplete, naming everything that is missing."""
+    """Read the metadata; raises an error that names everything missing if the folder is incomplete."""
     _check_present(folder)
     manifest = read_manifest(folder)
     if (folder / file_names.RUN).is_file():
@@ -116,7 +116,7 @@ def read_card(folder: Path) -> Card:
 
 
 def _export_record(folder: Path) -> dict[str, Any]:
-    """Return the record in a homing export: the weights alone do not show whether they were trained on chat."""
+    """Return the record in a homing export, because the weights alone do not show whether they were trained on chat."""
     try:
         record = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -176,7 +176,7 @@ def verify_files(folder: Path, card: Card) -> None:
     listed = {file.name: file for file in manifest.files}
     described_by = file_names.RUN if (folder / file_names.RUN).is_file() else CONFIG
     whole_or_adapter = (file_names.WEIGHTS, file_names.ADAPTER, file_names.ADAPTER_CONFIG)
-    # Include listed files that are missing: without its config, an adapter could be put on the wrong base weights.
+    # Include listed files that are missing. Without its config, an adapter could be put on the wrong base weights.
     weights = [name for name in whole_or_adapter if name in listed or (folder / name).is_file()]
     if not weights:
         weights = [INDEX, *sorted(path.name for path in folder.glob("model-*.safetensors"))]
@@ -201,7 +201,7 @@ def verify_files(folder: Path, card: Card) -> None:
 
 def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
     path = card.folder / file_names.TOKENIZER
-    # Open weights may have more embedding rows than their tokenizer has ids; homing's own never do.
+    # Open weights may have more embedding rows than their tokenizer has ids, but homing's own never do.
     is_foreign = card.run is None or card.run.base is not None
     has_spare_rows = is_foreign and tokenizer.vocab_size < card.shape.vocab_size
     if tokenizer.vocab_size != card.shape.vocab_size and not has_spare_rows:
@@ -222,7 +222,7 @@ def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
 def _check_size(card: Card, files: WeightFiles) -> None:
     """Raise DataError if the declared shape has more parameters than the weight files have bytes.
 
-    Checked before building anything that could exhaust memory.
+    This is checked before building anything that could exhaust memory.
     """
     num_params, num_bytes = sum(count_params(card.shape).values()), files.num_bytes
     if num_params > num_bytes:

@@ -1,10 +1,10 @@
-"""Sampling: prompt ids in, new ids out, one at a time.
+"""Samples new ids from a prompt, one at a time.
 
     read the prompt into the cache -> [ logits of the last position -> pick an id -> yield it -> read it ] ...
 
 The cache holds `context` positions. When it is full, the last half of the text is read again into an empty cache and
-the rest is dropped: RoPE positions are trained from 0 to context, so the window must start at 0 again, and keeping half
-of it limits the cost of rereading to about one position per new id. A prompt longer than the context is cut in the same
+the rest is dropped. RoPE positions are trained from 0 to context, so the window must start at 0 again. Keeping half of
+it limits the cost of rereading to about one position per new id. A prompt longer than the context is cut in the same
 way.
 
 `Reader` fills the cache and returns the logits of the next token:
@@ -51,7 +51,7 @@ def generate(
     stop_ids: Collection[int] = (),
     notify: Callable[[str], None] = warn,
 ) -> Iterator[int]:
-    """Yield at most `num_tokens` ids; a stop id ends it and is not yielded. Temperature 0 takes the likeliest id.
+    """Yield at most `num_tokens` ids, ending before a stop id. Temperature 0 takes the likeliest id.
 
     `notify` is called with a warning if generation is slower than it should be.
     """
@@ -72,7 +72,7 @@ def _generate(
             if reader.length + len(unread) > context:
                 unread = window = fit_window(window, context)
                 reader.clear()
-            # Do not keep a reference to the logits: they may be in memory that closing frees.
+            # Do not keep a reference to the logits, because closing may free their memory.
             picked = pick(
                 reader.read(unread, num_to_come=num_to_come), temperature=temperature, top_k=top_k, generator=generator
             )
@@ -84,7 +84,7 @@ def _generate(
 
 
 def fit_window(ids: list[int], context: int) -> list[int]:
-    """Return all ids if they fit, else the last half context of them."""
+    """Return all ids if they fit, else as many of the last ones as fill half the context."""
     return ids if len(ids) <= context else ids[-max(1, context // 2) :]
 
 
@@ -93,7 +93,7 @@ def pick(logits_V: Tensor, *, temperature: float, top_k: int, generator: torch.G
     if temperature == 0:
         return int(logits_V.argmax())
     if 0 < top_k < logits_V.numel():
-        # By index, not by value: equal logits at the threshold would admit more than top_k.
+        # Select by index, not by value, because equal logits at the threshold would admit more than top_k.
         best = logits_V.topk(top_k)
         weights = torch.softmax(best.values / temperature, dim=0)
         return int(best.indices[torch.multinomial(weights, 1, generator=generator)])
@@ -120,14 +120,14 @@ def _check(prompt_ids: Sequence[int], num_tokens: int, temperature: float, top_k
         )
 
 
-# Minimum number of remaining ids for which a graph pays off: capturing first runs a step a few times, waits for the GPU
+# Minimum number of remaining ids for which a graph pays off. Capturing first runs a step a few times, waits for the GPU
 # and frees unused memory, so a few ids are faster without it. Measured for models of the sizes in `pays` of
 # benchmarks/gpu/decode.py.
 WORTH = 5
 
 
 class Reader:
-    """Reads one text. Must be closed: captured graphs hold memory that nothing else can use."""
+    """Reads one text. It must be closed, because captured graphs hold memory that nothing else can use."""
 
     def __init__(self, model: Decoder, *, capacity: int, notify: Callable[[str], None]) -> None:
         self._model, self.length = model, 0
@@ -144,7 +144,7 @@ class Reader:
     def read(self, ids: list[int], *, num_to_come: int) -> Tensor:
         """Read ids; return the logits (V,) of the next token, in a buffer that the next call may overwrite.
 
-        `num_to_come`: the maximum number of ids that will be read from here on, including these.
+        `num_to_come` is the maximum number of ids that will be read from here on, including these.
         """
         place, self.length = self.length, self.length + len(ids)
         if self._steps is None or len(ids) > 1:
@@ -153,7 +153,7 @@ class Reader:
         return self._steps.step(torch.tensor(ids), torch.tensor([place]), furthest=place, is_worth=is_worth)[0]
 
     def clear(self) -> None:
-        """Restart from an empty cache; captured graphs are kept."""
+        """Restart from an empty cache, keeping captured graphs."""
         self.length = 0
         self._cache.clear()
 

@@ -1,11 +1,11 @@
-"""Activation checkpointing: activations are recomputed in backward instead of kept, trading time for memory.
+"""Activation checkpointing recomputes activations in the backward pass instead of keeping them, to save memory.
 
     none   every block keeps what its backward needs
     half   every second block keeps only its input: about half of the memory, a sixth more compute
     all    every block keeps only its input: least memory, a third more compute (half more if weights are frozen)
 
-The second forward is bit-identical to the first, so gradients do not change. No random generator needs to be rewound:
-blocks use only stateless ones (see `frozen_linear` on dropout).
+The second forward pass is bit-identical to the first, so gradients do not change. No random generator needs to be
+rewound, because blocks use only stateless ones (see `frozen_linear` on dropout).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 __all__ = ["RECOMPUTES", "is_recomputed", "recomputed"]
 
-RECOMPUTES = {"none": 0, "half": 2, "all": 1}  # recompute every n-th block
+RECOMPUTES = {"none": 0, "half": 2, "all": 1}  # name -> recompute every n-th block
 
 
 def is_recomputed(number: int, every: int) -> bool:
@@ -26,7 +26,7 @@ def is_recomputed(number: int, every: int) -> bool:
 
 
 def recomputed(run: Callable[..., Any], number: int, every: int) -> Callable[..., Any]:
-    """Return `run`, wrapped so that backward recomputes it if block `number` is among those to recompute."""
+    """Return `run`, wrapped so that the backward pass recomputes it if block `number` is one of those to recompute."""
     if not is_recomputed(number, every):
         return run
     return functools.partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)

@@ -38,15 +38,15 @@ class KVCache:
         self.keys_LBGSK = torch.zeros(size, device=device, dtype=dtype)
         self.values_LBGSK = torch.zeros(size, device=device, dtype=dtype)
         self.capacity = capacity
-        self.embedded_B1D: Tensor | None = None  # embedding of the last token; `swift` refers back to it
-        self.length = 0  # positions filled in every layer; the decoder advances it after the last layer
+        self.embedded_B1D: Tensor | None = None  # embedding of the last token, which `swift` uses at the next position
+        self.length = 0  # number of positions filled in every layer, which the decoder advances after the last layer
 
     def clear(self) -> None:
         """Empty the cache. Old contents are never read and will be overwritten."""
         self.length, self.embedded_B1D = 0, None
 
     def add(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Append new positions to a layer; return all of its keys and values."""
+        """Append new positions to a layer, and return all of its keys and values."""
         end = self.length + k_BGTK.shape[2]
         assert end <= self.capacity, f"KV cache of {self.capacity} positions asked to hold {end}"
         self.keys_LBGSK[layer, :, :, self.length : end] = k_BGTK
@@ -54,10 +54,10 @@ class KVCache:
         return self.keys_LBGSK[layer, :, :, :end], self.values_LBGSK[layer, :, :, :end]
 
     def attend(self, layer: int, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
-        """Attend from new positions to themselves and all cached ones. Other kinds of cache override this."""
+        """Attend from new positions to themselves and all cached ones. Other kinds of cache override this method."""
         k_BGSK, v_BGSK = self.add(layer, k_BGTK, v_BGTK)
         T, S = q_BHTK.shape[2], k_BGSK.shape[2]
-        # is_causal aligns at the top left, which is right only for an empty cache; a single new position sees
+        # is_causal aligns at the top left, which is right only for an empty cache. A single new position sees
         # everything.
         is_first = T == S
         mask_TS = None
@@ -71,7 +71,7 @@ class KVCache:
 def _without_cudnn() -> Iterator[None]:
     """Disable cuDNN attention in this context.
 
-    It builds a new plan for each sequence length, which with a cache costs tens of milliseconds per token.
+    cuDNN builds a new plan for each sequence length, which with a cache costs tens of milliseconds per token.
     """
     was_on = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -129,9 +129,9 @@ class Attention(nn.Module):
 def attend(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, layer: int, cache: KVCache | None, mask: Any = None
 ) -> Tensor:
-    """Causal attention among new positions, or also to cached ones.
+    """Compute causal attention among new positions, and to cached ones if there is a cache.
 
-    `mask` comes from `packed_rows`; only without a cache.
+    `mask` comes from `packed_rows` and is used only without a cache.
     """
     if mask is not None:
         return attend_inside(q_BHTK, k_BGTK, v_BGTK, mask)
@@ -148,9 +148,9 @@ class RowCache(KVCache):
 
     While it is empty, prompts of equal length can also be read into it as into a plain cache.
 
-    Past a row's position the cache holds padding or leftovers from an earlier text: they are never attended to, and
-    overwritten when the row gets there. All shapes are fixed by the number of rows and by `reach`, so that a step can
-    be captured as a CUDA graph.
+    Past a row's position the cache holds padding or leftovers from an earlier text. These are never attended to, and
+    are overwritten when the row gets there. All shapes are fixed by the number of rows and by `reach`, so that a step
+    can be captured as a CUDA graph.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class RowCache(KVCache):
         self._embedded_B1D = torch.zeros(batch, 1, shape.width, device=device, dtype=dtype)
         super().__init__(shape, batch=batch, capacity=capacity, device=device, dtype=dtype)
         self.places_B = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.reach = capacity  # number of positions that attention reads; every row's position is below it
+        self.reach = capacity  # number of positions that attention reads; every row's position is below this
         self._rows_B = torch.arange(batch, device=device)
         self._at_S = torch.arange(capacity, device=device)
         self._is_ahead_BS = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
@@ -183,7 +183,7 @@ class RowCache(KVCache):
 
     def look(self) -> None:
         """Compute once per step, for all layers, which positions each row may see."""
-        self.length = 0  # the decoder counts one position for all rows; here each row has its own
+        self.length = 0  # the decoder counts one position for all rows, but here each row has its own
         torch.gt(self._at_S, self.places_B.unsqueeze(1), out=self._is_ahead_BS)
 
     def attend(self, layer: int, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ class RowCache(KVCache):
         keys_BGSK[self._rows_B, :, self.places_B] = k_BGTK[:, :, 0]
         values_BGSK[self._rows_B, :, self.places_B] = v_BGTK[:, :, 0]
         keys_BGSK, values_BGSK = keys_BGSK[:, :, : self.reach], values_BGSK[:, :, : self.reach]
-        # Group the query heads of each KV head: one matmul reads the keys once for all of them.
+        # Group the query heads of each KV head, so that one matmul reads the keys once for all of them.
         q_BGRK = q_BHTK.reshape(B, keys_BGSK.shape[1], -1, K)
         scores_BGRS = (q_BGRK @ keys_BGSK.transpose(-1, -2)).float() / math.sqrt(K)
         scores_BGRS.masked_fill_(self._is_ahead_BS[:, None, None, : self.reach], -math.inf)

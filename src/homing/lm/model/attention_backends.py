@@ -1,4 +1,4 @@
-"""Selects the attention kernel for this GPU: at the start of a run, candidates are verified and timed.
+"""Selects the attention kernel for this GPU. At the start of a run, candidates are verified and timed.
 
     candidates  cudnn | flash | efficient, as torch offers them here; math is the reference; auto (torch's own choice)
                 is the fallback if all fail
@@ -40,11 +40,11 @@ ATTENTIONS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-_COMPARED = 2048  # positions compared, at most
-_TOKENS = 16384  # tokens per timed pass: enough to fill a GPU, and done in milliseconds
+_COMPARED = 2048  # maximum number of positions to compare
+_TOKENS = 16384  # tokens per timed pass, which are enough to fill a GPU and take milliseconds
 _NUM_TIMINGS = 5
-# Allowed relative error against fp32: the rounding of the dtype in sums of this length, with margin. A wrong kernel is
-# off by about 100%.
+# The allowed relative error against fp32: the rounding of the dtype in sums of this length, with a margin. A wrong
+# kernel is off by about 100%.
 _MOST_ERROR = {torch.bfloat16: 0.03, torch.float16: 0.01, torch.float32: 1e-3}
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -62,12 +62,12 @@ class Race:
 
 
 def race_attention(shape: Model, device: torch.device, dtype: torch.dtype, is_timed: bool = True) -> Race:
-    """Return the fastest correct kernel. If not `is_timed`: the first correct one of flash, efficient and cudnn."""
+    """Return the fastest correct kernel, or the first correct one of flash, efficient and cudnn if not `is_timed`."""
     heads = _heads(shape, device, dtype)
 
     def by(backend: SDPBackend) -> Attend:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            # It does not support grouped KV heads, neither here nor in training.
+            # This kernel does not support grouped KV heads, neither here nor in training.
             if backend == SDPBackend.EFFICIENT_ATTENTION:
                 k, v = expand_heads(k, q.shape[1]), expand_heads(v, q.shape[1])
             with sdpa_kernel([backend]):
@@ -84,7 +84,7 @@ def race_attention(shape: Model, device: torch.device, dtype: torch.dtype, is_ti
 def race_segments(shape: Model, device: torch.device, dtype: torch.dtype, is_timed: bool = True) -> Race:
     """Choose between FlexAttention and a boolean mask for attention within segments.
 
-    `mask` works everywhere, so it is the reference and the fallback; `flex` must be correct and faster, or only correct
+    `mask` works everywhere, so it is the reference and the fallback. `flex` must be correct and faster, or only correct
     if not `is_timed`.
     """
     if not can_flex(shape.context, device):
@@ -95,7 +95,7 @@ def race_segments(shape: Model, device: torch.device, dtype: torch.dtype, is_tim
     segments_BT = lengths.expand(len(heads[0]), -1)
 
     def by(is_flex: bool) -> Attend:
-        masks: dict[tuple[int, int], Any] = {}  # created at first use: the boolean mask of a long row is large
+        masks: dict[tuple[int, int], Any] = {}  # created at first use, because the boolean mask of a long row is large
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             rows, length = len(q), q.shape[2]
@@ -130,9 +130,10 @@ def race(
             if is_timed:
                 seconds[name] = _time(attend, heads)
                 continue
-            _run(attend, heads)  # it must also support the full context
+            _run(attend, heads)  # checks that it supports the full context too
             return Race(name, {}, refused)
-        except Exception as exc:  # may be unsupported for this GPU, dtype or shape, which raises many kinds of errors
+        # it may be unsupported for this GPU, dtype or shape, which raises many kinds of errors
+        except Exception as exc:
             refused[name] = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:200]
     winner = min(seconds, key=lambda name: seconds[name]) if seconds else last
     return Race(winner, seconds, refused)
@@ -141,7 +142,7 @@ def race(
 def use_attention(name: str) -> None:
     """Use this kernel in this process from now on.
 
-    If it does not apply (with a mask or a cache), efficient attention is used.
+    Where it does not apply (with a mask or a cache), efficient attention is used.
     """
     set_chosen(name)
     if name == "auto":
@@ -154,7 +155,7 @@ def use_attention(name: str) -> None:
 
 @contextlib.contextmanager
 def using_attention(name: str) -> Iterator[None]:
-    """Like `use_attention`, but restore the previous choice at the end of the context."""
+    """Use this kernel in the context, and restore the previous choice at its end."""
     switches, before = torch.backends.cuda, chosen()
     is_on = (switches.cudnn_sdp_enabled(), switches.flash_sdp_enabled(), switches.mem_efficient_sdp_enabled())
     has_math = switches.math_sdp_enabled()
@@ -174,7 +175,7 @@ def _heads(shape: Model, device: torch.device, dtype: torch.dtype) -> tuple[Tens
     B = max(1, _TOKENS // shape.context)
 
     def drawn(num_heads: int) -> Tensor:
-        # The memory layout that the projections produce: positions before heads.
+        # This is the memory layout that the projections produce, with positions before heads.
         size = (B, shape.context, num_heads, shape.head_size)
         return torch.randn(size, device=device, dtype=dtype, generator=generator).transpose(1, 2)
 
@@ -184,7 +185,7 @@ def _heads(shape: Model, device: torch.device, dtype: torch.dtype) -> tuple[Tens
 def _few(heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return one row, two KV heads with their queries and at most `_COMPARED` positions.
 
-    The reference (math) holds all scores, and the GPU may be small.
+    The input is this small because the reference (math) holds all scores, and the GPU may be small.
     """
     q, k, v = (part[:1, :, :_COMPARED] for part in heads)
     num = min(2, k.shape[1])

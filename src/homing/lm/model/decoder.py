@@ -3,8 +3,8 @@
     ids -> embedding -> [ x + attention(norm x) -> x + swiglu(norm x) ] per layer -> norm -> head
 
 The `stock` family is exactly Llama, Qwen2 (bias on q, k, v) or Qwen3 (norm on q and k per head), with the parameter
-names of transformers, so that transformers loads the weights without conversion. `swift` has its own stack, in `swift`;
-everything around it is shared. Independent of shards, steps and files.
+names of transformers, so that transformers loads the weights without conversion. The family `swift` has its own stack,
+in the module of that name, and everything around it is shared. This module is independent of shards, steps and files.
 
 Shapes: B batch, T positions, D width, V vocabulary, P vocabulary with padding rows.
 """
@@ -33,7 +33,7 @@ from homing.wire.run_json import Lora, Model
 
 __all__ = ["Decoder", "init_weights"]
 
-MOST_SHAPES = 64  # graphs compiled per function; torch's default limit is 8
+MOST_SHAPES = 64  # maximum number of graphs compiled per function; torch's default limit is 8
 MUON_SHARES = {"gate_proj.weight": 0.7, "up_proj.weight": 0.7, "lm_head.weight": 0.04}
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, y_BTD: Tensor | None, cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream and the block's output, not yet added to it: the next norm kernel adds the two."""
+        """Return the residual stream and the block's output, which the next norm kernel adds to it."""
         x_BTD, normed = self.input_layernorm.of_sum(x_BTD, y_BTD)
         y_BTD = self.self_attn(normed, cos, sin, cache, mask)
         x_BTD, normed = self.post_attention_layernorm.of_sum(x_BTD, y_BTD)
@@ -65,9 +65,9 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(shape, layer) for layer in range(shape.num_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.rope = Rope(shape.head_size, shape.context, shape.rope_base, shape.rope_scaling)
-        # Per function, used in training only; see Decoder.compile_blocks.
+        # The compiled form of each function, used in training only (see Decoder.compile_blocks).
         self.compiled: dict[str, Callable[..., Any]] = {}
-        self.recompute_every = 0  # blocks; in training only; see Decoder.set_recompute
+        self.recompute_every = 0  # every n-th block is recomputed, in training only (see Decoder.set_recompute)
 
     def forward(
         self, ids_BT: Tensor, positions: Tensor | slice, cache: KVCache | None, compute_dtype: torch.dtype,
@@ -80,11 +80,12 @@ class Stack(nn.Module):
         cos, sin = self.rope.at(positions)
         mask = isolation.mask if isolation else None
         every = self.recompute_every if torch.is_grad_enabled() and cache is None else 0
-        # When compiled, the first block must look like the others: a separate graph costs more than adding zero.
+        # When compiled, the first block must look like the others, because a separate graph costs more than adding
+        # zero.
         y_BTD = x_BTD * 0.0 if compiled else None
         for number, block in enumerate(self.layers):
             if is_recomputed(number, every) and y_BTD is not None:
-                x_BTD, y_BTD = x_BTD + y_BTD, None  # backward then keeps one tensor instead of two
+                x_BTD, y_BTD = x_BTD + y_BTD, None  # so the backward pass keeps one tensor instead of two
             x_BTD, y_BTD = recomputed(run, number, every)(block, x_BTD, y_BTD, cos, sin, cache, mask)
         return end(self, x_BTD, y_BTD)
 
@@ -93,22 +94,23 @@ class Stack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A language model without weights: call `init_weights(seed)` or `load_weights(tensors)` before anything else."""
+    """A language model without weights. Call `init_weights(seed)` or `load_weights(tensors)` before anything else."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
         check_shape(shape)
         self.shape = shape
         self.compute_dtype = torch.float32
-        self.has_flex = False  # whether to use FlexAttention within segments: only if it was found correct and faster
+        # whether to use FlexAttention within segments, which is set only if it was found correct and faster
+        self.has_flex = False
         self.model: Stack | SwiftStack = SwiftStack(shape) if shape.family == "swift" else Stack(shape)
         self.softcap = SOFTCAP if shape.family == "swift" else 0.0
         # A tied head is the embedding itself and not a separate parameter, as in the files of transformers.
         self.lm_head = None if shape.is_tied else Linear(shape.width, padded_vocab(shape))
-        # Set by lora.add_lora: then the base weights are frozen, and only the adapters are trained and saved.
+        # Set by lora.add_lora. If set, the base weights are frozen, and only the adapters are trained and saved.
         self.lora: Lora | None = None
         self.dropout_clock: DropoutClock | None = None
-        self.base_storage = ""  # storage of frozen weights; set by lora.load_base
+        self.base_storage = ""  # storage of frozen weights, set by lora.load_base
 
     # -- forward passes ----------------------------------------------------------------------------------------------
 
@@ -122,15 +124,16 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return logits (B, T, vocab_size) in fp32.
 
-        With a cache, `ids_BT` continue what it holds. `segments` (B, T) number the texts packed into each row (-1:
-        padding); each text is computed as if it were alone.
+        With a cache, `ids_BT` continue the cached text. `segments` (B, T) number the texts packed into each row (-1 for
+        padding). Each text is computed as if it were alone.
         """
         return self._logits(self._hidden(ids_BT, cache, positions, segments))
 
     def next_logits(self, ids_BT: Tensor, cache: KVCache) -> Tensor:
         """Return the logits (B, vocab_size) in fp32 of the token after the last of `ids_BT`.
 
-        Logits for a whole prompt would take gigabytes (length times vocabulary), and on a CPU most of the prefill time.
+        Logits for a whole prompt would take gigabytes (length times vocabulary) and, on a CPU, most of the prefill
+        time.
         """
         return self._logits(self._hidden(ids_BT, cache, None, None)[:, -1])
 
@@ -148,9 +151,10 @@ class Decoder(nn.Module):
         weights_BT: Tensor | None = None,
         num_targets: int | Tensor | None = None,
     ) -> Tensor:
-        """Return the mean loss per target, in nats, in fp32; targets of -100 are masked.
+        """Return the mean loss per target, in nats, in fp32. Targets of -100 are masked.
 
-        `weights_BT`: the weight of each target. `num_targets`: the whole batch's, if this is a micro-batch of it.
+        `weights_BT` holds the weight of each target. `num_targets` is the number in the whole batch, if this is a
+        micro-batch of it.
         """
         h_BTD = self._hidden(ids_BT, None, positions, segments)
         weights_N = None if weights_BT is None else weights_BT.flatten()
@@ -167,7 +171,7 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss of each target in nats, 0 where the target is -100; used by evaluations."""
+        """Return the loss of each target in nats, or 0 where the target is -100. Evaluations use this."""
         h_BTD = self._hidden(ids_BT, None, positions, segments)
         vocab_size = self.shape.vocab_size
         losses_N = token_losses(h_BTD.flatten(0, 1), self._head(), targets_BT.flatten(), vocab_size, self.softcap)
@@ -196,25 +200,25 @@ class Decoder(nn.Module):
         return KVCache(self.shape, batch=batch, capacity=capacity, device=self.device, dtype=self.compute_dtype)
 
     def compile_blocks(self, *, is_on: bool = True) -> None:
-        """Compile one block with torch.compile, shared by all layers: takes seconds; the whole model takes a minute.
+        """Compile one block with torch.compile, shared by all layers, in seconds. The whole model would take a minute.
 
-        Used in training only; evaluation and generation have varying shapes and stay eager.
+        The compiled block is used only in training. Evaluation and generation have varying shapes and stay eager.
         """
         parts: dict[str, Callable[..., Any]] = {"look_up": look_up, "end": type(self.model).end}
         parts["block"] = type(self.model.layers[0]).forward
         if isinstance(self.model, SwiftStack):
             parts["begin"] = SwiftStack.begin
         if is_on:
-            # One graph per row shape and kind of block. At its limit torch would silently continue uncompiled; make it
-            # raise instead, so that the trainer can report it.
+            # There is one graph per row shape and kind of block. At its limit, torch would silently continue
+            # uncompiled. Make it raise instead, so that the trainer can report it.
             limits = torch._dynamo.config
             limits.recompile_limit = max(MOST_SHAPES, limits.recompile_limit)
             limits.fail_on_recompile_limit_hit = True
-        # Only on demand: preparing to compile takes a second.
+        # Done only on demand, because preparing to compile takes a second.
         self.model.compiled = {name: torch.compile(part, dynamic=False) for name, part in parts.items() if is_on}
 
     def set_recompute(self, kind: str) -> Decoder:
-        """Set which blocks recompute activations in backward: `none | half | all`; see `activation_checkpointing`."""
+        """Set which blocks recompute activations: `none | half | all` (see `activation_checkpointing`)."""
         self.model.recompute_every = RECOMPUTES[kind]
         return self
 
@@ -251,9 +255,9 @@ class Decoder(nn.Module):
         return sum(self.cut_padding(name, p).numel() for name, p in self.named_parameters())
 
     def weights_for_disk(self) -> dict[str, Tensor]:
-        """Return name -> tensor as transformers expects them: no padding rows, no tied head.
+        """Return name -> tensor as transformers expects them, without padding rows and without a tied head.
 
-        With adapters: only the adapters, as peft expects them.
+        With adapters, return only the adapters, as peft expects them.
         """
         if self.lora is not None:
             return lora_tensors(self)
@@ -261,14 +265,14 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `weights_for_disk` returns. Raises DataError naming every tensor that does not fit."""
+        """Load what `weights_for_disk` returns; raises DataError naming every tensor that does not fit."""
         if self.lora is not None:
             load_adapter(self, tensors)
             return
         wanted = dict(self.named_parameters())
         given = dict(tensors)
         if self.lm_head is None:
-            # Some writers store the tied head a second time; ignore it.
+            # Some writers store the tied head a second time, which is ignored.
             given.pop("lm_head.weight", None)
         expected = {name: tuple(self.cut_padding(name, parameter).shape) for name, parameter in wanted.items()}
         if problems := misfits(expected, {name: tuple(tensor.shape) for name, tensor in given.items()}):
@@ -278,9 +282,9 @@ class Decoder(nn.Module):
             self.cut_padding(name, parameter).copy_(given[name])
 
     def cut_padding(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the tensor without padding rows of the vocabulary; a tensor that has none is returned unchanged.
+        """Return the tensor without padding rows of the vocabulary, or unchanged if it has none.
 
-        Also for optimizer state of the same shape.
+        This also works for optimizer state of the same shape.
         """
         is_padded = name.endswith(("embed_tokens.weight", "lm_head.weight", "value_embed.weight"))
         return tensor[: self.shape.vocab_size] if is_padded else tensor

@@ -3,9 +3,9 @@
     y = x W^T        x and W in e4m3 (finer), with fast accumulation
     dx, dW           the gradient in e5m2 (wider range), with exact accumulation, against the forward's e4m3 operands
 
-The kernels need multiples of 16 in all dimensions: rows are padded with zeros where necessary, and the padding is cut
-off again. Tensors saved for backward are FP8 too, half the size of bf16. Scales are computed anew from every tensor:
-nothing carries over between steps, so a resumed run computes the same as an uninterrupted one.
+The kernels need multiples of 16 in all dimensions, so rows are padded with zeros where necessary, and the padding is
+cut off again. Tensors saved for the backward pass are FP8 too, half the size of bf16. Scales are computed anew from
+every tensor. So nothing carries over between steps, and a resumed run computes the same as an uninterrupted one.
 
 Shapes: N rows, D inputs, F outputs.
 """
@@ -59,7 +59,7 @@ def _fp8_product_like(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Ten
 
 @opaque("fp8_product", like=_fp8_product_like)
 def _product(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return y and, for backward, x and W in FP8, transposed, each with its scale."""
+    """Return y and, for the backward pass, x and W in FP8, transposed, each with its scale."""
     from homing.lm.model.kernels.number_formats import cast_both_ways  # Triton is installed only with CUDA
 
     x8_ND, x8_DN, x_scale = cast_both_ways(_padded_rows(x), _FINE)

@@ -3,11 +3,11 @@
     y = x W^T + b + scale * drop(x) A^T B^T        W: fp32, bf16 or NF4, never with a gradient; A, B: trained
 
 Layers that read the same x are computed together, each writing its columns of one y, as a single matmul if their
-weights are in one tensor. Backward reads W again (NF4 is dequantized a second time), so only x and the low-rank x A^T
-are saved in between. The op is opaque to torch.compile, which optimizes the code around it.
+weights are in one tensor. The backward pass reads W again (NF4 is dequantized a second time), so only x and the
+low-rank x A^T are saved in between. The op is opaque to torch.compile, which optimizes the code around it.
 
-Dropout uses a generator seeded with (seed, step, row, layer): it carries no state, so a resumed run, and a block that
-is recomputed in backward, drop the same elements.
+Dropout uses a generator seeded with (seed, step, row, layer). It carries no state, so a resumed run, or a block that is
+recomputed in the backward pass, drops the same elements.
 
 Shapes: N tokens, D inputs, F outputs of all layers concatenated, R rank times the number of layers with an adapter.
 """
@@ -38,14 +38,14 @@ __all__ = [
     "row_norms",
 ]
 
-_PEFT_PREFIX = "base_model.model."  # before each name in adapter_model.safetensors
+_PEFT_PREFIX = "base_model.model."  # prefix of each name in adapter_model.safetensors
 STORAGES = {"fp32": torch.float32, "bf16": torch.bfloat16, "nf4": torch.uint8}
 
 
 class FrozenWeight(nn.Module):
     """One frozen matrix (F, D) in its storage format.
 
-    Buffers, so that it moves with the model but no optimizer sees it.
+    It consists of buffers, so that it moves with the model but no optimizer sees it.
     """
 
     def __init__(self, num_in: int, num_out: int) -> None:
@@ -58,7 +58,7 @@ class FrozenWeight(nn.Module):
     @torch.no_grad()
     def fill(self, weight: Tensor, storage: str, device: torch.device) -> FrozenWeight:
         assert tuple(weight.shape) == self.shape, f"{tuple(weight.shape)} is not {self.shape}"
-        # Quantize on the target device: a GPU takes milliseconds, a CPU seconds.
+        # Quantize on the target device, because a GPU takes milliseconds and a CPU seconds.
         stored = {"dense": weight.to(device, STORAGES[storage])} if storage != "nf4" else None
         stored = stored or quantize(weight.to(device))._asdict()
         for name, tensor in stored.items():
@@ -67,7 +67,7 @@ class FrozenWeight(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenWeight:
-        """Drop the joined tensor if the weight was moved, because it is then no longer a slice of it."""
+        """Drop the joined tensor if the weight was moved and is no longer a slice of it."""
         before = [tensor.data_ptr() for tensor in self.tensors()]
         super()._apply(fn, recurse)
         if before != [tensor.data_ptr() for tensor in self.tensors()]:
@@ -85,7 +85,7 @@ class FrozenWeight(nn.Module):
 def lay_together(weights: Sequence[FrozenWeight]) -> None:
     """Join weights that read the same x into one tensor, with each as a slice.
 
-    Not for NF4 weights, which are dequantized one at a time.
+    NF4 weights are not joined, because they are dequantized one at a time.
     """
     if any(len(weight.parts) > 1 for weight in weights):
         return
@@ -96,12 +96,12 @@ def lay_together(weights: Sequence[FrozenWeight]) -> None:
 
 
 class DropoutClock:
-    """The dropout seed shared by all layers of a model: set at each step, advanced by each forward."""
+    """The dropout seed shared by all layers of a model. It is set at each step and advanced by each forward pass."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.step, self.row = 0, 0
-        # Always on the CPU: the op reads it there without waiting for a device.
+        # Kept on the CPU, where the op reads it without waiting for a device.
         self.key = torch.zeros((), dtype=torch.int64, device="cpu")
 
     def begin_step(self, step: int, first_row: int = 0) -> None:
@@ -113,7 +113,7 @@ class DropoutClock:
 
 
 class Adapter(nn.Module):
-    """LoRA's A and B, and for DoRA a magnitude per output; all fp32, whatever the storage of the base."""
+    """LoRA's A and B, and for DoRA a magnitude per output, all in fp32, whatever the storage of the base."""
 
     def __init__(self, num_in: int, num_out: int, rank: int, salt: int, clock: DropoutClock, device: Any) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Adapter(nn.Module):
         self.magnitude: nn.Parameter | None = None
         self.scale, self.dropout, self.clock = 1.0, 0.0, clock
         self.salt = torch.tensor(salt, dtype=torch.int64, device="cpu")  # not a buffer, so that it stays on the CPU
-        self.lengths: Tensor | None = None  # DoRA's row norms, at the time `hold_lengths` was called
+        self.lengths: Tensor | None = None  # DoRA's row norms at the time when `hold_lengths` was called
         self.is_held = False
 
     @torch.no_grad()
@@ -133,7 +133,7 @@ class Adapter(nn.Module):
 
 
 class FrozenLinear(nn.Module):
-    """Replacement for a Linear: frozen weight in its storage format, frozen bias, and optionally an adapter."""
+    """Replaces a Linear: a frozen weight in its storage format, a frozen bias, and optionally an adapter."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
@@ -150,9 +150,9 @@ class FrozenLinear(nn.Module):
 class _Plan:
     """The non-tensor arguments of a product."""
 
-    widths: tuple[int, ...]  # outputs of each layer
+    widths: tuple[int, ...]  # number of outputs of each layer
     has_adapter: tuple[bool, ...]
-    num_parts: int  # tensors per stored weight: 1, or 4 in NF4; 0: all weights are one tensor
+    num_parts: int  # tensors per stored weight: 1, or 4 in NF4; 0 if all weights are one tensor
     has_bias: bool
     scale: float
     dropout: float
@@ -196,8 +196,8 @@ def _as_dora(
 ) -> Tensor:
     """Scale every output to the norm given by DoRA's magnitude, then add biases.
 
-    The row norms are treated as constants in backward, as in the paper (arXiv:2402.09353, 4.3). The base sees x without
-    dropout.
+    The row norms are treated as constants in the backward pass, as in the paper (arXiv:2402.09353, 4.3). The base sees
+    x without dropout.
     """
     factors = []
     for weight, adapter in zip(weights, adapters, strict=True):
@@ -224,7 +224,7 @@ class _Adapted(torch.autograd.Function):
             x, a_RD, b_Fr, key, list(stored), list(plan.widths), list(plan.has_adapter), plan.num_parts, plan.has_bias,
             plan.scale, plan.dropout,
         )  # fmt: skip
-        # x is needed for A's gradient only; without an adapter nothing but the weights is saved.
+        # x is needed only for A's gradient. Without an adapter, only the weights are saved.
         ctx.save_for_backward(x if a_RD is not None else None, a_RD, b_Fr, h_NR, key, *stored)
         ctx.plan = plan
         return y
@@ -261,12 +261,12 @@ def _product(
     x: Tensor, a_RD: Tensor | None, b_Fr: Tensor | None, key: Tensor | None, stored: list[Tensor], widths: list[int],
     has_adapter: list[bool], num_parts: int, has_bias: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return y, and h = drop(x) A^T, which backward needs."""
+    """Return y, and h = drop(x) A^T, which the backward pass needs."""
     x_ND = x.reshape(-1, x.shape[-1])
     y_NF = x.new_empty(len(x_ND), sum(widths))
     h_NR = x.new_empty(len(x_ND), 0) if a_RD is None else _narrow(x_ND, a_RD, key, dropout)
-    # The narrow products come first: a wide matmul accumulates into y at no extra cost, but a narrow one would have to
-    # reread all of y.
+    # The narrow products come first. A wide matmul accumulates into y at no extra cost, but a narrow one would have to
+    # read all of y again.
     is_begun = has_bias or b_Fr is not None
     for part in _parts(widths, has_adapter) if is_begun else ():
         y_Nf = y_NF[:, part.columns]
@@ -281,7 +281,7 @@ def _product(
         y_Nf = y_NF[:, columns]
         weight_fD = _dense(tensors, (width, x.shape[-1]), x.dtype)
         torch.addmm(y_Nf, x_ND, weight_fD.t(), beta=1 if is_begun else 0, out=y_Nf)
-        del weight_fD  # with NF4 it was dequantized for this product only
+        del weight_fD  # NF4 weights were dequantized for this product only
     return y_NF.view(*x.shape[:-1], -1), h_NR
 
 
@@ -302,7 +302,7 @@ def _product_backward(
     stored: list[Tensor], widths: list[int], has_adapter: list[bool], num_parts: int, scale: float, dropout: float,
     needs_dx: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of x, A and B; empty tensors for those not needed."""
+    """Return the gradients of x, A and B, with empty tensors for those not needed."""
     dy_NF = dy.reshape(-1, dy.shape[-1])
     num_in = _num_in(stored, widths, num_parts)
     dx_ND = dy.new_empty(len(dy_NF), num_in) if needs_dx else dy.new_empty(0)
@@ -349,7 +349,7 @@ class _Part:
     trained_rows: slice  # of B
 
     def narrow(self, rank: int) -> slice:
-        """Return the columns of h that belong to its adapter."""
+        """Return the columns of h that belong to the layer's adapter."""
         assert self.adapter is not None, "it has no adapter"
         return slice(self.adapter * rank, (self.adapter + 1) * rank)
 
@@ -385,7 +385,7 @@ def _narrow(x_ND: Tensor, a_RD: Tensor, key: Tensor | None, dropout: float) -> T
 def _narrow_backward(
     x_ND: Tensor, a_RD: Tensor, dh_NR: Tensor, key: Tensor | None, dropout: float, da_RD: Tensor, dx_ND: Tensor | None
 ) -> None:
-    """Write the gradient of A and, if needed, the gradient of x through A; the caller adds the base weights' part."""
+    """Write the gradient of A and, if needed, that of x through A. The caller adds the base weights' part."""
     if key is None:
         torch.mm(dh_NR.t(), x_ND, out=da_RD)
         if dx_ND is not None:
@@ -403,7 +403,7 @@ def _narrow_backward(
 
 
 def _kept(x_ND: Tensor, key: Tensor, adapter: int, dropout: float) -> Tensor:
-    """Return 0 where x is dropped, 1 / (1 - dropout) elsewhere; the same for the same key."""
+    """Return 0 where x is dropped and 1 / (1 - dropout) elsewhere, always the same for the same key."""
     generator = torch.Generator(x_ND.device).manual_seed(_mix(int(key[0]), int(key[adapter + 1])))
     kept_ND = torch.empty_like(x_ND).bernoulli_(1.0 - dropout, generator=generator)
     return kept_ND.mul_(1.0 / (1.0 - dropout))
@@ -418,7 +418,7 @@ def _num_in(stored: list[Tensor], widths: list[int], num_parts: int) -> int:
 
 
 def _mix(*numbers: int) -> int:
-    """Hash several integers into 63 bits; close inputs give distant results (the finalizer of splitmix64)."""
+    """Hash several integers into 63 bits, so that close inputs give distant results (the finalizer of splitmix64)."""
     mixed = 0
     for number in numbers:
         mixed = (mixed * 0x9E3779B97F4A7C15 + number + 0x632BE59BD9B4E019) % 2**64
@@ -435,7 +435,7 @@ def lora_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy `tensors`, as returned by `lora_tensors`, into the adapters; DataError lists the names that do not fit."""
+    """Copy `tensors`, as returned by `lora_tensors`, into the adapters. A DataError lists the names that do not fit."""
     live = lora_tensors(model)
     problems = [f"{name} is missing." for name in live if name not in tensors]
     problems += [f"{name} is not in this adapter." for name in tensors if name not in live]

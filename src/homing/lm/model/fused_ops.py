@@ -3,8 +3,8 @@
     swiglu(gate_up)      silu(gate) * up                      rotate(qkv, ...) norm and RoPE of queries and keys
     sum_norm(x, y, ...)  x + y, and its norm
 
-Each op is opaque to torch.compile, which optimizes everything around it. `has_kernels` tells whether they can be used;
-if not, callers use an equivalent in plain torch.
+Each op is opaque to torch.compile, which optimizes everything around it. `has_kernels` tells whether the ops can be
+used. If not, callers use an equivalent in plain torch.
 
 Shapes: N tokens, H query heads, G KV heads, K head size, F feed-forward width.
 """
@@ -149,7 +149,7 @@ class _Rotate(torch.autograd.Function):
         size = 2 * cos.shape[-1]
         q, k = _rotate(qkv_BTC, cos, sin, weights_2K, num_heads, num_kv_heads, has_norm, scale, eps)
         v = qkv_BTC[..., (num_heads + num_kv_heads) * size :].view(B, T, num_kv_heads, size)
-        # Backward needs the values of qkv only for the norm.
+        # The backward pass needs the values of qkv only for the norm.
         ctx.save_for_backward(qkv_BTC, cos, sin, weights_2K)
         ctx.norm = (has_norm, scale, eps)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -199,7 +199,7 @@ def _rotate_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     from homing.lm.model.kernels import rope as kernel
 
-    # Attention may return gradients head by head; the kernel needs all heads of a token adjacent.
+    # Attention may return gradients head by head, but the kernel needs all heads of a token to be adjacent.
     dq, dk, dv = (d.flatten(0, 1).contiguous() for d in (dq, dk, dv))
     weights = None if weights_2K is None else weights_2K.contiguous()
     dqkv, dweights = kernel.rotate_backward(

@@ -5,8 +5,8 @@ Shapes: B batch, T positions, N tokens or any leading dimensions, D width, H hea
 Master weights stay fp32. A matmul is computed in the dtype of its input, so the cast of the embedding output sets the
 precision of the whole model; there is no autocast.
 
-For training on a CPU, RMSNorm and RoPE have hand-written gradients: memory traffic dominates there, and autograd's own
-version causes twice as much. Other devices and the compiler use the plain form; tests compare the two.
+For training on a CPU, RMSNorm and RoPE have hand-written gradients, because memory traffic dominates there, and
+autograd's own version causes twice as much. Other devices and the compiler use the plain form. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ __all__ = [
 
 
 class Linear(nn.Module):
-    """y = x W^T (+ b), with W cast to the dtype of x. Created uninitialized: see `init_weights` and `load_weights`."""
+    """Computes y = x W^T (+ b), with W cast to the dtype of x.
+
+    W is uninitialized until `init_weights` or `load_weights` fills it.
+    """
 
     def __init__(self, num_in: int, num_out: int, *, has_bias: bool = False) -> None:
         super().__init__()
@@ -58,17 +61,17 @@ class Linear(nn.Module):
 def joined(x: Tensor, *layers: Linear | FrozenLinear) -> Tensor:
     """Apply several layers to x; return their outputs concatenated.
 
-    In training the cast weights are concatenated too: one wide matmul uses a GPU better than several narrow ones.
-    Frozen weights are never copied for this: they may take up most of the GPU's memory.
+    In training the cast weights are concatenated too, because one wide matmul uses a GPU better than several narrow
+    ones. Frozen weights are never copied for this, because they may take up most of the GPU's memory.
     """
     if isinstance(layers[0], FrozenLinear):
         frozen = [layer for layer in layers if isinstance(layer, FrozenLinear)]
         return adapted_product(x, [f.weight for f in frozen], [f.bias for f in frozen], [f.adapter for f in frozen])
     trained = [layer for layer in layers if isinstance(layer, Linear)]
-    # Always jointly: separately, each layer would have its own scale and round differently.
+    # Always computed jointly, because separately each layer would have its own scale and round differently.
     if all(layer.is_fp8 for layer in trained):
         return fp8_product(x, torch.cat([layer.weight for layer in trained]))
-    # `out` into columns would break a compiled graph.
+    # Writing into columns with `out` would break a compiled graph.
     if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _side_by_side(x, trained)
     biases = [layer.bias.to(x.dtype) for layer in trained if layer.bias is not None]
@@ -77,10 +80,10 @@ def joined(x: Tensor, *layers: Linear | FrozenLinear) -> Tensor:
 
 
 def _side_by_side(x: Tensor, layers: Sequence[Linear]) -> Tensor:
-    """`joined` without gradients: each matmul writes its columns of one result.
+    """Compute `joined` without gradients, where each matmul writes its columns of one result.
 
-    Concatenating the weights would read and write all of them, and for a single new token the matmul itself only reads
-    them once.
+    Concatenating the weights would read and write all of them, and for a single new token the matmul itself reads them
+    only once.
     """
     x_ND, widths = x.reshape(-1, x.shape[-1]), [len(layer.weight) for layer in layers]
     y_NF = x.new_empty(len(x_ND), sum(widths))
@@ -104,7 +107,7 @@ def look_up(ids_BT: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight. The mean square is computed in fp32: in bf16 the squares would lose too many digits."""
+    """Computes x / rms(x) * weight, with the mean square in fp32, as squares in bf16 would lose too many digits."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -117,7 +120,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
     def of_sum(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return x + y and its norm; fused where possible, reading memory once."""
+        """Return x + y and its norm, fused where possible, so that memory is read once."""
         if y is not None and has_kernels(x):
             return sum_norm(x, y, self.weight, self.eps)
         total = x if y is None else x + y
@@ -132,17 +135,17 @@ class Rope(nn.Module):
 
     def __init__(self, head_size: int, context: int, base: float, scaling: RopeScaling | None = None) -> None:
         super().__init__()
-        # Computed in float64 and rounded once: long contexts need the precision.
+        # Computed in float64 and rounded once, because long contexts need the precision.
         frequency_K2 = base ** -(torch.arange(0, head_size, 2, dtype=torch.float64, device="cpu") / head_size)
         if scaling is not None:
             frequency_K2 = frequency_K2 / rope_divisors(frequency_K2, scaling)
         angle_TK2 = torch.outer(torch.arange(context, dtype=torch.float64, device="cpu"), frequency_K2)
-        # Not in the state dict: they follow from the shape.
+        # Not in the state dict, because they follow from the shape.
         self.register_buffer("cos", angle_TK2.cos().float(), persistent=False)
         self.register_buffer("sin", angle_TK2.sin().float(), persistent=False)
 
     def at(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return cos and sin for these positions, broadcastable to (B, H, T, K/2); computed once for all layers."""
+        """Return cos and sin for these positions, broadcastable to (B, H, T, K/2), computed once for all layers."""
         cos, sin = self.cos[positions], self.sin[positions]
         return (cos, sin) if cos.dim() == 2 else (cos.unsqueeze(1), sin.unsqueeze(1))
 
@@ -155,10 +158,10 @@ class Rope(nn.Module):
 
 
 def rope_divisors(frequency_K2: Tensor, scaling: RopeScaling) -> Tensor:
-    """Return Llama 3.1's divisors of the RoPE frequencies, to extend the context.
+    """Return Llama 3.1's divisors of the RoPE frequencies, which extend the context.
 
-    1 for frequencies that rotate often within the original context, `factor` for those that hardly rotate, and in
-    between an interpolation of the frequencies.
+    The divisor is 1 for frequencies that rotate often within the original context and `factor` for those that hardly
+    rotate. In between, the frequencies are interpolated.
     """
     rotations_K2 = scaling.original_context * frequency_K2 / (2 * math.pi)
     fast = (rotations_K2 - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -183,7 +186,7 @@ class SwiGLU(nn.Module):
 
 
 def has_manual_backward(x: Tensor) -> bool:
-    """Return whether to use the hand-written gradients: training on a CPU in fp32, not compiling.
+    """Return whether to use the hand-written gradients, which is when training on a CPU in fp32 without a compiler.
 
     A compiler finds the same savings itself.
     """
@@ -208,7 +211,7 @@ class _Normed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """With u = x / rms: dx = (g - u mean(g u)) / rms, where g = dy * weight."""
+        """Return dx = (g - u mean(g u)) / rms, where u = x / rms and g = dy * weight."""
         x, weight_D, inverse_N1 = ctx.saved_tensors
         along = torch.mul(x, inverse_N1)
         product = dy * along
@@ -233,7 +236,7 @@ class _Rotated(torch.autograd.Function):
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return x cos + swap_halves(x) (-sin, sin).
 
-    Operates on whole heads, because half of a small head is too short to vectorize.
+    This operates on whole heads, because half of a small head is too short to vectorize.
     """
     left, right = x.chunk(2, dim=-1)
     swapped = torch.cat((right, left), dim=-1)

@@ -22,7 +22,7 @@ How a phase with method lora or qlora is set up:
     ... lora.begin_step(model, step, first_row=...) at the start of each attempt of a step ...
 
 `tensors` yields (name, tensor) pairs with the names of transformers, reading one tensor at a time. The checkpoint holds
-adapter and optimizer and identifies the base by `base_sha256`; on resume, `check_base` refuses any other base. Only the
+adapter and optimizer and identifies the base by `base_sha256`. On resume, `check_base` refuses any other base. Only the
 `stock` family supports adapters.
 """
 
@@ -103,16 +103,16 @@ def load_base(
 ) -> str:
     """Fill and freeze a Decoder made on the meta device, one tensor at a time; return the sha256 of all weights.
 
-    The hash does not depend on the order of the tensors or on the files they came from. Raises DataError naming the
-    tensors that do not fit.
+    The hash does not depend on the order of the tensors or on the files they came from. Raises a DataError that names
+    the tensors that do not fit.
     """
-    # Keep shapes, not parameters: each parameter must be freed once its stored form exists.
+    # Keep shapes, not parameters, because each parameter must be freed once its stored form exists.
     wanted = {name: tuple(model.cut_padding(name, p).shape) for name, p in model.named_parameters()}
     digests: dict[str, str] = {}
     problems: list[str] = []
     for name, tensor in tensors:
         if name == "lm_head.weight" and model.lm_head is None:
-            continue  # a redundant copy of a tied head
+            continue  # this is a redundant copy of a tied head
         if name not in wanted or name in digests:
             problems.append(f"{name} appears twice." if name in digests else f"{name} is not a weight of this model.")
         elif tuple(tensor.shape) != wanted[name]:
@@ -133,7 +133,7 @@ def load_base(
 
 
 def freeze(model: Decoder, storage: str, device: torch.device | None = None) -> str:
-    """Freeze a Decoder in memory, in place or on `device`; each matrix is converted and freed before the next."""
+    """Freeze a Decoder in memory, in place or on `device`. Each matrix is converted and freed before the next."""
     left = dict(model.named_parameters())
     pairs = ((name, model.cut_padding(name, left.pop(name).detach())) for name in list(left))
     return load_base(model, pairs, storage=storage, device=device or model.device)
@@ -162,8 +162,8 @@ def merged_sha256(base_sha256: str, settings: Lora, adapter: Mapping[str, Tensor
 def _store(model: Decoder, name: str, tensor: Tensor, storage: str, device: torch.device) -> None:
     """Store one tensor of the base.
 
-    Matrices of the blocks in `storage`; embedding and head in 16 or 32 bits; norms and biases, which are small and
-    affect everything, in 32.
+    Matrices of the blocks are kept in `storage`, embedding and head in 16 or 32 bits. Norms and biases, which are small
+    and affect everything, are kept in 32 bits.
     """
     path, kind = name.rsplit(".", 1)
     owner = model.get_submodule(path)
@@ -191,7 +191,7 @@ def _replace(model: Decoder, path: str, layer: Linear) -> FrozenLinear:
 def _tensor_sha256(tensor: Tensor) -> str:
     """Return the sha256 of dtype, shape and bytes.
 
-    Reads in chunks, so that a memory-mapped tensor is never copied whole.
+    The bytes are read in chunks, so that a memory-mapped tensor is never copied whole.
     """
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -216,7 +216,7 @@ def add_lora(model: Decoder, settings: Lora, seed: int) -> None:
         adapter.dropout = settings.dropout
         adapter.lora_A.copy_(_drawn(name, settings.rank, num_in, seed))
         if settings.is_dora:
-            # The norms of W itself, because B is zero.
+            # These are the norms of W itself, because B is zero.
             adapter.magnitude = nn.Parameter(row_norms(layer.weight, adapter))
         layer.adapter = adapter
     model.lora, model.dropout_clock = settings, clock
@@ -225,7 +225,7 @@ def add_lora(model: Decoder, settings: Lora, seed: int) -> None:
 def is_same(one: Lora, other: Lora) -> bool:
     """Return whether an adapter with one of these settings fits the other.
 
-    Dropout only affects training, so it may differ.
+    Dropout affects only training, so it may differ.
     """
     left, right = (replace(settings, dropout=0.0, targets=_expand(settings.targets)) for settings in (one, other))
     return left == right
@@ -242,9 +242,9 @@ def adapters_now(model: Decoder) -> dict[str, Adapter | None]:
 
 @contextlib.contextmanager
 def adapters_as(model: Decoder, then: Mapping[str, Adapter | None]) -> Iterator[None]:
-    """Use the adapters that `adapters_now` returned (None: only the frozen weights) within this context.
+    """Use the adapters that `adapters_now` returned (None for only the frozen weights) within this context.
 
-    For forward passes without gradients; the trained adapters are not modified.
+    This is for forward passes without gradients. The trained adapters are not modified.
     """
     layers = _adapted_layers(model)
     live = [layer.adapter for _, layer in layers]
@@ -259,7 +259,7 @@ def adapters_as(model: Decoder, then: Mapping[str, Adapter | None]) -> Iterator[
 
 @contextlib.contextmanager
 def lengths_held(model: Decoder) -> Iterator[None]:
-    """Cache DoRA's row norms while no weights change, instead of computing them in every forward.
+    """Cache DoRA's row norms while no weights change, instead of computing them in every forward pass.
 
     They always use the same memory, because a captured CUDA graph reads fixed addresses.
     """
@@ -275,7 +275,7 @@ def lengths_held(model: Decoder) -> Iterator[None]:
 
 
 def begin_step(model: Decoder, step: int, first_row: int = 0) -> None:
-    """Set the dropout seed of a step. `first_row`: the row of the batch at which this rank's first forward begins."""
+    """Set the dropout seed of a step. `first_row` is the row of the batch at which this rank's first pass begins."""
     if model.dropout_clock is not None:
         model.dropout_clock.begin_step(step, first_row)
 
@@ -296,7 +296,7 @@ def num_adapter_params(model: Decoder) -> int:
 
 
 def adapter_config(settings: Lora, base: str) -> dict[str, Any]:
-    """Return adapter_config.json: our settings, and peft's defaults for all other keys.
+    """Return adapter_config.json with our settings, and with peft's defaults for all other keys.
 
     `base` is a name on the Hub or a folder.
     """
@@ -327,7 +327,7 @@ def adapter_config(settings: Lora, base: str) -> dict[str, Any]:
 def merge(model: Decoder) -> None:
     """Merge every adapter into its weight, W + scale B A (with DoRA's magnitudes), giving a plain fp32 Decoder.
 
-    The result computes the same as the adapted model. If the base was in NF4, the result includes NF4's rounding; to
+    The result computes the same as the adapted model. If the base was in NF4, the result includes NF4's rounding. To
     merge into the exact base, load it as fp32 or bf16.
     """
     for path, layer in [(p, m) for p, m in model.named_modules() if isinstance(m, FrozenLinear)]:

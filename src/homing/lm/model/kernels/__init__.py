@@ -1,4 +1,5 @@
-"""Triton kernels, for CUDA. Not imported without CUDA.
+"""Triton kernels for CUDA, which are not imported without CUDA.
 
-Each has an equivalent in plain torch next to its caller, used everywhere else; tests marked `gpu` compare the two.
+Each has an equivalent in plain torch next to its caller, which is used everywhere else. Tests marked `gpu` compare the
+two.
 """

@@ -1,7 +1,7 @@
 """Checks before launching a kernel.
 
-A kernel gets only addresses: if a tensor's memory order or GPU differs from what the kernel assumes, it reads wrong
-numbers without an error.
+A kernel gets only addresses. If a tensor's memory order or GPU differs from what the kernel assumes, the kernel reads
+wrong numbers without an error.
 
     with launching(x=x, y=y):  _kernel[grid](x, y, ...)
 """
@@ -31,6 +31,6 @@ def launching(**tensors: Tensor | None) -> contextlib.AbstractContextManager[Any
 
 
 def check(is_right: bool, problem: str) -> None:
-    """Raise ValueError if false. Not `assert`, which `python -O` removes: the numbers would be silently wrong."""
+    """Raise ValueError if false. `python -O` would remove an `assert`, and the numbers would be silently wrong."""
     if not is_right:
         raise ValueError(problem)

@@ -3,11 +3,11 @@
     qkv (N, (H + 2G) K) -> q (N, H, K), k (N, G, K)        v is a view of qkv and needs no kernel
     backward: dq, dk, dv -> dqkv, in one buffer, with the gradients of the two norms' weights
 
-In forward, one program handles one token with all its heads. In backward it handles some heads of one kind (query, key
-or value), so that no lane is idle if the number of heads is not a power of two; in forward that gained nothing
-(docs/development/log.md).
+In the forward pass, one program handles one token with all its heads. In the backward pass, it handles some heads of
+one kind (query, key or value), so that no lane is idle if the number of heads is not a power of two. In the forward
+pass that gained nothing (docs/development/log.md).
 
-The norm, if the model has one, is x / rms(x) * weight * `scale`; a norm without weights counts as all ones.
+The norm, if the model has one, is x / rms(x) * weight * `scale`. A norm without weights counts as all ones.
 
 Shapes: N tokens, H query heads, G KV heads, K head size.
 """
@@ -24,7 +24,7 @@ from homing.lm.model.kernels.layout_checks import check, launching
 __all__ = ["rotate", "rotate_backward"]
 
 _WARPS = 4
-_ROWS, _TURNS = 32, 8  # heads at a time and iterations of one program in backward
+_ROWS, _TURNS = 32, 8  # number of heads at a time, and of iterations, of one program in the backward pass
 
 
 def rotate(
@@ -33,7 +33,8 @@ def rotate(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return q and k.
 
-    `weights` (2, K): norm weights of queries and keys. `cos`, `sin` (R, K/2): token n has position n mod R.
+    `weights` (2, K) are the norm weights of queries and keys. In `cos` and `sin` (R, K/2), token n has position n mod
+    R.
     """
     num_tokens, size = qkv.shape[0], 2 * cos.shape[-1]
     _check_shapes(qkv, cos, sin, weights, num_heads, num_kv_heads)
@@ -63,7 +64,7 @@ def rotate_backward(
     )
     check(is_right, f"gradients of {[tuple(part.shape) for part in (dq, dk, dv)]} for {tuple(qkv.shape)}")
     dqkv = torch.empty_like(qkv)
-    # Programs for the queries, then for the keys, then for the values.
+    # The programs for the queries come first, then those for the keys, then those for the values.
     num_q, num_k = (triton.cdiv(num_tokens * heads, _ROWS * _TURNS) for heads in (num_heads, num_kv_heads))
     num_partial = num_q + num_k if weights is not None else 1
     partial = torch.empty(num_partial, size, device=qkv.device, dtype=torch.float32)

@@ -4,10 +4,10 @@
     swiglu           gate_up (N, 2F) -> silu(gate) * up (N, F)
     differentiate_   logits (N, V) -> losses (N), and (softmax - one hot) / count over the memory of the logits
 
-A separate norm would reread the sum that the addition has just written, and a third pass would add its gradient to that
-of the residual stream: here every element is read and written once. The gradient of SwiGLU has the layout that the
+A separate norm would read again the sum that the addition has just written, and a third pass would add its gradient to
+that of the residual stream. Here every element is read and written once. The gradient of SwiGLU has the layout that the
 joint projection before it needs, so nothing is concatenated. Cross-entropy is written for logits that a matmul has just
-produced in bf16: one program per row reads its row twice, the second time from the cache, and computes in fp32. Nothing
+produced in bf16. One program per row reads its row twice, the second time from the cache, and computes in fp32. Nothing
 as wide as the vocabulary is ever stored in fp32.
 """
 
@@ -22,10 +22,10 @@ from homing.lm.model.kernels.layout_checks import check, launching
 
 __all__ = ["differentiate_", "sum_norm", "sum_norm_backward", "swiglu", "swiglu_backward"]
 
-_PROGRAMS = 1024  # in the backward of the norm: rows of partial sums of the weight's gradient
+_PROGRAMS = 1024  # number of rows of partial sums of the weight's gradient in the norm's backward pass
 _SWIGLU_COLS = 1024  # per program
 _IGNORED = tl.constexpr(-100)  # the target of a token without a loss
-_LOSS_COLS = 4096  # columns read at a time
+_LOSS_COLS = 4096  # number of columns read at a time
 _LOSS_WARPS = 8
 
 
@@ -68,7 +68,8 @@ def _norm_forward(x_ptr, y_ptr, weight_ptr, total_ptr, normed_ptr, width, eps, B
     at = tl.program_id(0).to(tl.int64) * width + cols
     total = tl.load(x_ptr + at, mask=is_there, other=0.0).to(tl.float32)
     total += tl.load(y_ptr + at, mask=is_there, other=0.0).to(tl.float32)
-    total = total.to(total_ptr.dtype.element_ty)  # rounded to the stored dtype, so that backward sees the same values
+    # rounded to the stored dtype, so that the backward pass sees the same values
+    total = total.to(total_ptr.dtype.element_ty)
     tl.store(total_ptr + at, total, mask=is_there)
     total = total.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)
@@ -176,7 +177,7 @@ def _cross_entropy(
     row_ptr = logits_ptr + row * row_stride
     target = tl.load(targets_ptr + row)
     is_kept = target != _IGNORED
-    # Read before the first reduction: its barrier orders this read before the writes below.
+    # Read before the first reduction, whose barrier orders this read before the writes below.
     at_target = _softcapped(tl.load(row_ptr + tl.where(is_kept, target, 0)).to(tl.float32), softcap, HAS_CAP)
 
     largest = -float("inf")
