@@ -371,7 +371,7 @@ MUTANTS = [
     ),
     Mutant(
         "dotenv-sets-anything",
-        "src/homing/cli/dotenv.py",
+        "src/homing/api/dotenv.py",
         "if value and name in CREDENTIALS and name not in os.environ}",
         "if value and name not in os.environ}",
         ("tests/cli/test_dotenv.py::test_a_file_that_came_with_the_folder_sets_credentials_and_nothing_else",),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homing import hub_token
-from homing.cli import dotenv
+from homing.api import dotenv
 from homing.cli.call import call
 from homing.cli.verb_list import VERBS
 from homing.cloud.accounts import ACCOUNTS, CREDENTIALS

@@ -61,7 +61,7 @@ def test_an_error_of_a_provider_is_shown_without_its_control_characters(
     def refuse(*_: object, **__: object) -> None:
         raise ProviderRefused(what=f"no {EVIL}", why=f"{EVIL}\nsecond line", fix=f"try {EVIL}")
 
-    monkeypatch.setattr("homing.cli.dotenv.load", refuse)
+    monkeypatch.setattr("homing.api.dotenv.load", refuse)
     said = cli("runs")
     assert said.code == 4
     assert not CONTROL.search(said.err)
@@ -83,7 +83,7 @@ def test_a_crash_shows_no_key(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> N
         secrets = " ".join(os.environ[name] for name in keys)
         raise RuntimeError(f"asked https://me:CANARYpassword@host/x with {secrets}")
 
-    monkeypatch.setattr("homing.cli.dotenv.load", crash)
+    monkeypatch.setattr("homing.api.dotenv.load", crash)
     said = cli("runs")
     assert "RuntimeError" in said.err
     assert "https://***@host/x" in said.err

@@ -8,6 +8,7 @@ goes to `homing.api.notices`. The names that users import are in `homing` itself
 # verb -> module:function, in the order of `homing --help`. Strings, so that importing this package loads nothing.
 FUNCTIONS: dict[str, str] = {
     "new": "homing.api.data.new_run:new_run",
+    "explain": "homing.api.tools.explain_key:explain_key",
     "prep": "homing.api.data.prepare:prep_run",
     "data check": "homing.api.data.inspect_chats:check_chats",
     "data show": "homing.api.data.inspect_chats:show_chat",
@@ -15,6 +16,7 @@ FUNCTIONS: dict[str, str] = {
     "train": "homing.api.train_here:train_here",
     "generate": "homing.api.models.generate_text:generate",
     "chat": "homing.api.models.chat_session:open_chat",
+    "serve": "homing.api.models.serve_model:serve_model",
     "export": "homing.api.models.export_model:export_model",
     "publish": "homing.api.models.publish_model:publish_model",
     "eval": "homing.api.models.eval_model:eval_model",
@@ -26,5 +28,10 @@ FUNCTIONS: dict[str, str] = {
     "store get": "homing.api.tools.store_files:get_file",
     "store put": "homing.api.tools.store_files:put_file",
     "store rm": "homing.api.tools.store_files:remove_files",
+    "dashboard": "homing.api.pages.dashboard_server:open_dashboard",
+    "tensorboard": "homing.api.tools.write_curves:write_curves",
     "report": "homing.api.pages.write_report:report_run",
+    "image build": "homing.api.tools.build_image:build_image",
+    "setup": "homing.api.tools.setup_provider:setup_provider",
+    "doctor": "homing.api.tools.run_doctor:run_doctor",
 }

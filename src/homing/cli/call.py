@@ -26,8 +26,8 @@ import typer
 from typer.core import TyperGroup
 
 import homing
-from homing.api import notices
-from homing.cli import complete, dotenv, output, terminal
+from homing.api import dotenv, notices
+from homing.cli import complete, output, terminal
 from homing.cli.verb_help import Verb
 from homing.cli.verb_list import HELP, STORIES, VERBS, verb_table
 from homing.errors import HomingError, StillBilling

@@ -101,8 +101,11 @@ def test_a_given_token_is_not_repeated_and_json_tells_the_address(
 def test_with_a_given_token_the_page_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     from homing.cli.verbs.serve import _print_addresses
 
-    session: Any = SimpleNamespace(name="mine", is_chat=False)
-    _print_addresses(session, "http://127.0.0.1:8000", "only-i-know-this-one", is_made=False, is_open=False)
+    server: Any = SimpleNamespace(
+        session=SimpleNamespace(name="mine", is_chat=False), mode="completion", url="http://127.0.0.1:8000",
+        token="only-i-know-this-one", is_token_given=True, is_open=False,
+    )  # fmt: skip
+    _print_addresses(server)
     page, address, *_, curl = capsys.readouterr().out.splitlines()
     assert page == "Open in a browser; it asks for the token of HOMING_SERVE_TOKEN:"
     assert address == "  http://127.0.0.1:8000/"
@@ -141,7 +144,7 @@ def test_without_its_extra_it_says_what_to_install(
 
 
 def test_names_and_addresses() -> None:
-    from homing.cli.verbs.serve import _is_open, _url
+    from homing.api.models.serve_model import _is_open, _url
     from homing.web.loopback_server import hosts_for, listen
 
     assert _url("0.0.0.0", 80) == "http://127.0.0.1:80"

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Annotated
 
 import typer
 
-from homing.api.extras import need
-from homing.api.pages.local_server import given_token
+from homing.api.pages.dashboard_server import TOKEN, open_dashboard
 from homing.cli import output
 from homing.cli.options import Json
-from homing.config.paths import home as home_path
 
 __all__ = ["command"]
-
-TOKEN = "HOMING_DASHBOARD_TOKEN"
-_HOST = "127.0.0.1"
 
 
 def command(
@@ -30,28 +24,13 @@ def command(
 
     Set the access token with HOMING_DASHBOARD_TOKEN; otherwise a new one is made each time.
     """
-    need("web", verb="dashboard")
-    given = given_token(TOKEN)
-
-    from homing.api.pages.dashboard import Board
-    from homing.web.dashboard.dashboard_app import make_app
-    from homing.web.loopback_server import Server, hosts_for, listen
-
-    token = given or secrets.token_urlsafe(24)
-    sock = listen(_HOST, port)
-    here = sock.getsockname()[1]
-    if port not in (0, here):
-        output.say(f"Port {port} is in use; using {here}.")
-    board = Board(home_path())
-    server = Server(make_app(board, token=token, hosts=hosts_for(_HOST)), sock, board.end, "homing-dashboard")
+    server = open_dashboard(port=port)
     try:
-        board.begin()
-        _print_address(f"http://{_HOST}:{here}", token, is_made=not given)
-        server.wait()
+        with server:
+            _print_address(server.url, server.token, is_made=not server.is_token_given)
+            server.wait()
     except KeyboardInterrupt:
         output.say("Dashboard stopped; all runs continue.")
-    finally:
-        server.end()
 
 
 def _print_address(url: str, token: str, *, is_made: bool) -> None:

@@ -7,14 +7,10 @@ from typing import Annotated
 
 import typer
 
-from homing.api.notices import say_problems
-from homing.api.run_changes import as_typed
+from homing.api.tools.build_image import BASE, BuiltImage, build_image
 from homing.cli import output
 from homing.cli.options import Json, RunRequired, Sets
 from homing.cli.verb_help import Verb
-from homing.cloud.launch.container_image import BASE, Built, Context, build, check_name, write_context
-from homing.config.load import load_run
-from homing.world import World
 
 __all__ = ["app"]
 
@@ -41,32 +37,17 @@ def build_(
     json_: Json = False,
 ) -> None:
     """Write a Dockerfile from the tested versions, build and test the image, and push it. Rents nothing."""
-    image = check_name(push) if push else ""
-    loaded = load_run(run, sets or [])
-    say_problems(loaded.warnings)
-    name, world = loaded.run.name, World()
-    image = image or f"homing-{name}"
-    context = write_context(loaded.run, folder or Path("image") / name, world, base=base or BASE)
-    output.say(f"Wrote {context.folder}/Dockerfile: {context.num_packages} packages on {context.base}")
-    built = None if no_docker else build(context, image, world, is_pushed=push is not None, notify=output.say)
-    output.emit("image/1", _document(context, image, built))
-    _say_next(context, image, built, f"{name}{as_typed(sets)}")
+    done = build_image(run, push=push, no_docker=no_docker, base=base, folder=folder, sets=sets or [])
+    output.emit("image/1", done.to_dict())
+    _say_next(done)
 
 
-def _document(context: Context, image: str, built: Built | None) -> dict[str, object]:
-    return {
-        "folder": str(context.folder),
-        "base": context.base,
-        "lock_sha256": context.lock_sha256,
-        "image": image,
-        "id": built.id if built else None,
-        "pushed": built.pinned if built and built.digest else None,
-    }
-
-
-def _say_next(context: Context, image: str, built: Built | None, run: str) -> None:
+def _say_next(done: BuiltImage) -> None:
+    image, built, run = done.image, done.built, done.run
     if built is None:
-        output.say(f"Docker was not run. To build it: docker build -t {image} {context.folder} && docker push {image}")
+        output.say(
+            f"Docker was not run. To build it: docker build -t {image} {done.context.folder} && docker push {image}"
+        )
         return
     output.say(f"{image} works: {built.says}")
     if not built.digest:

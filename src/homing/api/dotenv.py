@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from homing.cli import output
+from homing.api import notices
 from homing.errors import UsageError
 
 __all__ = ["FILE", "load"]
@@ -38,7 +38,7 @@ def load(folder: Path) -> None:
             what=f"Cannot read {path}.", why=str(exc), fix="Fix it, or move it away and export the variables."
         ) from exc
     if mode & 0o077:
-        output.say(f"warning: other users can read {path}, which may hold keys: chmod 600 {FILE}")
+        notices.say(f"warning: other users can read {path}, which may hold keys: chmod 600 {FILE}")
     used = {name: value for name, value in found.items() if value and name in CREDENTIALS and name not in os.environ}
     for name, value in used.items():
         if not value.isprintable():
@@ -49,11 +49,11 @@ def load(folder: Path) -> None:
             )
     os.environ.update(used)
     if used:
-        output.say(f"From {FILE}: {', '.join(used)}")
+        notices.say(f"From {FILE}: {', '.join(used)}")
     ignored = [name for name in found if name not in CREDENTIALS]
     if ignored:
         more = f" and {len(ignored) - _MOST_IGNORED} more" if len(ignored) > _MOST_IGNORED else ""
-        output.say(
+        notices.say(
             f"Ignored in {FILE}: {', '.join(ignored[:_MOST_IGNORED])}{more}. Only API keys and tokens are read from it;"
             " export other variables yourself."
         )
