@@ -29,10 +29,7 @@ if TYPE_CHECKING:
     from homing.api.runs.plan_run import Planned
     from homing.cloud.home import Home
     from homing.cloud.ledger.ledger import RunRow
-    from homing.cloud.plan.plan import OfferPlan, Plan
     from homing.cloud.providers.base import Offer
-    from homing.cloud.providers.ssh.machine import HostKeyUnknown
-    from homing.cloud.run_commands import Words
     from homing.cloud.watch.run_output import Report
     from homing.config.load import Loaded
     from homing.lm.data.prep import Progress
@@ -141,28 +138,18 @@ class Run:
         `spend_limit`: the most that the run may cost in dollars; required here or as limits.spend in the run file.
         `confirm`: must be True; otherwise a UsageError names the rate and the limit, and nothing is rented.
         """
-        from homing.api.lookup.find_runs import open_home, parse_limit
-        from homing.api.runs.launch_run import Asked, start_run
-        from homing.cloud.try_offers import Exact
+        from homing.api.lookup.find_runs import parse_limit
+        from homing.api.runs.launch_run import Confirmed, LaunchOptions, launch
 
-        asked = Asked(
-            run=self.name,
-            limit_usd=parse_limit(None if spend_limit is None else str(spend_limit), "spend_limit"),
-            name=None,
+        options = LaunchOptions(
+            spend_limit_usd=parse_limit(None if spend_limit is None else str(spend_limit), "spend_limit"),
             sets=tuple(self.sets),
             is_smoke=self.is_smoke,
             resume=resume,
-            keep_on_failure_s=0.0,
-            is_one_guard_enough=one_guard,
+            one_guard=one_guard,
             no_spot=no_spot,
-            exact=Exact(None, None, None),
-            trackers=(),
-            tracker_name=None,
-            dry_run=False,
-            yes=confirm,
         )
-        with open_home() as home:
-            started = start_run(asked, home, _Confirmed(confirm))
+        started = launch(self.name, options, answers=Confirmed(confirm=confirm))
         assert started is not None, "a refusal raises"
         self.name = started.to_dict()["run"]
         return started.to_dict()
@@ -197,25 +184,22 @@ class Run:
 
         `force`: also if something that was not pushed would be lost; otherwise that raises a UsageError.
         """
-        from homing.api.lookup.find_runs import find_run, open_home
-        from homing.api.notices import say_problems
-        from homing.api.runs.end_runs import destroy_runs, refresh_or_say
-        from homing.cloud.destroy import would_be_lost
-        from homing.cloud.reconcile.run_status import dump_line
+        from homing.api.runs.end_runs import destroy
 
-        with open_home() as home:
-            problems = refresh_or_say(home)
-            row = find_run(home, self.name, changes="destroy {}")
-            say_problems(problems)
-            lost = would_be_lost(home, row)
-            if lost and not force:
+        def agrees(question: str) -> bool:
+            if not force:
                 raise UsageError(
-                    what=f"{row.id}: {lost}.",
-                    why="destroy would lose it.",
+                    what="Destroying it would lose something; nothing was destroyed.",
+                    why=question,
                     fix="Save first: run.stop()   or destroy it anyway: run.destroy(force=True)",
                 )
-            done = destroy_runs(home, [row], False)
-            return [dump_line(line) for each in done for line in each.lines]
+            return True
+
+        ended = destroy(self.name, agrees=agrees)
+        assert ended is not None, "a refusal raises"
+        if ended.error is not None:
+            raise ended.error
+        return list(ended.to_dict()["receipts"])
 
     # --- what is known of it ---
 
@@ -311,45 +295,6 @@ class Run:
                 return []
         whole = text[: text.rfind("\n") + 1]  # the last line may still be written
         return [json.loads(line) for line in whole.splitlines() if line.strip()]
-
-
-class _Confirmed:
-    """Answers as `homing launch --yes` without a terminal does: the plan is agreed to, and nothing beyond it."""
-
-    def __init__(self, confirm: bool) -> None:
-        self._confirm = confirm
-
-    def select(self, plan: Plan) -> OfferPlan | None:
-        return plan.best
-
-    def agrees(self, question: str) -> bool:
-        if not self._confirm:
-            raise UsageError(
-                what="A launch costs money and was not confirmed; nothing was started.",
-                why=question,
-                fix="run.launch(..., confirm=True)",
-            )
-        return True
-
-    def agrees_to_rate(self, row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool:
-        from homing.api.lookup.find_runs import usd
-        from homing.cloud.plan.offers import is_dear
-
-        if is_dear(row.offer, limit_usd_per_hour):
-            raise UsageError(
-                what=f"{row.offer.name} costs {usd(row.offer.rate_usd_per_hour)}/h, which needs its own limit.",
-                why="Such a rate is above most people's whole run.",
-                fix=f'Run(..., sets=["limits.rate={row.offer.rate_usd_per_hour}"])',
-            )
-        return True
-
-    def agrees_to_next(self, row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool:
-        from homing.cloud.try_offers import is_within_plan
-
-        return is_within_plan(row, agreed, limit_usd_per_hour)
-
-    def agrees_to_host(self, unknown: HostKeyUnknown) -> bool:
-        return False
 
 
 class Runs(list[Run]):

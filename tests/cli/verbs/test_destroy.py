@@ -15,7 +15,8 @@ from tests.cloud.fake_world import KEY, FakeWorld
 from tests.cloud.rig import forget
 
 from homing.api.lookup.find_runs import usd
-from homing.cli.verbs.destroy import _by_thing, _destroy_made, _destroy_named, _show
+from homing.api.runs.end_runs import Ended, destroy_made, destroy_named, find_resources
+from homing.cli.verbs.destroy import _show
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import PREEMPTED, LedgerLine, RunRow
 from homing.cloud.providers.base import Resource
@@ -25,6 +26,10 @@ from homing.errors import IntegrityError, ProviderSilent, StillBilling, UsageErr
 from homing.world import HttpRequest, HttpResponse, NetworkError, World
 
 cli = cli_with(steps=100000)
+
+
+def yes(question: str) -> bool:
+    return True
 
 
 @pytest.mark.acceptance(137)
@@ -70,10 +75,10 @@ def test_a_word_that_may_be_a_volume_at_a_provider_who_cannot_be_asked_may_bill(
         raise NetworkError("no route")
 
     home = Home(homing_home, world)
-    assert _by_thing(home, "v-000002") == []
+    assert find_resources(home, "v-000002") == []
     monkeypatch.setattr(world, "http", cut)
     with pytest.raises(StillBilling, match="could not be checked"):
-        _by_thing(home, "v-000002")
+        find_resources(home, "v-000002")
 
 
 def test_a_word_for_the_account_that_cannot_be_asked_keeps_no_machine_billing(
@@ -193,17 +198,17 @@ class TestThings:
 
     @pytest.mark.acceptance(136)
     def test_all_of_it_goes_after_asking_for_what_is_kept(self, home: Home) -> None:
-        assert _destroy_made(home, kept=True, yes=True) == []
+        assert destroy_made(home, yes, kept=True) == []
         assert home.provider("fake").list_resources() == []
 
     @pytest.mark.acceptance(136)
     def test_a_kept_volume_survives_all_with_yes_and_its_rate_and_command_are_printed(
         self, home: Home, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (left,) = _destroy_made(home, kept=False, yes=True)
+        (left,) = destroy_made(home, yes, kept=False)
         assert left.kind == "kept"
         assert [each.mark for each in home.provider("fake").list_resources()] == [left.mark]
-        _show(home, [], [], [left])
+        _show(Ended(left=[left]))
         said = capsys.readouterr().err
         assert left.rate_usd_per_hour > 0
         rate = usd(left.rate_usd_per_hour)
@@ -215,18 +220,19 @@ class TestThings:
 
     def test_one_thing_goes_by_its_id_and_a_word_that_a_run_has_means_the_run(self, home: Home) -> None:
         (volume,) = [each for each in home.provider("fake").list_resources() if each.is_kept]
-        assert _by_thing(home, "no-such-thing") == []
+        assert find_resources(home, "no-such-thing") == []
         run = RunRow(volume.id, "moss", "launching", 1.0, "file:x", "0" * 64)
-        found = _by_thing(home, volume.id)
+        found = find_resources(home, volume.id)
         assert [(each.id, each.kind) for each in found] == [(volume.id, "kept")]
         home.ledger.intend(run, LedgerLine("m", run.id, "moss", 1, "fake", "cpu", "1", "1", intent_at=1.0))
-        assert _by_thing(home, volume.id) == []
+        assert find_resources(home, volume.id) == []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(home.provider("fake"), "destroy_resource", lambda resource: None)
-            with pytest.raises(StillBilling, match="still exists") as caught:
-                _destroy_named(home, found, yes=True)
-        assert caught.value.fix == f"homing destroy {volume.id}"
-        _destroy_named(home, found, yes=True)
+            stuck = destroy_named(home, found, yes).error
+        assert isinstance(stuck, StillBilling)
+        assert "still exists" in stuck.what
+        assert stuck.fix == f"homing destroy {volume.id}"
+        assert destroy_named(home, found, yes).error is None
         assert volume.id not in [each.id for each in home.provider("fake").list_resources()]
 
     def test_what_a_living_instance_uses_is_refused_with_what_ends_that(self, home: Home) -> None:
@@ -236,20 +242,17 @@ class TestThings:
         home.ledger.begin_create(mark, home.world.now())
         (volume,) = [each for each in home.provider("fake").list_resources() if each.mark == mark]
         with pytest.raises(UsageError, match="is in use") as caught:
-            _by_thing(home, volume.id)
+            find_resources(home, volume.id)
         assert caught.value.fix.startswith("homing destroy old ")
 
-    def test_a_volume_that_the_user_keeps_stays_and_is_reported(
-        self, home: Home, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("homing.cli.output.ask", lambda question, yes: False)
-        (left,) = _destroy_made(home, kept=True, yes=False)
+    def test_a_volume_that_the_user_keeps_stays_and_is_reported(self, home: Home) -> None:
+        (left,) = destroy_made(home, lambda question: False, kept=True)
         assert left.kind == "kept"
         assert [each.mark for each in home.provider("fake").list_resources()] == [left.mark]
 
     def test_a_resource_that_cannot_be_removed_is_reported(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(home.provider("fake"), "destroy_resource", lambda resource: None)
-        assert len(_destroy_made(home, kept=True, yes=True)) == 2
+        assert len(destroy_made(home, yes, kept=True)) == 2
 
 
 @pytest.mark.acceptance(136)

@@ -1,27 +1,118 @@
-"""End billing: which runs and instances a word means, and destroying them. What `homing destroy` does after asking.
+"""End billing, confirmed by the provider: what `homing destroy` and `Run.destroy()` do.
+
+which runs, instances or resources a word means -> ask if something would be lost -> destroy -> Ended
 
 All are tried, also if one fails; the first StillBilling is raised at the end.
 """
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
 from homing.api import notices
-from homing.api.lookup.find_runs import find_run
-from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, open_lines
+from homing.api.answers import Agrees, refuse
+from homing.api.lookup.find_runs import find_run, name_here, open_home
+from homing.api.notices import say_problems
+from homing.cloud.artifacts.prune import kept_by, remove_stored, stored_keys
+from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, end_finding, open_lines, would_be_lost
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.ownership import write_record
+from homing.cloud.reconcile.account_owner import vouch
+from homing.cloud.reconcile.inventory import Finding, survey
 from homing.cloud.reconcile.reconcile import refresh
-from homing.errors import HomingError, StillBilling
+from homing.cloud.reconcile.run_status import dump_line
+from homing.config.paths import run_files
+from homing.errors import HomingError, StillBilling, UsageError
+from homing.store.storage_price import Kept
+from homing.units import counted, format_bytes
 
-__all__ = [
-    "destroy_instances",
-    "destroy_runs",
-    "ids_of",
-    "lines_of_instance",
-    "refresh_or_say",
-    "runs_to_end",
-]
+__all__ = ["Ended", "called", "destroy", "destroy_made", "destroy_named", "find_resources"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What was destroyed, and what still exists."""
+
+    rows: list[RunRow] = field(default_factory=list)  # runs whose files remain in the store
+    lines: list[LedgerLine] = field(default_factory=list)  # the receipts
+    kept: dict[str, Kept | None] = field(default_factory=dict)  # files in the store and their price, by run id
+    left: list[Finding] = field(default_factory=list)  # resources that still exist
+    removed: dict[str, Any] = field(default_factory=dict)  # from the store, by run id
+    is_resource: bool = False  # a volume or the like was named, not a run or an instance
+    error: HomingError | None = None  # a named resource still exists
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "runs": [row.id for row in self.rows],
+            "receipts": [dump_line(line) for line in self.lines],
+            "kept": {run_id: found.to_dict() if found else None for run_id, found in self.kept.items()},
+            "left": [_dump(each) for each in self.left],
+            "removed": self.removed,
+        }
+
+
+def destroy(
+    run: str | None = None,
+    *,
+    is_all: bool = False,
+    kept: bool = False,
+    stored: bool = False,
+    same_account: bool = False,
+    agrees: Agrees = refuse,
+    home: Home | None = None,
+) -> Ended | None:
+    """Destroy the instances of a run, one instance, one resource, or everything. None if `agrees` says no.
+
+    `kept`: with `is_all`, also volumes marked to be kept. `stored`: also what the runs pushed to their stores.
+    `same_account`: the current API key belongs to the account that rented it. `agrees` is asked before anything is lost
+    that is not in the store, and before a kept volume or stored files go.
+    """
+    _check_arguments(run, is_all=is_all, kept=kept, same_account=same_account)
+    with open_home(home) as opened:
+        if same_account:
+            _vouch(opened, str(run))
+        problems = refresh_or_say(opened)
+        only = [] if is_all else lines_of_instance(opened, str(run))
+        if not is_all and not only and (things := find_resources(opened, str(run))):
+            return destroy_named(opened, things, agrees)
+        rows = runs_to_end(opened, run, only, is_all=is_all)
+        say_problems(problems)  # an unreadable ledger raised on the line before
+        for row in rows:
+            lost = would_be_lost(opened, row)
+            if lost and not agrees(f"{row.id}: {lost}. Destroy anyway?"):
+                notices.say(f"Nothing was destroyed. Save first: homing stop {name_here(row)}")
+                return None
+        done = destroy_instances(opened, only, rows) if only else destroy_runs(opened, rows, is_all)
+        left = destroy_made(opened, agrees, kept=kept) if is_all else []
+        gone = _remove_stored(opened, opened.ledger.runs() if is_all else rows, agrees) if stored else {}
+        rows = [row for row in rows if row.id not in gone]
+        lines = [line for each in done for line in each.lines]
+        return Ended(rows, lines, {row.id: kept_by(opened, row) for row in rows}, left, gone)
+
+
+def _check_arguments(run: str | None, *, is_all: bool, kept: bool, same_account: bool) -> None:
+    if (run is None) == (not is_all):
+        raise UsageError(
+            what="No run given." if run is None else "RUN and --all cannot be combined.",
+            why="destroy has no default run.",
+            fix="homing destroy RUN   or   homing destroy --all",
+        )
+    if kept and not is_all:
+        raise UsageError(
+            what="--kept needs --all.",
+            why=f"{run} names a single resource.",
+            fix="homing destroy --all --kept   or by its id, listed by homing reconcile: homing destroy VOLUME",
+        )
+    if same_account and run is None:
+        raise UsageError(
+            what="--same-account needs one run or one instance.",
+            why="It treats what the current API key does not list as gone.",
+            fix="homing destroy RUN --same-account",
+        )
 
 
 def refresh_or_say(home: Home) -> list[str]:
@@ -87,3 +178,114 @@ def destroy_instances(home: Home, lines: list[LedgerLine], rows: list[RunRow]) -
     """Destroy single instances; a run ends with its last one."""
     done = [destroy_lines(home, lines)]
     return done + destroy_runs(home, [row for row in rows if not open_lines(home, row)], is_all=False)
+
+
+def destroy_made(home: Home, agrees: Agrees, *, kept: bool) -> list[Finding]:
+    """Destroy resources made for instances: volumes, groups, roles, alerts. Return what remains.
+
+    A volume that the user keeps is not a leftover: it is destroyed only with `kept`, not with everything else.
+    """
+    found = survey(home)
+    say_problems(found.problems)
+    things = [each for each in found.findings if each.resource is not None]
+    spared = [each for each in things if each.kind == "kept" and not kept]
+    return spared + _destroy_things(home, [each for each in things if each not in spared], agrees)
+
+
+def find_resources(home: Home, word: str) -> list[Finding]:
+    """Find a volume, key or group of ours by its id. Providers are asked only if no run in any folder has this name."""
+    if any(word in (row.id, row.name) for row in home.ledger.runs()) or word in run_files() or Path(word).exists():
+        return []
+    seen = survey(home)
+    found = [each for each in seen.findings if each.resource is not None and word in ids_of(each.id, each.mark)]
+    if not found and seen.is_blind:
+        raise StillBilling(
+            what=f"No run {word!r} found, and it could not be checked whether it is a volume that is billing.",
+            why="\n".join(seen.problems),
+            fix=f"homing destroy {shlex.quote(word)}   once its provider responds",
+        )
+    used = next((each for each in found if each.kind == "in use"), None)
+    if used is not None:
+        raise UsageError(
+            what=f"{used.provider} {used.thing} {used.id} is in use.",
+            why=f"The instance of {used.run_id or used.mark} is running and uses it.",
+            fix=f"homing destroy {used.run_id or used.mark}   (also destroys resources created only for it)",
+        )
+    return found
+
+
+def destroy_named(home: Home, things: list[Finding], agrees: Agrees) -> Ended:
+    """Destroy resources by their id, asking about kept ones. The result has an error if one still exists."""
+    agreed = [each for each in things if _agrees(each, agrees)]
+    stuck = [each for each in agreed if not _is_ended(home, each)]
+    left = [each for each in things if each not in agreed or each in stuck]
+    if not stuck:
+        return Ended(left=left, is_resource=True)
+    kind = StillBilling if any(each.may_bill for each in stuck) else HomingError
+    error = kind(
+        what=f"{called(stuck[0])} still exists.",
+        why="The provider has not confirmed the deletion; see its response above.",
+        fix=f"homing destroy {stuck[0].id}",
+    )
+    return Ended(left=left, is_resource=True, error=error)
+
+
+def _destroy_things(home: Home, things: list[Finding], agrees: Agrees) -> list[Finding]:
+    """Destroy the things, asking about kept ones. Return what remains."""
+    return [each for each in things if not _agrees(each, agrees) or not _is_ended(home, each)]
+
+
+def _agrees(thing: Finding, agrees: Agrees) -> bool:
+    question = f"{called(thing)} is marked to be kept ({thing.text}). Destroy it too?"
+    return thing.kind != "kept" or agrees(question)
+
+
+def _is_ended(home: Home, thing: Finding) -> bool:
+    problem = end_finding(home, thing)
+    notices.say(f"warning: {called(thing)} still exists: {problem}" if problem else f"Destroyed: {called(thing)}")
+    return not problem
+
+
+def called(thing: Finding) -> str:
+    return f"{thing.provider} {thing.thing} {thing.id}"
+
+
+def _remove_stored(home: Home, rows: list[RunRow], agrees: Agrees) -> dict[str, Any]:
+    """Remove what the runs pushed to their stores.
+
+    Return what was removed, by run id; each removal is printed immediately.
+    """
+    gone = {}
+    for row in rows:
+        try:
+            keys, spared = stored_keys(home, row)
+        except (HomingError, OSError) as exc:
+            notices.say(f"warning: {row.store} could not be read: {str(exc).splitlines()[0]}")
+            continue
+        for each in spared:
+            notices.say(f"{each}: not removed.")
+        question = f"Permanently delete the {len(keys)} files that {row.id} pushed to {row.store}, including its model?"
+        if keys and agrees(question):
+            size = kept_by(home, row)
+            remove_stored(home, row, keys)
+            gone[row.id] = {"store": row.store, "num_files": len(keys), "num_bytes": size.num_bytes if size else None}
+            much = f", {format_bytes(size.num_bytes)}" if size else ""
+            notices.say(
+                f"Removed from {row.store}: {counted(len(keys), 'file')} of {row.id}{much}, including its model."
+            )
+        elif not keys:
+            notices.say(f"{row.store} has no files of {row.id}.")
+    return gone
+
+
+def _vouch(home: Home, run: str) -> None:
+    """Accept the user's word that the account is the same; from here on, what this key does not show counts as gone."""
+    lines = lines_of_instance(home, run) or open_lines(home, find_run(home, run, changes="destroy {}"))
+    for sentence in vouch(home, lines):
+        notices.say(sentence)
+
+
+def _dump(thing: Finding) -> dict[str, object]:
+    rate = str(thing.rate_usd_per_hour)
+    found = {"provider": thing.provider, "kind": thing.thing, "id": thing.id, "is_kept": thing.kind == "kept"}
+    return {**found, "rate_usd_per_hour": rate}

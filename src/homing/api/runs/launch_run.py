@@ -1,12 +1,13 @@
 """Launch a run: rent, boot, train, push, end billing. What `homing launch` and `Run.launch()` do.
 
-Asked -> load -> plan -> an offer -> draft -> guards -> the user agrees -> guard at home -> create -> first heartbeat
+load -> plan -> an offer -> draft -> guards -> the user agrees -> guard at home -> create -> first heartbeat
 
 `Answers` says yes or no to every question that concerns money; without a yes nothing is created.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ from typing import Any, Protocol
 from homing.api import notices
 from homing.api.data.stale_shards import refuse_stale
 from homing.api.extras import need
-from homing.api.lookup.find_runs import find_run, meet_host, name_here, usd
+from homing.api.lookup.find_runs import find_run, meet_host, name_here, open_home, usd
 from homing.api.notices import say_problems
 from homing.api.run_changes import as_typed, extending_sets, print_schedule
 from homing.api.runs.plan_run import rate_age, suggested_limit
-from homing.api.tracking import begin, following
+from homing.api.tracking import begin, following, wanted
 from homing.cloud.contact import home_guard
 from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
@@ -30,12 +31,14 @@ from homing.cloud.launch.launch import Draft, Launched, LaunchOrder, draft, dry_
 from homing.cloud.launch.resume import describe_starts
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine
+from homing.cloud.machine_setup.code_bundle import check_committed
+from homing.cloud.plan.offers import is_dear
 from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
 from homing.cloud.providers.base import Offer, can_end_itself
 from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.run_commands import Words
-from homing.cloud.try_offers import Exact, launch_any, name_of, only, without_spot
+from homing.cloud.try_offers import Exact, is_within_plan, launch_any, name_of, only, without_spot
 from homing.config.load import Loaded, load_run
 from homing.config.parse.key_suggestions import tidy_name
 from homing.config.paths import typed_name
@@ -45,21 +48,18 @@ from homing.config.schema.run_file import NAME_PATTERN
 from homing.doctor.check import Prepaid, check_balance
 from homing.doctor.computer import clock_warning
 from homing.errors import UsageError
-from homing.units import format_duration, parse_duration
+from homing.units import format_duration
 from homing.wire import file_names
 
 __all__ = [
     "Answers",
-    "Asked",
+    "Confirmed",
+    "LaunchInterrupted",
+    "LaunchOptions",
     "Started",
-    "conclusion",
-    "extended",
-    "ledger_lines",
+    "launch",
     "machine_words",
-    "parse_keep",
-    "say_next",
     "say_plan",
-    "start_run",
 ]
 
 
@@ -94,24 +94,30 @@ def conclusion(home: Home, before: set[str], interrupt: KeyboardInterrupt) -> st
     return f"{gone} destroyed, confirmed by the provider; spent {spent}."
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The command line arguments, validated as far as possible before anything is read."""
+class LaunchInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a launch. The text says what became of its instances."""
 
-    run: str
-    limit_usd: Decimal | None
-    name: str | None
-    sets: tuple[str, ...]
-    is_smoke: bool
-    resume: bool
-    keep_on_failure_s: float
-    is_one_guard_enough: bool
-    no_spot: bool
-    exact: Exact
-    trackers: tuple[str, ...]
-    tracker_name: str | None
-    dry_run: bool
-    yes: bool
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How to launch a run; the names are those of `homing launch`."""
+
+    spend_limit_usd: Decimal | None = None  # needed here, or as limits.spend in the run file
+    name: str | None = None
+    sets: tuple[str, ...] = ()
+    is_smoke: bool = False
+    resume: bool = False
+    extend: int | None = None
+    dry_run: bool = False
+    keep_on_failure_s: float = 0.0
+    one_guard: bool = False
+    committed_only: bool = False
+    no_spot: bool = False
+    cloud: str | None = None  # rent from this cloud only; region and instance type likewise
+    region: str | None = None
+    instance_type: str | None = None
+    trackers: tuple[str, ...] = ()
+    tracker_name: str | None = None
 
 
 class Answers(Protocol):
@@ -128,9 +134,43 @@ class Answers(Protocol):
     def agrees_to_host(self, unknown: HostKeyUnknown) -> bool: ...
 
 
+class Confirmed:
+    """Agrees to the plan and to nothing beyond it, as --yes without a terminal; without `confirm`, refuses."""
+
+    def __init__(self, *, confirm: bool) -> None:
+        self._confirm = confirm
+
+    def select(self, plan: Plan) -> OfferPlan | None:
+        return plan.best
+
+    def agrees(self, question: str) -> bool:
+        if not self._confirm:
+            raise UsageError(
+                what="A launch costs money and was not confirmed; nothing was started.",
+                why=question,
+                fix="run.launch(..., confirm=True)",
+            )
+        return True
+
+    def agrees_to_rate(self, row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool:
+        if is_dear(row.offer, limit_usd_per_hour):
+            raise UsageError(
+                what=f"{row.offer.name} costs {usd(row.offer.rate_usd_per_hour)}/h, which needs its own limit.",
+                why="Such a rate is above most people's whole run.",
+                fix=f'Run(..., sets=["limits.rate={row.offer.rate_usd_per_hour}"])',
+            )
+        return True
+
+    def agrees_to_next(self, row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool:
+        return is_within_plan(row, agreed, limit_usd_per_hour)
+
+    def agrees_to_host(self, unknown: HostKeyUnknown) -> bool:
+        return False
+
+
 @dataclass(frozen=True)
 class Started:
-    """The result of `start_run`: `done` is None after a dry run."""
+    """The result of a launch: `done` is None after a dry run."""
 
     ready: Draft
     done: Launched | None
@@ -141,9 +181,36 @@ class Started:
         return _document(self.done, self.ready)
 
 
-def start_run(asked: Asked, home: Home, answers: Answers) -> Started | None:
-    """Launch a run, top down. Nothing is created anywhere before `answers` has agreed; None if it does not agree."""
-    loaded = _load(asked, home)
+def launch(
+    run: str, options: LaunchOptions | None = None, *, answers: Answers | None = None, home: Home | None = None
+) -> Started | None:
+    """Launch a run, and return after its first heartbeat. None if `answers` does not agree; by default it refuses.
+
+    Ctrl-C destroys what was created and raises LaunchInterrupted, or StillBilling if that is not confirmed.
+    """
+    asked = options or LaunchOptions()
+    trackers = wanted(list(asked.trackers), wandb=False, verb="launch")
+    sets = extended(run, list(asked.sets), asked.extend, is_smoke=asked.is_smoke, is_resume=asked.resume)
+    asked = dataclasses.replace(asked, sets=sets, trackers=tuple(trackers))
+    with open_home(home) as opened:
+        if asked.committed_only:
+            check_committed(opened.world)
+        before = {line.mark for line in ledger_lines(opened)}
+        try:
+            return _start(run, asked, opened, answers or Confirmed(confirm=False))
+        except KeyboardInterrupt as interrupt:
+            raise LaunchInterrupted(_interrupted(opened, before, interrupt)) from interrupt
+
+
+def _interrupted(home: Home, before: set[str], interrupt: KeyboardInterrupt) -> str:
+    with contextlib.suppress(OSError):
+        return f"Interrupted: {conclusion(home, before, interrupt)}"
+    return "Interrupted."
+
+
+def _start(run: str, asked: LaunchOptions, home: Home, answers: Answers) -> Started | None:
+    """Launch a run, top down. Nothing is created anywhere before `answers` has agreed."""
+    loaded = _load(run, asked, home)
     words = _words(loaded, asked)
     plan = _plan(loaded, words, asked, home, answers)
     row = answers.select(plan)
@@ -170,6 +237,7 @@ def start_run(asked: Asked, home: Home, answers: Answers) -> Started | None:
     for each in asked.trackers:
         follower = following(each, home.path, done.run.id, asked.tracker_name, run=ready.run, store=done.run.store)
         begin(follower, home.world)
+    _say_next(done, home)
     return Started(ready, done)
 
 
@@ -192,20 +260,20 @@ def _start_guard(ready: Draft, home: Home) -> None:
     check_armed(ready, home)
 
 
-def _load(asked: Asked, home: Home) -> Loaded:
+def _load(run: str, asked: LaunchOptions, home: Home) -> Loaded:
     """Load the run with all changes from the flags, so that the plan and the run's record contain them."""
     if asked.resume:
-        loaded = _as_launched(home, asked.run, is_changed=bool(asked.sets or asked.name or asked.is_smoke))
+        loaded = _as_launched(home, run, is_changed=bool(asked.sets or asked.name or asked.is_smoke))
     else:
-        loaded = load_run(asked.run, list(asked.sets), is_smoke=asked.is_smoke)
+        loaded = load_run(run, list(asked.sets), is_smoke=asked.is_smoke)
         refuse_stale(loaded, f"{typed_name(loaded.file)}{as_typed(asked.sets, is_smoke=asked.is_smoke)}")
     if asked.no_spot:
         loaded = _without_spot(loaded)
     if asked.name is not None:
         loaded = _renamed(loaded, asked.name)
     refuse_shared(loaded.file, loaded.run.name)
-    if asked.limit_usd is not None:
-        loaded = _limited(loaded, asked.limit_usd)
+    if asked.spend_limit_usd is not None:
+        loaded = _limited(loaded, asked.spend_limit_usd)
     say_problems([*loaded.warnings, *refresh(home)])
     return loaded
 
@@ -266,18 +334,18 @@ def _limited(loaded: Loaded, limit: Decimal) -> Loaded:
     return dataclasses.replace(loaded, run=dataclasses.replace(run, limits=limits, origin=origin))
 
 
-def _words(loaded: Loaded, asked: Asked) -> Words:
+def _words(loaded: Loaded, asked: LaunchOptions) -> Words:
     """Return how the run was typed, for the commands in error messages; a resumed run has only its name."""
     changes = as_typed(asked.sets, is_smoke=asked.is_smoke)
     typed = "" if asked.resume else f"{typed_name(loaded.file)}{changes}"
     return Words(loaded.run.name, typed, asked.resume)
 
 
-def _plan(loaded: Loaded, words: Words, asked: Asked, home: Home, answers: Answers) -> Plan:
+def _plan(loaded: Loaded, words: Words, asked: LaunchOptions, home: Home, answers: Answers) -> Plan:
     meet_host(home, loaded.run, answers.agrees_to_host)
     plan = make_plan(loaded.run, home)
     say_problems(plan.warnings)
-    plan = only(plan, asked.exact, words)
+    plan = only(plan, Exact(asked.cloud, asked.region, asked.instance_type), words)
     plan = without_spot(plan, words) if asked.no_spot else plan
     if loaded.run.limits.spend_usd is None:
         # The draft would also refuse it, but here we can suggest an amount, before the user chooses an offer in vain.
@@ -293,7 +361,7 @@ def _about_cost(best: OfferPlan) -> str:
     return f"Estimate on {name_of(best.offer)}: {usd(best.cost_usd)}, {format_duration(best.seconds)}."
 
 
-def _draft(loaded: Loaded, words: Words, row: OfferPlan, asked: Asked, home: Home) -> Draft:
+def _draft(loaded: Loaded, words: Words, row: OfferPlan, asked: LaunchOptions, home: Home) -> Draft:
     spend = loaded.run.limits.spend_usd
     order = LaunchOrder(
         run=loaded.run,
@@ -305,18 +373,11 @@ def _draft(loaded: Loaded, words: Words, row: OfferPlan, asked: Asked, home: Hom
         resume=asked.resume,
         is_smoke=asked.is_smoke,
         keep_on_failure_s=asked.keep_on_failure_s,
-        is_one_guard_enough=asked.is_one_guard_enough,
+        is_one_guard_enough=asked.one_guard,
         project=str(Path.cwd()),
         typed=words.typed,
     )
     return draft(order, home)
-
-
-def parse_keep(text: str | None) -> float:
-    try:
-        return 0.0 if text is None else parse_duration(text)
-    except ValueError as exc:
-        raise UsageError(what=f"--keep-on-failure: {exc}.", fix="--keep-on-failure 30m") from exc
 
 
 def say_plan(ready: Draft, home: Home) -> None:
@@ -336,7 +397,7 @@ def say_plan(ready: Draft, home: Home) -> None:
         say_problems([f"{found.text} {found.fix} {found.page}"] if found.is_finding else [])
 
 
-def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: Asked, answers: Answers) -> bool:
+def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: LaunchOptions, answers: Answers) -> bool:
     run, offer = ready.run, ready.order.offer
     if needs_smoke_first(run) and not asked.is_smoke and not has_smoke_passed(loaded.file):
         first = dataclasses.replace(ready.order.words, is_resume=False).to("launch")
@@ -389,7 +450,7 @@ def _document(done: Launched, ready: Draft) -> dict[str, Any]:
     }
 
 
-def say_next(done: Launched, home: Home) -> None:
+def _say_next(done: Launched, home: Home) -> None:
     notices.say(f"{done.run.id} is running; its first heartbeat is in the store.")
     if done.instance.provider == "local":
         notices.say("You can close this terminal, but keep this computer on: the run is local.")

@@ -19,7 +19,7 @@ from homing.api.extras import export_hint
 from homing.api.lookup.find_models import MODELS
 from homing.api.lookup.find_runs import find_any, is_stranger, name_here, open_home, usd
 from homing.api.lookup.local_runs import Trained, look_again, watch_here
-from homing.api.tracking import begin, following, go_on
+from homing.api.tracking import begin, following, go_on, wanted
 from homing.cloud.artifacts.fetch import place_of
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import RunRow
@@ -74,6 +74,7 @@ def watch_run(
 
     After the last report, the result of a smoke run is recorded, and the spend and the next commands are notices.
     """
+    trackers = wanted(list(trackers), wandb=False, verb="watch")
     with open_home(home) as opened:
         row = find_any(opened, run)
         is_here = isinstance(row, Trained)

@@ -8,30 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from homing.api.lookup.find_runs import open_home, parse_limit, usd
+from homing.api.lookup.find_runs import parse_limit, usd
 from homing.api.run_changes import with_phases
-from homing.api.runs.launch_run import (
-    Asked,
-    Started,
-    conclusion,
-    extended,
-    ledger_lines,
-    machine_words,
-    parse_keep,
-    say_next,
-    start_run,
-)
-from homing.api.tracking import wanted
+from homing.api.runs.launch_run import LaunchInterrupted, LaunchOptions, Started, launch, machine_words
 from homing.cli import ask, output
 from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes
-from homing.cloud.home import Home
 from homing.cloud.launch.launch import Draft
-from homing.cloud.machine_setup.code_bundle import check_committed
 from homing.cloud.plan.plan import OfferPlan, Plan
 from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.run_commands import Words
-from homing.cloud.try_offers import Exact, name_of
-from homing.units import counted, format_duration
+from homing.cloud.try_offers import name_of
+from homing.errors import UsageError
+from homing.units import counted, format_duration, parse_duration
 
 __all__ = ["command"]
 
@@ -92,32 +80,41 @@ def command(
 
     You may close your laptop after the agent's first heartbeat.
     """
-    asked = Asked(
-        run=run,
-        limit_usd=parse_limit(spend_limit),
+    options = LaunchOptions(
+        spend_limit_usd=parse_limit(spend_limit),
         name=name,
-        sets=extended(run, with_phases(sets, phase), extend, is_smoke=smoke, is_resume=resume),
+        sets=tuple(with_phases(sets, phase)),
         is_smoke=smoke,
         resume=resume,
-        keep_on_failure_s=parse_keep(keep_on_failure),
-        is_one_guard_enough=one_guard,
-        no_spot=no_spot,
-        exact=Exact(cloud, region, instance_type),
-        trackers=tuple(wanted(tracker, wandb=wandb, verb="launch")),
-        tracker_name=run_name,
+        extend=extend,
         dry_run=dry_run,
-        yes=yes,
+        keep_on_failure_s=_parse_keep(keep_on_failure),
+        one_guard=one_guard,
+        committed_only=committed_only,
+        no_spot=no_spot,
+        cloud=cloud,
+        region=region,
+        instance_type=instance_type,
+        trackers=(*(tracker or ()), *("wandb",) * wandb),
+        tracker_name=run_name,
     )
-    with open_home() as home:
-        if committed_only:
-            check_committed(home.world)
-        before = {line.mark for line in ledger_lines(home)}
-        try:
-            _start(asked, home)
-        except KeyboardInterrupt as interrupt:
-            with contextlib.suppress(OSError):  # the terminal itself may be gone
-                output.say(f"Interrupted: {conclusion(home, before, interrupt)}")
-            raise typer.Exit(130) from None
+    try:
+        started = launch(run, options, answers=_AtTerminal(yes=yes, dry_run=dry_run))
+    except LaunchInterrupted as interrupted:
+        with contextlib.suppress(OSError):  # the terminal itself may be gone
+            output.say(str(interrupted))
+        raise typer.Exit(130) from None
+    if started is not None and started.done is None:
+        _show_request(started)
+    elif started is not None:
+        output.emit("launch/1", started.to_dict())
+
+
+def _parse_keep(text: str | None) -> float:
+    try:
+        return 0.0 if text is None else parse_duration(text)
+    except ValueError as exc:
+        raise UsageError(what=f"--keep-on-failure: {exc}.", fix="--keep-on-failure 30m") from exc
 
 
 class _AtTerminal:
@@ -140,17 +137,6 @@ class _AtTerminal:
 
     def agrees_to_host(self, unknown: HostKeyUnknown) -> bool:
         return ask.agrees_to_host(unknown)
-
-
-def _start(asked: Asked, home: Home) -> None:
-    started = start_run(asked, home, _AtTerminal(yes=asked.yes, dry_run=asked.dry_run))
-    if started is None:
-        return
-    if started.done is None:
-        _show_request(started)
-        return
-    output.emit("launch/1", started.to_dict())
-    say_next(started.done, home)
 
 
 def _show_request(started: Started) -> None:

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from homing.api.runs.watch_run import watch_run
-from homing.api.tracking import wanted
 from homing.cli import output, terminal
 from homing.cli.options import Json, RunName, TrackerName, Trackers, Wandb
 from homing.cloud.watch.follow import DEFAULT_EVERY_S, Report
@@ -40,9 +39,8 @@ def command(
         every_s = parse_duration(every)
     except ValueError as exc:
         raise UsageError(what=f"--every: {exc}.", fix="--every 30") from exc
-    watched = watch_run(
-        run, every_s=every_s, trackers=wanted(tracker, wandb=wandb, verb="watch"), tracker_name=run_name
-    )
+    trackers = [*(tracker or []), *["wandb"] * wandb]
+    watched = watch_run(run, every_s=every_s, trackers=trackers, tracker_name=run_name)
     try:
         for report in watched:
             _show(report)
