@@ -41,7 +41,7 @@ def is_about_the_checkout(line: str) -> bool:
 
 
 def shortened(line: str) -> str:
-    """Training is cut to seconds; everything else runs as printed. The full quickstart is a test of its own."""
+    """Training is cut to seconds; everything else runs as printed. A longer quickstart is a test of its own."""
     command, hash_, comment = line.partition("  #")
     if command.startswith("homing quickstart"):
         command += " --steps 10"
