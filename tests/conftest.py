@@ -60,6 +60,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     is_free = getattr(option, "numprocesses", 0) is None and not (option.usepdb or option.collectonly)
     if is_free and config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput"):
         option.numprocesses, option.dist = _WORKERS, "loadfile"
+        # Images of containers forbid keeping bytecode. Each worker would then compile all tests anew, and each command
+        # that a test starts all its modules: twice the time.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
