@@ -27,8 +27,11 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from tests.doubles.aws_models import share_models
+
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
+share_models()
 ACCOUNT = "123456789012"
 REGIONS = ("us-east-1", "us-east-2")
 IMAGE_NAMES = ("20260301", "20260905", "20251111")  # the newest is neither the first nor the last

@@ -17,6 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.doubles.aws_models import share_models
+
+share_models()
 ACCESS_KEY, SECRET_KEY = "AKIDHOMINGTEST", "homing-test-secret-key"
 
 
