@@ -63,6 +63,7 @@ def test_a_launch_without_a_limit_is_refused(folder: Path) -> None:
         homing.Run("moss").launch(confirm=True)
 
 
+@pytest.mark.slow
 def test_the_command_line_and_the_api_leave_the_same_behind(
     folder: Path, homing_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.acceptance(114)
+@pytest.mark.slow
 def test_no_tracker_is_used_by_default(cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
@@ -73,6 +74,7 @@ def test_wandb_without_a_key_is_said_to_be_offline_and_named_as_asked(
     assert order["config"]["width"] == 64
 
 
+@pytest.mark.slow
 def test_a_follower_that_died_with_its_computer_goes_on_with_the_next_watch(
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +89,7 @@ def test_a_follower_that_died_with_its_computer_goes_on_with_the_next_watch(
     assert begun == ["trackio"]
 
 
+@pytest.mark.slow
 def test_a_follower_that_cannot_be_started_is_a_warning_and_the_run_goes_on(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

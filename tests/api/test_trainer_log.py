@@ -67,6 +67,7 @@ def test_a_key_that_a_trainer_prints_is_neither_shown_nor_kept(tmp_path: Path, m
     assert shown(out) == log_path(tmp_path).read_text() == "with ***\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_left_holds_nothing_up_and_the_log_is_whole(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

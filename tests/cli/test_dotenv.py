@@ -76,6 +76,7 @@ def test_a_file_cannot_send_an_exported_key_elsewhere_or_move_the_ledger(
     """The whole command, in a folder that a stranger prepared."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_canary")
+    monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
     for name in ("RUNPOD_API_URL", "PYTHONPATH"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

@@ -34,6 +34,7 @@ def poison(store: Path) -> None:
 
 
 @pytest.mark.regression("terminal-escapes")
+@pytest.mark.slow
 def test_no_verb_passes_on_what_a_store_says_to_a_terminal(cli: Homing, homing_home: Path) -> None:
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     cli("watch", "moss", "--every", "1")

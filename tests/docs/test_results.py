@@ -216,6 +216,7 @@ def test_make_prove_skips_missing_programs_and_lists_them_at_the_end(code: int, 
     assert ("SKIPPED, see above for what is missing: benchmarks/gguf_in_llama_cpp.py" in done.stdout) == (code == 77)
 
 
+@pytest.mark.slow
 def test_without_llama_cpp_its_proof_is_skipped_by_the_code_that_make_knows() -> None:
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "gguf_in_llama_cpp.py")],

@@ -82,6 +82,7 @@ def test_an_older_driver_gets_a_torch_that_was_built_for_it_from_the_index(
     assert not any("/cpu/" in path or "/cu130/" in path for path in index.asked)
 
 
+@pytest.mark.slow
 def test_a_driver_for_which_no_torch_of_ours_was_built_ends_the_boot_and_no_torch_for_processors_comes(
     boot: Boot, tmp_path: Path
 ) -> None:

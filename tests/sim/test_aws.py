@@ -43,6 +43,7 @@ def test_with_every_program_dead_and_home_gone_the_systems_own_timer_ends_it_ins
 
 
 @pytest.mark.acceptance(122)
+@pytest.mark.slow
 def test_a_machine_that_hangs_without_a_guard_at_home_keeps_billing_and_launch_has_warned_of_it() -> None:
     """Its timer is its own system's, and hangs with it. AWS has none."""
     with pace():

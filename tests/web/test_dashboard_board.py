@@ -521,6 +521,7 @@ def test_a_failed_read_is_reported_and_retried(
     assert sections(board)["failure board"] == ""
 
 
+@pytest.mark.slow
 def test_over_a_socket_the_page_of_a_run_grows_as_it_trains(board: Board, home: Home) -> None:
     from tests.web.test_dashboard_live import parts_of
 

@@ -46,6 +46,7 @@ def client(board: Board) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.acceptance("X15")
+@pytest.mark.slow
 def test_a_person_sees_all_runs_then_one_and_its_curves_grow(
     browser: Browser, board: Board, client: httpx.Client, homing_home: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_chat_uses_the_template_stored_with_the_weights(
     assert "no system" in error(refused)["message"]
 
 
+@pytest.mark.slow
 def test_a_template_that_never_ends_is_the_requests_fault_each_time_and_the_next_one_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Script
 ) -> None:

@@ -61,6 +61,7 @@ def is_closed(sock: socket.socket, timeout_s: float) -> bool:
 
 
 @pytest.mark.regression("slow-connections")
+@pytest.mark.slow
 @pytest.mark.parametrize("is_dashboard", [False, True], ids=["serve", "dashboard"])
 def test_connections_that_never_finish_their_headers_are_closed_and_others_are_answered(
     is_dashboard: bool, models: Path, monkeypatch: pytest.MonkeyPatch

@@ -138,6 +138,7 @@ def test_changed_conversations_are_detected(here: Path, homing: Typed) -> None:
     assert "homing prep cat" in said
 
 
+@pytest.mark.slow
 def test_doctor_and_rehearse_take_them_for_not_prepared(here: Path, homing: Typed) -> None:
     assert homing("prep", "cat")[0] == 0
     (here / "texts/b.txt").write_text(lines(3))

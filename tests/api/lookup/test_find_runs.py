@@ -224,6 +224,7 @@ def test_an_unfinished_run_of_another_folder_is_not_gone_on_with(
     assert newest_unfinished(runs, "moss") == runs / "moss-20260201-120000-bbbb"
 
 
+@pytest.mark.slow
 def test_a_copied_run_file_that_kept_the_name_is_refused_and_a_renamed_one_means_its_run(cli: Homing, w: Path) -> None:
     launched(cli)
     shutil.copy("runs/moss.yaml", "runs/gg.yaml")
@@ -242,6 +243,7 @@ def test_a_copied_run_file_that_kept_the_name_is_refused_and_a_renamed_one_means
     assert "warning: runs/gg.yaml is the run moss, as its name: says." in cli("plan", "gg").err
 
 
+@pytest.mark.slow
 def test_a_run_under_another_name_is_begun_again_from_the_file_that_it_was_begun_from(
     cli: Homing, w: Path, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +312,7 @@ def trained(homing_home: Path, folder: Path, state: str) -> str:
     return run_id
 
 
+@pytest.mark.slow
 def test_a_launched_run_that_waits_for_its_next_machine_comes_before_what_was_trained_here(
     cli: Homing, w: Path, homing_home: Path
 ) -> None:
@@ -323,6 +326,7 @@ def test_a_launched_run_that_waits_for_its_next_machine_comes_before_what_was_tr
     assert not row.may_go_on
 
 
+@pytest.mark.slow
 def test_a_name_means_this_folders_launched_run_and_not_one_that_another_folder_trained(
     cli: Homing, homing_home: Path, tmp_path: Path
 ) -> None:

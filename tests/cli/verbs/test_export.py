@@ -81,6 +81,7 @@ def test_what_cannot_be_is_refused_with_what_can(
     assert not (tmp_path / "exports").exists() or not list((tmp_path / "exports").iterdir())
 
 
+@pytest.mark.slow
 def test_weights_without_an_adapter_are_refused_with_a_command_that_works(homing: Homing, tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "models" / "tiny", "llama")
     code, _, err = homing("export", "tiny", "--to", "adapter")

@@ -10,6 +10,7 @@ from tests.lm.export.folders import make_checkpoint
 
 
 @pytest.mark.parametrize("kind", [pytest.param("swift", marks=pytest.mark.regression("export-prompt")), "qwen3"])
+@pytest.mark.slow
 def test_an_export_never_asks_a_question(tmp_path: Path, kind: str) -> None:
     make_checkpoint(tmp_path / "c", kind)
     code, said = on_terminal(

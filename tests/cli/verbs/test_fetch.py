@@ -56,6 +56,7 @@ def test_the_model_comes_home_and_the_next_verbs_are_named(cli: Homing, homing_h
     assert "skipped" in older.err
 
 
+@pytest.mark.slow
 def test_fetch_does_not_suggest_a_missing_run_file(cli: Homing) -> None:
     cli("launch", "moss", "--name", "fern", "--spend-limit", "1", "--yes")
     cli("watch", "fern")
@@ -64,6 +65,7 @@ def test_fetch_does_not_suggest_a_missing_run_file(cli: Homing) -> None:
     assert "launch fern" not in said, "its run file is moss, and the next run of that goes by its own name"
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_named_with_the_way_round_it(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_dry_run_prints_the_request_and_leaves_nothing(
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "canary-7f3a")
+    monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
     said = cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--json")
     assert said.code == 0
     assert said.json["request"]["mark"].startswith("homing-")

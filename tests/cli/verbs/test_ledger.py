@@ -16,6 +16,7 @@ from homing.world import World
 cli = cli_with(steps=4)
 
 
+@pytest.mark.slow
 def test_the_receipt_and_the_total_are_there_after_the_run(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")

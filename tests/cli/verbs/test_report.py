@@ -74,6 +74,7 @@ def test_a_later_run_that_was_stopped_is_not_the_one_that_a_name_means(cli: Homi
 
 
 @pytest.mark.regression("name-means-newest-finished")
+@pytest.mark.slow
 def test_the_newest_finished_run_is_meant_also_before_its_model_is_here(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")
@@ -142,6 +143,7 @@ def test_an_unknown_run_is_a_usage_error(cli: Homing) -> None:
     assert cli("report", "fern").code == 2
 
 
+@pytest.mark.slow
 def test_a_launched_run_from_its_first_steps_to_its_receipt(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     assert cli("watch", "moss").code == 0

@@ -33,6 +33,7 @@ def test_it_stops_with_a_checkpoint_and_can_be_gone_on_with(cli: Homing) -> None
     assert found[2] == resumed.json["run"]
 
 
+@pytest.mark.slow
 def test_a_run_that_finished_before_the_stop_arrived_is_not_resumed(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_run_that_finished_before_the_stop_arrived_is_not_resumed(
     assert "--resume" not in said
 
 
+@pytest.mark.slow
 def test_it_can_be_asked_for_without_waiting(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     asked = cli("stop", "moss", "--no-wait", "--json").json

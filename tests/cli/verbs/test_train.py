@@ -290,6 +290,7 @@ def trainers_of(run_dir: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_stop_from_another_terminal_saves_and_says_how_to_go_on(project: Path) -> None:
     with in_training(project, steps=100_000) as child:
         assert json.loads(homing("status", "tiny", "--json").stdout)["state"] == "training"
@@ -390,6 +391,7 @@ def test_the_sample_at_the_end_cannot_move_the_cursor(tmp_path: Path, capsys: py
 
 
 @pytest.mark.regression("extend-a-run")
+@pytest.mark.slow
 def test_a_finished_run_is_extended_from_its_weights_with_a_schedule_of_its_own(project: Path) -> None:
     make_data(project / "data/tiny")
     none = homing("train", "tiny", "--extend", "4")
@@ -414,6 +416,7 @@ def test_a_finished_run_is_extended_from_its_weights_with_a_schedule_of_its_own(
     assert codec.loads(Outcome, (second / file_names.OUTCOME).read_bytes()).state == "done"
 
 
+@pytest.mark.slow
 def test_a_stopped_extension_resumes_and_a_stopped_run_can_be_extended(project: Path) -> None:
     from homing.api.run_changes import extending_sets
     from homing.config.load import load_run

@@ -33,6 +33,7 @@ def test_it_prints_lines_with_money_until_the_end_and_names_the_next_verbs(cli: 
     assert lines[-1]["data"]["state"] == "done"
 
 
+@pytest.mark.slow
 def test_watch_of_a_fetched_run_says_where_the_model_is_and_how_to_use_it(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")
@@ -76,6 +77,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_not_offered_to_be_fetch
 
 
 @pytest.mark.acceptance(123)
+@pytest.mark.slow
 def test_a_stopped_run_names_its_phase_and_the_total_of_all_phases(
     cli: Homing, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_stopped_run_names_its_phase_and_the_total_of_all_phases(
     assert float(slow[2]) >= boot_usd
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_at_the_step_of_its_checkpoint(
     cli: Homing, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -319,6 +319,7 @@ def test_a_checkpoint_without_a_manifest_is_ignored(home: Home, tmp_path: Path, 
     assert fetch(home, done, tmp_path / "m").manifest.step == 10
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_says_so(home: Home, tmp_path: Path) -> None:
     launched = launch(make_draft(home, tmp_path, name="fern", how="fail"), home)
     list(watch(home, launched.run, every_s=1))

@@ -163,6 +163,7 @@ def test_a_failing_hub_a_changed_file_or_a_password_in_the_url_stops_before_rent
     assert home.ledger.lines() == []
 
 
+@pytest.mark.slow
 def test_the_instance_downloads_the_weights_and_the_store_never_holds_them(
     run: Run, hub: Hub, home: Home, tmp_path: Path
 ) -> None:

@@ -672,6 +672,7 @@ def test_writing_the_record_of_an_ended_run_does_not_delay_a_limit(
     assert "in vain" not in mute.waited
 
 
+@pytest.mark.slow
 def test_the_receipt_of_an_instance_that_ended_itself_does_not_delay_a_limit(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -719,6 +720,7 @@ def test_request_timeouts_end_before_the_guard_has_to_enforce_a_limit(
     assert set(asked) == {ASK_S}, "a limit that passed long ago shortens no timeouts"
 
 
+@pytest.mark.slow
 def test_a_failing_destroy_does_not_delay_another_run_that_reached_its_limit(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -744,6 +746,7 @@ def test_a_failing_destroy_does_not_delay_another_run_that_reached_its_limit(
     assert home.ledger.find("fern").state == "stopped", "fern is stopped although its destroy is not confirmed"
 
 
+@pytest.mark.slow
 def test_a_hanging_destroy_does_not_delay_the_limit_of_another_run(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -795,6 +798,7 @@ def test_a_limit_that_passed_long_ago_does_not_hide_the_next_one(
     assert 0 < guard_pass(home).by - home.world.now() <= 12
 
 
+@pytest.mark.slow
 def test_a_failed_destroy_is_retried_however_long_the_others_took(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1013,6 +1017,7 @@ def test_a_run_destroyed_during_its_relaunch_stays_destroyed(
     assert home.provider("local").list_owned() == []
 
 
+@pytest.mark.slow
 def test_a_run_destroyed_while_a_guard_looks_for_offers_is_not_relaunched(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1029,6 +1034,7 @@ def test_a_run_destroyed_while_a_guard_looks_for_offers_is_not_relaunched(
     assert home.provider("local").list_owned() == []
 
 
+@pytest.mark.slow
 def test_a_run_destroyed_while_a_guard_checks_its_inputs_is_not_relaunched(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1040,6 +1046,7 @@ def test_a_run_destroyed_while_a_guard_checks_its_inputs_is_not_relaunched(
     expect_it_stays_destroyed(home)
 
 
+@pytest.mark.slow
 def test_a_run_destroyed_just_before_the_intent_is_not_relaunched(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

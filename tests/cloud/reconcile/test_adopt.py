@@ -58,6 +58,7 @@ def wait_for_state(home: Home, state: str) -> None:
     assert wait_until(is_so, timeout_s=60, every_s=0.2, world=World()), home.ledger.find("moss")
 
 
+@pytest.mark.slow
 def test_a_live_run_is_adopted_with_its_instance_and_can_be_stopped_here(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:

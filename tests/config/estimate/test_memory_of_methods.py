@@ -243,6 +243,7 @@ def sampled(rl: Rl, precision: str, prompts: list[list[int]]) -> Sampler:
 
 
 @pytest.mark.acceptance(7)
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_the_caches_of_rollouts_are_the_bytes_of_real_tensors(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[RowCache] = []

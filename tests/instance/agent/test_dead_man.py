@@ -236,6 +236,7 @@ def test_it_is_there_before_the_first_heartbeat_and_there_is_only_one(instance: 
     wait_until(lambda: len(instance.dead_men()) == 1)
 
 
+@pytest.mark.slow
 def test_an_agent_that_was_killed_is_started_again_and_the_run_comes_home(instance: Instance) -> None:
     instance.train_with(steps=80, step_s=0.05)
     agent = instance.start()

@@ -60,6 +60,7 @@ def test_a_run_that_is_done_is_pushed_and_then_ends_billing(instance: Instance) 
 
 
 @pytest.mark.acceptance(74)
+@pytest.mark.slow
 def test_a_crash_is_restarted_from_its_checkpoint_while_it_gets_further(instance: Instance) -> None:
     instance.train_with(crash_at=12, crashes=1)
     assert instance.run() == 0
@@ -213,6 +214,7 @@ def test_an_agent_killed_after_the_outcome_only_ends_what_is_left_to_end(instanc
 
 
 @pytest.mark.acceptance(124)
+@pytest.mark.slow
 def test_ending_billing_is_retried_until_it_works_and_is_reported_to_home(instance: Instance) -> None:
     flag = instance.root / "allowed"
     code = f"import pathlib, sys; sys.exit(0 if pathlib.Path({str(flag)!r}).exists() else 3)"
@@ -429,6 +431,7 @@ class Refusing(World):
         return HttpResponse(answer, {}, b"")
 
 
+@pytest.mark.slow
 def test_an_http_request_ends_billing_only_with_a_yes(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_KEY", "canary")
     end = EndBilling(

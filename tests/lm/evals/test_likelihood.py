@@ -74,6 +74,7 @@ def test_likeliest_is_what_greedy_writing_would_have_written(tiny_run: Run) -> N
 
 
 @pytest.mark.acceptance(100)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_log_likelihoods_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     reference = write_reference(tmp_path, family)

@@ -151,6 +151,7 @@ def test_candidates_are_compared_on_2048_positions_and_timed_on_all() -> None:
 
 
 @pytest.mark.regression("attention-race-memory")
+@pytest.mark.slow
 def test_a_race_of_the_backends_holds_fp32_scores_of_2048_positions_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plain way is the only one in fp32 here; at 32,768 positions its scores would fill any card."""
     seen: dict[torch.dtype, int] = {}

@@ -64,6 +64,7 @@ def test_every_weight_is_the_nearest_value_of_its_block(shape: tuple[int, int], 
 
 
 @pytest.mark.acceptance(95)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_values_equal_those_of_bitsandbytes() -> None:
     reference = pytest.importorskip("bitsandbytes.functional")

@@ -101,6 +101,7 @@ def test_samples_come_back_from_a_checkpoint_as_they_were(tmp_path: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, about what it looks at while it compiles
 @pytest.mark.regression("rl-row-lengths")
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_CARD)])
 def test_rows_on_a_card_come_in_few_lengths_and_every_one_of_them_is_compiled(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -75,6 +75,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_line(
 
 
 @pytest.mark.acceptance(91)
+@pytest.mark.slow
 def test_a_reward_that_hangs_is_ended_with_what_it_started_and_the_next_sample_is_judged(
     tmp_path: Path, messages: list[tuple[str, str]]
 ) -> None:
@@ -211,6 +212,7 @@ def lately_running(pid_file: Path) -> bool:
     ],
     ids=["flood", "flood of lines", "drip"],
 )
+@pytest.mark.slow
 def test_a_reward_that_never_stops_writing_meets_its_deadline(
     tmp_path: Path, messages: list[tuple[str, str]], how: str
 ) -> None:
@@ -228,6 +230,7 @@ def test_a_reward_that_never_stops_writing_meets_its_deadline(
 
 
 @pytest.mark.regression("reward-deadline")
+@pytest.mark.slow
 def test_a_reward_that_does_not_read_meets_its_deadline(tmp_path: Path, messages: list[tuple[str, str]]) -> None:
     """The question is larger than a pipe, so writing it waits for the reader."""
     text = (
@@ -247,6 +250,7 @@ def test_a_reward_that_does_not_read_meets_its_deadline(tmp_path: Path, messages
 
 
 @pytest.mark.regression("reward-deadline")
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["time.sleep(600)", "os._exit(3)", "return 1.0"])
 def test_a_grandchild_in_a_session_of_its_own_does_not_outlive_the_reward(
     tmp_path: Path, messages: list[tuple[str, str]], end: str

@@ -209,6 +209,7 @@ def as_of_another_version(folder: Path, change: Callable[[dict[str, Any]], objec
     (folder / file_names.MANIFEST).write_bytes(checkpoint_files._seal(manifest))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_homing_that_knew_fewer_settings_is_gone_on_from(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path / "whole", make_run(data_dir))
     go(tmp_path / "old", make_run(data_dir), StopAt(tmp_path / "old", 3))

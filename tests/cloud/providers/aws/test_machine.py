@@ -206,6 +206,7 @@ def test_a_disk_with_anything_else_on_it_is_left_alone(box: Box) -> None:
     assert box.lines("mounts") == []
 
 
+@pytest.mark.slow
 def test_the_disk_that_the_system_runs_from_is_never_taken(box: Box) -> None:
     box.disk()
     (box.folder / "by-id/nvme-Amazon_Elastic_Block_Store_vol0123-part1").touch()

@@ -36,6 +36,7 @@ def homing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.regression("aws-permissions")
+@pytest.mark.slow
 def test_a_user_with_the_printed_policy_alone_can_rent_use_and_remove_everything(
     tmp_path: Path, homing: Homing
 ) -> None:

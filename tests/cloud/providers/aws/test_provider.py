@@ -122,6 +122,7 @@ class Rig:
 
 
 @pytest.mark.regression("provider-figures")
+@pytest.mark.slow
 def test_absurd_figures_are_no_bill_and_keep_nothing_from_being_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -688,6 +689,7 @@ def test_a_machine_that_cannot_be_reached_is_waited_for_no_longer_than_the_limit
     assert rig.world.t - began <= 80.0
 
 
+@pytest.mark.slow
 def test_a_machine_that_never_runs_is_waited_for_no_longer_than_the_limit_leaves(tmp_path: Path) -> None:
     rig = Rig(tmp_path, settings=Settings(pending_s=1e9))
     late = dataclasses.replace(rig.request, order=dataclasses.replace(rig.request.order, start_within_s=75.0))

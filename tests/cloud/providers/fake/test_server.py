@@ -237,6 +237,7 @@ def test_the_server_exits_after_a_while_without_instances_and_requests(homing_ho
     assert not (homing_home / SERVER).exists()
 
 
+@pytest.mark.slow
 def test_it_stays_while_something_bills(homing_home: Path) -> None:
     busy = Outside(homing_home, "--idle-s", "0.5")
     made = create(homing_home, "import time\ntime.sleep(600)\n")

@@ -35,6 +35,7 @@ def alarm(seconds: int) -> Iterator[None]:
 
 
 @pytest.mark.regression("template-bombs")
+@pytest.mark.slow
 def test_a_template_that_never_ends_is_a_fault_and_then_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "_RENDER_S", 0.5, raising=False)
     template = ChatTemplate("{{ messages[0]['content'] }}{% if messages[1] %}" + LOOP + "{% endif %}", {})

@@ -90,6 +90,7 @@ def test_zst_frames_checksums_and_skippable_frames_are_read_and_a_cut_is_found(t
 
 
 @pytest.mark.regression("decompression-bombs")
+@pytest.mark.slow
 def test_a_parquet_file_of_one_kilobyte_takes_no_gigabyte(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -105,6 +106,7 @@ def test_a_parquet_file_of_one_kilobyte_takes_no_gigabyte(tmp_path: Path) -> Non
 
 
 @pytest.mark.regression("decompression-bombs")
+@pytest.mark.slow
 def test_a_parquet_page_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
