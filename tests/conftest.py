@@ -22,6 +22,8 @@ from homing.wire import file_names
 from homing.world import World, machine
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch.compile would first compile a program for each instruction set of this processor: ten seconds.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 # With the person's own accounts a command would ask their clouds: each test names those it wants.
 for _name in [
     name for name in os.environ if re.match(r"(RUNPOD|SHADEFORM|AWS|MODAL|HF|HUGGINGFACEHUB|WANDB|MLFLOW)_", name)
@@ -49,8 +51,9 @@ if "PYTEST_DEBUG_TEMPROOT" not in os.environ and _is_fit_for_tests(_MEMORY):
 _real_connect = socket.socket.connect
 
 
-# More than two cores would ask for: who really waits (for a heartbeat, an end, a landing) leaves its core to another.
-_WORKERS = max(3, os.cpu_count() or 1)
+# More than two cores would ask for: who really waits (for a heartbeat, an end, a landing) leaves its core to another,
+# and the longest tests wait for most of their time.
+_WORKERS = max(4, os.cpu_count() or 1)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,10 +75,26 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported stays, so nothing is collected before the first test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files come first: those that were given the most time, then those with the most slow tests. The quick ones
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The proofs run only if asked for, by their marker or one by one.
+
+    Long files come first: those that were given the most time, then those with the most slow tests. The quick ones
     that are left for the end are small change for every worker."""
+    if "prove" not in config.option.markexpr and not any("::" in arg for arg in config.args):
+        proofs = [item for item in items if item.get_closest_marker("prove")]
+        items[:] = [item for item in items if not item.get_closest_marker("prove")]
+        config.hook.pytest_deselected(items=proofs)
     given_s: dict[Path, float] = collections.defaultdict(float)
     num_slow: dict[Path, int] = collections.defaultdict(int)
     for item in items:
@@ -91,6 +110,14 @@ def _loopback_only(self: socket.socket, address: object) -> None:
     if isinstance(address, tuple) and not (str(host).startswith("127.") or host in ("::1", "localhost")):
         raise AssertionError(f"a test tried to reach {address!r}; tests stay on loopback")
     _real_connect(self, address)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collect_little_garbage() -> None:
+    """The garbage collector passes over what the files before this one have imported, a million objects. With them,
+    each `gc.collect()` of a test or of the package would take half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -144,7 +171,7 @@ def _stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", _loopback_only)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def _no_garbage_collection() -> Iterator[None]:
     """For tests that parse Python. Python 3.11 fails with "AST constructor recursion depth mismatch" when the garbage
     collector runs another test's finalizers (an asyncio task, say) while `ast.parse` builds its tree."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import io
 import random
 import re
@@ -63,7 +64,12 @@ def sample(seed: int, count: int) -> list[Text]:
     return chosen
 
 
-def all_texts() -> Iterator[Text]:
+@functools.cache
+def all_texts() -> tuple[Text, ...]:
+    return tuple(_read_texts())
+
+
+def _read_texts() -> Iterator[Text]:
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         for kind, text, line in (*code_texts(ast.parse(source)), *comments(source)):
