@@ -13,6 +13,7 @@ from homing.cli.call import call
 from homing.cli.verb_list import VERBS
 from homing.cloud.accounts import ACCOUNTS, CREDENTIALS
 from homing.errors import UsageError
+from homing.world import Retries
 
 
 def write(folder: Path, text: str, mode: int = 0o600) -> None:
@@ -76,7 +77,7 @@ def test_a_file_cannot_send_an_exported_key_elsewhere_or_move_the_ledger(
     """The whole command, in a folder that a stranger prepared."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_canary")
-    monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("homing.cloud.providers.rest.RETRIES", Retries(tries=4, first_s=0.01, longest_s=60.0))
     for name in ("RUNPOD_API_URL", "PYTHONPATH"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

@@ -22,7 +22,7 @@ from homing.doctor.check import Balance
 from homing.hf_config import config_of
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
-from homing.world import World
+from homing.world import Retries, World
 
 cli = cli_with(steps=100_000)
 
@@ -125,7 +125,7 @@ def test_a_dry_run_prints_the_request_and_leaves_nothing(
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "canary-7f3a")
-    monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("homing.cloud.providers.rest.RETRIES", Retries(tries=4, first_s=0.01, longest_s=60.0))
     said = cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--json")
     assert said.code == 0
     assert said.json["request"]["mark"].startswith("homing-")
