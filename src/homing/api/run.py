@@ -168,16 +168,10 @@ class Run:
 
     def fetch(self, *, checkpoint: str = "latest", to: str | Path | None = None, force: bool = False) -> Path:
         """Download the model from the store and verify every hash. Returns its folder."""
-        from homing.api.lookup.find_runs import find_run, open_home
-        from homing.api.notices import say_problems
         from homing.api.runs.fetch_model import fetch_model
-        from homing.cloud.reconcile.reconcile import refresh
 
-        with open_home() as home:
-            say_problems(refresh(home))
-            row = find_run(home, self.name, brings="fetch {}")
-            place = Path(to) if to is not None else None
-            return fetch_model(home, row, checkpoint=checkpoint, to=place, force=force)[1]
+        place = Path(to) if to is not None else None
+        return fetch_model(self.name, checkpoint=checkpoint, to=place, force=force).folder
 
     def destroy(self, *, force: bool = False) -> list[dict[str, Any]]:
         """Destroy the run's instances; the provider confirms the end of billing. Returns the receipts.
@@ -320,11 +314,9 @@ class Runs(list[Run]):
 
 def runs(*, last: int = 30, all: bool = False) -> Runs:
     """List all runs, rented or trained here. Asks every provider what may still cost money."""
-    from homing.api.lookup.find_runs import open_home
     from homing.api.lookup.list_runs import HEADERS, billing_words, list_runs
 
-    with open_home() as home:
-        found = list_runs(home, last=last, is_all=all)
+    found = list_runs(last=last, is_all=all)
     ids = [*(status.run.id for status in found.runs), *(each.run for each in found.trained)]
     notes = [*found.problems, *billing_words(found.billing, found.things, found.problems)]
     return Runs(map(Run, ids), HEADERS, found.rows, notes)
@@ -332,14 +324,9 @@ def runs(*, last: int = 30, all: bool = False) -> Runs:
 
 def offers(*, gpu: str | None = None, num_gpus: int = 1, providers: Sequence[str] = ()) -> list[Offer]:
     """Return what can be rented now, lowest rate first. Rents nothing. `num_gpus=0`: any number."""
-    from homing.api.lookup.find_runs import open_home
     from homing.api.notices import say_problems
-    from homing.cloud.plan.offers import check_gpu, list_offers
-    from homing.cloud.providers.base import Needs
-    from homing.gpus import MIN_CAPABILITY
+    from homing.api.runs.find_offers import find_offers
 
-    needs = Needs(gpu=check_gpu(gpu) if gpu else "", num_gpus=num_gpus, capability=MIN_CAPABILITY)
-    with open_home() as home:
-        found = list_offers(needs, list(providers), home)
+    found = find_offers(gpu=gpu, num_gpus=num_gpus, providers=providers)
     say_problems(found.problems)
-    return list(found.offers)
+    return found.offers

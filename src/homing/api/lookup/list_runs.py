@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
-from homing.api.lookup.find_runs import usd
+from homing.api.lookup.find_runs import open_home, usd
 from homing.api.lookup.local_runs import Trained, trained_here
 from homing.cloud.artifacts.prune import kept_by
 from homing.cloud.contact.home_guard import guard_on_duty
@@ -79,8 +79,13 @@ class Listing:
         }
 
 
-def list_runs(home: Home, *, last: int = 30, is_all: bool = False) -> Listing:
+def list_runs(*, last: int = 30, is_all: bool = False, home: Home | None = None) -> Listing:
     """Ask every provider, update the ledger, and list all runs."""
+    with open_home(home) as opened:
+        return _list_runs(opened, last, is_all)
+
+
+def _list_runs(home: Home, last: int, is_all: bool) -> Listing:
     lost = what_is_lost(home)
     problems = [*lost, *refresh(home)]
     things, more = billing_things(home, problems)

@@ -10,19 +10,16 @@ import typer
 
 from homing.api.extras import export_hint
 from homing.api.lookup.find_models import MODELS
-from homing.api.lookup.find_runs import find_run, name_here, open_home
+from homing.api.lookup.find_runs import name_here
 from homing.api.notices import say_problems
-from homing.api.runs.fetch_model import fetch_model
+from homing.api.runs.fetch_model import fetch_model, list_checkpoints
 from homing.cli import output
 from homing.cli.options import Json, RunName
-from homing.cloud.artifacts.fetch import Shown, show
-from homing.cloud.artifacts.stored_checkpoints import best_step
-from homing.cloud.home import Home
+from homing.cloud.artifacts.fetch import Shown
 from homing.cloud.ledger.ledger import RunRow
-from homing.cloud.reconcile.reconcile import refresh
 from homing.config.projects import file_called
 from homing.units import format_bytes, format_duration
-from homing.wire.checkpoint_manifest import CheckpointManifest, figure_of
+from homing.wire.checkpoint_manifest import figure_of
 
 __all__ = ["command"]
 
@@ -49,53 +46,27 @@ def command(
     json_: Json = False,
 ) -> None:
     """Fetch a model from the store to this computer and verify every file by its hash."""
-    with open_home() as home:
-        say_problems(refresh(home))
-        row = find_run(home, run, brings="fetch {}")
-        if is_list:
-            _list(home, row)
-            return
-        got, target = fetch_model(home, row, checkpoint=checkpoint, to=to, force=force, or_older=or_older)
-        manifest = got.manifest
-        output.emit(
-            "fetch/1",
-            {
-                "run": row.id,
-                "phase": manifest.phase,
-                "step": manifest.step,
-                "val_loss": manifest.val_loss,
-                "val_bits_per_byte": manifest.val_bits_per_byte,
-                "num_bytes": got.num_bytes,
-                "model_dir": str(target),
-                "run_dir": str(got.run_dir),
-                "is_new": got.is_new,
-                "passed_over": got.passed_over,
-            },
-        )
-        if not output.is_json():
-            print(target)
-        say_problems([f"skipped {text}" for text in got.passed_over])
-        said = "fetched" if got.is_new else "is already local"
+    if is_list:
+        _list(run)
+        return
+    fetched = fetch_model(run, checkpoint=checkpoint, to=to, force=force, or_older=or_older)
+    row, got, folder, manifest = fetched.run, fetched.got, fetched.folder, fetched.got.manifest
+    output.emit("fetch/1", fetched.to_dict())
+    if not output.is_json():
+        print(folder)
+    say_problems([f"skipped {text}" for text in got.passed_over])
+    said = "fetched" if got.is_new else "is already local"
+    output.say(
+        f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash checked."
+        f" Logs, metrics and samples: {got.run_dir}"
+    )
+    # The last is fetched because a next phase continues from it; verbs that use a run directory take the best.
+    if fetched.best_step is not None:
         output.say(
-            f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash checked."
-            f" Logs, metrics and samples: {got.run_dir}"
-        )
-        if checkpoint == "latest":
-            _say_best(home, row, manifest)
-        _say_next(row, row.name if target == MODELS / row.name else shlex.quote(str(target)), manifest.phase)
-
-
-def _say_best(home: Home, row: RunRow, manifest: CheckpointManifest) -> None:
-    """Name the best checkpoint.
-
-    The last is fetched because a next phase continues from it; verbs that use a run directory take the best.
-    """
-    best = best_step(home.store_of(row), row.id, manifest.phase)
-    if best is not None and best != manifest.step:
-        output.say(
-            f"This is the latest checkpoint; the best by {figure_of(manifest.phase)} is step {best:,}:"
+            f"This is the latest checkpoint; the best by {figure_of(manifest.phase)} is step {fetched.best_step:,}:"
             f" homing fetch {name_here(row)} --checkpoint best"
         )
+    _say_next(row, row.name if folder == MODELS / row.name else shlex.quote(str(folder)), manifest.phase)
 
 
 def _say_next(row: RunRow, model: str, phase: str) -> None:
@@ -111,8 +82,8 @@ def _say_next(row: RunRow, model: str, phase: str) -> None:
     output.say(export_hint(model))
 
 
-def _list(home: Home, row: RunRow) -> None:
-    found, now = show(home, row), home.world.now()
+def _list(run: str | None) -> None:
+    row, found, now = list_checkpoints(run)
     documents = [_document(each) for each in found]
     output.emit("fetch-list/1", {"run": row.id, "store": row.store, "checkpoints": documents})
     rows = []

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
-from homing.api.lookup.find_runs import find_run, name_here, open_home
-from homing.api.pages.local_server import any_free, is_free
+from homing.api.runs.connect import forward_port
 from homing.cli import output
 from homing.cli.options import Json, RunRequired
-from homing.cloud.contact.ssh_access import Login, find_login
+from homing.cloud.contact.ssh_access import Login
 from homing.errors import UsageError
 
 __all__ = ["command"]
@@ -32,24 +31,21 @@ def command(
     If the local port is taken, another one is used.
     """
     wanted, there = _parse(ports)
-    with open_home() as home:
-        row = find_run(home, run)
-        login = find_login(home, row)
-    here = wanted if is_free(wanted) else any_free()
-    argv = login.forward(here, there)
-    output.emit("forward/1", {"run": row.id, "here": here, "there": there, "argv": argv})
+    forward = forward_port(run, here=wanted, there=there)
+    output.emit("forward/1", forward.to_dict())
     if output.is_json():
         return
+    here, login = forward.here, forward.login
     if here != wanted:
         output.say(f"Port {wanted} is in use; using {here}.")
     if print_:
-        print(shlex.join(argv))
+        print(shlex.join(forward.argv))
         return
-    _explain_if_closed(login, there, name_here(row))
+    _explain_if_closed(login, there, forward.typed)
     output.say(
         f"http://127.0.0.1:{here} forwards to port {there} of {login.instance_id}. Ctrl-C stops it; the run continues."
     )
-    raise typer.Exit(subprocess.run(argv, check=False).returncode)
+    raise typer.Exit(subprocess.run(forward.argv, check=False).returncode)
 
 
 def _parse(ports: str) -> tuple[int, int]:

@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from homing.api.lookup.find_runs import find_run, name_here, open_home, parse_limit, usd
-from homing.api.notices import say_problems
+from homing.api.lookup.find_runs import name_here, parse_limit, usd
+from homing.api.runs.limit_run import limit_run
 from homing.cli import output
 from homing.cli.options import Json, RunRequired
-from homing.cloud.guard.stop_and_limit import Change, change_limit, propose
-from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.guard.stop_and_limit import Change
 from homing.errors import UsageError
 from homing.units import format_duration, parse_duration, parse_usd
 
@@ -43,24 +42,20 @@ def command(
         time_s = None if time is None else parse_duration(time)
     except ValueError as exc:
         raise UsageError(what=f"--time: {exc}.", fix="--time 8h") from exc
-    with open_home() as home:
-        say_problems(refresh(home))
-        flags = f" --spend {spend}" * (spend is not None) + f" --time {time}" * (time is not None)
-        row = find_run(home, run, changes=f"limit {{}}{flags}")
-        change = propose(home, row, spend_usd, time_s)
-        is_confirmed = change_limit(home, change, notify=lambda text: output.say(f"  {text}"))
-        output.emit("limit/1", {**_document(change), "is_confirmed": is_confirmed})
-        if not output.is_json():
-            print(_sentence(change))
-        if is_confirmed:
-            output.say("The agent confirmed the new limit.")
-        elif not (home.ledger.run(row.id) or row).is_live:
-            output.say("The run has no instance now; the next one starts with this limit.")
-        else:
-            output.say("The agent has not confirmed it yet; it applies the limit as soon as the request arrives.")
-            if change.is_lower:
-                output.say("Until then only the local guard enforces the new limit: homing guard")
-        output.say(f"Check it: homing status {name_here(change.run)}")
+    typed = f" --spend {spend}" * (spend is not None) + f" --time {time}" * (time is not None)
+    limited = limit_run(run, spend_usd=spend_usd, time_s=time_s, typed=typed)
+    output.emit("limit/1", limited.to_dict())
+    if not output.is_json():
+        print(_sentence(limited.change))
+    if limited.is_confirmed:
+        output.say("The agent confirmed the new limit.")
+    elif not limited.is_live:
+        output.say("The run has no instance now; the next one starts with this limit.")
+    else:
+        output.say("The agent has not confirmed it yet; it applies the limit as soon as the request arrives.")
+        if limited.change.is_lower:
+            output.say("Until then only the local guard enforces the new limit: homing guard")
+    output.say(f"Check it: homing status {name_here(limited.change.run)}")
 
 
 def _as_dollars(text: str) -> str:
@@ -80,15 +75,3 @@ def _sentence(change: Change) -> str:
 
 def _time(seconds: float) -> str:
     return format_duration(seconds) if seconds else "no limit"
-
-
-def _document(change: Change) -> dict[str, object]:
-    return {
-        "run": change.run.id,
-        "old_usd": None if change.old_usd is None else str(change.old_usd),
-        "new_usd": str(change.new_usd),
-        "old_time_s": change.old_time_s,
-        "new_time_s": change.new_time_s,
-        "spend_usd": str(change.spend_usd),
-        "worst_case_usd": str(change.worst_case_usd),
-    }

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from homing.api.lookup.find_runs import open_home, usd
+from homing.api.lookup.find_runs import usd
 from homing.api.notices import say_problems
+from homing.api.runs.find_offers import find_offers
 from homing.api.runs.plan_run import rate_age
 from homing.cli import output
 from homing.cli.options import Json
-from homing.cloud.accounts import ACCOUNTS
-from homing.cloud.plan.offers import Found, check_gpu, list_offers
-from homing.cloud.providers.base import Needs, Offer
-from homing.cloud.providers.registry import PROVIDERS, configured
-from homing.errors import NoOffer, UsageError
-from homing.gpus import MIN_CAPABILITY, find_gpu
+from homing.cloud.providers.base import Offer
+from homing.errors import UsageError
+from homing.gpus import find_gpu
 
 __all__ = ["HEADERS", "command", "row_of"]
 
@@ -43,45 +38,16 @@ def command(
         raise UsageError(
             what="--num-gpus must be 1 or more.", fix="Use --num-gpus 8, or --all-configs to allow any number."
         )
-    counted = 0 if all_configs else num_gpus
-    needs = Needs(gpu=check_gpu(gpu) if gpu else "", num_gpus=counted, capability=MIN_CAPABILITY)
-    with open_home() as home:
-        asked = set(configured(home.path, home.world))
-        try:
-            found = list_offers(needs, provider or [], home)
-        except NoOffer as none:
-            if provider or not (keyless := _keyless(asked)):
-                raise
-            # A provider that was not asked may have it: a new user needs the first step, homing setup.
-            raise NoOffer(none.what, f"{none.why} {keyless}", f"homing setup runpod   {none.fix}") from none
-        now = home.world.now()
-    output.emit("offers/1", _document(found, now))
-    name = f"{needs.gpu} Instances" if needs.gpu else "machines"
+    found = find_offers(gpu=gpu, num_gpus=0 if all_configs else num_gpus, providers=provider or [])
+    output.emit("offers/1", found.to_dict())
+    name = f"{found.gpu} Instances" if found.gpu else "machines"
     extra = ["Offer", "Notes"]
-    rows = (
-        [*row_of(number, offer), offer.name, _notes(offer, now)] for number, offer in enumerate(found.offers, start=1)
-    )
+    rows = ([*row_of(n, offer), offer.name, _notes(offer, found.at)] for n, offer in enumerate(found.offers, start=1))
     output.table([*HEADERS, *extra], rows, title=f"Available {name} (sorted by price)")
     say_problems(found.problems)
-    if not provider:
-        _say_unasked(asked)
+    for sentence in found.skipped:
+        output.say(sentence)
     output.say("\nThe lowest rate is not always the cheapest to finish. Next: homing plan RUN")
-
-
-def _say_unasked(asked: set[str]) -> None:
-    """Name providers with keys in the environment that are not set up, and those without a key."""
-    for name, account in ACCOUNTS.items():
-        if name in PROVIDERS and name not in asked and all(os.environ.get(key) for key in account.keys):
-            output.say(f"{account.title} has an API key but is not set up yet: homing setup {name}")
-    if keyless := _keyless(asked):
-        output.say(f"{keyless} homing setup NAME")
-
-
-def _keyless(asked: set[str]) -> str:
-    """Name the clouds that were not asked because there is no key for them here."""
-    names = [name for name, account in ACCOUNTS.items() if name in PROVIDERS and name not in asked]
-    names = [name for name in names if not all(os.environ.get(key) for key in ACCOUNTS[name].keys)]
-    return f"Skipped, no API key: {', '.join(names)}." if names else ""
 
 
 def row_of(number: int, offer: Offer) -> list[str]:
@@ -118,13 +84,3 @@ def _notes(offer: Offer, now: float) -> str:
     said += [f"stock {offer.stock}"] if offer.stock else []
     said += [rate_age(offer, now)] if rate_age(offer, now) else []
     return ", ".join(said)
-
-
-def _document(found: Found, now: float) -> dict[str, Any]:
-    def show(offer: Offer) -> dict[str, Any]:
-        body = dataclasses.asdict(offer)
-        body["rate_usd_per_hour"] = str(Decimal(offer.rate_usd_per_hour))
-        body["rate_age_s"] = 0.0 if offer.as_of is None else max(0.0, now - offer.as_of)
-        return body
-
-    return {"offers": [show(offer) for offer in found.offers], "problems": found.problems}

@@ -16,7 +16,7 @@ __all__ = ["command"]
 def command(last: Last = 30, all_: All = False, json_: Json = False) -> None:
     """List the newest runs, every unfinished run, and everything that may still cost money."""
     with open_home() as home:
-        found = list_runs(home, last=last, is_all=all_)
+        found = list_runs(last=last, is_all=all_, home=home)
         if output.is_json():
             output.emit("runs/1", found.to_dict(home))
         output.table(HEADERS, found.rows)

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from homing.api.lookup.find_runs import find_run, open_home
+from homing.api.runs.connect import open_shell
 from homing.cli import output
 from homing.cli.options import Json, RunName
-from homing.cloud.contact.ssh_access import find_login
 
 __all__ = ["command"]
 
@@ -25,15 +24,12 @@ def command(
     json_: Json = False,
 ) -> None:
     """Open a shell on the run's instance. Its host key is pinned; a connection with any other key is refused."""
-    with open_home() as home:
-        row = find_run(home, run)
-        login = find_login(home, row)
-    argv = login.shell([shlex.join(words)] if words else [])
-    output.emit("ssh/1", {"run": row.id, "instance": login.instance_id, "argv": argv})
+    shell = open_shell(run, command=words or ())
+    output.emit("ssh/1", shell.to_dict())
     if output.is_json():
         return
     if print_:
-        print(shlex.join(argv))
-        output.say(f"Forward a port: homing forward {row.name} 6006   Logs: homing logs {row.name} -f")
+        print(shlex.join(shell.argv))
+        output.say(f"Forward a port: homing forward {shell.run.name} 6006   Logs: homing logs {shell.run.name} -f")
         return
-    raise typer.Exit(subprocess.run(argv, check=False).returncode)
+    raise typer.Exit(subprocess.run(shell.argv, check=False).returncode)

@@ -1,0 +1,55 @@
+"""Change the limits of a run that is live or may resume, everywhere they are enforced: what `homing limit` does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from homing.api import notices
+from homing.api.lookup.find_runs import find_run, open_home
+from homing.api.notices import say_problems
+from homing.cloud.guard.stop_and_limit import Change, change_limit, propose
+from homing.cloud.home import Home
+from homing.cloud.reconcile.reconcile import refresh
+
+__all__ = ["Limited", "limit_run"]
+
+
+@dataclass(frozen=True)
+class Limited:
+    change: Change
+    is_confirmed: bool  # by the agent
+    is_live: bool
+
+    def to_dict(self) -> dict[str, object]:
+        change = self.change
+        return {
+            "run": change.run.id,
+            "old_usd": None if change.old_usd is None else str(change.old_usd),
+            "new_usd": str(change.new_usd),
+            "old_time_s": change.old_time_s,
+            "new_time_s": change.new_time_s,
+            "spend_usd": str(change.spend_usd),
+            "worst_case_usd": str(change.worst_case_usd),
+            "is_confirmed": self.is_confirmed,
+        }
+
+
+def limit_run(
+    run: str,
+    *,
+    spend_usd: Decimal | None = None,
+    time_s: float | None = None,
+    typed: str = "",
+    home: Home | None = None,
+) -> Limited:
+    """Set a new spend limit, a new time limit (0: none) or both: in the ledger, at the provider, on the instance.
+
+    `typed`: the options as the caller typed them, for an error that repeats the command.
+    """
+    with open_home(home) as opened:
+        say_problems(refresh(opened))
+        row = find_run(opened, run, changes=f"limit {{}}{typed}")
+        change = propose(opened, row, spend_usd, time_s)
+        is_confirmed = change_limit(opened, change, notify=lambda text: notices.say(f"  {text}"))
+        return Limited(change, is_confirmed, (opened.ledger.run(row.id) or row).is_live)
