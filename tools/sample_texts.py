@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "homing"
 USER_FACING = ("error", "message", "help", "docs")
 INTERNAL = ("docstring", "comment")
+PRINTED = ("error", "message")  # their line breaks are kept, because a person sees them
 MIN_WORDS = 5
-ERROR_FIELDS = ("what", "why", "fix")
+ERROR_FIELDS = {"what": "error:", "why": "why", "fix": "fix"}  # each is one line on the terminal, with this label
 SAYING = ("say", "notify", "warn", "alert", "append")  # calls whose text a person reads
 
 
@@ -73,8 +74,9 @@ def _read_texts() -> Iterator[Text]:
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         for kind, text, line in (*code_texts(ast.parse(source)), *comments(source)):
-            if len(plain := " ".join(text.split())) and len(plain.split()) >= MIN_WORDS:
-                yield Text(kind, plain, f"{path.relative_to(ROOT)}:{line}")
+            if len(text.split()) >= MIN_WORDS:
+                shown = text.strip() if kind in PRINTED else " ".join(text.split())
+                yield Text(kind, shown, f"{path.relative_to(ROOT)}:{line}")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for text, line in sentences(path.read_text(encoding="utf-8")):
             yield Text("docs", text, f"{path.relative_to(ROOT)}:{line}")
@@ -90,8 +92,8 @@ def code_texts(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             fields = {word.arg: word.value for word in node.keywords}
             if "what" in fields:
-                parts = [literal(fields[each]) for each in ERROR_FIELDS if each in fields]
-                yield "error", " ".join(filter(None, parts)), node.lineno
+                parts = {ERROR_FIELDS[each]: literal(fields[each]) for each in ERROR_FIELDS if each in fields}
+                yield "error", "\n".join(f"{label} {text}" for label, text in parts.items() if text), node.lineno
             elif "help" in fields:
                 yield "help", literal(fields["help"]), node.lineno
             elif name in SAYING and node.args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 from pathlib import Path
@@ -45,3 +46,12 @@ def test_sentences_come_without_code_tables_and_link_targets(sampler: Any) -> No
         "Read [the guide] before the first run.",
         "Then start a run with one command.",
     ]
+
+
+def test_an_error_is_shown_as_the_three_lines_of_the_terminal(sampler: Any) -> None:
+    tree = ast.parse(
+        'UsageError(what=f"Invalid port: {port}.", why="A port is 1 to 65535.", fix="homing forward RUN 1")'
+    )
+    [(kind, text, _)] = sampler.code_texts(tree)
+    assert kind == "error"
+    assert text == "error: Invalid port: {...}.\nwhy A port is 1 to 65535.\nfix homing forward RUN 1"
