@@ -6,11 +6,13 @@ python docs/make_cli_page.py --check  exits 1 if the page is not what it would w
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import homing.cli
 from homing.cli.call import LazyVerbs
 from homing.cli.verb_list import STORIES, VERBS
 
@@ -21,7 +23,8 @@ HEAD = """# Command line
 
 The general form is `homing COMMAND [RUN] [OPTIONS]`. `homing COMMAND --help` prints the same text as this page. Results
 go to stdout, messages to stderr. Every command accepts `-q`, `-v` and `--json`. With `--json` it prints one JSON
-document, or one document per line if it streams; each has a `schema` field. See [exit codes](exit-codes.md).
+document, or one document per line if it streams. Its `schema` field has one of the names listed with the command, or
+`homing.error/1`. See [exit codes](exit-codes.md).
 
 ```bash
 homing --help
@@ -43,11 +46,26 @@ def section(verb: str) -> list[str]:
     command = LazyVerbs().get_command(None, verb)
     subcommands: dict[str, Any] = getattr(command, "commands", {})
     if not subcommands:
-        return [f"## {verb}", "", *about(verb, command, VERBS[verb])]
-    lines = [f"## {verb}", "", VERBS[verb], ""]
+        return [f"## {verb}", "", *about(verb, command, VERBS[verb]), *documents(verb)]
+    lines = [f"## {verb}", "", VERBS[verb], "", *documents(verb)]
     for name, each in subcommands.items():
         lines += [f"### {verb} {name}", "", *about(f"{verb} {name}", each, "")]
     return lines
+
+
+def documents(verb: str) -> list[str]:
+    """The names of the JSON documents that the verb's module, or another module on its behalf, passes to `emit`."""
+    package = Path(homing.cli.__file__ or "").parent
+    names = emitted(package / "verbs" / f"{verb}.py")
+    names |= {name for module in package.glob("*.py") for name in emitted(module) if name.split("-")[0] == verb}
+    return [f"JSON documents: {', '.join(f'`homing.{name}`' for name in sorted(names))}", ""] if names else []
+
+
+def emitted(module: Path) -> set[str]:
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    names = [call.args[0] for call in calls if call.func.attr in ("emit", "emit_all")]
+    return {name.value for name in names if isinstance(name, ast.Constant)}
 
 
 def about(name: str, command: Any, otherwise: str) -> list[str]:

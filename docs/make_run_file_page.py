@@ -27,7 +27,11 @@ allowed range.
 homing new --list
 homing explain
 homing explain model.depth
+homing explain --schema > homing.schema.json
 ```
+
+The last command writes the JSON schema of the run file. An editor with a YAML language server completes the keys and
+marks mistakes if the first line of the run file is `# yaml-language-server: $schema=../homing.schema.json`.
 
 """
 

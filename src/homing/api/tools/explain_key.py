@@ -1,4 +1,4 @@
-"""Explain a key or a section of the run file, from the schema: what `homing explain` does."""
+"""Explain a key or a section of the run file, or return the JSON schema of the run file for editors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from homing.api import notices
 from homing.errors import UsageError
 
-__all__ = ["Explained", "explain_key"]
+__all__ = ["Explained", "explain_key", "run_file_schema"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,33 @@ def explain_key(key: str | None = None) -> Explained:
     if section is not None:
         return Explained([entry for entry in all_keys().values() if entry.section == section], section)
     return Explained(find_keys(key) or _by_other_name(key))
+
+
+def run_file_schema() -> dict[str, Any]:
+    """Return the JSON schema of the run file, with which an editor completes keys and marks mistakes.
+
+    It accepts whatever a run file may contain: numbers with units as text (2B, 30m, $12.00), and one text instead of a
+    list. It checks less than `homing verify` does: no rule that involves two keys, and no number inside such a text.
+    """
+    from pydantic.json_schema import GenerateJsonSchema
+
+    from homing.config.schema.run_file import RunFile
+
+    class AsWritten(GenerateJsonSchema):
+        """Describes the values that a person writes, not those that the validators return."""
+
+        def function_before_schema(self, schema: Any) -> dict[str, Any]:
+            inner = super().function_before_schema(schema)
+            types = {each.get("type") for each in inner.get("anyOf", [inner])}
+            if types & {"integer", "number"}:
+                return {"anyOf": [inner, {"type": "string"}]}
+            return {"anyOf": [inner, {"type": "string" if "array" in types else "boolean"}]}
+
+    return {
+        "$schema": AsWritten.schema_dialect,
+        **RunFile.model_json_schema(schema_generator=AsWritten),
+        "title": "homing run file",
+    }
 
 
 def _section(key: str) -> str | None:

@@ -1,16 +1,18 @@
-"""`homing explain [KEY]`: print the description of a run file key from the schema."""
+"""`homing explain [KEY]`: print the description of a run file key, or the JSON schema of the run file."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Annotated, Any
 
 import typer
 
-from homing.api.tools.explain_key import explain_key
+from homing.api.tools.explain_key import explain_key, run_file_schema
 from homing.cli import output
 from homing.cli.complete import key_words
 from homing.cli.options import Json
+from homing.errors import UsageError
 
 __all__ = ["command"]
 
@@ -20,9 +22,15 @@ def command(
         str | None,
         typer.Argument(metavar="KEY", help="Key or section, such as model.depth or limits.", autocompletion=key_words),
     ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of the run file, for completion in an editor.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Explain a key of the run file. Without a key, list all sections and keys."""
+    if schema:
+        _print_schema(key)
+        return
     found = explain_key(key)
     output.emit("explain/1", found.to_dict())
     if found.sections is not None:
@@ -34,6 +42,18 @@ def command(
         output.say(f"\nExplain one of them: homing explain {found.keys[0].path.replace('.N.', '.0.')}")
     elif not output.is_json():
         print("\n\n".join(_words(entry) for entry in found.keys))
+
+
+def _print_schema(key: str | None) -> None:
+    if key is not None:
+        raise UsageError(
+            what="--schema prints the schema of the whole run file.",
+            why=f"It was given the key {key!r}.",
+            fix=f"homing explain --schema   The description of the key: homing explain {shlex.quote(key)}",
+        )
+    output.emit("run-file-schema/1", {"json_schema": (found := run_file_schema())})
+    if not output.is_json():
+        print(json.dumps(found, indent=1, ensure_ascii=False))
 
 
 def _show_all(sections: dict[str, str], keys: list[Any]) -> None:

@@ -18,16 +18,6 @@ from homing.config.schema.run_file import RunFile, Section
 
 __all__ = ["Key", "all_keys", "find_keys", "key_at", "sections"]
 
-_KINDS = {
-    "_whole": "a whole number",
-    "_count": "a count (131072, 10k, 1.5M, 2B)",
-    "_bytes": "a size (100MB, 1.5GiB)",
-    "_duration": "a duration (90s, 30m, 1h30m)",
-    "_usd": "dollars ($12.00)",
-    "_number": "a number (0.02, 3e-4, 5%)",
-    "_texts": "a list of texts",
-}
-
 
 @dataclass(frozen=True)
 class Key:
@@ -126,9 +116,8 @@ def _kind(field: FieldInfo) -> str:
         if typing.get_origin(hint) is typing.Literal:
             return "one of " + ", ".join(str(choice) for choice in typing.get_args(hint))
     for hint in hints:
-        named = getattr(getattr(hint, "func", None), "__name__", "")
-        if named in _KINDS:
-            return _KINDS[named]
+        if (parser := getattr(hint, "func", None)) in value_types.KINDS:
+            return value_types.KINDS[parser]
     return "true or false" if bool in hints else "a text"
 
 

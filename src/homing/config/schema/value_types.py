@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from homing.units import format_bytes, format_usd, parse_bytes, parse_count, parse_duration, parse_usd
 
 __all__ = [
+    "KINDS",
     "Bytes",
     "Count",
     "Duration",
@@ -126,6 +128,17 @@ def _refuse_past_measure(value: Any) -> None:
     if re.search(r"\d{40}|[eE]\s*\+?\d{3}", str(value)[:2000]) or len(str(value)) > 100:
         raise ValueError(f"{str(value)[:40]!r} is too large")
 
+
+# What `homing explain` calls a value, by the function that parses it.
+KINDS: dict[Callable[..., Any], str] = {
+    _whole: "a whole number",
+    _count: "a count (131072, 10k, 1.5M, 2B)",
+    _bytes: "a size (100MB, 1.5GiB)",
+    _duration: "a duration (90s, 30m, 1h30m)",
+    _usd: "dollars ($12.00)",
+    parse_number: "a number (0.02, 3e-4, 5%)",
+    _texts: "a list of texts",
+}
 
 Text = Annotated[StrictStr, AfterValidator(_without_null)]
 Flag = StrictBool
