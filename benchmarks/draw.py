@@ -147,10 +147,14 @@ def about_peers(where: Where, group: Group) -> list[str]:
         best = min(by_batch, key=lambda batch: by_batch[batch], default=None)
         if best != shown[0]["batch_tokens"]:
             how = "its default for this size" if shown[0]["batch_tokens"] == PEERS[peer] else "a batch that was given"
-            why = "We did not search for its best batch" if best is None else f"In a sweep, {best:,} was better"
+            why = (
+                f"We did not search for {peer}'s best batch size"
+                if best is None
+                else f"In a sweep, {best:,} was better"
+            )
             said.append(
-                f"{peer} ran with {batch_of(shown)} tokens a step, {how}. {why}, so this table does not say which of"
-                " them learns faster: a fair comparison is still to be measured."
+                f"{peer} ran with {batch_of(shown)} tokens a step, {how}. {why}, so this table does not say"
+                f" whether homing or {peer} learns faster: a fair comparison is still to be measured."
             )
             continue
         seeds = sorted({row["seed"] for row in tried})
@@ -173,8 +177,9 @@ def about_transformers(rows: list[Row]) -> str:
     """With which settings it ran, and whether others were tried."""
     settings = sorted({row.get("peer_settings", TRANSFORMERS) for row in rows})
     is_swept = all(len(row.get("peer_tried", ())) > 1 for row in rows)
-    more = "the fastest that we tried" if is_swept else "the only ones that we tried, so they may not be its best"
-    return f"transformers ran with {'; '.join(settings)}. These settings are {more}."
+    fastest = "Of the settings that we tried for transformers, these are the fastest."
+    only = "We tried no other settings for transformers, so these may not be the fastest."
+    return f"transformers ran with {'; '.join(settings)}. {fastest if is_swept else only}"
 
 
 def read_speeds() -> list[Row]:
@@ -218,7 +223,8 @@ def side_by_side(group: Group) -> str:
         return f"{whom}, as homing itself would train with that family, {were} not measured for this number of seconds."
     stock, swift = bits(group["stock"]), bits(group["swift"])
     word = "fewer" if swift < stock else "more"
-    return f"`swift` needs {abs(1 - swift / stock):.1%} {word} bits for the same text than `stock` after the same time."
+    percent = f"{abs(1 - swift / stock):.1%}"
+    return f"`swift` needs {percent} {word} bits than `stock` for the same text after the same training time."
 
 
 def by_tokens(rows: list[Row]) -> list[str]:

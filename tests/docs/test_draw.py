@@ -150,7 +150,7 @@ def test_a_peer_without_a_sweep_shows_its_batch_and_the_missing_sweep(
 ) -> None:
     page = drawn(draw, monkeypatch, [*OURS, peer(2**19, 0, 0.6, name="nanochat")], [])
     assert "| `nanochat`, its default batch | 0.6000 | 1 | 524,288 |" in page
-    assert "We did not search for its best batch, so this table does not say which of them" in page
+    assert "We did not search for nanochat's best batch size, so this table does not say whether" in page
     assert page.count("a fair comparison is still to be measured") == 2, "in the README and on the page"
 
 
@@ -175,11 +175,11 @@ def test_a_peer_at_its_best_is_shown_with_the_sweep_that_chose_it(
     page = drawn(draw, monkeypatch, rows, tried[1:])
     assert "it is at the end of what was tried, so a better one may exist" in page
     page = drawn(draw, monkeypatch, rows, [*tried, peer(2**15, 100, 0.4)])
-    assert "In a sweep, 32,768 was better, so this table does not say which of them" in page, (
+    assert "In a sweep, 32,768 was better, so this table does not say whether homing or nanochat" in page, (
         "not the one that is in the table"
     )
     elsewhere = [each | {"device": "NVIDIA L4"} for each in tried]
-    assert "We did not search for its best batch" in drawn(draw, monkeypatch, rows, elsewhere), (
+    assert "We did not search for nanochat's best batch size" in drawn(draw, monkeypatch, rows, elsewhere), (
         "another card is another matter"
     )
     with pytest.raises(AssertionError, match="the seed that chose a batch is reported"):
@@ -193,7 +193,10 @@ def test_the_transformers_row_names_its_settings_and_whether_others_were_tried(
     plain = {"shape": shape, "tokens_per_s": 600, "peer_tokens_per_s": 400}
     monkeypatch.setattr(draw, "read", lambda name: [])
     monkeypatch.setattr(draw, "read_speeds", lambda: [plain])
-    assert "These settings are the only ones that we tried, so they may not be its best." in draw.in_short()
+    assert "We tried no other settings for transformers, so these may not be the fastest." in draw.in_short()
     tried = [{"rows": 32}, {"rows": 64}]
     monkeypatch.setattr(draw, "read_speeds", lambda: [plain | {"peer_settings": "mode x", "peer_tried": tried}])
-    assert "transformers ran with mode x. These settings are the fastest that we tried." in draw.in_short()
+    assert (
+        "transformers ran with mode x. Of the settings that we tried for transformers, these are the fastest."
+        in draw.in_short()
+    )
