@@ -56,8 +56,8 @@ def test_slow_text_containers_and_buckets_have_their_paragraph() -> None:
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
     for words in (
         "Tokenising is slow?",
-        "A container that fails to start: `homing doctor`",
-        "S3 says no: `homing doctor RUN`",
+        "If a container fails to start, `homing doctor`",
+        "If S3 denies access, `homing doctor RUN`",
     ):
         assert words in page
 
