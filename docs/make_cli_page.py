@@ -22,9 +22,9 @@ HEAD = """# Command line
 <!-- Written by docs/make_cli_page.py from the help of the verbs. Change the help, then run it. -->
 
 The general form is `homing COMMAND [RUN] [OPTIONS]`. `homing COMMAND --help` prints the same text as this page. Results
-go to stdout, messages to stderr. Every command accepts `-q`, `-v` and `--json`. With `--json` it prints one JSON
-document, or one document per line if it streams. Its `schema` field has one of the names listed with the command, or
-`homing.error/1`. See [exit codes](exit-codes.md).
+go to stdout, messages to stderr. Every command accepts `-q`, `-v` and `--json`. With `--json`, a command prints one
+JSON document, or one document per line if it streams. The `schema` field of a document has one of the names listed with
+the command, or `homing.error/1`. See [exit codes](exit-codes.md).
 
 ```bash
 homing --help

@@ -17,11 +17,11 @@ HEAD = """# The run file
 
 <!-- Written by docs/make_run_file_page.py from the schema. Change the schema, then run it. -->
 
-One file, `runs/NAME.yaml`, describes the whole run. It is YAML; TOML and JSON files are recognized by their extension.
-`homing new NAME --from PRESET` writes a run file with comments, `homing explain KEY` explains a key, and
-`homing plan NAME --resolved` prints every value and where it came from. `--set` overrides the run file, and the run
-file overrides the defaults. homing reports all mistakes at once, with the file, the line, the nearest key and the
-allowed range.
+One file, `runs/NAME.yaml`, describes the whole run. A run file is written in YAML; TOML and JSON files are recognized
+by their extension. `homing new NAME --from PRESET` writes a run file with comments, `homing explain KEY` explains a
+key, and `homing plan NAME --resolved` prints every value and where it came from. `--set` overrides the run file, and
+the run file overrides the defaults. homing reports all mistakes at once, with the file, the line, the nearest key and
+the allowed range.
 
 ```bash
 homing new --list
