@@ -1,11 +1,11 @@
-"""Client for the AWS API: boto3 builds and parses requests, World sends them, and nothing is retried blindly.
+"""Client for the AWS API: boto3 builds requests and parses responses, and World sends the requests.
 
-    call    reads and idempotent writes: retried with backoff after no response, throttling and 5xx
-    items   a whole list, page by page; raises if the response lacks the list, rather than treating it as empty
-    once    run_instances and the like: only throttling is retried; Unsure if it may have taken effect
+    call    reads and idempotent writes: retried with backoff if there is no response, or after throttling or a 5xx
+    items   all pages of a list; raises if a response has no list, instead of treating the list as empty
+    once    run_instances and the like: retried only after throttling; raises Unsure if it may have taken effect
 
-boto3 only signs, serializes and parses. Its own transport and retries are switched off, so that every call and every
-pause goes through World, where the simulator can see it and kill the process. The SDK is imported at the first call.
+boto3's own HTTP transport and retries are disabled, so that every request and every pause goes through World, where the
+simulator can observe it and simulate a crash. The SDK is imported at the first call.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["GLOBAL", "AwsApi", "AwsRefused"]
 
 GLOBAL = "us-east-1"  # the region whose endpoint serves IAM, Budgets and the price list for all regions
 _TIMEOUT_S = 30.0
-_MOST_SKEW_S = 240.0  # AWS refuses a signature that is five minutes old, and the Date header is slightly old itself
+_MOST_SKEW_S = 240.0  # below the 300 s after which AWS rejects a signature, because the Date header lags a little
 _RETRIES = Retries(tries=4, first_s=0.5, longest_s=20.0)
-# Error codes that are returned before anything has been done, so that retrying is always safe.
+# AWS returns these error codes before it has done anything, so retrying is always safe.
 _BUSY = (
     "RequestLimitExceeded", "Throttling", "ThrottlingException", "EC2ThrottledException", "TooManyRequestsException",
     "RequestThrottled", "RequestThrottledException", "PriorRequestNotComplete",
 )  # fmt: skip
-# Error codes of 5xx responses that are nevertheless definite refusals. Lack of capacity is reported as a service error.
+# A 5xx response whose error code starts with one of these is a definite refusal. AWS reports a lack of capacity as 5xx.
 _CLEAR = (*_BUSY, "Insufficient", "Unfulfillable")
 _WHO = ("AuthFailure", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken", "RequestExpired",
         "UnrecognizedClientException", "InvalidSignatureException", "ExpiredTokenException")  # fmt: skip
@@ -42,7 +42,7 @@ _RIGHTS = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "Op
 
 
 class AwsRefused(Unwelcome):
-    """AWS understood the request and refused it. `code` is its error code."""
+    """Raised when AWS refuses a request. `code` is the AWS error code."""
 
     def __init__(self, what: str, why: str = "", fix: str = "", *, code: str = "", text: str = "") -> None:
         super().__init__(what, why, fix, text=text)
@@ -50,24 +50,25 @@ class AwsRefused(Unwelcome):
 
 
 class AwsApi:
-    """The API of one account, in every region."""
+    """Client for one AWS account, in all regions."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._clients: dict[tuple[str, str], Any] = {}
-        self._lock = threading.Lock()  # needed because offers of several providers are fetched in parallel
-        # How far the AWS clock is ahead of ours, by the Date header of the last response, or 0 if there was none.
+        self._lock = threading.Lock()  # offers are fetched from several providers in parallel
+        # Seconds by which the AWS clock is ahead of ours, according to the Date header of the last response; 0 before
+        # the first response.
         self.skew_s = 0.0
 
     @property
     def region(self) -> str:
-        """Return the region that the user set in the environment or the profile, or "" if none."""
-        named = self._world.environment().get("AWS_REGION", "")  # read by other SDKs, but not by boto3
+        """Return the region that the environment or the AWS profile sets, or "" if neither does."""
+        named = self._world.environment().get("AWS_REGION", "")  # other SDKs read AWS_REGION, but boto3 does not
         return named or str(self._session.region_name or "")
 
     @functools.cached_property
     def account(self) -> str:
-        """Return the account number, which any key may query, whatever its permissions."""
+        """Return the AWS account number. Every key may query it, whatever its permissions."""
         return str(self.call("sts", "get_caller_identity", GLOBAL)["Account"])
 
     def call(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class AwsApi:
             what=f"AWS is not responding: {operation} in {region} failed {_RETRIES.tries} times.",
             why=f"{problem}.",
             doubt="The current state is unknown; instances may still be billing.",
-            fix="Try again in a minute: homing runs",
+            fix="Check again in a minute: homing runs",
         )
 
     def items(self, service: str, operation: str, key: str, region: str, **params: Any) -> list[dict[str, Any]]:
@@ -116,8 +117,8 @@ class AwsApi:
     def _send(self, service: str, operation: str, region: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send one request.
 
-        Raises AwsRefused for a definite refusal, and Unsure if there is no response or if it does not say whether the
-        request took effect.
+        Raises AwsRefused if AWS definitely refuses the request, and Unsure if there is no response or if the response
+        does not say whether the request took effect.
         """
         from botocore import exceptions as sdk
 
@@ -139,7 +140,7 @@ class AwsApi:
         except (NetworkError, sdk.BotoCoreError) as exc:
             raise Unsure(str(exc)) from exc
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as exc:
-            # botocore parses numbers and times while reading, so a `NaN` among them makes the whole response
+            # botocore parses numbers and times while it reads a response, so a single `NaN` makes the whole response
             # unreadable.
             raise Unsure(f"AWS answered {operation} with an unreadable number ({exc})") from exc
         self._note_clock(answer)
@@ -167,7 +168,7 @@ class AwsApi:
 
     @functools.cached_property
     def _session(self) -> Any:
-        """Return one session for all regions, so that a changed credentials file does not mix two accounts."""
+        """Return one session for all regions, so that a change to the credentials file cannot mix two accounts."""
         try:
             import boto3
             import botocore.session
@@ -183,14 +184,14 @@ class AwsApi:
 
 @functools.cache
 def _loader() -> Any:
-    """Return one loader for all regions, because the service description of EC2 alone is several megabytes of JSON."""
+    """Return one data loader for all regions, because EC2's service description alone is several megabytes of JSON."""
     import botocore.loaders
 
     return botocore.loaders.create_loader()
 
 
 def _through(world: World) -> Callable[..., Any]:
-    """Return a handler for botocore's before-send event. Its return value is used as the response."""
+    """Return a handler for botocore's before-send event. botocore uses the handler's return value as the response."""
 
     def send(request: Any, **_: Any) -> Any:
         from botocore.awsrequest import AWSResponse
@@ -207,7 +208,7 @@ def _through(world: World) -> Callable[..., Any]:
 
 
 class _Body:
-    """The response body in the form that botocore reads."""
+    """Response body with the interface that botocore expects."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -224,9 +225,9 @@ def _list_in(page: dict[str, Any], key: str) -> list[dict[str, Any]]:
     found = page.get(key)
     if not isinstance(found, list):
         raise ProviderSilent(
-            what=f"AWS answered without {key!r}.",
+            what=f"The AWS response has no {key!r} field.",
             doubt="The list of instances is unknown; instances may still be billing.",
-            fix="Try again in a minute: homing runs",
+            fix="Check again in a minute: homing runs",
         )
     return found
 
@@ -234,7 +235,7 @@ def _list_in(page: dict[str, Any], key: str) -> list[dict[str, Any]]:
 def _refused(exc: Any, operation: str, region: str, skew_s: float) -> AwsRefused:
     error = exc.response.get("Error", {})
     code, text = str(error.get("Code", "")), str(error.get("Message", ""))[:600]
-    why = f"It answered {code}: {text}"
+    why = f"AWS responded with {code}: {text}"
     if code in _WHO and abs(skew_s) > _MOST_SKEW_S:
         side = "behind" if skew_s > 0 else "ahead of"
         what = f"AWS rejects all requests: this computer's clock is {format_duration(abs(skew_s))} {side} AWS time."
@@ -242,7 +243,7 @@ def _refused(exc: Any, operation: str, region: str, skew_s: float) -> AwsRefused
     elif code in _WHO:
         what, fix = "AWS rejected the credentials.", "aws configure   or set AWS_ACCESS_KEY_ID again"
     elif code in _RIGHTS:
-        what = f"The AWS credentials may not call {operation} in {region}."
+        what = f"The AWS credentials do not permit {operation} in {region}."
         fix = "Grant the permissions listed in docs/clouds/aws.md, or use other credentials: AWS_PROFILE"
     else:
         what, fix = (
@@ -256,5 +257,5 @@ def _no_credentials(exc: Exception) -> HomingError:
     return UsageError(
         what="No AWS credentials found.",
         why=str(exc),
-        fix="aws configure   or: export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...   or AWS_PROFILE",
+        fix="Run: aws configure   or: export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...   or set AWS_PROFILE",
     )

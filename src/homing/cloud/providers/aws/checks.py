@@ -1,6 +1,6 @@
 """Checks of `homing doctor` for AWS: the key's account, the permission to start instances, and the quotas.
 
-New accounts have a quota of zero for GPU instances, which users otherwise discover at their first launch.
+New accounts have a quota of zero for GPU instances. Without this check, users would notice only at their first launch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from homing.errors import HomingError
 __all__ = ["check_aws"]
 
 _KEYS_PAGE = "https://console.aws.amazon.com/iam/home#/security_credentials"
-_FAMILIES = {"G": "g5.xlarge", "P": "p4d.24xlarge"}  # one instance type represents its family
-_WOULD_HAVE = "DryRunOperation"  # EC2's error code for a call that is permitted, but was not done because of DryRun
+_FAMILIES = {"G": "g5.xlarge", "P": "p4d.24xlarge"}  # quota family -> the instance type that represents it
+_WOULD_HAVE = "DryRunOperation"  # EC2's error code for a DryRun call that would have been permitted
 
 
 def check_aws(api: AwsApi, market: Market, creation: Creation, regions: list[str]) -> list[Check]:
@@ -57,7 +57,7 @@ def _check_right(api: AwsApi, creation: Creation, region: str) -> Check:
 
 
 def _check_network(creation: Creation, region: str) -> Check:
-    """Check in which network an instance would start, because the account's default VPC may have been deleted."""
+    """Check that there is a network to start instances in, because the account's default VPC may have been deleted."""
     try:
         subnets, network = creation.subnets(region)
     except HomingError as exc:
@@ -66,7 +66,7 @@ def _check_network(creation: Creation, region: str) -> Check:
 
 
 def _check_quota(market: Market, region: str, family: str, kind: str) -> Check:
-    """Check the quota of a family. It is enough if either spot or on-demand allows an instance."""
+    """Check the quotas of an instance family. It is enough if either the spot or the on-demand quota is above zero."""
     quotas = [market.quota(region, kind, is_spot=is_spot) for is_spot in (True, False)]
     name, known = f"aws.quota-{family.lower()}", [quota for quota in quotas if quota.num_cores is not None]
     if not known:

@@ -1,9 +1,10 @@
 """Starts one EC2 instance, trying the zones of an offer in turn until one has capacity.
 
-zones that cost no more than was offered -> image, subnet, group, role, files -> run_instances, zone by zone
-no capacity       the next zone; none left: NoOffer          quota    refused, with its code and its page
-no clear answer   repeats the same call, which its ClientToken makes safe, then looks for the mark. Never tries a new
-                  zone: this one may have started the instance
+zones within the offered rate -> image, subnet, security group, role, files -> run_instances, zone by zone
+no capacity       try the next zone; raise NoOffer if none is left
+quota exceeded    raise a refusal that names the quota's code and console page
+no clear answer   repeat the same call, which its ClientToken makes safe, then look for the mark. Never try another
+                  zone, because this one may have started the instance
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _NO_ROOM = (
     "Unsupported", "SpotMaxPriceTooLow", "InsufficientFreeAddressesInSubnet",
 )  # fmt: skip
 _QUOTA = ("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded")
-_PROFILE_S = 90.0  # a new instance profile is not visible to EC2 immediately
+_PROFILE_S = 90.0  # how long to retry, because EC2 does not see a new instance profile immediately
 _PROFILE_EVERY_S = 3.0
 _RETRIES = Retries(tries=4, first_s=1.0)
-_LINK_S = 3600.0  # validity of the presigned URLs from which an instance gets its first files
-_END_ALONE_S = 1800.0  # after at most this time, an instance without our agent ends itself
+_LINK_S = 3600.0  # how long the presigned URLs of an instance's first files stay valid
+_END_ALONE_S = 1800.0  # an instance on which our agent never starts ends itself after at most this time
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Creation:
     owner: str
     world: World
     settle_s: float
-    # takes a region and a mark; returns the live instances with it, the oldest first
+    # (region, mark) -> the live instances with that mark, oldest first
     with_mark: Callable[[str, str], list[dict[str, Any]]]
 
     def start(self, request: Request, region: str, choice: Choice) -> dict[str, Any]:
@@ -65,7 +66,9 @@ class Creation:
         usable = [zone for zone in zones if zone in subnets]
         if not usable:
             raise self._no_room(
-                request, region, "no zone offers it at this rate now" if not zones else "no subnet there"
+                request,
+                region,
+                "No zone offers it at this rate now." if not zones else "No subnet is in a zone that offers it.",
             )
         group = make_group(self.api, region, network, request.mark, self.settings.ssh_from)
         profile = self._profile(request)
@@ -105,21 +108,22 @@ class Creation:
         volume = self.things.find_volume(region, request.mark) if self.settings.volume else None
         if volume is None:
             return zones
-        # A volume cannot leave its zone, so in a different zone its content would have to be created again.
+        # A volume cannot move to another zone, so the instance must start in the zone of the run's existing volume.
         return [zone for zone in zones if zone == volume["AvailabilityZone"]]
 
     def subnets(self, region: str) -> tuple[dict[str, str], str]:
-        """Return the subnets by zone, all in one network, and that network, to which the security group must belong."""
+        """Return the subnets by zone, and the VPC that contains them, to which the security group must belong."""
         if self.settings.subnets:
             rows = self.api.items("ec2", "describe_subnets", "Subnets", region, SubnetIds=list(self.settings.subnets))
         else:
             only = [{"Name": "default-for-az", "Values": ["true"]}]
             rows = self.api.items("ec2", "describe_subnets", "Subnets", region, Filters=only)
         if not rows:
-            raise Unwelcome(  # nothing was created, so the undo of a launch need not wait for an instance
+            # Unwelcome means that nothing was created, so undoing the launch need not wait for an instance.
+            raise Unwelcome(
                 what=f"The account has no default VPC in {region}.",
                 why="An instance needs a subnet.",
-                fix="Create one: aws ec2 create-default-vpc   or set your own: cloud.aws.subnets",
+                fix="Create a default VPC: aws ec2 create-default-vpc   or use existing subnets: cloud.aws.subnets",
             )
         network = str(rows[0]["VpcId"])
         return {str(row["AvailabilityZone"]): str(row["SubnetId"]) for row in rows if row["VpcId"] == network}, network
@@ -134,14 +138,14 @@ class Creation:
             found = self.api.items("ec2", "describe_images", "Images", region, Owners=owners, Filters=only)
         if not found:
             raise Unwelcome(
-                what=f"No image found in {region}.",
+                what=f"No machine image found in {region}.",
                 why=f"{self.settings.image_owner} has no image named {self.settings.image_name!r}.",
-                fix="Set cloud.aws.image, or change the pattern: cloud.aws.image_name",
+                fix="Set cloud.aws.image, or change the name pattern in cloud.aws.image_name.",
             )
         return max(found, key=lambda image: (str(image["CreationDate"]), str(image["ImageId"])))
 
     def _profile(self, request: Request) -> str:
-        """Create the role and return its instance profile; "" if the store is not AWS S3 and needs no role."""
+        """Create the role and return its instance profile, or "" if the store is not on AWS S3 and needs no role."""
         address = s3_of(request.order.boot.store, self.world.environment())
         if address is None:
             return ""
@@ -162,7 +166,7 @@ class Creation:
         )
 
     def _fetches(self, request: Request) -> tuple[Fetch, ...]:
-        """Put the instance's first files into the store; return each with its hash and a presigned URL.
+        """Put the instance's first files into the store; return the path, hash and presigned URL of each.
 
         Each URL gives access to a single key, for an hour. The files are always written again, because the keys are
         predictable and an existing object may be someone else's. The instance compares each file with the hash in its
@@ -190,7 +194,7 @@ class Creation:
             except Unsure as exc:
                 problem = exc
             except AwsRefused as exc:
-                # The token was used before with different parameters, so that earlier call may have succeeded.
+                # A parameter mismatch means that an earlier call used this token, and it may have started an instance.
                 if problem is None and exc.code != "IdempotentParameterMismatch":
                     raise
                 problem = exc
@@ -201,7 +205,7 @@ class Creation:
         if made is not None:
             return made
         raise CreateFailed(
-            what=f"aws did not start {request.offer.name}: no clear answer.",
+            what=f"aws did not start {request.offer.name}: the create call got no clear answer.",
             why=f"{problem}. homing listed the instances {LOOKS} times and found none with the mark {request.mark}.",
             fix=f"Try again: {request.order.words.to('launch')}",
         )
@@ -231,7 +235,7 @@ class Creation:
             return AwsRefused(
                 what=f"There is no key pair {self.settings.key_name!r} in {region}.",
                 why=exc.why,
-                fix="Use an existing key pair: cloud.aws.key_name   (aws ec2 describe-key-pairs), or leave it out",
+                fix="Set cloud.aws.key_name to one that exists, or remove it. List them: aws ec2 describe-key-pairs",
                 code=exc.code,
                 text=exc.text,
             )
@@ -242,7 +246,8 @@ class Creation:
         return NoOffer(
             what=f"aws cannot start {request.offer.name} now.",
             why=why,
-            fix=f"Choose another offer: {request.order.words.to('plan')}   ({other}another type, or cloud.aws.regions)",
+            fix=f"Choose another offer: {request.order.words.to('plan')}"
+            f"   ({other}another instance type, or other regions: cloud.aws.regions)",
         )
 
 
@@ -250,16 +255,16 @@ def quota_refusal(region: str, kind: str, num_cores: int, *, is_spot: bool, said
     code = quota_code(kind, is_spot=is_spot)
     market = "spot" if is_spot else "on-demand"
     where = f": {quota_page(region, code)}" if code else " of EC2 in Service Quotas"
-    other = "on demand (separate quota): --no-spot" if is_spot else "spot (separate quota)"
+    other = "on demand, which has a separate quota: --no-spot" if is_spot else "spot, which has a separate quota"
     return AwsRefused(
         what=f"The account may not start {kind} in {region}: its quota of {market} vCPUs is too small.",
-        why=f"{kind} needs {num_cores} vCPUs; quota {code or '(unknown)'}. AWS says {said}",
-        fix=f"Request a higher quota from AWS{where}   or rent {other}, or use another region: cloud.aws.regions",
+        why=f"{kind} needs {num_cores} vCPUs (quota code: {code or 'unknown'}). AWS reports: {said}",
+        fix=f"Request a higher quota from AWS{where}   or rent {other}, or set another region: cloud.aws.regions",
         code="VcpuLimitExceeded",
         text=said,
     )
 
 
 def _is_elsewhere(exc: AwsRefused) -> bool:
-    """Return True if this zone does not offer the type, which EC2 reports as an invalid combination."""
+    """Return True if the zone does not offer the instance type. EC2 reports that as an invalid combination."""
     return exc.code == "InvalidParameterCombination" and "vailability Zone" in exc.text

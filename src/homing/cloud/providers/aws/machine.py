@@ -1,7 +1,7 @@
-"""Builds the user data of an EC2 instance and the parameters of run_instances, with pure functions.
+"""Pure functions that build the user data of an EC2 instance and the parameters of run_instances.
 
-user data     startup.sh plus a timer of the operating system and the persistent volume; no secrets
-run_instances spot with a maximum price, terminate on shutdown, IMDSv2, tags on everything it creates
+user data     startup.sh, which also sets a timer in the operating system and mounts the persistent volume; no secrets
+run_instances spot with a maximum price, terminate on shutdown, IMDSv2, tags on everything that the call creates
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 MARK_TAG, RATE_TAG, SSH_TAG, RUN_TAG = "homing-mark", "homing-rate", "homing-ssh", "homing-run"
 VOLUME_WAIT_S = 300
 FOLLOW_S = 60
-_SAME_CLOCK_S = 10.0  # smaller differences are ignored, because a Date header has whole seconds and some latency
+_SAME_CLOCK_S = 10.0  # smaller clock differences are ignored, because a Date header has whole seconds and arrives late
 _MOST_USER_DATA = 16_384
-_HOPS = 2  # one hop more than the instance itself needs, so that containers on it can query the metadata too
+_HOPS = 2  # two hops, so that containers on the instance can also reach the metadata service
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The parameters for one try in one zone."""
+    """Parameters of one attempt to start an instance in one zone."""
 
     image: str
     root_device: str
@@ -61,23 +61,24 @@ class Launch:
 
 
 def ends_in_s(boot: Boot) -> float:
-    """Return the seconds from the start of billing until the provider's guard acts; infinite without limits."""
+    """Return the seconds from the start of billing until the provider's guard acts, or infinity without a limit."""
     limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
     allowed = allowed_s(Decimal(boot.rate_usd_per_hour), limit, Decimal(boot.spent_before_usd), boot.time_limit_s)
     return allowed - reserve_s(PROVIDER, allowed, boot.stop_grace_s) if math.isfinite(allowed) else math.inf
 
 
 def prepare_text(boot: Boot, *, has_volume: bool, skew_s: float = 0.0) -> str:
-    """Return shell code for startup.sh that an AWS instance runs before login is possible.
+    """Return the part of startup.sh that only AWS instances run, before SSH login is possible.
 
-    `skew_s` is how far AWS's clock, which its instances use, is ahead of the clock that recorded the start of billing.
+    `skew_s` is how many seconds AWS's clock, which the instances use, is ahead of the clock that recorded the start of
+    billing.
     """
     seconds = ends_in_s(boot)
     is_limited = math.isfinite(seconds)
     ahead_s = int(skew_s) if abs(skew_s) > _SAME_CLOCK_S else 0
     settings = {
         "SYSTEM_TIMER_AT": int(boot.started_at + ahead_s + seconds) if is_limited else 0,
-        # The deadline by the instance's own clock, but never later than with a correct clock.
+        # Upper bound on the timer in minutes from now, in case the instance's clock is wrong.
         "SYSTEM_TIMER_MAX_M": max(1, int(seconds // 60)) if is_limited else 0,
         "FOLLOW_S": FOLLOW_S,
         "VOLUME_WAIT_S": VOLUME_WAIT_S if has_volume else 0,
@@ -87,9 +88,9 @@ def prepare_text(boot: Boot, *, has_volume: bool, skew_s: float = 0.0) -> str:
 
 
 def user_data(script: str) -> bytes:
-    """Return the script, compressed if it is too long. cloud-init decompresses it.
+    """Return the startup script as user data, gzip-compressed if it is too long. cloud-init decompresses it.
 
-    The script is long if presigned URLs contain session tokens.
+    Presigned URLs with session tokens can make the script that long.
     """
     data = script.encode()
     if len(data) > _MOST_USER_DATA:
@@ -97,14 +98,14 @@ def user_data(script: str) -> bytes:
     if len(data) > _MOST_USER_DATA:
         raise CreateFailed(
             what="The instance's startup script is too long for EC2.",
-            why=f"It has {len(data):,} bytes when compressed; EC2 allows {_MOST_USER_DATA:,} bytes of user data.",
-            fix="Set cloud.aws.ssh_from, so that files are sent over SSH instead of signed URLs.",
+            why=f"Compressed, it has {len(data):,} bytes; EC2 allows {_MOST_USER_DATA:,} bytes of user data.",
+            fix="Set cloud.aws.ssh_from to send files over SSH instead of through presigned URLs.",
         )
     return data
 
 
 def client_token(mark: str, zone: str) -> str:
-    """Return a token that is the same for the same try.
+    """Return a ClientToken that depends only on the mark and the zone, so that a repeated call is idempotent.
 
     Each zone gets its own token, because EC2 refuses a token that is reused with different parameters, perhaps even
     after a failed call.

@@ -1,4 +1,4 @@
-"""The EC2 market of a region: GPU types, the zones that have them, their prices and the account's quotas.
+"""EC2 market data: GPU instance types, the zones that offer them, their prices, and the account's quotas.
 
     describe_instance_types -> offerings by zone -> spot prices by zone, price list -> offers
 
@@ -6,9 +6,9 @@ A spot offer is named after its zone, or after its region if any zone may be use
 cost: the price in its most expensive zone plus the headroom that `MaxPrice` allows, the root disk and the public
 address. Results are cached for a few minutes. This module rents nothing.
 
-`guide` needs neither account nor network. It shows which types of a fixed list can train a model, based on the memory
-that each phase needs on the type's GPU, with rates from the dated price table. By contrast, `homing plan RUN` queries
-AWS itself.
+`guide` needs neither an account nor the network. It shows which instance types from a fixed list can train a model,
+based on the memory that each phase needs on the type's GPU, with rates from the dated price table. By contrast,
+`homing plan RUN` queries AWS itself.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 # Families with NVIDIA GPUs suitable for training. g5g is left out because our image does not support its ARM CPU. p3 is
 # left out because neither our torch nor the open driver in the image supports its old V100.
 FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "g7", "g7e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
-SYSTEM_GB, LEAST_GB = 75, 100  # size of the image, and the smallest root disk with room for an environment
-# Type -> GPU, number of GPUs, vCPUs, GiB of host memory, from AWS's pages. AWS hardly sells p3 any more.
+SYSTEM_GB, LEAST_GB = 75, 100  # size of the machine image; smallest root disk with room for a Python environment too
+# Instance type -> GPU, number of GPUs, vCPUs, GiB of host memory, from AWS's web pages. p3 is almost phased out.
 TYPES: dict[str, tuple[str, int, int, int]] = {
     "g4dn.xlarge": ("T4", 1, 4, 16),
     "g4dn.2xlarge": ("T4", 1, 8, 32),
@@ -68,29 +68,29 @@ TYPES: dict[str, tuple[str, int, int, int]] = {
     "p5.48xlarge": ("H100", 8, 192, 2048),
 }
 FRESH_S = 300.0
-BOOT_S = 150.0  # long, because the first reads from an image of tens of GB are slow
+BOOT_S = 150.0  # booting is slow, because the first reads from an image of tens of GB are slow
 _HOURS = 730  # hours in a month, as AWS counts them
-# Prices of gp3 and of a public address. The us-east-1 list of 2026-08 has 0.08 and 0.005. Other regions charge up to
-# 50% more for the disk, and the price list has disks in a different format, so these values are overestimates.
+# Prices of gp3 disks and of a public address. The us-east-1 list of 2026-08 has 0.08 and 0.005. Other regions charge up
+# to 50% more for disks. The price list has disks in a format that we do not parse, so this value is an upper bound.
 _DISK_USD_PER_GB_MONTH = Decimal("0.12")
 _ADDRESS_USD_PER_HOUR = Decimal("0.005")
-_SAME_AS_LIST = ("us-east-1", "us-east-2", "us-west-2")  # these regions have the same list prices as us-east-1
-# Quota codes in vCPUs: (families, on demand, spot). The spot code of p6 is unknown to us.
+_SAME_AS_LIST = ("us-east-1", "us-east-2", "us-west-2")  # regions with the same list prices as us-east-1
+# Codes of the vCPU quotas: (families, on-demand code, spot code). We do not know the spot code of p6.
 _QUOTAS = (
     (("p5", "p5e", "p5en"), "L-417A185B", "L-C4BD4855"),
     (("p6-b200", "p6-b300"), "L-417A185B", ""),
     (("p3", "p3dn", "p4d", "p4de"), "L-417A185B", "L-7212CCBC"),
     (("g4dn", "g5", "g6", "gr6", "g6e", "g7", "g7e"), "L-DB2E81BA", "L-3819A6DF"),
-    (("c", "m", "r", "t"), "L-1216C47A", "L-34B43A08"),  # types without a GPU, by first letter
+    (("c", "m", "r", "t"), "L-1216C47A", "L-34B43A08"),  # instance types without a GPU, by the first letter of the type
 )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The run file's selection, and the disks, which cost extra per hour."""
+    """The instances that the run file allows, and the sizes of their disks, which add to the hourly rate."""
 
     regions: tuple[str, ...]
-    types: tuple[str, ...] = ()  # in the format of AWS's filters: g5.*
+    types: tuple[str, ...] = ()  # instance type patterns in the format of AWS filters, such as g5.*
     is_spot: bool = True
     headroom: Decimal = Decimal("0.1")
     root_gb: int = LEAST_GB
@@ -101,8 +101,8 @@ class Choice:
 class Kind:
     name: str
     device: str
-    num_gpus: int  # 0 for CPU only, which is rented only if the run file names that exact type
-    memory_bytes: int  # memory of one GPU, or of the machine if it has none
+    num_gpus: int  # 0 for a CPU-only type, which is offered only if the run file names that exact type
+    memory_bytes: int  # memory of one GPU, or of the machine if it has no GPU
     num_cores: int
     can_spot: bool
     zones: tuple[str, ...]
@@ -112,12 +112,12 @@ class Kind:
 @dataclass(frozen=True)
 class Quota:
     code: str
-    num_cores: Decimal | None  # None if it could not be queried
+    num_cores: Decimal | None  # None if the quota could not be queried
 
 
 @dataclass
 class Region:
-    """The market of one region at the time it was queried."""
+    """Snapshot of one region's market at the time of the query."""
 
     name: str
     at: float
@@ -137,7 +137,7 @@ class Market:
         return [offer for name in choice.regions for offer in self._offers_of(self._region(name, choice.types), choice)]
 
     def zones(self, offer: Offer, choice: Choice) -> list[str]:
-        """Return the zones for this offer, the cheapest first, without those that cost more than was offered."""
+        """Return the zones that can fill this offer without exceeding its rate, the cheapest first."""
         place, kind_name, market = offer.name.split("/")
         region = self._region(region_of(place), choice.types, max_age_s=0.0)
         kind = next((kind for kind in region.kinds if kind.name == kind_name), None)
@@ -151,7 +151,7 @@ class Market:
         return sorted(fitting, key=lambda zone: (prices[zone], zone))
 
     def most_usd(self, offer: Offer, choice: Choice) -> Decimal:
-        """Return the maximum spot price: the rate without disks and address, which are billed separately."""
+        """Return the maximum spot price: the offer's rate minus disks and address, which AWS bills separately."""
         return offer.rate_usd_per_hour - self._disk_and_address_usd(choice).quantize(
             Decimal("0.0001"), rounding=ROUND_DOWN
         )
@@ -203,7 +203,7 @@ class Market:
         rows = self._api.items("ec2", "describe_spot_price_history", "SpotPriceHistory", region,
                                InstanceTypes=kinds, ProductDescriptions=["Linux/UNIX", "Linux/UNIX (Amazon VPC)"],
                                StartTime=since)  # fmt: skip
-        # If the start time is now, AWS returns the last change in each zone, which is the current price.
+        # With a start time of now, AWS returns the latest price change in each zone, which is the current price.
         rows.sort(key=lambda row: row["Timestamp"])
         read = Figures("aws")
         prices = {
@@ -237,7 +237,7 @@ class Market:
             found = self._api.call("service-quotas", "get_service_quota", region, ServiceCode="ec2", QuotaCode=code)
             return read_figure(found["Quota"]["Value"], 10**9)
         except (HomingError, KeyError):
-            return None  # this key may not query it, but EC2 itself refuses requests over the quota
+            return None  # the key may lack permission to query quotas, but EC2 itself enforces them
 
     # --- offers ---
 
@@ -325,7 +325,7 @@ def quota_page(region: str, code: str) -> str:
 
 
 def card_of(name: str, mebibytes: int) -> Gpu | None:
-    """Return the GPU. AWS uses one name for both kinds of A100 and of V100, which differ in memory size."""
+    """Return the GPU with this name and memory size. AWS gives A100s of both memory sizes one name, and V100s too."""
     first = find_gpu(name)
     if first is None:
         return None
@@ -342,7 +342,7 @@ def _kind(body: dict[str, Any], zones: list[str], types: tuple[str, ...]) -> Kin
         mebibytes = int(cards[0]["MemoryInfo"]["SizeInMiB"])
         card = card_of(str(cards[0]["Name"]), mebibytes)
         num_gpus = int(cards[0].get("Count", 0))
-        # A fraction of a GPU counts as none.
+        # Skip types with only a fraction of a GPU, which have a GPU count of 0.
         if len(cards) != 1 or cards[0].get("Manufacturer") != "NVIDIA" or not num_gpus:
             return None
         device = card.name if card else str(cards[0]["Name"])
@@ -374,7 +374,7 @@ class Row:
     num_gpus: int
     num_cores: int
     memory_gib: int
-    fit: Fit  # of the phase that needs the most memory
+    fit: Fit  # memory fit of the phase that needs the most memory
     price: Price | None  # the on-demand price in us-east-1, with its date
 
     @property
@@ -383,7 +383,7 @@ class Row:
 
 
 def guide(run: Run) -> list[Row]:
-    """Return a row for every type, in table order. Assumes one GPU, because sharding is not taken into account."""
+    """Return one row per instance type, in table order. Each phase must fit on a single GPU, without sharding."""
     rows = []
     for name, (card, num_gpus, num_cores, memory_gib) in TYPES.items():
         each = [fits(run, phase, {card: GPUS[card]})[0] for phase in run.phases]

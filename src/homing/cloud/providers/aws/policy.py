@@ -1,7 +1,8 @@
 """Builds the IAM policy that an AWS user needs for homing: every operation we call -> its actions -> one document.
 
-An operation may need more than the action of the same name. Tags in a create call are a separate action, and so is the
-service-linked role that EC2 creates when an account first uses spot. This module is pure data and works offline.
+An operation may need more than the action of the same name: setting tags in a create call needs a separate action, and
+so does the service-linked role that EC2 creates when an account first uses spot. This module is pure data and works
+offline.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 
 __all__ = ["OPERATIONS", "policy_document"]
 
-# Operations by their botocore names. Actions with a `/homing/*` resource are restricted to the roles that we create.
+# Service -> operation (botocore name) -> the IAM actions that it needs.
 OPERATIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "sts": {"get_caller_identity": ("sts:GetCallerIdentity",)},
     "ec2": {
@@ -70,11 +71,11 @@ OPERATIONS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 _SPOT_ROLE = "arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot"
 _OURS = ["arn:aws:iam::*:role/homing/*", "arn:aws:iam::*:instance-profile/homing/*"]
-_LISTS = ("iam:ListRoles", "iam:ListInstanceProfiles")  # these actions do not support a path in the resource
+_LISTS = ("iam:ListRoles", "iam:ListInstanceProfiles")  # IAM actions that cannot be restricted to a path
 
 
 def policy_document(bucket: str = "") -> str:
-    """Return the policy as JSON for the console or `aws iam put-user-policy`, for all buckets if none is given."""
+    """Return the policy as JSON, for one bucket or for all. The console and `aws iam put-user-policy` accept it."""
     actions = {action for operations in OPERATIONS.values() for needed in operations.values() for action in needed}
     roles = {action for action in actions if action.startswith("iam:")} - set(_LISTS)
     storage = {action for action in actions if action.startswith("s3:")}

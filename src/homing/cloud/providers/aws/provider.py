@@ -1,12 +1,12 @@
 """EC2 as a provider: spot first, one instance per mark, and no account keys on the instance.
 
-    offers    offers.py: types, zones, prices, quotas         create   zones in turn, each with its own ClientToken
-    place     `shutdown -h now`: shutting down terminates     storage  storage.py: role, group, volume, budget
+    offers    offers.py: types, zones, prices, quotas         create   try zones in turn, each with its own ClientToken
+    place     `shutdown -h now` terminates the instance       storage  storage.py: role, group, volume, budget
 
 An instance id is REGION/i-..., so that it can be looked up without the run file. The regions ever used are recorded in
 $HOMING_HOME/aws/, and a home without that record queries all regions. The instance's role grants access to one prefix
-of one bucket, and the instance gets its first files by presigned URLs. Secrets are sent by SSH, from the only address
-that is allowed in, or not at all.
+of one bucket, and the instance gets its first files through presigned URLs. Secrets are sent over SSH, from the only
+address that may connect, or not at all.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from homing.world import World
 __all__ = ["Aws"]
 
 _GONE_CODES = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")
-_YOUNG_S = 60.0  # for this long, a new id may not be visible everywhere
+_YOUNG_S = 60.0  # how long EC2 may still report a new instance id as unknown
 _RUNNING_S = 300.0
 _HAND_OVER_S = 600.0
 _LOOK_S = 2.0
-_DESCRIBE_EVERY_S = 2.0  # a minimum, because waiting callers poll more often than EC2's rate limit allows
+_DESCRIBE_EVERY_S = 2.0  # minimum interval per instance, because callers poll more often than EC2's rate limit allows
 _STATES: dict[str, InstanceState] = {
     "pending": "requested",
     "running": "ready",
@@ -78,15 +78,15 @@ _ENDED_BY = {
     "Server.InternalError": "EC2 failed to start it",
 }
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-_NOT_THERE = ("AWS_CA_BUNDLE",)  # this variable holds the path of a file on this computer
+_NOT_THERE = ("AWS_CA_BUNDLE",)  # path of a file on this computer, which the instance does not have
 
 
 class Aws:
     name = "aws"
     page = "https://console.aws.amazon.com/ec2/home#Instances:"
     guard = (
-        "a timer in the instance's operating system shuts it down within the limit, and EC2 terminates what shuts"
-        " down. It needs no homing process, but has no effect on an instance that hangs."
+        "a timer in the instance's operating system shuts it down within the limit, and EC2 then"
+        " terminates it. The timer needs no homing process, but has no effect on an instance that hangs."
     )
     settle_s = 10.0
 
@@ -94,15 +94,15 @@ class Aws:
         self._home, self._world, self._owner = home, world, owner
         self._prefix = owner_prefix(owner)
         self._settings = AwsCloud()
-        self._made: dict[str, float] = {}  # ids created by this process -> the time of creation
-        self._ours: set[str] = set()  # ids that this process has seen with our mark
+        self._made: dict[str, float] = {}  # ids of instances created by this process -> time of creation
+        self._ours: set[str] = set()  # ids of instances that this process has seen with our mark
         self._looked: dict[str, tuple[float, Instance]] = {}
 
     @staticmethod
     def is_configured(home: Path, world: World) -> bool:
         """Return True if this home has ever used AWS.
 
-        Keys alone do not show that, because they may be for a bucket at a different service.
+        AWS keys alone do not show that, because they may be for an S3-compatible bucket at another service.
         """
         return world.exists(home / "aws")
 
@@ -130,7 +130,7 @@ class Aws:
         fitting = [offer for offer in self._market.offers(choice) if not lack(offer, needs)]
         allowed = [offer for offer in fitting if self._is_within_quota(offer)]
         if fitting and not allowed:
-            # raised instead of returning an empty list, because new accounts have a quota of zero
+            # Raise an error instead of returning no offers, because new accounts often have a quota of zero.
             raise self._over_quota(fitting[0])
         return allowed
 
@@ -138,7 +138,7 @@ class Aws:
         return startup_script.place(EndBilling(kind="command", argv=["shutdown", "-h", "now"]))
 
     def plan(self, offer: Offer, order: Order) -> Request:
-        """Build the request. AWS keys are never sent, because the instance's role grants access to the bucket."""
+        """Build the request. For a bucket on AWS, no keys are sent, because the instance's role grants access to it."""
         place, boot = self.place(order.mark), order.boot
         env, secrets = dict(boot.env), dict(order.secrets)
         address = s3_of(boot.store, self._world.environment())
@@ -180,7 +180,7 @@ class Aws:
         return found
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Attach the volume, which requires a running instance; then send files and secrets, if SSH is open."""
+        """Once the instance is running, attach the volume. Then send files and secrets if SSH is open."""
         settings = self._settings
         if not settings.volume and not settings.ssh_from:
             return
@@ -225,7 +225,7 @@ class Aws:
 
     @legible
     def list_owned(self) -> list[Instance]:
-        self._looked.clear()  # cleared, because an instance that is no longer listed must be looked up again
+        self._looked.clear()  # an instance that is no longer listed must be looked up again, not read from the cache
         found = []
         for region in self.regions():
             found += [self._instance(region, body) for body in self._with_mark(region, f"{self._prefix}*")]
@@ -236,9 +236,9 @@ class Aws:
         self._looked.pop(instance_id, None)
         region, _, name = instance_id.rpartition("/")
         if not region:
-            return  # this is not an EC2 id
+            return  # an id without a region is not an EC2 id
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # if its data is missing or unreadable, terminate it anyway
+            with contextlib.suppress(ProviderSilent):  # terminate even if its data is unreadable
                 self._own(instance_id, self._find(instance_id) or {})
         try:
             self.api.call("ec2", "terminate_instances", region, InstanceIds=[name])
@@ -247,11 +247,11 @@ class Aws:
                 raise
 
     def log(self, instance_id: str) -> str:
-        """Return the console output, including that of our script. EC2 keeps the last 64 KB and may deliver it late."""
+        """Return the console output, which includes our script's. EC2 keeps the last 64 KB and may deliver it late."""
         region, _, name = instance_id.rpartition("/")
         if not region:
             return ""
-        for newest in ({"Latest": True}, {}):  # instance types before Nitro do not support "latest"
+        for newest in ({"Latest": True}, {}):  # only Nitro instances support "Latest"
             try:
                 said = self.api.call("ec2", "get_console_output", region, InstanceId=name, **newest)
                 return str(said.get("Output") or "")
@@ -295,9 +295,9 @@ class Aws:
         return check_aws(self.api, self._market, self._creation(), list(self._choice(Needs()).regions))
 
     def setup_steps(self) -> list[Step]:
-        """Return the only setup step, which records the regions, so that all commands of this home query AWS.
+        """Return the only setup step: record the regions, so that all commands of this home query AWS.
 
-        Everything else is created per run and destroyed with it.
+        All other AWS resources are created for a run and destroyed with it.
         """
         regions = self._choice(Needs()).regions
         text = f"{self._memory}: commands of this home look for instances in {', '.join(regions)}"
@@ -337,8 +337,8 @@ class Aws:
         if regions == [""]:
             raise UsageError(
                 what="No AWS region is configured.",
-                why="None of cloud.aws.regions, AWS_REGION and the AWS profile sets one.",
-                fix="export AWS_REGION=us-east-1   or set cloud.aws.regions: [us-east-1]",
+                why="Neither cloud.aws.regions, AWS_REGION nor the AWS profile sets a region.",
+                fix="Run: export AWS_REGION=us-east-1   or set cloud.aws.regions: [us-east-1]",
             )
         return Choice(
             regions=tuple(regions),
@@ -364,9 +364,9 @@ class Aws:
         return self._market.quota(region_of(offer.region), offer.instance_type, is_spot=offer.is_spot).num_cores
 
     def _check_way(self, order: Order, secrets: dict[str, str]) -> None:
-        """Raise UsageError if the instance could not get its files or secrets.
+        """Raise UsageError if there is no way to send the instance its files or secrets.
 
-        Without SSH, files can be delivered only by presigned URLs of a bucket, and secrets cannot be delivered at all.
+        Without SSH, files can be sent only through presigned URLs of a bucket, and secrets cannot be sent at all.
         """
         if self._settings.ssh_from:
             return
@@ -375,7 +375,7 @@ class Aws:
         what = ", ".join(sorted(secrets)) or f"The files of the store {order.boot.store}"
         raise UsageError(
             what="An AWS instance cannot receive the files it needs.",
-            why=f"{what} must be sent over SSH, which is closed; any program on the instance can read user data.",
+            why=f"{what} must be sent over SSH, which is closed. User data is not private on the instance.",
             fix="Set cloud.aws.ssh_from to this computer's public address, or use a bucket: store: s3://bucket/prefix",
         )
 
@@ -384,7 +384,7 @@ class Aws:
         return self._home / "aws" / f"regions-{self._owner}.json"
 
     def regions(self) -> list[str]:
-        """Return the regions where we may have resources, which are all regions if this home has no record."""
+        """Return the regions where we may have resources: the recorded ones, or all if this home has no record."""
         if self._world.exists(self._memory):
             return sorted(json.loads(self._world.read(self._memory)))
         rows = self.api.items("ec2", "describe_regions", "Regions", self.api.region or GLOBAL)
@@ -398,7 +398,7 @@ class Aws:
             self._world.write(self._memory, json.dumps(sorted({*known, *regions})).encode())
 
     def _with_mark(self, region: str, mark: str) -> list[dict[str, Any]]:
-        """Return the live instances with a mark, the oldest first. In the mark, `*` matches any ending."""
+        """Return the live instances with a mark, oldest first. The mark may contain the wildcard `*`."""
         only = [
             {"Name": f"tag:{machine.MARK_TAG}", "Values": [mark]},
             {"Name": "instance-state-name", "Values": ["pending", "running", "shutting-down", "stopping", "stopped"]},
@@ -408,7 +408,7 @@ class Aws:
         return sorted(found, key=lambda body: (str(body.get("LaunchTime", "")), str(body["InstanceId"])))
 
     def _find(self, instance_id: str) -> dict[str, Any] | None:
-        """Return an instance's data, or None only if AWS itself says that there is none."""
+        """Return an instance's data, or None only if AWS itself says that there is no such instance."""
         region, _, name = instance_id.rpartition("/")
         if not region or not name.startswith("i-"):
             return None
@@ -424,17 +424,17 @@ class Aws:
         if body and not _tags(body).get(machine.MARK_TAG, "").startswith(self._prefix):
             raise ProviderRefused(
                 what=f"{instance_id} does not belong to this home.",
-                why=f"The names of this home's instances start with {self._prefix}",
-                fix="List them: homing runs",
+                why=f"The names of this home's instances start with {self._prefix!r}.",
+                fix="List this home's instances: homing runs",
             )
         return body
 
     def _is_up(self, instance_id: str) -> bool:
-        """Return True if the instance runs and has the address that SSH needs; raises if it has ended."""
+        """Return True if the instance is running and has the address that SSH needs; raise if it has ended."""
         now = self.describe(instance_id)
         if now.state in ("gone", "destroying") or not now.is_running:
             raise StartTimeout(
-                what=f"{instance_id} stopped before it was running.",
+                what=f"{instance_id} stopped before it finished starting.",
                 why=now.detail,
                 fix="Launch again: another zone may have capacity.",
             )
@@ -464,7 +464,7 @@ class Aws:
         return instance
 
     def _our_time(self, read: Figures, name: str, value: Any) -> float | None:
-        """Convert a provider's time to our clock. The clocks may differ, but ages are the same."""
+        """Convert a time on the provider's clock to the same moment on our clock, which may differ."""
         moment = read.moment(name, value, self._world.now() + self.api.skew_s)
         return None if moment is None else moment - self.api.skew_s
 
@@ -478,7 +478,7 @@ def _tags(body: dict[str, Any]) -> dict[str, str]:
 
 
 def _ended_at(body: dict[str, Any]) -> datetime.datetime | None:
-    """Return the end time from `User initiated (2026-11-16 08:22:00 GMT)`, because EC2 reports it nowhere else."""
+    """Parse the end time from `User initiated (2026-11-16 08:22:00 GMT)`, because EC2 reports it nowhere else."""
     found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (GMT|UTC)\)", str(body.get("StateTransitionReason", "")))
     if found is None:
         return None
@@ -486,5 +486,5 @@ def _ended_at(body: dict[str, Any]) -> datetime.datetime | None:
         at = datetime.datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S")
     except ValueError:
         return None
-    # The time has whole seconds, so use the end of that second.
+    # EC2 reports whole seconds, so use the end of that second.
     return at.replace(tzinfo=datetime.UTC) + datetime.timedelta(seconds=1)

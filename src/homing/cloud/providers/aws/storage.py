@@ -1,10 +1,10 @@
 """AWS resources other than instances: roles, security groups, persistent volumes and a budget alert.
 
-    made for one attempt, under its mark, and destroyed with it      role + instance profile, group
-    kept at the user's request until `destroy --all --kept`          volume of a run, budget of a home
+    role, instance profile, security group    created for one attempt under its mark, and destroyed with it
+    a run's volume, a home's budget           kept at the user's request until `destroy --all --kept`
 
-Each is looked up before it is created and is tagged in the creating call itself. Destroying a resource that is already
-gone succeeds.
+Each resource is looked up before it is created, and is tagged in the call that creates it. Destroying a resource that
+is already gone succeeds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _THERE = ("EntityAlreadyExists", "InvalidGroup.Duplicate", "InvalidPermission.Du
 def make_role(api: AwsApi, mark: str, owner: str, policy: str) -> str:
     """Create the role and the instance profile; return the profile's name.
 
-    Both are identifiable as ours from the start, because the owner is in their path.
+    Both have the owner in their path, so that they are identifiable as ours from the start.
     """
     tags = tag_list({MARK_TAG: mark, "Name": mark})
     common = {"Path": _path(owner), "Tags": tags}
@@ -53,14 +53,14 @@ def make_role(api: AwsApi, mark: str, owner: str, policy: str) -> str:
                                      AssumeRolePolicyDocument=json.dumps(_TRUST), **common))  # fmt: skip
     api.call("iam", "put_role_policy", GLOBAL, RoleName=mark, PolicyName=_POLICY, PolicyDocument=policy)
     _unless(_THERE, lambda: api.call("iam", "create_instance_profile", GLOBAL, InstanceProfileName=mark, **common))
-    # A profile holds one role, so "limit exceeded" means that ours is already in it.
+    # An instance profile can contain only one role, so LimitExceeded means that ours is already in it.
     _unless(("LimitExceeded",), lambda: api.call("iam", "add_role_to_instance_profile", GLOBAL,
                                                  InstanceProfileName=mark, RoleName=mark))  # fmt: skip
     return mark
 
 
 def make_group(api: AwsApi, region: str, network: str, mark: str, ssh_from: str) -> str:
-    """Create the security group and return its id. It allows SSH from one address, or nothing at all."""
+    """Create the security group and return its id. It allows inbound SSH from one address, or no inbound traffic."""
     found = _group(api, region, mark)
     if found is None:
         spec = [{"ResourceType": "security-group", "Tags": tag_list({MARK_TAG: mark, "Name": mark})}]
@@ -70,7 +70,7 @@ def make_group(api: AwsApi, region: str, network: str, mark: str, ssh_from: str)
         found = _group(api, region, mark)
     if found is None:
         raise Unwelcome(
-            what=f"The security group {mark} was created but is not visible.",
+            what=f"The security group {mark} was created but is not listed yet.",
             why="AWS sometimes lists new resources with a delay.",
             fix="Try again in a minute.",
         )
@@ -109,7 +109,7 @@ def make_budget(api: AwsApi, prefix: str, dollars: str, email: str) -> None:
 
 
 class Things:
-    """All our resources in every region ever used."""
+    """Lists and destroys this home's AWS resources other than instances."""
 
     def __init__(self, api: AwsApi, prefix: str, owner: str, world: World) -> None:
         self._api, self._prefix, self._owner, self._world = api, prefix, owner, world
@@ -149,7 +149,7 @@ class Things:
                     self._api.call("ec2", "attach_volume", region, Device=_DEVICE, InstanceId=instance_id,
                                    VolumeId=volume_id)  # fmt: skip
                 except AwsRefused as exc:
-                    # The new instance is still starting, or the preempted one still holds the volume.
+                    # The new instance is still starting, or the volume is still attached to the preempted one.
                     if exc.code not in ("IncorrectState", "VolumeInUse", "InvalidVolume.NotFound"):
                         raise
                     problem = exc.text
@@ -157,8 +157,8 @@ class Things:
 
         timeout_s = min(_ATTACH_S, within_s)
         late = StartTimeout(
-            what=f"The volume {volume_id} could not be attached to {instance_id} in {timeout_s:.0f} s.",
-            fix="homing reconcile   lists it; then launch again",
+            what=f"The volume {volume_id} could not be attached to {instance_id} within {timeout_s:.0f} s.",
+            fix="List the volume: homing reconcile   Then launch again.",
         )
         if not wait_until(is_attached, timeout_s=timeout_s, every_s=_LOOK_S, world=self._world, by=by):
             late.why = f"Last seen: {problem}."
@@ -176,8 +176,8 @@ class Things:
         if not resource.mark.startswith(self._prefix):
             raise ProviderRefused(
                 what=f"{resource.id} does not belong to this home.",
-                why=f"The names of this home's resources start with {self._prefix}",
-                fix="List them: homing runs",
+                why=f"The names of this home's resources start with {self._prefix!r}.",
+                fix="List this home's resources: homing runs",
             )
         region, _, name = resource.id.rpartition("/")
         if resource.kind == "volume":
@@ -190,7 +190,7 @@ class Things:
             self._drop("budgets", "delete_budget", GLOBAL, AccountId=self._api.account, BudgetName=name)
         else:
             raise UsageError(
-                what=f"This home has no {resource.kind!r} on AWS.", fix="List its resources: homing reconcile"
+                what=f"homing creates no {resource.kind!r} on AWS.", fix="List this home's resources: homing reconcile"
             )
 
     def _destroy_role(self, name: str) -> None:
@@ -209,7 +209,7 @@ class Things:
         for row in rows:
             name = _mark_of(row)
             if not name.endswith("-volume") or row["State"] == "deleting":
-                continue  # a root disk is deleted with its instance
+                continue  # skip root disks, which are deleted with their instances
             users = ", ".join(str(each["InstanceId"]) for each in row.get("Attachments", []))
             read, now = Figures("aws"), self._world.now() + self._api.skew_s
             num_gb, made_at = read.whole("Size", row["Size"], _MOST_GB), read.moment("", row.get("CreateTime"), now)
@@ -231,13 +231,13 @@ class Things:
         ]
 
     def _roles(self) -> list[Resource]:
-        """Return roles and profiles. A launch that was killed in between has created only one of the two."""
+        """Return roles and instance profiles. A launch may have been killed after creating only one of the two."""
         found: dict[str, Resource] = {}
         for operation, key in (("list_roles", "Role"), ("list_instance_profiles", "InstanceProfile")):
             for row in self._api.items("iam", operation, f"{key}s", GLOBAL, PathPrefix=_path(self._owner)):
                 name = str(row[f"{key}Name"])
                 if not name.startswith(self._prefix):
-                    continue  # an API that ignores the path filter also returns roles of other homes
+                    continue  # an API that ignores the path filter also returns roles that belong to other homes
                 at = read_moment(row.get("CreateDate"))
                 found.setdefault(name, Resource("role", f"iam/{name}", name, "aws", Decimal(0), at, "with its profile"))
         return list(found.values())
@@ -248,7 +248,7 @@ class Things:
             rows = self._api.call("budgets", "describe_budgets", GLOBAL, **asked).get("Budgets", [])
         except AwsRefused as exc:
             if exc.code.startswith(("AccessDenied", "NotFound")):
-                return []  # without permission to list budgets, this key cannot have created one
+                return []  # a key without permission to list budgets is assumed to have created none
             raise
         names = [str(row["BudgetName"]) for row in rows]
         ours = [name for name in names if name.startswith(self._prefix)]
@@ -259,7 +259,7 @@ class Things:
 
 
 def s3_of(store: str, environment: dict[str, str]) -> S3Address | None:
-    """Return the bucket's address if the store is AWS S3 itself, because the instance's role applies only there."""
+    """Return the bucket's address if the store is on AWS S3, else None. The instance's role applies only to AWS S3."""
     if not store.startswith("s3:") or environment.get("AWS_ENDPOINT_URL_S3"):
         return None
     address = parse_s3(store)
