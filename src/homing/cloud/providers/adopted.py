@@ -1,7 +1,7 @@
-"""A view of a provider as a different owner, restricted to the marks that were adopted from that owner.
+"""A provider wrapper that gives access to another home's resources, but only to those that this home has adopted.
 
-An adoption hands over individual instances and the volumes that their run keeps or names, not the whole home. Whatever
-else the provider would show or destroy stays hidden and untouched, even if requested by id.
+An adoption covers individual instances and the volumes that their runs keep or name, not everything that the other home
+owns. All other resources stay hidden and cannot be destroyed, even if requested by id.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["AdoptedOnly"]
 
 class AdoptedOnly:
     def __init__(self, inner: Provider, marks: frozenset[str], named: Callable[[], frozenset[str]] = frozenset) -> None:
-        """Restrict the provider to the adopted marks.
+        """Restrict the provider `inner` to the adopted marks.
 
-        `named` returns the marks of volumes that the adopted runs name. Only resource calls use it.
+        `named` returns the marks of the volumes that adopted runs refer to by name. Only the resource methods call it.
         """
         self._inner, self._marks, self._named = inner, marks, named
         self.name = inner.name
 
-    # These are properties, read only when needed, because some providers must make a request for them.
+    # These are properties, evaluated only when needed, because some providers must send a request to get the value.
 
     @property
     def page(self) -> str:
@@ -123,7 +123,7 @@ class AdoptedOnly:
 
     def _checked(self, instance_id: str) -> Instance:
         instance = self._inner.describe(instance_id)
-        # An instance that is gone may have lost its mark, but there is nothing left to protect.
+        # An instance that is gone may no longer have a mark. Accept it anyway, because nothing is left to protect.
         if instance.state != "gone" and instance.mark not in self._marks:
             raise _not_adopted(instance_id, instance.mark)
         return instance
@@ -132,6 +132,6 @@ class AdoptedOnly:
 def _not_adopted(thing: str, mark: str) -> ProviderRefused:
     return ProviderRefused(
         what=f"{thing} was not adopted by this home.",
-        why=f"It carries {mark or 'no mark'}.",
-        fix="homing runs   lists what this home may change",
+        why=f"Its mark is {mark}." if mark else "It has no mark.",
+        fix="List the resources that this home may change: homing runs",
     )

@@ -1,9 +1,9 @@
 """The provider interface for renting a machine: offers -> plan -> create -> describe -> destroy.
 
-    Needs    what a run requires of a machine      Offer     a machine that would start now, at a rate
-    Place    folders and interpreter there         Order     what to start there, under which mark
-    Request  the create call as data; what --dry-run prints
-    Instance the state of one of our machines, as the provider reports it, in our terms
+    Needs    what a run requires of a machine      Offer     a machine that can be started now, and its hourly rate
+    Place    folders and Python on the instance    Order     what to start on the instance, under which mark
+    Request  the create call as data, which --dry-run prints
+    Instance one of our machines, with its state as the provider reports it, converted to our terms
 
 Every call is safe to repeat, and none takes longer than its timeout. This module knows nothing about training.
 """
@@ -59,7 +59,7 @@ InstanceState = Literal["requested", "booting", "ready", "preempted", "destroyin
 Billing = Literal["yes", "no", "maybe"]
 # Optional features of a provider. Each provider lists those it lacks, with a sentence to show to the user.
 Feature = Literal["native_deadline", "native_spend_limit", "end_itself", "spot", "ssh", "multi_node", "file_store"]
-KEY_ACCOUNT = "key:"  # prefix of an account known only by its key, as a different key may belong to the same account
+KEY_ACCOUNT = "key:"  # prefix of the name of an account that is known only by its API key
 
 
 @dataclass(frozen=True)
@@ -79,24 +79,24 @@ class Needs:
 @dataclass(frozen=True)
 class Offer:
     provider: str
-    name: str  # the provider's name for the machine, with which create requests it
+    name: str  # the provider's name for the machine, which the create call uses to request it
     device: str  # our name for the GPU, or the CPU's name
-    num_gpus: int  # 0 if it would train on the CPU
+    num_gpus: int  # 0 if training would run on the CPU
     num_cores: int
     memory_bytes: int  # memory of one GPU, or of the machine if it has no GPU
     rate_usd_per_hour: Decimal
-    disk_bytes: int = 0  # disk space free for a run; 0 for as much as requested
+    disk_bytes: int = 0  # disk space available to a run; 0 if the provider supplies as much as requested
     region: str = ""
     boot_s: float = 60.0  # typical time from create to the agent's first heartbeat
     cloud: str = ""  # the underlying cloud, if the provider resells machines of others
-    instance_type: str = ""  # the provider's name of the machine type, if `name` contains more than that
-    nvlink: bool | None = None  # whether its GPUs are connected by NVLink; None if unknown
+    instance_type: str = ""  # the provider's name for the machine type, if `name` contains more than that
+    nvlink: bool | None = None  # whether the machine's GPUs are connected by NVLink; None if unknown
     is_spot: bool = False  # a spot machine is cheaper, but may be preempted
     interruptions_per_hour: float = 0.0  # estimated preemption rate
-    stock: str = ""  # availability in the provider's terms: high, low
-    as_of: float | None = None  # when its rate was valid; None if it was fetched just now
-    rate_source: str = ""  # where the rate comes from; "" for the provider itself
-    lifetime_s: float = 0.0  # the provider ends it this long after its start, whatever the limits; 0 for never
+    stock: str = ""  # availability in the provider's own words, such as high or low
+    as_of: float | None = None  # when the rate was valid; None if it was just fetched from the provider
+    rate_source: str = ""  # where the rate comes from; "" if from the provider itself
+    lifetime_s: float = 0.0  # the provider ends the machine this long after its start, whatever the limits; 0 for never
     host_bytes: int = 0  # host memory, separate from GPU memory; 0 if unknown
 
 
@@ -110,15 +110,15 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Place:
-    """Folders and interpreter of an instance, and how it ends its own billing.
+    """Folders and Python interpreters of an instance, and how the instance ends its own billing.
 
     These are fixed before boot and passed to the agent as data.
     """
 
     work_dir: str
-    python: str  # the interpreter that has homing and torch once training begins
+    python: str  # the Python interpreter that has homing and torch when training begins
     end_billing: EndBilling
-    base_python: str = ""  # the interpreter that exists from the start, if different
+    base_python: str = ""  # the Python interpreter that is there from the start, if it is a different one
     # Where to keep code and environments that a later instance can reuse, or "" if the machine has everything it needs.
     cache_dir: str = ""
 
@@ -131,10 +131,10 @@ class Order:
     run_name: str
     boot: Boot
     files: tuple[InputFile, ...] = ()
-    # part of the agent's environment, never written to disk
+    # Passed in the agent's environment and never written to disk.
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
-    start_within_s: float = math.inf  # how long hand_over may wait before there would be no time left to train
-    start_by: float = math.inf  # the same as a time by home's boot clock, which keeps running while a laptop sleeps
+    start_within_s: float = math.inf  # how long hand_over may wait and still leave time to train
+    start_by: float = math.inf  # the same deadline by home's boot clock, which keeps running while a laptop sleeps
     typed: str = ""  # the run as the user typed it; like is_resume, used only for commands in error messages
     is_resume: bool = False
 
@@ -152,10 +152,10 @@ class Request:
     offer: Offer
     order: Order
     argv: tuple[str, ...]  # the instance's first command: PYTHON -I agent.zip boot.json
-    env: dict[str, str]  # variables that may be shown
+    env: dict[str, str]  # environment variables that may be displayed
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the request for display and --json, with the values of secrets masked, but not their names."""
+        """Return the request for display and --json, with the names of secrets but with their values masked."""
         boot = self.order.boot
         end = boot.end_billing
         return {
@@ -193,26 +193,26 @@ class Instance:
     created_at: float | None = None
     ended_at: float | None = None  # when billing ended, according to the provider
     spend_usd: Decimal | None = None  # the spend according to the provider
-    is_running: bool = True  # False only if the provider knows that none of our programs runs on it any more
-    detail: str = ""  # one sentence, or the provider's raw state
-    page: str = ""  # the provider's web page for it
-    twins: tuple[str, ...] = ()  # set only by create: duplicates from a call that seemed lost, already destroyed
-    # a sentence for each implausible figure in the provider's data, all of which are ignored
+    is_running: bool = True  # False only if the provider knows that none of our programs is still running on it
+    detail: str = ""  # a sentence about the state, or the provider's raw state
+    page: str = ""  # the provider's web page for the instance
+    twins: tuple[str, ...] = ()  # ids of duplicates that create started by accident and destroyed; set only by create
+    # One sentence per implausible figure in the provider's data. Such figures are ignored.
     problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A resource of ours that persists or costs money but is not an instance: a volume, a key, a security group."""
+    """A resource other than an instance that persists or costs money, such as a volume, a key or a security group."""
 
     kind: str  # volume | key | group
     id: str
-    mark: str  # its mark, or another name that starts with our owner's prefix
+    mark: str  # the resource's mark, or another name that starts with our owner's prefix
     provider: str
     rate_usd_per_hour: Decimal = Decimal(0)
     created_at: float | None = None
     detail: str = ""
-    # Whether it outlives its instance at the user's request, like a volume for the next attempt or a budget alert.
+    # Whether the user wants the resource to outlive its instance, like a volume for the next attempt or a budget alert.
     is_kept: bool = False
 
 
@@ -232,40 +232,40 @@ class Provider(Protocol):
     page: str  # the provider's list of instances, printed when something goes wrong
     cannot: Mapping[Feature, str]  # feature -> the sentence shown to a user who asks for it
     guard: str  # the provider's own spend guard in a sentence; "" if it has none
-    settle_s: float  # how stale its list may be; an instance is gone if it is absent from several lists over this time
+    settle_s: float  # how stale the instance list may be; an instance missing from several lists over this time is gone
 
-    # returns the key's account, which is stable, not secret and cached; raises instead of guessing
+    # Returns a stable name for the key's account, which is not secret, and caches it. Raises rather than guesses.
     def account(self) -> str: ...
 
     def offers(self, needs: Needs) -> list[Offer]: ...
 
-    def plan(self, offer: Offer, order: Order) -> Request: ...  # a pure function, whose result --dry-run prints
+    def plan(self, offer: Offer, order: Order) -> Request: ...  # a pure function; --dry-run prints the result
 
-    def create(self, request: Request) -> Instance: ...  # idempotent by mark; a CreateFailed carries instance_id
+    def create(self, request: Request) -> Instance: ...  # idempotent by mark; CreateFailed carries the id, if any
 
-    # Sends what the create call could not include, within a deadline.
+    # Sends the instance what the create call could not include, within a deadline.
     def hand_over(self, request: Request, instance_id: str) -> None: ...
 
-    def describe(self, instance_id: str) -> Instance: ...  # `gone` is a state, and an unrecognized state is `unknown`
+    def describe(self, instance_id: str) -> Instance: ...  # `gone` and `unknown` are states, not errors
 
-    def list_owned(self) -> list[Instance]: ...  # returns everything with our mark; raises if it cannot be listed
+    def list_owned(self) -> list[Instance]: ...  # all instances with our marks; raises if they cannot be listed
 
-    def destroy(self, instance_id: str) -> None: ...  # succeeds if it is already gone
+    def destroy(self, instance_id: str) -> None: ...  # succeeds if the instance is already gone
 
-    # returns the end of the first command's output, as kept by the provider
+    # Returns the last part of the first command's output, as kept by the provider.
     def log(self, instance_id: str) -> str: ...
 
-    def place(self, mark: str) -> Place: ...  # a pure function; the result includes how the agent ends billing, as data
+    def place(self, mark: str) -> Place: ...  # a pure function; the Place says how the agent can end billing
 
-    # Sets the provider's own guard: the instance's maximum total cost, and its latest end by our clock.
+    # Sets the provider's own guard: the instance's maximum total cost, and its latest end time by our clock.
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None: ...
 
-    # returns resources other than instances; raises if they cannot be listed
+    # Returns our resources other than instances; raises if they cannot be listed.
     def list_resources(self) -> list[Resource]: ...
 
-    def destroy_resource(self, resource: Resource) -> None: ...  # succeeds if it is already gone
+    def destroy_resource(self, resource: Resource) -> None: ...  # succeeds if the resource is already gone
 
-    # None if there is no SSH access; `cannot` says why
+    # Returns None if there is no SSH access; `cannot` gives the reason.
     def connection(self, instance_id: str) -> Connection | None: ...
 
 
@@ -279,21 +279,21 @@ class Configurable(Protocol):
 class Preparing(Protocol):
     """A provider that prepares something, such as an image, before anything bills."""
 
-    def prepare(self, store: str) -> None: ...  # for a run with this store; safe to repeat
+    def prepare(self, store: str) -> None: ...  # `store` is the URL of the run's store; safe to repeat
 
 
 @runtime_checkable
 class Cautioning(Protocol):
     """A provider with warnings that the user must see before renting anything."""
 
-    def cautions(self) -> list[str]: ...  # a sentence for each warning about the settings in the run file
+    def cautions(self) -> list[str]: ...  # one sentence per warning about the run file's settings
 
 
 @runtime_checkable
 class Delivering(Protocol):
-    """A provider whose instances cache the store, so that they must reload it after home has written to it."""
+    """A provider whose instances cache the store, and must reload it after home has written to the store."""
 
-    def deliver(self, instance_id: str) -> None: ...  # has a deadline, and does nothing for an instance that is gone
+    def deliver(self, instance_id: str) -> None: ...  # has a deadline; does nothing if the instance is gone
 
 
 @runtime_checkable
@@ -306,7 +306,7 @@ class Remembering(Protocol):
 
 @runtime_checkable
 class Doubling(Protocol):
-    """A provider for which every create call makes a new machine, even with the same mark.
+    """A provider on which every create call starts a new machine, even with the same mark.
 
     A create call without a clear response is retried, so a launch with an unknown outcome may have created up to
     `num_creates` machines.
@@ -317,26 +317,26 @@ class Doubling(Protocol):
 
 @runtime_checkable
 class ManyNamed(Protocol):
-    """A provider that cannot always identify the account of a key, which is then named after the key itself."""
+    """A provider that cannot always identify the account of an API key, and then names the account after the key."""
 
-    # Returns all account names under which ledger rows may have been rented with this key, account() first.
+    # Returns all account names that ledger rows may contain for this key, starting with that from account().
     def account_names(self) -> tuple[str, ...]: ...
 
 
 def can_end_itself(provider: Provider) -> bool:
-    """Whether a machine of this provider can end its own billing."""
+    """Return True if this provider's machines can end their own billing."""
     return "end_itself" not in provider.cannot
 
 
 def lack(offer: Offer, needs: Needs) -> str:
-    """Return in a few words why this offer does not meet the needs, or "" if it does."""
+    """Return a short reason why this offer does not meet the needs, or "" if it does."""
     wanted, has = find_gpu(needs.gpu), find_gpu(offer.device)
     if needs.gpu and (not offer.num_gpus or (wanted or needs.gpu) != (has or offer.device)):
         return f"has no {needs.gpu}"
     if (needs.gpu or needs.num_gpus > 1) and offer.num_gpus < needs.num_gpus:
         return f"has {offer.num_gpus} of {needs.num_gpus} GPUs"
     if has and has.compute_capability < needs.capability and offer.provider != "local":
-        # A local run uses the torch installed on this computer.
+        # `local` is not checked, because it uses the torch that is already installed on this computer.
         is_, least = (".".join(map(str, each)) for each in (has.compute_capability, needs.capability))
         return f"has GPUs of compute capability {is_} ({has.name}); the torch we install needs {least}"
     if has and ((needs.precision == "bf16" and not has.has_bf16) or (needs.precision == "fp8" and not has.has_fp8)):
@@ -357,16 +357,16 @@ def lack(offer: Offer, needs: Needs) -> str:
 
 
 def key_account(provider: str, key: str) -> str:
-    """Return the name of an account that is known only by its key, because the API does not identify it.
+    """Return a name for an account that is known only by its API key, because the API does not identify the account.
 
-    Eight bytes of a hash are enough to distinguish two keys, and an API key has far too much entropy to be recovered
-    from them.
+    Eight bytes of a hash are enough to tell keys apart. They do not reveal the key, which has far more entropy. Another
+    key of the same account gets a different name.
     """
     return KEY_ACCOUNT + hashlib.sha256(f"homing account {provider} {key}".encode()).hexdigest()[:16]
 
 
 def names_of(provider: Provider) -> tuple[str, ...]:
-    """Return the names of the current key's account, the provider's own name first; raises if it is unknown."""
+    """Return all names of the current key's account, starting with account(); raise if the account is unknown."""
     return provider.account_names() if isinstance(provider, ManyNamed) else (provider.account(),)
 
 
@@ -388,8 +388,8 @@ def wait_until(
 ) -> bool:
     """Return True as soon as `check` does. After the deadline, raise `on_timeout`, or return False if none is given.
 
-    `by`, a boot-clock time, is a deadline too, because the instance may bill while this computer is asleep and its
-    monotonic clock does not advance.
+    `by` is an additional deadline by the boot clock, because an instance keeps billing while this computer is asleep,
+    when the monotonic clock does not advance.
     """
     deadline = world.monotonic() + timeout_s
     while True:

@@ -1,8 +1,8 @@
 """The only hard-coded rates, with date and source, for cases where the provider cannot be queried.
 
-RunPod can be queried with a key, so its rows are only for estimates without one (`list_prices`), and no offer uses
-them. An offer made from a row here carries its date (`Offer.as_of`) and says so (`Offer.rate_source`), so that the user
-sees how old the rate is. A rate that the provider itself reports always takes precedence.
+RunPod can be queried with an API key, so its rows are used only for estimates without a key (`list_prices`), never for
+offers. An offer made from a row here carries the row's date (`Offer.as_of`) and source (`Offer.rate_source`), so that
+the user sees how old the rate is. A rate that the provider itself reports always takes precedence.
 """
 
 from __future__ import annotations

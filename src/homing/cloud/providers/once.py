@@ -1,11 +1,11 @@
-"""Creates one instance per mark at providers without idempotent create calls: look, create, look again if unclear.
+"""Creates exactly one instance per mark on providers whose create call is not idempotent.
 
     look for the mark -> POST -> created
                               -> no clear answer: look repeatedly while the list may be stale -> POST once more
                               -> a definite refusal: the adapter interprets it
-    after any unclear answer: of two instances with the same mark, the older is kept
+    after any unclear answer: if several instances have the mark, keep the oldest and destroy the others
 
-If the outcome is still unknown at the end, CreateFailed is raised, with the id of the created instance if there is one.
+If the outcome is still unknown at the end, CreateFailed is raised, with the id of the created instance if it is known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from homing.world import World
 
 __all__ = ["LOOKS", "TRIES", "Once", "look_for"]
 
-LOOKS = 3  # how many times to search for our mark, over the time that the list may be stale
+LOOKS = 3  # how many times to look for our mark during the time that the list may be stale
 TRIES = 2
 
 
@@ -31,9 +31,9 @@ class Once:
     name: str  # the provider's name
     settle_s: float
     world: World
-    find: Callable[[str], list[dict[str, Any]]]  # returns the instances with a mark, the oldest first
+    find: Callable[[str], list[dict[str, Any]]]  # mark -> the instances with that mark, oldest first
     end: Callable[[str], None]  # by id
-    # duplicates that were created and destroyed, and that incurred charges
+    # ids of duplicates that were created and destroyed, and that incurred charges
     twins: list[str] = field(default_factory=list)
 
     def create(
@@ -42,7 +42,7 @@ class Once:
         post: Callable[[], dict[str, Any]],
         refused: Callable[[Unwelcome, Request], HomingError],
     ) -> dict[str, Any]:
-        """Return the provider's data for the instance that now exists; raises CreateFailed.
+        """Return the provider's data for the instance, whether new or existing; raise CreateFailed if there is none.
 
         `post` may raise Unsure, and is called at most twice.
         """
@@ -57,12 +57,12 @@ class Once:
             except Unwelcome as exc:
                 if not num_unsure:
                     raise refused(exc, request) from exc
-                # inconclusive, because the earlier call may still take effect and may be the reason for this refusal
+                # This refusal is inconclusive: the earlier call may still take effect, and may have caused the refusal.
                 break
         if made is None:
             raise CreateFailed(
-                what=f"{self.name} did not start {request.offer.name}: no clear answer after {TRIES} tries.",
-                why=f"homing listed the instances {LOOKS} times in between and found none with the mark"
+                what=f"{self.name} did not start {request.offer.name}: the create call got no clear answer.",
+                why=f"After each try, homing listed the instances {LOOKS} times and found none with the mark"
                 f" {request.mark}.",
                 fix=f"Try again: {request.order.words.to('launch')}",
             )
@@ -84,7 +84,7 @@ class Once:
             raise CreateFailed(
                 what=f"{self.name} may have started {mark} twice.",
                 why=exc.why,
-                fix="homing runs   shows it once the provider answers",
+                fix="Check again once the provider responds: homing runs",
                 instance_id=str(kept["id"]),
             ) from exc
 
@@ -92,20 +92,20 @@ class Once:
 def look_for(
     mark: str, find: Callable[[], list[dict[str, Any]]], name: str, why: Exception | None, settle_s: float, world: World
 ) -> dict[str, Any] | None:
-    """Return the oldest instance with a mark, or None, retrying while the list of `name` may be stale.
+    """Return the oldest instance with a mark, or None. Look again for as long as the provider's list may be stale.
 
-    `why` describes the unclear response to the create call.
+    `name` is the provider, and `why` is the unclear outcome of the create call.
     """
     for look in range(LOOKS):
         if look:
             world.sleep(settle_s / (LOOKS - 1))
         try:
             found = find()
-        except ProviderRefused as exc:  # even for a 4xx, because the list call was refused, not the create call
+        except ProviderRefused as exc:  # even a 4xx, which refuses only the list call
             raise CreateFailed(
                 what=f"{name} may have started {mark}.",
-                why=f"{why}. Then: {exc.why}",
-                fix="homing runs   shows it once the provider answers",
+                why=f"{why}. Listing the instances then failed, too: {exc.why}",
+                fix="Check again once the provider responds: homing runs",
             ) from exc
         if found:
             return found[0]

@@ -16,12 +16,12 @@ from homing.world import Process, World
 
 __all__ = ["MACHINE_ENV", "ProcessTree", "inherited"]
 
-# Set for machines of other providers on this computer, so that `local` does not mistake them for its own.
+# Environment variable of the machines of other providers on this computer, which `local` must not take for its own.
 MACHINE_ENV = "HOMING_MACHINE"
 
-_TERM_GRACE_S = 0.5  # as short as for a rented machine that is destroyed
+_TERM_GRACE_S = 0.5  # short, because a rented machine gets no longer warning when it is destroyed
 _DEADLINE_S = 20.0
-# The variables that a machine inherits. This is an allowlist, so that keys for other services are not passed on.
+# Environment variables that a machine inherits: an allowlist, so that keys for other services are not passed on.
 _ENV_NAMES = re.compile(
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|PYTHONHASHSEED|LD_LIBRARY_PATH|DYLD_\w+"
     r"|OMP_\w+|MKL_\w+|OPENBLAS_\w+|CUDA_\w+|NVIDIA_\w+|TORCH\w*_CACHE_DIR|TRITON_CACHE_DIR|SSL_CERT_\w+)"
@@ -55,7 +55,7 @@ class ProcessTree:
         def is_quiet() -> bool:
             nonlocal num_quiet
             left = self.processes()
-            # Require two empty scans, because a process has no visible environment during exec.
+            # Require two empty scans in a row, because the environment of a process is not visible during exec.
             num_quiet = 0 if left else num_quiet + 1
             is_patient = self.world.monotonic() - started < _TERM_GRACE_S
             for process in left:
@@ -64,7 +64,7 @@ class ProcessTree:
 
         stubborn = ProviderRefused(
             what=f"Processes of {self.value} did not exit.",
-            why=f"They are still running {_DEADLINE_S:g} s after SIGKILL.",
+            why=f"They are still running after {_DEADLINE_S:g} s, despite SIGTERM and SIGKILL.",
             fix="List them: ps axe | grep " + self.value,
         )
         wait_until(is_quiet, timeout_s=_DEADLINE_S, every_s=0.1, world=self.world, on_timeout=stubborn)

@@ -30,8 +30,8 @@ PROVIDERS: dict[str, tuple[str, str | None]] = {
 HERE_ONLY = ("fake", "local", "ssh")
 # Providers on this computer, which answer at once or not at all.
 NEAR = ("fake", "local")
-# Cheap tests for any trace of an account. Without one, the provider's module is not imported, because loading it is
-# slow.
+# Cheap checks for any sign of an account. If there is none, the provider's module is not imported, because loading it
+# is slow.
 _TRACES: dict[str, Callable[[Path, World], bool]] = {
     "aws": lambda home, world: world.exists(home / "aws"),
     "fake": lambda home, world: (
@@ -50,7 +50,7 @@ _TRACES: dict[str, Callable[[Path, World], bool]] = {
 
 
 def configured(home: Path, world: World) -> list[str]:
-    """Return the providers to query by default: those that need no account, and those with an account here.
+    """Return the providers to query by default: those that need no account, and those configured here.
 
     Adapter modules are imported without their SDKs, which are not needed to check for an account.
     """

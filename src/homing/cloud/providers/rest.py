@@ -1,9 +1,9 @@
 """Client for a provider's REST API: JSON, timeouts, safe retries, and the mapping of its errors to ours.
 
-    GET, DELETE, PUT   retried after no response, 408, 429 and 5xx, with backoff that respects Retry-After; so is a
-                       POST that the adapter declares idempotent
-    POST               sent once; raises Unsure if it may have taken effect, so that the adapter checks before it
-                       retries. Only 429 is retried: it means that nothing was done
+    GET, DELETE, PUT   retried with backoff if there is no response, or after 408, 429 and 5xx; respects Retry-After.
+                       A POST that the adapter declares idempotent is treated in the same way
+    POST               retried only after 429, which means that nothing was done; raises Unsure if it may have taken
+                       effect, so that the adapter checks before it retries
 
 A missing response never means "gone". It raises ProviderSilent, and so does a response that lacks required fields
 (`legible`). This module knows nothing about what is requested.
@@ -35,7 +35,7 @@ _BUSY, _TIMED_OUT = 429, 408
 
 
 class Unsure(Exception):
-    """A call that must not be retried blindly got no response, or one that leaves open whether it took effect."""
+    """Raised if it is unclear whether a call took effect, so that the call must not be retried blindly."""
 
 
 class Unwelcome(ProviderRefused):
@@ -52,7 +52,7 @@ class Unwelcome(ProviderRefused):
 def legible(ask: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method that parses a provider's response, so that a missing or unexpected field raises ProviderSilent.
 
-    Such a field must crash neither the guard at home nor a destroy that still has work to do.
+    Such a field must not crash the guard at home, nor a destroy that is not finished.
     """
 
     @functools.wraps(ask)
@@ -62,10 +62,10 @@ def legible(ask: Callable[P, T]) -> Callable[P, T]:
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
             name = getattr(args[0], "name", "The provider")
             raise ProviderSilent(
-                what=f"{name} answered {ask.__name__} in an unknown format.",
+                what=f"{name} responded to {ask.__name__} in an unknown format.",
                 why=f"{type(exc).__name__}: {exc}.",
                 doubt="The current state is unknown; instances may still be billing.",
-                fix=f"Try again in a minute: homing runs   The API may have changed: {pip_upgrade()}",
+                fix=f"Check again in a minute: homing runs   If its API has changed, upgrade homing: {pip_upgrade()}",
             ) from exc
 
     return read
@@ -79,27 +79,28 @@ class Reply:
 
 @dataclass
 class Api:
-    """One provider's API with its key. `fix` tells the user what to do if the key is refused."""
+    """Client for one provider's API, with its key. `fix` tells the user what to do if the key is refused."""
 
     name: str
     url: str
     headers: dict[str, str] = field(repr=False)
     world: World
     fix: str
-    # How far the provider's clock is ahead of ours, by the Date header of its last response, or 0 if there was none.
+    # Seconds by which the provider's clock is ahead of ours, according to the Date header of its last response; 0
+    # before the first response.
     skew_s: float = field(default=0.0, init=False)
 
     def get(self, path: str) -> dict[str, Any]:
         return self._repeat("GET", path).body
 
     def items(self, path: str, key: str) -> list[dict[str, Any]]:
-        """Return a list, or raise if it is missing from the response, rather than treating it as empty."""
+        """Return a list from the response; raise if the list is missing, instead of treating it as empty."""
         found = self.get(path).get(key)
         if not isinstance(found, list):
             raise ProviderSilent(
-                what=f"{self.name} answered GET {path} without {key!r}.",
+                what=f"The response of {self.name} to GET {path} has no {key!r} field.",
                 doubt="The list of instances is unknown; instances may still be billing.",
-                fix="Try again in a minute: homing runs",
+                fix="Check again in a minute: homing runs",
             )
         return found
 
@@ -124,7 +125,7 @@ class Api:
                 raise
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send a POST once, except after 429; raises Unsure if it may have taken effect."""
+        """Send a POST, retrying only after 429; raise Unsure if the call may have taken effect."""
         for number in range(1, RETRIES.tries + 1):
             try:
                 response = self._send("POST", path, body)
@@ -139,7 +140,7 @@ class Api:
         return self._reply("POST", path, response).body
 
     def post_again(self, path: str, body: dict[str, Any] | None = None) -> None:
-        """POST with retries, for an idempotent effect. Ignores the response, as the caller reads the result back."""
+        """Send an idempotent POST with retries. Ignore the response, because the caller reads the result back."""
         with contextlib.suppress(Unsure):  # 2xx without JSON
             self._repeat("POST", path, body)
 
@@ -161,7 +162,7 @@ class Api:
             what=f"{self.name} is not responding: {method} {path} failed {RETRIES.tries} times.",
             why=f"{problem}.",
             doubt="The current state is unknown; instances may still be billing.",
-            fix="Try again in a minute: homing runs",
+            fix="Check again in a minute: homing runs",
         )
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None) -> HttpResponse:
@@ -194,21 +195,21 @@ class Api:
             if method == "POST":
                 raise Unsure(f"{self.name} answered {response.status} with something other than a JSON object")
             raise ProviderSilent(
-                what=f"{self.name} answered {method} {path} with something other than a JSON object.",
-                why=f"The answer starts with: {text}",
-                fix="Try again in a minute: homing runs",
+                what=f"{self.name} responded to {method} {path} with something other than a JSON object.",
+                why=f"The response starts with: {text}",
+                fix="Check again in a minute: homing runs",
             )
         return Reply(response.status, body)
 
 
 def _is_unclear(response: HttpResponse) -> bool:
-    """Return True for 5xx, and for 408, because a proxy that timed out may have passed the request on."""
+    """Return True for 5xx, and for 408, because a proxy that timed out may have forwarded the request."""
     return response.status >= 500 or response.status == _TIMED_OUT
 
 
 def _pause_s(response: HttpResponse | None, failures: int) -> float:
     wanted = response.headers.get("retry-after", "") if response is not None else ""
-    asked_s = read_figure(wanted, 10**9)  # if this is missing or a date, our own pause is used
+    asked_s = read_figure(wanted, 10**9)  # None if the header is missing or contains a date; our own pause is used then
     return RETRIES.pause_s(failures, float(asked_s or 0))
 
 

@@ -98,7 +98,7 @@ def read_account(api: Api) -> str | None:
             what="runpod could not identify the account of this key.",
             why=f"{exc}.",
             doubt="Instances that this key does not show may still be billing.",
-            fix="Try again in a minute: homing runs",
+            fix="Check again in a minute: homing runs",
         ) from exc
     except Unwelcome as exc:
         if exc.status != 403:
