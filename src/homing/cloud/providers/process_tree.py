@@ -65,6 +65,6 @@ class ProcessTree:
         stubborn = ProviderRefused(
             what=f"Processes of {self.value} did not exit.",
             why=f"They are still running after {_DEADLINE_S:g} s, despite SIGTERM and SIGKILL.",
-            fix="List them: ps axe | grep " + self.value,
+            fix="List the processes: ps axe | grep " + self.value,
         )
         wait_until(is_quiet, timeout_s=_DEADLINE_S, every_s=0.1, world=self.world, on_timeout=stubborn)

@@ -1,13 +1,14 @@
-"""A simulated cloud in one object, which rents out machines, bills them by its own clock, and fails as configured.
+"""A simulated cloud as one object. It rents out machines, bills them by its own clock, and fails as configured.
 
     HttpRequest -> handle -> HttpResponse, or NetworkError if the connection is cut (before or after the effect)
     tick        -> scheduled changes: boots, preemptions, hangs, the guard; `next_due` says when the next is due
-    bill        -> what was billed from when to when: the reference that tests compare our ledger with
+    bill        -> what was billed, from when to when. Tests compare our ledger with it
 
-Like real clouds, it does not deduplicate by name, keeps ended instances for a while and then answers 404, and bills
-machines and disks for every second from create until they are gone. It does not run its machines itself: `Machines` are
-processes on this computer for the server, and actors for a simulator. It has no clock, randomness or I/O of its own and
-depends only on its arguments and the requests, so that the same seed always gives the same sequence of events.
+Like real clouds, it does not deduplicate by name, describes ended instances for a while and then answers 404, and
+bills machines and disks for every second from create until they are gone. It does not run its machines itself:
+`Machines` are processes on this computer for the server, and actors for a simulator. It has no clock, randomness or I/O
+of its own and depends only on its arguments and the requests, so that the same seed always gives the same sequence of
+events.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from homing.world import HttpRequest, HttpResponse, NetworkError
 __all__ = ["INSTANCE_KEY_ENV", "KEY_HEADER", "BillLine", "FakeCloud", "FakeOffer", "Machines", "Settings"]
 
 KEY_HEADER = "x-api-key"
-INSTANCE_KEY_ENV = "FAKE_INSTANCE_KEY"  # set on each machine: a key that can end only this machine
+INSTANCE_KEY_ENV = "FAKE_INSTANCE_KEY"  # holds, on each machine, a key that can end only that machine
 _STATE_VERSION = 1
 
 
@@ -59,7 +60,7 @@ class FakeCloud:
         seed: int = 0,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `on_change` after each effect and before the response, so that the state can be saved."""
+        """Set up the cloud. It calls `on_change` after each state change, before it responds, to save the state."""
         self.settings = settings or Settings()
         self.faults = faults or Faults()
         self.offers = offers
@@ -68,7 +69,7 @@ class FakeCloud:
         self._on_change = on_change
         self._dice = Dice(self.faults, Random(seed))
         self._things: dict[str, Thing] = {}
-        self._live: dict[str, Thing] = {}  # the resources that bill, which each tick checks
+        self._live: dict[str, Thing] = {}  # the resources that are billing; each tick checks only these
         self._keys: dict[str, dict[str, Any]] = {}
         self._num_made = 0
         self._due = math.inf
@@ -86,7 +87,7 @@ class FakeCloud:
         route = route_of(request.method, path)
         ways = self._dice.throw(route) if route else ()
         if "lost_before" in ways:
-            raise NetworkError(f"{request.method} {parts.path}: the line was cut before it arrived")
+            raise NetworkError(f"{request.method} {parts.path}: the connection was cut before the request arrived")
         if "busy" in ways:
             wait = {"retry-after": f"{self.faults.retry_after_s:g}"}
             return answer(429, {"error": "too many requests"}, wait)
@@ -98,7 +99,7 @@ class FakeCloud:
             response = answer(exc.status, {"error": exc.text})
         self._save()
         if "lost_after" in ways:
-            raise NetworkError(f"{request.method} {parts.path}: the line was cut before the answer")
+            raise NetworkError(f"{request.method} {parts.path}: the connection was cut before the response")
         if "error_after" in ways:
             return answer(500, {"error": "internal error"})
         return response
@@ -126,7 +127,7 @@ class FakeCloud:
         ]
 
     def live(self) -> dict[str, int]:
-        """Return the number of instances that bill now, by mark. Two for the same mark mean a duplicate."""
+        """Return the number of instances that are billing now, by mark. A count of two means a duplicate."""
         found: dict[str, int] = {}
         for thing in self._live.values():
             if thing.kind == "instance":
@@ -134,7 +135,7 @@ class FakeCloud:
         return found
 
     def preempt(self, instance_id: str, notice_s: float | None = None) -> None:
-        """Take the instance away, either now or after a notice of that many seconds."""
+        """Preempt the instance, either now or with a notice of that many seconds."""
         thing, now = self._live[instance_id], self.now()
         thing.taken_at = now + (notice_s or 0.0)
         if notice_s is not None:
@@ -147,7 +148,7 @@ class FakeCloud:
         self.tick()
 
     def change_faults(self, faults: Faults) -> None:
-        """Use these faults from the next request on. Request counts restart."""
+        """Use these faults from the next request on, and count requests from zero again."""
         self.faults = faults
         self._dice = Dice(faults, self._dice.rng)
 
@@ -166,7 +167,7 @@ class FakeCloud:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Resume from a `dump`. The next tick restarts machines that should be running but are not."""
+        """Resume from a `dump`. The next tick starts machines that should be running but are not."""
         assert state["version"] == _STATE_VERSION, state["version"]
         self._num_made = state["num_made"]
         self._things = {body["id"]: Thing(**body) for body in state["things"]}
@@ -178,7 +179,7 @@ class FakeCloud:
         self._dice.rng.setstate((version, tuple(numbers), gauss))
         for thing in self._things.values():
             if thing.kind == "instance" and thing.ended_at is not None:
-                self._machines.end(thing.id)  # a crash may have come between the record and the action
+                self._machines.end(thing.id)  # a crash may have prevented this after the end was recorded
         self._due = -math.inf
         self.tick()
 
@@ -217,7 +218,7 @@ class FakeCloud:
         return self._notice(thing)
 
     def _caller(self, request: HttpRequest) -> Thing | None:
-        """Return the instance that the key belongs to, or None for the account's key."""
+        """Return the instance that the request's API key belongs to, or None for the account's key."""
         key = next((value for name, value in request.headers.items() if name.lower() == KEY_HEADER), "")
         if key == self._api_key:
             return None
@@ -263,8 +264,7 @@ class FakeCloud:
     def _decide_fate(self, thing: Thing, ways: tuple[str, ...]) -> None:
         now, faults = thing.created_at, self.faults
         thing.boots_at = now + self.settings.boot_s + (faults.slow_boot_s if "boot_slow" in ways else 0.0)
-        # Draw a number even if it is not needed, so that one fault does not shift the random numbers of the following
-        # ones.
+        # Draw a number even if it is not needed, so that one fault does not change the random numbers of later faults.
         at = now + faults.take_after_s[0] + self._dice.rng.random() * (faults.take_after_s[1] - faults.take_after_s[0])
         if "boot_never" in ways:
             thing.boots_at = math.inf
@@ -298,8 +298,8 @@ class FakeCloud:
         now = self.now()
         if thing.ended_at is not None:
             raise Refusal(404, f"no instance {thing.id}")
-        # Before a destroy lies again, the instance must have been visible for as long as the list may be stale.
-        # Otherwise two lies could not be distinguished from the real end.
+        # A destroy may report a false success again only after the instance has been visible for as long as the list
+        # may be stale. Otherwise two false successes could not be distinguished from a real end.
         if "destroy_lies" in ways and now >= thing.hidden_until + self.settings.settle_s:
             thing.hidden_until = now + self.faults.lie_s
             self._is_changed = True
@@ -334,7 +334,7 @@ class FakeCloud:
         return answer(200, {"action": "terminate", "at": thing.taken_at})
 
     def _other(self, route: str, request: HttpRequest, path: list[str], query: dict[str, list[str]]) -> HttpResponse:
-        """Create, list or delete volumes and keys. A volume bills."""
+        """Create, list or delete volumes and keys. Volumes cost money, keys do not."""
         if request.method == "POST":
             body = body_of(request)
             if route == "volumes":
@@ -390,7 +390,8 @@ class FakeCloud:
         env = {**thing.env, INSTANCE_KEY_ENV: self._instance_key(thing.id)}
         self._machines.start(thing.id, files, list(thing.argv), env)
         thing.is_started = self._is_changed = True
-        thing.files, thing.env = {}, {}  # the machine has them now, and secrets must not be kept
+        # The machine has its files and variables now, and the cloud must not keep secrets.
+        thing.files, thing.env = {}, {}
 
     def _end(self, thing: Thing, at: float, by: str) -> None:
         thing.ended_at, thing.ended_by = at, by
@@ -403,7 +404,7 @@ class FakeCloud:
             offer = next((offer for offer in self.offers if offer.name == thing.offer), None)
             size = Decimal(offer.disk_gb if offer else 10)
             self._add("volume", thing.mark, size * VOLUME_USD_PER_GB_HOUR)
-        self._save()  # saved before the action, because after a crash `load` ends what is recorded as ended
+        self._save()  # save before ending the machine, because after a crash `load` ends the machines recorded as ended
         self._machines.end(thing.id)
 
     def _add(self, kind: str, mark: str, rate: Decimal) -> Thing:
@@ -474,7 +475,7 @@ def _take_guard(thing: Thing, body: dict[str, Any]) -> None:
         until = None if end_by is None else float(end_by)
     except (ArithmeticError, TypeError, ValueError) as exc:
         raise Refusal(400, f"a guard of {usd!r} dollars until {end_by!r} is not valid") from exc
-    # Reject "NaN", which Decimal accepts, because the guard would never act on it.
+    # Reject "NaN", which Decimal and float accept, because a guard with it would never act.
     if (limit is not None and not (limit.is_finite() and limit >= 0)) or (until is not None and math.isnan(until)):
         raise Refusal(400, f"a guard of {usd!r} dollars until {end_by!r} is not valid")
     thing.guard_usd, thing.guard_end_by = (None if limit is None else str(limit)), until

@@ -1,17 +1,17 @@
-"""Faults of the fake cloud, which occur randomly, from a seed, or at exactly the n-th request.
+"""Faults of the fake cloud, which occur at random, with a seed, or at exactly the n-th request.
 
     any request   lost_before lost_after    the connection is cut, before or after the request took effect
                   error_before error_after  a 5xx, likewise
                   busy                      429 with Retry-After, no effect
     create        no_capacity dearer        refused with a message; started at a higher rate than offered
                   boot_slow boot_never boot_dies
-                  preempt notice_preempt    it is preempted, without or with a notice
-                  hang                      its programs freeze, but it keeps billing
-                  leaves_volume             its disk remains and bills after the instance is gone
-    list          list_late                 the state of some seconds ago
+                  preempt notice_preempt    the instance is preempted, without or with a notice
+                  hang                      the instance's programs freeze, but it keeps billing
+                  leaves_volume             the instance's disk remains and bills after the instance is gone
+    list          list_late                 the list of a few seconds ago
     describe      odd_state                 an undocumented state
-    destroy       destroy_lies              204, shown as gone, and back after a while; billed all along
-                  destroy_stubborn          202, and works only at the n-th try
+    destroy       destroy_lies              204, but the instance keeps billing and reappears after a while
+                  destroy_stubborn          202, but only the n-th request takes effect
 
 This module is pure and deterministic: the same seed and the same requests give the same result.
 """
@@ -52,7 +52,7 @@ ROUTES = ("account", "offers", "create", "list", "describe", "destroy", "guard",
 
 @dataclass(frozen=True)
 class Strike:
-    """One fault at a fixed point: the n-th request to a route, or the n-th of all requests if no route is given."""
+    """One fault at a fixed point: at the n-th request to a route, or at the n-th of all requests if `of` is empty."""
 
     way: str
     nth: int = 1
@@ -61,9 +61,9 @@ class Strike:
 
 @dataclass(frozen=True)
 class Faults:
-    """Which faults may occur, and their parameters. By default there are none."""
+    """Which faults may occur, and their parameters. By default, no fault occurs."""
 
-    rates: Mapping[str, float] = field(default_factory=dict)  # `way` or `route.way` -> probability
+    rates: Mapping[str, float] = field(default_factory=dict)  # fault (`way` or `route.way`) -> probability per request
     strikes: tuple[Strike, ...] = ()
     retry_after_s: float = 2.0
     list_lag_s: float = 1.0  # maximum age of a stale list
@@ -71,7 +71,7 @@ class Faults:
     dearer_by: float = 1.5
     take_after_s: tuple[float, float] = (5.0, 60.0)  # how long after its creation an instance is preempted or hangs
     notice_s: float = 10.0
-    lie_s: float = 1.0  # how long a lying destroy appears to have worked
+    lie_s: float = 1.0  # how long an instance is hidden after a destroy that falsely reports success
     stubborn_tries: int = 3
     clock_skew_s: float = 0.0  # offset of the provider's clock from true time
 
@@ -82,9 +82,9 @@ class Faults:
             fitting = REQUEST_WAYS + _OWN_WAYS.get(route, () if route else WAYS)
             if way not in fitting or (route and route not in ROUTES):
                 raise UsageError(
-                    what=f"The fake cloud has no failure {way!r}" + (f" at {route}." if route else "."),
-                    why=f"Ways: {', '.join(WAYS)}. Routes: {', '.join(ROUTES)}.",
-                    fix="List them: homing rehearse --list-faults",
+                    what=f"The fake cloud has no fault {way!r}" + (f" for {route} requests." if route else "."),
+                    why=f"Faults: {', '.join(WAYS)}. Request types: {', '.join(ROUTES)}.",
+                    fix="List all faults: homing rehearse --list-faults",
                 )
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Faults:
 
 
 class Dice:
-    """Decides which faults each request gets. Its state can be saved, to continue the sequence after a restart."""
+    """Decides which faults each request gets. Its state can be saved, so that a restart continues the sequence."""
 
     def __init__(self, faults: Faults, rng: Random) -> None:
         self.faults, self.rng = faults, rng
@@ -113,11 +113,11 @@ class Dice:
         self._chances = {route: _chances(faults, route) for route in ROUTES}
 
     def throw(self, route: str) -> tuple[str, ...]:
-        """Return the faults of this request; at most one of them concerns the request itself."""
+        """Return the faults for the next request to this route, at most one of them from REQUEST_WAYS."""
         for name in ("", route):
             self.counts[name] = self.counts.get(name, 0) + 1
         ways = [s.way for s in self.faults.strikes if s.of in ("", route) and self.counts[s.of] == s.nth]
-        # Always draw the same number of times, so that whether one fault occurs does not change the ones after it.
+        # Always draw the same number of random numbers, so that one fault does not change the faults after it.
         ways += [way for way, chance in self._chances[route] if self.rng.random() < chance]
         about_request = [way for way in ways if way in REQUEST_WAYS][:1]
         own = [way for way in ways if way in _OWN_WAYS.get(route, ())]

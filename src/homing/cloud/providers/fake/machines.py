@@ -1,10 +1,11 @@
 """The fake cloud's machines on this computer: each is a folder and a process tree.
 
-    $HOMING_HOME/fake/machines/<instance id>/   work/ (files from its create call)  boot.log
+    $HOMING_HOME/fake/machines/<instance id>/   work/ (files from the create call)  boot.log
 
-A rented machine has its own disk, and its programs use paths on it. Here all machines share one disk, so the machine's
-folder replaces the root of its disk in its arguments and boot.json. Each call may be repeated, even by a server that
-was killed and restarted: a machine's processes are found by a variable in their environment.
+A rented machine has its own disk, and its programs use paths on that disk. Here all machines share one disk, so in a
+machine's arguments and boot.json, the path of the machine's folder replaces the root of its disk. Each call may be
+repeated, even by a server that was killed and restarted, because a machine's processes are found by a variable in their
+environment.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class HostMachines:
     def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None:
         folder = self._root / instance_id
         if self._world.exists(folder / "started") or self._tree(instance_id).processes():
-            return  # an earlier server started it and was killed before it could record that
+            return  # an earlier server process started the machine and was killed before recording that
         self._world.mkdir(folder / "work")
         try:
             self._bring(folder, files)
@@ -45,7 +46,7 @@ class HostMachines:
             here = [word.replace(ROOT_DIR, str(folder)) for word in argv]
             self._world.spawn(here, env=own, cwd=folder / "work", log=folder / "boot.log")
         except (OSError, ValueError, IndexError) as exc:
-            # If the first command cannot start, the machine bills, and its log says why.
+            # If the first command cannot start, the machine still bills, and its log contains the reason.
             self._world.append(folder / "boot.log", f"{type(exc).__name__}: {exc}\n".encode())
         self._world.write(folder / "started", b"")
 
@@ -61,7 +62,7 @@ class HostMachines:
     def freeze(self, instance_id: str) -> None:
         tree = self._tree(instance_id)
         tree.send(signal.SIGSTOP)
-        tree.send(signal.SIGSTOP)  # sent again for processes that were starting during the first scan
+        tree.send(signal.SIGSTOP)  # again, for processes that were starting during the first scan
 
     def log(self, instance_id: str) -> str:
         path = self._root / instance_id / "boot.log"
@@ -71,7 +72,7 @@ class HostMachines:
         return self._world.read(path, start, _LOG_BYTES).decode("utf-8", "replace")
 
     def wait_until_ended(self) -> bool:
-        """Wait for the machines to end; return False if some did not end in time. A restarted server tries again."""
+        """Wait for the machines to end; return False if one does not end in time. A restarted server tries again."""
         return wait_until(lambda: not self._to_end.unfinished_tasks, timeout_s=_END_S, every_s=0.05, world=self._world)
 
     def _bring(self, folder: Path, files: dict[str, bytes]) -> None:
@@ -101,7 +102,7 @@ class HostMachines:
 
 
 def machine_prefix(root: Path) -> str:
-    """Return the prefix of the variable's value for machines in `root`. All servers use the same instance numbers."""
+    """Return a prefix unique to `root`, which is needed because every fake cloud uses the same instance ids."""
     return f"fake/{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]}/"
 
 

@@ -1,6 +1,7 @@
 """The fake cloud as a provider, with simulated machines that cost nothing, over real HTTP.
 
-    $HOMING_HOME/fake/server.json, else HOMING_FAKE_URL + HOMING_FAKE_KEY    its address; without one, it is not queried
+Its address comes from $HOMING_HOME/fake/server.json, else from HOMING_FAKE_URL and HOMING_FAKE_KEY. Without an address,
+the fake cloud is not queried.
 
 The adapter is written like that of a real cloud. Every call goes through `rest`, create is never repeated without
 looking for our mark, an unrecognized state is `unknown` and counts as billing, and an instance is gone only if the
@@ -50,9 +51,9 @@ __all__ = ["KEY_ENV", "SERVER", "URL_ENV", "WORK_DIR", "Fake"]
 
 URL_ENV = "HOMING_FAKE_URL"
 KEY_ENV = "HOMING_FAKE_KEY"
-SERVER = "fake/server.json"  # a file below home with the address and key of this home's server
-# The root of a machine's own disk. The server's machines share our disk, so the server substitutes each machine's
-# folder.
+SERVER = "fake/server.json"  # file in $HOMING_HOME with the address and key of this home's server
+# The root of a machine's own disk. The fake machines share this computer's disk, so the server replaces this path with
+# the machine's folder.
 ROOT_DIR = "/fake-machine"
 WORK_DIR = f"{ROOT_DIR}/work"
 
@@ -63,7 +64,7 @@ _STATES: dict[str, InstanceState] = {
     "requested": "requested",
     "booting": "booting",
     "ready": "ready",
-    "preempting": "ready",  # it is alive until it is preempted, and destroying it now would lose its last checkpoint
+    "preempting": "ready",  # still running; destroying it now would lose its last checkpoint
     "deleting": "destroying",
     "deleted": "gone",
 }
@@ -81,7 +82,7 @@ class Fake:
     def __init__(self, *, home: Path, owner: str, world: World) -> None:
         self._home, self._world = home, world
         self._prefix = owner_prefix(owner)
-        self._ours: set[str] = set()  # ids that this process has seen with our mark
+        self._ours: set[str] = set()  # ids of instances that this process has seen with our mark
         self._looked: dict[str, tuple[float, Instance]] = {}
 
     @staticmethod
@@ -119,7 +120,7 @@ class Fake:
         return [offer for offer in found if offer is not None and not lack(offer, needs)]
 
     def place(self, mark: str) -> Place:
-        """Return the place. The machine ends itself with a key from the cloud that can end only this machine."""
+        """Return the place. The machine ends itself with a key from the cloud that can end no other machine."""
         end = EndBilling(
             kind="request",
             method="DELETE",
@@ -164,7 +165,7 @@ class Fake:
     @legible
     def list_owned(self) -> list[Instance]:
         bodies = self._with_mark(self._prefix, is_prefix=True)
-        self._looked.clear()  # cleared, because an instance that is no longer listed must be looked up again
+        self._looked.clear()  # an instance that is no longer listed must be looked up again
         found = [self._instance(body) for body in bodies]
         return [instance for instance in found if instance.state != "gone"]
 
@@ -173,7 +174,7 @@ class Fake:
         self._looked.pop(instance_id, None)
         path = f"/instances/{quote(instance_id, safe='')}"
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # if its data is missing or unreadable, delete it anyway
+            with contextlib.suppress(ProviderSilent):  # delete even if its data is unreadable
                 body = self._api.find(path)
                 if body is not None:
                     self._own(body)
@@ -184,12 +185,12 @@ class Fake:
         return "" if body is None else str(body["log"])
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Set the instance's maximum total cost and its latest end by our clock."""
+        """Set the instance's maximum total cost and its latest end time by our clock."""
         if not self._about["has_guard"]:
-            return  # `cannot` lists this feature, and launch has reported it
+            return  # `cannot` lists the missing guard, and launch has warned about it
         body: dict[str, Any] = {"spend_limit_usd": str(spend_limit_usd), "end_by": None}
         if end_by is not None:
-            # The provider's clock may differ from ours, and its guard uses its own clock.
+            # The provider's guard uses the provider's clock, which may differ from ours.
             body["end_by"] = end_by + self._skew_s(self._api.get("/account"))
         try:
             self._api.put(f"/instances/{quote(instance_id, safe='')}/guard", body)
@@ -219,8 +220,8 @@ class Fake:
 
     @cached_property
     def _api(self) -> Api:
-        # This home's own server comes first, because a rehearsal must use the cloud that it started, whatever the
-        # environment says.
+        # This home's own server takes precedence over the environment, because a rehearsal must use the cloud that it
+        # started.
         env, path = self._world.environment(), self._home / SERVER
         if not self._world.exists(path) and env.get(URL_ENV):
             return self._open(api_address(env, URL_ENV, ""), env.get(KEY_ENV, ""))
@@ -228,13 +229,13 @@ class Fake:
             raise UsageError(
                 what="No fake cloud is running.",
                 why=f"{URL_ENV} is not set, and {path} does not exist.",
-                fix="homing rehearse RUN   starts one for a rehearsal and stops it afterwards",
+                fix="Start one for the duration of a rehearsal: homing rehearse RUN",
             )
         server = json.loads(self._world.read(path))
         return self._open(server["url"], server["api_key"])
 
     def _open(self, url: str, key: str) -> Api:
-        fix = f"export {KEY_ENV}=...   with the api_key of the server's server.json"
+        fix = f"Use the api_key from the server's server.json: export {KEY_ENV}=..."
         return Api("fake", url.rstrip("/"), {KEY_HEADER: key}, self._world, fix)
 
     @cached_property
@@ -276,10 +277,10 @@ class Fake:
             "files": {path: base64.b64encode(data).decode("ascii") for path, data in files.items()},
         }
         if self._about["has_guard"]:
-            # Set in the create call itself, because it would be missing if this process died before a separate call.
+            # Set the guard in the create call itself, because this process may die before a separate call.
             guard: dict[str, Any] = {"spend_limit_usd": None, "end_by": None}
             if boot.spend_limit_usd is not None:
-                # This guard acts last of all, but inside the limit, because a disk that is left behind keeps billing.
+                # This guard acts after all others but still within the limit, because a leftover disk keeps billing.
                 rate, before = request.offer.rate_usd_per_hour, Decimal(boot.spent_before_usd)
                 kept_s = reserve_s(PROVIDER, allowed_s(rate, Decimal(boot.spend_limit_usd), before, 0.0))
                 guard["spend_limit_usd"] = str(Decimal(boot.spend_limit_usd) - before - meter.cost(rate, kept_s))
@@ -290,7 +291,7 @@ class Fake:
         return body
 
     def _with_mark(self, mark: str, *, is_prefix: bool = False) -> list[dict[str, Any]]:
-        """Return the live instances with a mark, oldest first, because the first of two with the same mark is kept."""
+        """Return the live instances with a mark, oldest first, because the oldest of several duplicates is kept."""
         bodies = self._api.items(f"/instances?prefix={quote(mark)}", "instances")
         found = [body for body in bodies if body["name"] == mark or (is_prefix and body["name"].startswith(mark))]
         return sorted(found, key=lambda body: (read_moment(body["created_at"]) or 0.0, body["id"]))
@@ -330,7 +331,7 @@ class Fake:
         return instance
 
     def _skew_s(self, body: dict[str, Any]) -> float:
-        """Return how far the provider's clock is ahead of ours. The clocks may differ, but ages are the same."""
+        """Return how many seconds the provider's clock is ahead of ours."""
         now = read_moment(body["now"])
         return 0.0 if now is None else now - self._world.now()
 
@@ -354,6 +355,6 @@ def _refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
 def _not_ours(thing_id: str, prefix: str) -> ProviderRefused:
     return ProviderRefused(
         what=f"{thing_id} does not belong to this home.",
-        why=f"The names of this home's resources start with {prefix}",
-        fix="List them: homing runs",
+        why=f"The names of this home's resources start with {prefix!r}.",
+        fix="List this home's resources: homing runs",
     )

@@ -1,18 +1,18 @@
 """Serves the fake cloud on loopback: python -m homing.cloud.providers.fake.server --home DIR
 
-    DIR/fake/server.json   address and key; exists while the server is in use           (0600)
-             state.json    what it rents and bills, saved before each answer             (0600)
+    DIR/fake/server.json   address and key of the server; exists while it is in use      (0600)
+             state.json    what it rents and bills, saved before each response           (0600)
              machines/     see machines.py
 
 The server may be killed at any moment and restarted: it uses the same port and key, continues billing by the clock, and
-finds its machines again. It exits by itself when no instance is alive and there have been no requests for a while. In
+finds its machines again. It exits when no instance is alive and there have been no requests for a while. In
 addition to the cloud's own paths, the server has /double/..., which a rehearsal uses to decide what goes wrong and
 when:
 
     PUT /double/faults   POST /double/preempt {instance, notice_s}   POST /double/hang {instance}
-    GET /double/bill     POST /double/leave (ends the server, if nothing lives)
+    GET /double/bill     POST /double/leave (stops the server once nothing bills)
 
-This module represents the outside world, so it is the only one here that opens a socket.
+This module simulates something outside homing, so it is the only one in this folder that opens a socket.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IDLE_S = 600.0
 _TICK_S = 0.1
 _STATE = "fake/state.json"
 _LOCK = "fake/server.lock"
-_RATES = (("cpu-spot", "0.12", True), ("cpu-steady", "0.36", False))  # the rates are made up, like that of `local`
+_RATES = (("cpu-spot", "0.12", True), ("cpu-steady", "0.36", False))  # made-up rates, like that of `local`
 
 
 class Server:
@@ -55,7 +55,7 @@ class Server:
         before = self._read_state()
         self.api_key = before["api_key"] if before else world.random_hex(32)
         self.machines = HostMachines(home / "fake" / "machines", world)
-        # After a restart it is still the same cloud, so its settings must not change while it is in use.
+        # A restarted server continues the same cloud, so it keeps the saved settings.
         self.settings = Settings(**before["settings"]) if before else settings
         self.cloud = FakeCloud(
             now=world.now,
@@ -70,7 +70,7 @@ class Server:
         self.turn = threading.RLock()
         self.asked_at = world.monotonic()
         self.is_leaving = False
-        # The machines use this address, so it must survive a restart.
+        # The machines use the server's address, so a restart must not change it.
         self.http = _listen(before["port"] if before else port, self)
         self.port = int(self.http.server_address[1])
         if before:
@@ -162,7 +162,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         try:
             reply = self.owner.answer(HttpRequest(self.command, self.path, headers, self.rfile.read(length)))
         except NetworkError:
-            with contextlib.suppress(OSError):  # cut the connection: no response, not even an error
+            with contextlib.suppress(OSError):  # close the connection without sending any response
                 self.connection.shutdown(socket.SHUT_RDWR)
             return
         self.send_response(reply.status)
@@ -182,7 +182,8 @@ class _Listener(http.server.ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         exc = sys.exc_info()[1]
-        if not isinstance(exc, ConnectionError):  # ignore machines that were ended while waiting for a response
+        # A machine may be killed while it waits for a response, so broken connections are ignored.
+        if not isinstance(exc, ConnectionError):
             super().handle_error(request, client_address)
 
 
@@ -193,8 +194,8 @@ def _listen(port: int, server: Server) -> _Listener:
     except OSError as exc:
         raise UsageError(
             what=f"The fake cloud cannot listen on port {port}.",
-            why=f"{exc}. The instances it started know that port.",
-            fix="Stop the process on that port, or, if no fake instance is running, delete $HOMING_HOME/fake",
+            why=f"{exc}. The port cannot change, because the instances that it started use it.",
+            fix="Stop the process that uses the port. Or, if no fake instance is running, delete $HOMING_HOME/fake",
         ) from exc
 
 
@@ -213,13 +214,20 @@ def _say(status: int, body: dict[str, Any]) -> HttpResponse:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m homing.cloud.providers.fake.server", description=__doc__)
     parser.add_argument("--home", required=True, type=Path, help="the $HOMING_HOME to serve")
-    parser.add_argument("--port", type=int, default=0, help="0: any free port; a restart reuses the previous one")
-    parser.add_argument("--faults", default="{}", help="JSON, as in fake.faults.Faults")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-guard", action="store_true", help="a cloud without a spend guard")
-    parser.add_argument("--settle-s", type=float, default=Settings.settle_s, help="how stale its list may be")
     parser.add_argument(
-        "--idle-s", type=float, default=IDLE_S, help="exit after this long without instances and requests"
+        "--port",
+        type=int,
+        default=0,
+        help="the port to listen on; 0 picks a free one, and a restart reuses the previous one",
+    )
+    parser.add_argument("--faults", default="{}", help="the faults as JSON, with the fields of fake.faults.Faults")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-guard", action="store_true", help="simulate a cloud that has no spend guard")
+    parser.add_argument(
+        "--settle-s", type=float, default=Settings.settle_s, help="how stale the list of instances may be, in seconds"
+    )
+    parser.add_argument(
+        "--idle-s", type=float, default=IDLE_S, help="exit after this many seconds with no instances and no requests"
     )
     given = parser.parse_args(argv)
     settings = Settings(has_guard=not given.no_guard, settle_s=given.settle_s)

@@ -1,4 +1,4 @@
-"""Data types of the fake cloud: offers, settings, billed resources, the interface of its machines, the HTTP format."""
+"""Data types of the fake cloud: offers, settings, billed resources, the machine interface and the HTTP format."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ VOLUME_USD_PER_GB_HOUR = Decimal("0.0001")
 
 
 class Machines(Protocol):
-    """Runs the cloud's machines. Every call may be repeated, and none may wait for a machine."""
+    """Interface for running the cloud's machines. Every call may be repeated, and none may wait for a machine."""
 
     def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None: ...
 
-    def end(self, instance_id: str) -> None: ...  # takes effect at once and is final; an unknown id is not an error
+    def end(self, instance_id: str) -> None: ...  # final, with immediate effect; an unknown id is not an error
 
     def is_running(self, instance_id: str) -> bool: ...
 
-    # the machine will be preempted; real clouds send SIGTERM
+    # Tells the machine that it will be preempted in that many seconds. Real clouds send SIGTERM.
     def notice(self, instance_id: str, seconds: float) -> None: ...
 
     def freeze(self, instance_id: str) -> None: ...
@@ -61,12 +61,12 @@ class FakeOffer:
 class Settings:
     """Properties of the cloud. Unlike faults, they are documented and can be relied on."""
 
-    has_guard: bool = True  # whether it has its own guard, which ends an instance at a given spend or date
-    settle_s: float = 2.0  # how stale its list may be
+    has_guard: bool = True  # whether the cloud has its own guard, which ends an instance at a given spend or date
+    settle_s: float = 2.0  # how stale the list of instances may be
     boot_s: float = 0.5  # time from create to the first command
-    destroy_s: float = 0.0  # time from the delete call until it is gone, during which it bills
-    retention_s: float = 86400.0  # how long ended instances are still described
-    deduplicates: bool = False  # whether it deduplicates by name, as most real clouds do not
+    destroy_s: float = 0.0  # time from the delete call until the instance is gone and stops billing
+    retention_s: float = 86400.0  # how long ended instances can still be described
+    deduplicates: bool = False  # whether create deduplicates by name, which most real clouds do not
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Thing:
     ended_at: float | None = None
     ended_by: str = ""
     offer: str = ""
-    # The program that it will run. Cleared once the program has started.
+    # What the instance will run. Cleared once it has started.
     files: dict[str, str] = field(default_factory=dict)  # base64
     argv: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
@@ -108,8 +108,9 @@ class Thing:
     is_dead: bool = False
     is_hung: bool = False
     is_noticed: bool = False
-    hidden_until: float = -math.inf  # a lying destroy appears to have worked until this time
-    tries_left: int = 0  # how many more destroy calls a stubborn instance needs
+    # After a destroy that falsely reported success, the instance is shown as deleted until this time.
+    hidden_until: float = -math.inf
+    tries_left: int = 0  # how many more destroy calls the instance needs until it ends
     leaves_volume: bool = False
 
     def spend(self, now: float) -> Decimal:
@@ -117,7 +118,7 @@ class Thing:
         return Decimal(self.rate_usd_per_hour) * Decimal(str(max(0.0, until - self.created_at))) / 3600
 
     def guarded_until(self) -> float:
-        """Return when the cloud's own guard ends the instance."""
+        """Return the time at which the cloud's own guard ends the instance."""
         ends = [self.guard_end_by if self.guard_end_by is not None else math.inf]
         if self.guard_usd is not None:
             ends.append(self.created_at + float(Decimal(self.guard_usd) / Decimal(self.rate_usd_per_hour)) * 3600)
@@ -135,12 +136,12 @@ def state_of(thing: Thing, at: float) -> str:
         return "preempting"
     if thing.is_started:
         return "ready"
-    # A cloud acknowledges the call at once, but the machine itself appears later.
+    # Like real clouds: the create call is acknowledged at once, but the machine itself appears later.
     return "requested" if at <= thing.created_at else "booting"
 
 
 def total_rate(offer: FakeOffer) -> Decimal:
-    """Return the rate of machine and disk together."""
+    """Return the hourly rate of the machine and its disk together."""
     return Decimal(offer.rate_usd_per_hour) + offer.disk_gb * VOLUME_USD_PER_GB_HOUR
 
 
@@ -148,7 +149,7 @@ def total_rate(offer: FakeOffer) -> Decimal:
 
 
 class Refusal(Exception):
-    """A request that was understood and refused."""
+    """Raised when the cloud understands a request but refuses it."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -156,7 +157,7 @@ class Refusal(Exception):
 
 
 def route_of(method: str, path: list[str]) -> str:
-    """Return the name of the route, or "" if there is no such path."""
+    """Return the name of the route for a method and path, or "" if there is none."""
     head, length = (path[0] if path else ""), len(path)
     if head in ("volumes", "keys") and (length == 1) == (method in ("GET", "POST")) and method in _OTHER_METHODS:
         return head

@@ -3,8 +3,8 @@
     write ended.json (complete or absent) -> SIGTERM to everything with the mark -> SIGKILL after a grace period -> exit
 
 `local` and `ssh` put this file into the instance's folder and pass the command to the agent as data. Like the HTTP call
-of a rented machine, it is self-contained: it needs neither homing, nor its zip, nor a live process of ours. That is why
-it accesses the machine directly, without a World. It must run on Python 3.8.
+that ends a rented machine, this script is self-contained: it needs neither homing, nor the agent's zip, nor a running
+process of ours. That is why it accesses the machine directly, without a World. It must run on Python 3.8.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ DEADLINE_S = 20.0
 
 def main(instance_dir: str, mark: str) -> int:
     with contextlib.suppress(OSError):
-        # Kill the processes even if the disk is full, which may free some space.
+        # Ignore a full disk here: killing the processes below may free some space.
         write_ended(instance_dir, "agent")
     if not fell(mark):
         return 1
@@ -36,7 +36,7 @@ def fell(mark: str) -> bool:
     num_quiet = 0
     while True:
         others = [pid for pid, found in marked(mark) if found == mark and pid != os.getpid()]
-        # Require two empty scans, because a process has no visible environment during exec.
+        # Require two empty scans in a row, because the environment of a process is not visible during exec.
         num_quiet = 0 if others else num_quiet + 1
         if num_quiet == 2:
             return True
@@ -87,7 +87,7 @@ def write_whole(path: str, data: bytes) -> None:
 
 
 def marked(prefix: str) -> Iterator[Tuple[int, str]]:
-    """Yield pid and mark of the live processes whose mark starts with `prefix`."""
+    """Yield the pid and mark of each live process that has a mark starting with `prefix`."""
     wanted = f"HOMING_MARK={prefix}"
     if os.path.isdir("/proc/self"):
         for name in os.listdir("/proc"):
@@ -99,7 +99,7 @@ def marked(prefix: str) -> Iterator[Tuple[int, str]]:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     state = file.read().rsplit(b")", 1)[1].split()[0]
             except (OSError, IndexError):
-                continue  # the process has ended, or it belongs to a different user
+                continue  # the process has ended or belongs to a different user
             for entry in entries:
                 if entry.startswith(wanted.encode()) and state not in (b"Z", b"X"):
                     yield int(name), entry.split(b"=", 1)[1].decode("utf-8", "replace")

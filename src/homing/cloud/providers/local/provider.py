@@ -5,13 +5,13 @@
     ├── started.json       the first process was started
     ├── destroy.json       destroy was requested: nothing may start here from now on
     ├── ended.json         when billing ended
-    ├── end_billing.py     the command with which the agent ends billing by itself
+    ├── end_billing.py     the script with which the agent ends billing
     ├── boot.log
     └── work/              boot.json, agent.zip, run/, data/
 
-An instance behaves like a rented machine, so that everything around it can be tried and tested without an account. The
-process tree outlives the process that started it, and even after all its processes have died, the instance bills until
-it is destroyed.
+An instance behaves like a rented machine, so that everything else can be tried and tested without an account. The
+process tree outlives the process that started it. Even after all its processes have exited, the instance bills until it
+is destroyed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from homing.world import World
 
 __all__ = ["DEFAULT_RATE_USD_PER_HOUR", "RATE_ENV", "Local"]
 
-DEFAULT_RATE_USD_PER_HOUR = Decimal("0.36")  # made up: a cent per 100 s, so that even a short run costs something
+DEFAULT_RATE_USD_PER_HOUR = Decimal("0.36")  # made up: $0.01 per 100 s, so that even a short run costs something
 RATE_ENV = "HOMING_LOCAL_RATE"
 
 _LOG_BYTES = 4000
@@ -78,7 +78,7 @@ class Local:
         self._world = world
 
     def account(self) -> str:
-        return "this computer"  # not the host name, which changes with the network
+        return "this computer"  # a fixed name, because the host name changes with the network
 
     # --- offers ---
 
@@ -119,8 +119,7 @@ class Local:
         if not self._exists(folder, "started.json") and not self._tree(request.mark).processes():
             self._start(request, folder)
         if self._exists(folder, "destroy.json"):
-            # A destroy was requested between our check and our start, and it may have scanned for processes before ours
-            # started.
+            # A destroy was requested after the check above, and it may have scanned for processes before ours started.
             self.destroy(request.mark)
             raise CreateFailed(
                 what=f"Instance {request.mark} was destroyed while it was starting.",
@@ -138,7 +137,7 @@ class Local:
         try:
             made = self._read(folder / "instance.json")
         except ProviderRefused as exc:
-            # The rate and start time are lost, but it is still known whether the instance runs or has ended, so destroy
+            # The recorded rate and start time are lost, but whether the instance is running is still known, so destroy
             # still works.
             is_over = self._exists(folder, "ended.json") and not processes
             return self._instance(instance_id, "gone" if is_over else "unknown", detail=exc.what)
@@ -179,10 +178,10 @@ class Local:
         return [instance for instance in found if instance.state != "gone"]
 
     def _running(self) -> set[str]:
-        """Return the marks of processes here, except those of other providers' machines on this computer.
+        """Return the marks of processes on this computer, except those of other providers' machines.
 
-        A child of such a machine may start or end between two scans of the process table. So those machines are
-        searched for both before and after, and a single process inside a machine excludes its mark.
+        A process of such a machine may start or end between two scans of the process table. So the machines' processes
+        are listed both before and after ours, and a single process inside a machine excludes its mark.
         """
         inside = {process.pid for process, _ in self._world.marked(MACHINE_ENV, "")}
         marked = self._world.marked(names.MARK_ENV, self._prefix)
@@ -190,7 +189,7 @@ class Local:
         return {mark for _, mark in marked} - {mark for process, mark in marked if process.pid in inside}
 
     def _describe_or_unknown(self, instance_id: str) -> Instance:
-        """Describe an instance. A damaged folder must neither hide the others nor prevent destroying them."""
+        """Describe an instance. A damaged folder must not hide other instances or prevent destroying them."""
         try:
             return self.describe(instance_id)
         except ProviderRefused as exc:
@@ -201,11 +200,11 @@ class Local:
         is_recorded = self._world.exists(folder / "instance.json")
         if is_recorded and not self._exists(folder, "destroy.json"):
             with contextlib.suppress(OSError):
-                # Kill the processes even if the disk is full. Writing ended.json fails in that case.
+                # Ignore a full disk, so that the processes are still killed. Writing ended.json may then fail.
                 self._write(folder / "destroy.json", {"asked_at": self._world.now()})
         self._tree(instance_id).end()
         if is_recorded:
-            # Create the file without overwriting it: if the agent ended billing first, its time counts.
+            # Do not overwrite an existing file: if the agent ended billing earlier, the agent's time counts.
             body = {"schema": "homing.local-ended/1", "ended_at": self._world.now(), "by": "destroy"}
             body.update(boottime=self._world.boottime(), boot_id=self._world.boot_id())
             self._world.create(folder / "ended.json", _json(body))
@@ -218,10 +217,10 @@ class Local:
         return self._world.read(path, start, _LOG_BYTES).decode("utf-8", "replace")
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: this computer has no guard, and the agent and dead-man learn a new limit through the store."""
+        """Do nothing: this computer has no guard, and the agent and dead-man get new limits through the store."""
 
     def list_resources(self) -> list[Resource]:
-        return []  # there are no resources besides the folder and its processes
+        return []  # an instance has only its folder and its processes
 
     def destroy_resource(self, resource: Resource) -> None:
         raise AssertionError(f"this computer has no {resource.kind}")
@@ -236,7 +235,7 @@ class Local:
         cores = self._world.run(["getconf", "_NPROCESSORS_ONLN"], timeout_s=10)
         memory_bytes, processor = self._machine()
         gpu, gpu_memory_bytes = gpus[0] if gpus else ("", 0)
-        # A folder that does not exist yet will be on the disk of its nearest existing parent.
+        # If the folder does not exist yet, it will be on the same disk as its nearest existing parent.
         parent = next(p for p in (self._root, *self._root.parents) if self._world.exists(p))
         return Offer(
             provider=self.name,
@@ -276,22 +275,22 @@ class Local:
             return parse_usd(text) if text else DEFAULT_RATE_USD_PER_HOUR
         except ValueError as exc:
             raise UsageError(
-                what=f"{RATE_ENV} is not valid.", why=f"{exc}.", fix=f"For example: export {RATE_ENV}=0.36"
+                what=f"{RATE_ENV} is not a valid rate.", why=f"{exc}.", fix=f"For example: export {RATE_ENV}=0.36"
             ) from exc
 
     def _folder(self, instance_id: str) -> Path:
         if not re.fullmatch(r"[a-z0-9-]+", instance_id) or not instance_id.startswith(self._prefix):
             raise ProviderRefused(
                 what=f"{instance_id!r} is not an instance of this home.",
-                why=f"The names of this home's instances start with {self._prefix}",
-                fix="List them: homing runs",
+                why=f"The names of this home's instances start with {self._prefix!r}.",
+                fix="List this home's instances: homing runs",
             )
         return self._root / instance_id
 
     def _record(self, request: Request) -> None:
         """Record the instance. Billing begins here, before anything runs.
 
-        After this line, list_owned shows the instance even if this process crashes.
+        Once the record is written, list_owned shows the instance even if this process crashes.
         """
         body = {
             "schema": "homing.local-instance/1",
@@ -335,7 +334,7 @@ class Local:
         until = ended_at if ended_at is not None else now
         lived_s = self._lived_s(made or {}, ended)
         if lived_s is not None:
-            # by the same clock as the end, because the clock may have been adjusted since the start
+            # computed from the end, because the wall clock may have been adjusted since the start
             created_at = until - lived_s
         seconds = Decimal(str(max(0.0, until - created_at))) if created_at is not None else Decimal(0)
         return Instance(
@@ -354,7 +353,7 @@ class Local:
         )
 
     def _lived_s(self, made: dict[str, Any], ended: dict[str, Any] | None) -> float | None:
-        """Return the lifetime by the boot clock, or None if a time lacks it or this computer rebooted in between."""
+        """Return the lifetime by the boot clock, or None if it was not recorded or this computer has rebooted since."""
         if ended is None:
             ended = {"boottime": self._world.boottime(), "boot_id": self._world.boot_id()}
         began, until = made.get("boottime"), ended.get("boottime")
@@ -375,7 +374,7 @@ class Local:
             raise ProviderRefused(
                 what=f"{path} is corrupt, so the state of this instance is unknown.",
                 why=str(exc),
-                fix=f"List its processes: ps axe | grep {path.parent.name}",
+                fix=f"List the instance's processes: ps axe | grep {path.parent.name}",
             ) from exc
         assert isinstance(body, dict), path
         return body
