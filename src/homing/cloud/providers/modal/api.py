@@ -1,7 +1,7 @@
 """Calls to Modal's SDK, each with a deadline, and the mapping of its errors to ours.
 
-    ask      reads and idempotent calls: retried while Modal does not answer or is busy, then ProviderSilent
-    create   once; Unsure if it may have taken effect, so that the adapter checks before it retries
+    ask      reads and idempotent calls: retried if Modal does not respond or is busy; then raises ProviderSilent
+    create   not retried; raises Unsure if it may have taken effect, so that the adapter checks before it retries
 
 This module knows nothing about what is rented or why.
 """
@@ -26,12 +26,12 @@ __all__ = ["APP", "ModalApi"]
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 APP = "homing"  # this app contains the sandboxes of all homes
-_RETRIES = Retries(tries=3, first_s=1.0)  # on top of the SDK's own retries, which last about a second
+_RETRIES = Retries(tries=3, first_s=1.0)  # in addition to the SDK's own retries, which take about a second
 _BUILD_S = 2400.0  # time limit for the first build of an image with torch
 _LOG_LINES = 200
 _RELOAD_S = 55
 _NO_ANSWER: Any = object()
-Sandboxes = list[Any]  # an alias defined here because `list` is a method in the class
+Sandboxes = list[Any]  # alias for `list`, which is the name of a method in the class below
 
 
 class ModalApi:
@@ -43,13 +43,13 @@ class ModalApi:
         try:
             return connect(self._world)
         except Shut as exc:
-            raise self._silent("No answer.", str(exc)) from exc
+            raise self._silent("could not connect.", str(exc)) from exc
 
     @cached_property
     def workspace(self) -> str:
-        """Return the workspace's name, including the environment if one is set.
+        """Return the workspace's name, followed by the environment if one is set.
 
-        Our resources are not listed in other environments.
+        The environment is included because Modal lists resources only within one environment.
         """
 
         async def look() -> str:
@@ -65,7 +65,7 @@ class ModalApi:
     # --- app, volume, image and rates ---
 
     def app(self, *, may_create: bool) -> Any | None:
-        """Return our app, or None if it was never created, which means that we have no sandboxes."""
+        """Return our app, or None if it was never created. Without the app, there are no sandboxes of ours."""
         names = {"create_if_missing": may_create, "client": self.connection.client}
         return self.ask("App.lookup", lambda: self.connection.sdk.App.lookup.aio(APP, **names), absent=None)
 
@@ -76,7 +76,7 @@ class ModalApi:
         self.ask("Image.build", lambda: image.build.aio(app), timeout_s=_BUILD_S)
 
     def rates(self) -> dict[str, Decimal]:
-        """Return Modal's own rates in dollars per hour, or nothing if this account or client cannot query them."""
+        """Return Modal's own rates in dollars per hour, or an empty dict if this account or SDK cannot query them."""
 
         async def look() -> dict[str, Any]:
             return dict(
@@ -145,11 +145,11 @@ class ModalApi:
         try:
             return self.ask("Sandbox.logs", read, absent="")
         except (Unwelcome, ProviderSilent) as exc:
-            # the log only supplements an error that is reported anyway
+            # do not raise, because the log only adds details to an error that is reported anyway
             return f"(could not read Modal's log: {exc.why})"
 
     def reload(self, sandbox: Any) -> str:
-        """Reload the mounts; return why that failed, or ""."""
+        """Reload the sandbox's Volume mounts; return the reason if that failed, else ""."""
         try:
             self.connection.call(lambda: sandbox.reload_volumes.aio(timeout=_RELOAD_S), _RELOAD_S + 5)
         except failures() as exc:
@@ -185,7 +185,7 @@ class ModalApi:
             what=f"modal is not responding: {what}",
             why=problem,
             doubt="The current state is unknown; instances may still be billing.",
-            fix="Check again in a minute: homing runs   Modal's own page: https://modal.com/apps",
+            fix="Check again in a minute: homing runs   Or look at Modal's own page: https://modal.com/apps",
         )
 
     def _refusal(self, exc: BaseException, what: str) -> Unwelcome:

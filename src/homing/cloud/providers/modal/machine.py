@@ -1,10 +1,11 @@
 """Defines the content of a sandbox: image, files, first command, timeout, and access to its store.
 
-image      Debian with the versions of requirements-instance.txt, built by Modal once per list; or the user's own
-files      agent, wheel and boot.json, mounted in their current version; they are not part of the image
-command    copies them to the work folder, starts the agent, and runs until billing ends or no agent is left
-timeout    from the limits: Modal's own guard, the last of all; never more than Modal allows
-store      a `modal:` Volume is mounted, so that no token is needed; any other store gets its keys as a Secret
+image      Debian with the packages of requirements-instance.txt, which Modal builds once per package list; or the
+           user's own image
+files      agent, wheel and boot.json, mounted when the sandbox starts, because they are not part of the image
+command    copies the files to the work folder, starts the agent, and runs until billing ends or no agent is left
+timeout    Modal's own guard, set from the limits so that it acts after all others; never more than Modal allows
+store      a `modal:` Volume is mounted, so that no token is needed; for any other store, the keys are sent as a Secret
 """
 
 from __future__ import annotations
@@ -49,16 +50,17 @@ __all__ = [
 MOUNT = f"{ROOT}/store"  # where the Volume is mounted in a sandbox
 PYTHON = "python3"
 _PYTHON_VERSION = "3.12"
-_PARCEL = f"{ROOT}/parcel"  # where the files are mounted; they are copied from there, because a mount may be read-only
+_PARCEL = f"{ROOT}/parcel"  # where the files are mounted; the command copies them, because a mount may be read-only
 _OVER = f"{WORK_DIR}/over"
 _ENTRY_PID = f"{WORK_DIR}/entry.pid"
-_LEAST_S = 60  # Modal's own default is five minutes, but with less than this a sandbox could not even boot
-# share of the reserve, after the landing that the limits require, so that the limits end the run first
+_LEAST_S = 60  # minimum timeout, because a sandbox needs about this long to boot
+# The run must leave the sandbox this share of the landing reserve before the timeout. The share is below 1, so that the
+# limits end the run first.
 _LATE_SHARE = 0.9
 
 # The sandbox ends when this command does. So the command runs as long as the agent or the dead-man is alive, and the
-# dead-man can restart a crashed agent. It finds both by their command line, which is also part of its own, so it
-# excludes itself.
+# dead-man can restart a crashed agent. The command finds both by their command lines. Its own command line matches too,
+# so it excludes itself.
 _ENTRY = f"""mkdir -p {WORK_DIR} && cp -R {_PARCEL}/. {WORK_DIR}/ || exit 1
 echo $$ > {_ENTRY_PID}
 "$@" & agent=$!
@@ -86,7 +88,7 @@ def entry_argv(argv: tuple[str, ...]) -> list[str]:
 
 
 def make_request(offer: Offer, order: Order) -> Request:
-    """Return the request without the account's token. A store that is a Volume becomes a mounted folder."""
+    """Return the request without the account's token. If the store is a Volume, the sandbox sees it as a folder."""
     boot, secrets = order.boot, dict(order.secrets)
     if volume_of(boot.store):
         boot = dataclasses.replace(boot, store=f"{parse_modal(boot.store).url}?mount={MOUNT}", secret_names=[])
@@ -108,9 +110,9 @@ def volume_of(store: str) -> str:
 
 
 def timeout_s(boot: Boot) -> int:
-    """Return the timeout: the nearer limit minus the reserve of the provider's guard.
+    """Return the sandbox's timeout: the earliest limit minus the reserve of the provider's guard.
 
-    The guard acts last, but within the limit.
+    The timeout is the last guard to act, but still acts within the limit.
     """
     allowed = _allowed_s(boot)
     left = allowed - reserve_s(PROVIDER, allowed, boot.stop_grace_s) if math.isfinite(allowed) else math.inf
@@ -118,7 +120,7 @@ def timeout_s(boot: Boot) -> int:
 
 
 def start_within_s(boot: Boot, now: float) -> float:
-    """Return how long the start may still take, by home's clock, before there would be no time left to train."""
+    """Return how long the start may still take, by home's clock, and leave time to train."""
     allowed = _allowed_s(boot)
     if math.isinf(allowed):
         return allowed
@@ -134,7 +136,7 @@ def make_image(connection: Connection, settings: Mapping[str, Any], store: str, 
     # A sandbox sees a Volume as a folder, so the store's SDK is not needed there.
     lock = code_bundle.lock("" if volume_of(store) else store)
     text = "\n".join([*lock.lines, *lock.torch, ""]).encode()
-    # the SDK reads this file when it builds the image
+    # The SDK reads this file when it builds the image.
     path = home / "cache" / f"modal-{hashlib.sha256(text).hexdigest()[:16]}.txt"
     if not world.exists(path):
         world.mkdir(path.parent)
@@ -145,7 +147,7 @@ def make_image(connection: Connection, settings: Mapping[str, Any], store: str, 
 
 
 def parcel(image: Any, request: Request, folder: Path, world: World) -> Any:
-    """Return the image with the files mounted. boot.json is written to `folder` and holds no secrets."""
+    """Return the image with the files mounted. boot.json is written to `folder` and contains no secrets."""
     world.mkdir(folder)
     world.write(folder / file_names.BOOT, codec.dumps(request.order.boot, indent=1).encode())
     image = image.add_local_file(str(folder / file_names.BOOT), f"{_PARCEL}/{file_names.BOOT}")
@@ -162,7 +164,7 @@ def _allowed_s(boot: Boot) -> float:
 
 
 def _leave_s(boot: Boot) -> float:
-    """Return when the run must leave this sandbox, whose timeout cannot be changed even if a limit is raised later."""
+    """Return after how many seconds the run must leave this sandbox, whose timeout cannot be changed."""
     end_s = float(timeout_s(boot))
     reserve = reserve_s(LAND, end_s, boot.stop_grace_s)
     if end_s < LIFETIME_S:

@@ -1,9 +1,9 @@
-"""Modal's offers: a table of its GPUs, at the rates that Modal reports, or at dated list prices if it reports none.
+"""Modal's offers: a fixed list of its GPUs, at the rates that Modal reports, or at dated list prices otherwise.
 
     GPUs x 1, 2, 4, 8  ->  GPU + reserved cores + reserved memory  ->  one rate per hour
 
-Modal bills the larger of what is reserved and what is used. Usage is capped at the reservation, so that the rate is
-also the maximum. There is no list of free GPUs. If none is free, a sandbox waits in a queue.
+Modal bills for the reserved or the used cores and memory, whichever is more. Usage is capped at the reservation, so
+that the rate is also the maximum. Modal does not list free GPUs. If none is free, a sandbox waits in a queue.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from homing.gpus import GPUS
 __all__ = ["CPU_ONLY", "Size", "gpu_string", "make_offers", "rate_key"]
 
 CPU_ONLY = "cpu"
-_CPU_ONLY_FACTOR = 2  # without a GPU, twice the cores and memory that come with one, because the CPU does all the work
-LIFETIME_S = 86400.0  # no sandbox lives longer than this
+_CPU_ONLY_FACTOR = 2  # without a GPU, twice the cores and memory, because the CPU does all the work
+LIFETIME_S = 86400.0  # maximum lifetime of a sandbox
 _BOOT_S = 90.0  # time to start a container with a large image, including the agent's bootstrap and first push
 _COUNTS = (1, 2, 4, 8)
-# For sandboxes, cores and memory cost about three times as much as for functions: modal.com/pricing, 2026-06-27.
+# Prices for sandboxes, which are about three times as high as for functions: modal.com/pricing, 2026-06-27.
 _CORE_USD_PER_HOUR = Decimal("0.1419")
 _GIB_USD_PER_HOUR = Decimal("0.0242")
 _REST_SOURCE = "copied from modal.com/pricing on 2026-06-27"
@@ -34,7 +34,7 @@ class Card:
     name: str  # Modal's name
     device: str  # our name
     most: int  # maximum number of GPUs in one machine
-    asked_as: str = ""  # set if the plain name may yield a different GPU
+    asked_as: str = ""  # the name to request, if `name` may yield a different GPU
 
 
 _CARDS = (
@@ -46,7 +46,7 @@ _CARDS = (
     Card("A100-40GB", "A100-40GB", 8),
     Card("A100-80GB", "A100", 8),
     Card("RTX-PRO-6000", "RTXPRO6000", 8),
-    # with the plain name, Modal may give an H200, which is not the GPU that was planned for
+    # if the request says H100, Modal may provide an H200, which is not what was planned
     Card("H100", "H100", 8, "H100!"),
     Card("H200", "H200", 8),
     Card("B200", "B200", 8),
@@ -55,21 +55,21 @@ _CARDS = (
 
 @dataclass(frozen=True)
 class Size:
-    """Cores and memory per GPU, or of a machine without a GPU."""
+    """Cores and memory per GPU. A machine without a GPU gets twice as much."""
 
     cores: float
     memory_bytes: int
 
     def of(self, num_gpus: int) -> tuple[float, int]:
-        """Return cores and MiB of the whole machine in the form that the create call takes."""
+        """Return the cores and the MiB of memory of the whole machine, as the create call expects them."""
         factor = num_gpus or _CPU_ONLY_FACTOR
         return self.cores * factor, self.memory_bytes * factor // 2**20
 
 
 def make_offers(needs: Needs, size: Size, rates: Mapping[str, Decimal]) -> list[Offer]:
-    """Return the offers that meet the needs, the lowest rate first.
+    """Return the offers that meet the needs, sorted by rate.
 
-    `rates` has Modal's own rates, and is empty if Modal reported none.
+    `rates` contains the rates that Modal reported, if any.
     """
     found = [_offer(card, count, size, rates) for card in _CARDS for count in _COUNTS if count <= card.most]
     found.append(_cpu_offer(size))
@@ -86,7 +86,7 @@ def gpu_string(offer: Offer) -> str | None:
 
 
 def rate_key(name: str) -> str:
-    """Return the key of a GPU in Modal's list of rates: gpu_hour_cost_a100_80gb."""
+    """Return the key of a GPU in Modal's list of rates, such as gpu_hour_cost_a100_80gb."""
     plain = "A10" if name == "A10G" else name
     return "gpu_hour_cost_" + plain.lower().replace("-", "_")
 

@@ -1,12 +1,12 @@
-"""Modal as a provider: a run is a Sandbox named after the mark, which ends when its command ends.
+"""Modal as a provider: each instance is a Sandbox named after its mark. It ends when its command ends.
 
-    name       unique among the running sandboxes of our app: Modal itself makes create idempotent
-    tags       owner, mark, rate and time of the create call, which Modal's list does not include
+    name       must be unique among the running sandboxes of our app, so Modal itself makes create idempotent
+    tags       contain the owner, mark, rate and creation time, because Modal's list does not include them
     timeout    set in the create call, from the limits; cannot be changed later, and is a day at most
     queue      if no GPU is free, Modal queues the sandbox at no cost, for as long as the run file allows and the limit
                leaves time to train; then it is canceled
 
-The account's token stays at home. The SDK is imported on first use. api.py has the calls and their deadlines.
+The account's token stays at home. The SDK is imported on first use. api.py defines the calls and their deadlines.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ __all__ = ["Modal"]
 
 _DEFAULTS: dict[str, Any] = {"cores": 2.0, "memory": 16 * 2**30, "queue": 600.0, "image": "", "registry": ""}
 _OWNER, _MARK, _RATE, _CREATED, _VOLUME = (f"homing-{name}" for name in ("owner", "mark", "rate", "created", "volume"))
-_DESCRIBE_EVERY_S = 4.0  # minimum time between queries per sandbox, because waiting callers ask several times a second
+_DESCRIBE_EVERY_S = 4.0  # minimum interval per sandbox, because waiting callers poll several times a second
 _DELIVER_S = 120.0
-_RATES_S = 300.0  # how long a list of rates counts as current
+_RATES_S = 300.0  # how long a list of rates may be reused
 _ENDED_BY = {124: "ended by Modal's sandbox timeout", 137: "terminated"}
 
 
@@ -69,7 +69,7 @@ class Modal:
         self._prefix = owner_prefix(owner)
         self._api = ModalApi(world)
         self._settings = dict(_DEFAULTS)
-        self._tags: dict[str, dict[str, str]] = {}  # by sandbox id; set once, in the create call
+        self._tags: dict[str, dict[str, str]] = {}  # sandbox id -> tags; cached, because only create sets tags
         self._looked: dict[str, tuple[float, Instance]] = {}
         self._rates: tuple[float, dict[str, Decimal]] | None = None
 
@@ -84,7 +84,7 @@ class Modal:
         self._settings = {**_DEFAULTS, **settings}
 
     def checks(self) -> list[Check]:
-        """Return the checks of `homing doctor`, which change nothing."""
+        """Run the checks of `homing doctor`. They change nothing."""
         if self._api.rates():
             return [ok("modal.rates", "Modal reports its rates.")]
         text = "Modal reports no rates to this account: homing uses a table of published rates."
@@ -93,10 +93,10 @@ class Modal:
         ]
 
     def setup_steps(self) -> list[Step]:
-        """Return the steps that the first launch would otherwise perform while the user waits."""
+        """Return the steps that the first launch would otherwise have to perform."""
         has_app = self._api.app(may_create=False) is not None
         return [
-            Step(f"the app {APP} in the workspace, which holds the sandboxes", has_app, self._make_app),
+            Step(f"the app {APP} in the workspace, which contains the sandboxes", has_app, self._make_app),
             Step("the image with the tested versions, built and cached by Modal", False, self._make_image),
         ]
 
@@ -115,7 +115,7 @@ class Modal:
         return machine.make_request(offer, order)
 
     def prepare(self, store: str) -> None:
-        """Build the image before anything bills. Modal builds it once and later finds it by its content."""
+        """Build the image before anything bills. Modal caches it, so later launches do not build it again."""
         image = machine.make_image(self._api.connection, self._settings, store, self._home, self._world)
         self._api.build(image, self._api.app(may_create=True))
 
@@ -148,7 +148,7 @@ class Modal:
     @legible
     def list_owned(self) -> list[Instance]:
         app = self._api.app(may_create=False)
-        self._looked.clear()  # cleared, because a sandbox that is no longer listed must be looked up again
+        self._looked.clear()  # a sandbox that is no longer listed must be looked up again
         if app is None:
             return []
         found = [self._instance(sandbox) for sandbox in self._api.list(app, {_OWNER: self._owner})]
@@ -168,14 +168,14 @@ class Modal:
         return "" if sandbox is None else self._api.log(sandbox)
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing, because a timeout cannot be changed.
+        """Do nothing, because a sandbox's timeout cannot be changed.
 
-        A higher limit applies to the next sandbox, because the run leaves this one in time, as boot.json says. The
-        agent, the dead-man and the guard at home enforce a lower limit.
+        A lower limit is enforced by the agent, the dead-man and the guard at home. A higher limit applies to the next
+        sandbox, because boot.json tells the agent to leave this one before its timeout.
         """
 
     def deliver(self, instance_id: str) -> None:
-        """Make the sandbox see what home wrote to the Volume, because it does not reload the Volume by itself."""
+        """Make the sandbox reload the Volume, which it does not do by itself, to see what home has written to it."""
         sandbox = self._find(instance_id)
         if sandbox is None or sandbox.returncode is not None or not self._tags_of(self._own(sandbox)).get(_VOLUME):
             return
@@ -183,7 +183,7 @@ class Modal:
 
         def is_seen() -> bool:
             nonlocal problem
-            # This fails while a file on the mount is open, for example during a checkpoint push.
+            # Reloading fails while a file on the Volume is open, for example during a checkpoint push.
             problem = self._api.reload(sandbox)
             return not problem
 
@@ -201,7 +201,7 @@ class Modal:
     # --- other resources ---
 
     def list_resources(self) -> list[Resource]:
-        return []  # nothing to list: a Volume is the user's store, and images cost nothing
+        return []  # none: a Volume is the user's store, and images cost nothing
 
     def destroy_resource(self, resource: Resource) -> None:
         raise AssertionError(f"Modal lists no {resource.kind}")
@@ -223,7 +223,7 @@ class Modal:
 
     def _post(self, request: Request, folder: Path) -> dict[str, Any]:
         began, configured_s = self._world.monotonic(), float(self._settings["queue"])
-        # The agent counts from the create call, so a GPU that comes after the landing time would be rented for nothing.
+        # The limits count from the create call, so a GPU that becomes free too late would leave no time to train.
         queue_s = min(configured_s, machine.start_within_s(request.order.boot, self._world.now()))
         wanted = self._wanted(request, folder)
         argv = machine.entry_argv(request.argv)
@@ -231,7 +231,7 @@ class Modal:
             sandbox = self._api.create(argv, queue_s, **wanted)
         except Unwelcome as exc:
             if exc.text == "AlreadyExistsError":
-                # an earlier call that got no response created it, since the name is the mark
+                # The name is the mark, so an earlier call that got no response has created the sandbox.
                 raise Unsure(exc.why) from exc
             self._take_back(request)
             raise
@@ -244,7 +244,7 @@ class Modal:
                 longer = "raise --spend-limit: it left no more time to wait and train"
             raise NoOffer(
                 what=f"modal had no {request.offer.name} within {format_duration(queue_s)}.",
-                why="Modal queues a sandbox until a GPU is free; homing cancelled it.",
+                why="Modal keeps a sandbox in a queue until a GPU is free. homing canceled this one.",
                 fix=f"Choose another GPU: {request.order.words.to('plan')}   or {longer}",
             ) from exc
         return {"id": sandbox.object_id, "sandbox": sandbox}
@@ -267,15 +267,15 @@ class Modal:
             "secrets": [sdk.Secret.from_dict(dict(order.secrets))] if order.secrets else [],
             "timeout": machine.timeout_s(boot),
             "gpu": gpu_string(offer),
-            # Each pair is (reserved, maximum), because usage beyond the reservation would cost more than the stated
-            # rate.
+            # Each pair is (reserved, maximum). They are equal, because using more than is reserved would cost more than
+            # the stated rate.
             "cpu": (cores, cores),
             "memory": (mib, mib),
             "volumes": {machine.MOUNT: self._api.volume(volume)} if volume else {},
         }
 
     def _take_back(self, request: Request) -> None:
-        """Terminate the queued sandbox. The SDK does so when it gives up waiting, but only on a best-effort basis."""
+        """Terminate the queued sandbox. The SDK tries to do so when it gives up waiting, but may fail."""
         sandbox = self._api.by_name(request.mark)
         if sandbox is not None:
             self._api.terminate(sandbox)
@@ -285,7 +285,7 @@ class Modal:
         return [] if sandbox is None else [{"id": sandbox.object_id, "sandbox": sandbox}]
 
     def _find(self, instance_id: str) -> Any | None:
-        # Anything else is not a sandbox id, and Modal may report it as an invalid request instead of "not found".
+        # For anything but a sandbox id, Modal may report an invalid request instead of "not found".
         return self._api.by_id(instance_id) if instance_id.startswith("sb-") else None
 
     def _own(self, sandbox: Any) -> Any:
@@ -293,8 +293,8 @@ class Modal:
         if not mark.startswith(self._prefix):
             raise ProviderRefused(
                 what=f"{sandbox.object_id} does not belong to this home.",
-                why=f"The names of this home's sandboxes start with {self._prefix}",
-                fix="List them: homing runs",
+                why=f"The names of this home's sandboxes start with {self._prefix!r}.",
+                fix="List this home's sandboxes: homing runs",
             )
         return sandbox
 
@@ -338,5 +338,6 @@ def _refused(exc: Unwelcome, request: Request) -> HomingError:
     return NoOffer(
         what=f"modal cannot start {request.offer.name} now.",
         why=exc.why,
-        fix=f"Choose another offer: {request.order.words.to('plan')}   Limits of your Modal plan: modal.com/settings",
+        fix=f"Choose another offer: {request.order.words.to('plan')}"
+        "   or see the limits of your Modal plan: modal.com/settings",
     )
