@@ -1,11 +1,12 @@
 """Parts of RunPod's API beyond plain REST calls: the meaning of refusals, the account and balance, and a pod's log.
 
-refusals  only the message distinguishes lack of capacity from a bad request
-account   from the older GraphQL API, because REST v2 provides neither id nor balance. Each is one query without side
-          effects, sent once; None if the key lacks the permission or the response has an unexpected format
+refusals  only the message distinguishes a lack of capacity from a bad request
+account   read through the older GraphQL API, because REST v2 provides neither the account's id nor its balance. Both
+          queries are sent once and have no side effects. They return None if the key lacks the permission or the
+          response has an unexpected format
 log       GET /pods/ID/logs?source=container&tail=N  ->  id: ...  data: {"ts", "source", "line"}  ->  text
-          An event stream does not end by itself: a broken one is resumed after its last event; a silent one has
-          delivered everything available
+          The response is an event stream that never ends. After a broken connection, reading resumes after the last
+          event. If the stream is silent for a while, everything available has been read
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _NO_CAPACITY = ("no longer any instances available", "not enough free gpus")
 GRAPHQL = "/graphql"  # next to /v2
 _QUERY = "query { myself { clientBalance currentSpendPerHr } }"
 _WHO = "query { myself { id } }"
-_TAIL = 1000  # maximum number of lines of a log
+_TAIL = 1000  # maximum number of log lines to request
 _QUIET_S = 3.0
-_LONGEST_S = 10.0  # maximum time per read, which cuts off the output of a program that never stops writing
+_LONGEST_S = 10.0  # maximum time per read, in case a program never stops writing
 _READS = 4
 
 
@@ -63,17 +64,17 @@ def refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
 def not_ours(thing_id: str, prefix: str) -> ProviderRefused:
     return ProviderRefused(
         what=f"{thing_id} does not belong to this home.",
-        why=f"The names of this home's resources start with {prefix}",
-        fix="List them: homing runs",
+        why=f"The names of this home's resources start with {prefix!r}.",
+        fix="List this home's resources: homing runs",
     )
 
 
 def read_balance(api: Api) -> Balance | None:
-    """Return the balance, or None. `api` is the account's API at the address above /v2."""
+    """Return the account's balance, or None if it cannot be read. `api` has the base address without /v2."""
     try:
         body = api.post(GRAPHQL, {"query": _QUERY})
         myself = body["data"]["myself"]
-        left = read_figure(myself["clientBalance"], MOST_USD, least=-MOST_USD)  # an account may owe money
+        left = read_figure(myself["clientBalance"], MOST_USD, least=-MOST_USD)  # negative if the account owes money
         rate = read_figure(myself["currentSpendPerHr"] or 0, MOST_USD)
         if left is not None and rate is not None:
             return Balance(left, rate)
@@ -86,9 +87,9 @@ def read_balance(api: Api) -> Balance | None:
 
 
 def read_account(api: Api) -> str | None:
-    """Return the account's id, which does not depend on the key, or None.
+    """Return the account's id, which is the same for all its keys, or None if the key may not query it.
 
-    Raises ProviderSilent if there is no response, because that does not mean a different account.
+    Raises ProviderSilent if there is no response, because None would suggest a different account.
     """
     try:
         body = api.post(GRAPHQL, {"query": _WHO})
@@ -111,7 +112,7 @@ def read_account(api: Api) -> str | None:
 
 def read_log(api: Api, path: str) -> str:
     """Return the log's text, or "" if the pod does not exist."""
-    lines: dict[str, str] = {}  # event id -> line, so that duplicates count once
+    lines: dict[str, str] = {}  # event id -> line, to drop duplicates
     last, problem = "", ""
     for _ in range(_READS):
         try:
@@ -147,7 +148,7 @@ def _read(api: Api, path: str, last: str) -> str:
 
 
 def _events(text: str) -> Iterator[tuple[str, str]]:
-    """Yield id and line of each complete event. The last event may be truncated."""
+    """Yield the id and the line of each complete event, skipping a truncated last event."""
     for block in text.replace("\r\n", "\n").split("\n\n"):
         fields = dict(line.split(":", 1) for line in block.splitlines() if ":" in line and not line.startswith(":"))
         try:

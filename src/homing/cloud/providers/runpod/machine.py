@@ -1,8 +1,8 @@
 """A RunPod pod as data: the body of the create call, the first command, how the pod ends itself, and its state.
 
-    args       bash -c '...': the startup script, compressed; RunPod runs it through the image's entrypoint
-    may_end    written by the pod at boot: whether the key that RunPod gave it can see this pod
-    end        DELETE with that pod-scoped key; else GraphQL, else runpodctl, else at least a stop
+    args       bash -c '...' with the compressed startup script; RunPod passes it to the image's entrypoint
+    may_end    file that the pod writes at boot, which says whether the key that RunPod gave it can see the pod
+    end        DELETE with that pod-scoped key; else GraphQL, else runpodctl; if nothing else works, stop the pod
 
 This module is pure and makes no requests.
 """
@@ -41,15 +41,15 @@ _STATES: dict[str, InstanceState] = {
     "PROVISIONING": "requested",
     "STARTING": "booting",
     "RUNNING": "ready",
-    "EXITED": "preempted",  # its GPU is released and its program is gone, and only a disk remains, which bills
+    "EXITED": "preempted",  # the GPU and program are gone, but a disk remains and bills
     "TERMINATED": "gone",
 }
 _SAID = {
     "EXITED": "it stopped or lost its host (EXITED)",
     "ERROR": "its container failed (ERROR)",
 }
-# This is Python, because the agent needs it anyway and a bare image may lack curl. It has no single quotes, because it
-# is embedded in them.
+# This is a Python program, because the agent needs Python anyway and a bare image may lack curl. It contains no single
+# quotes, because it is embedded in a single-quoted string.
 _ASK = """
 import json, os, urllib.error, urllib.request
 key, pod = os.environ["RUNPOD_API_KEY"], os.environ["RUNPOD_POD_ID"]
@@ -75,8 +75,8 @@ for verb in ("podTerminate", "podStop"):
         problem = ask("POST", GRAPHQL, {"query": text})
 raise SystemExit(bool(problem))
 """
-# One way to see the pod is enough, because the end command tries them all. GraphQL returns null for a pod that the key
-# may not see.
+# It is enough if one API lets the key see the pod, because the end command tries all of them. GraphQL returns null for
+# a pod that the key may not see.
 _PROBE = """
 import subprocess, time
 query = {"query": "query { pod(input: {podId: \\"" + pod + "\\"}) { id } }"}
@@ -107,26 +107,26 @@ print("no: " + "; ".join(name + ": " + problem for name, problem in said.items()
 
 
 def end_command(url: str) -> str:
-    """Return shell code that ends the billing of the pod it runs in, with exit code 0 if the request was accepted."""
+    """Return shell code that ends the billing of its own pod. It exits with 0 if RunPod accepts the request."""
     pod = f'"${POD_ENV}"'
     others = " || ".join(f"runpodctl {verb} {pod}" for verb in ("pod delete", "remove pod", "stop pod"))
     return f"{_python(url, _END)} || {others}"
 
 
 def end_billing(url: str) -> EndBilling:
-    # No header is sent from here. Listing the variable hides the key from the trainer and from sync.
+    # The command sends no header. Naming the variable here only hides the key from the trainer and from sync.
     return EndBilling(kind="command", argv=["bash", "-c", end_command(url)], header_env={"authorization": KEY_ENV})
 
 
 def probe_command(url: str) -> str:
-    """Return shell code that records, in the background, which API lets the pod's own key see the pod."""
+    """Return shell code that runs in the background and records through which API the pod's own key can see the pod."""
     return f"{{ {_python(url, _PROBE)} | tee {MAY_END}.new; mv {MAY_END}.new {MAY_END}; }} &\n"
 
 
 def args_of(startup: str) -> str:
     """Return the pod's first command as the single string that the API takes."""
     packed = base64.b64encode(gzip.compress(startup.encode(), mtime=0)).decode()
-    # Use a file, because commands in a script that came on stdin could consume the rest of it.
+    # Unpack the script to a file, because commands in a script read from stdin could consume the rest of the script.
     return f"bash -c 'f=$(mktemp) && echo {packed} | base64 -d | gzip -d > $f && exec bash $f'"
 
 

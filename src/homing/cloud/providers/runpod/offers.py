@@ -2,7 +2,7 @@
 
     GET /catalog/gpus?include=AVAILABILITY&product=POD&count=N&cloud=...&minCudaVersion=...   once per cloud and count
 
-An offer's name contains everything that create needs to request it. Availability is a hint, not a reservation.
+An offer's name contains everything that the create call needs. Availability is a hint, not a reservation.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from homing.gpus import Gpu, find_gpu
 __all__ = ["ANYWHERE", "COUNTS", "Choice", "Wanted", "dollars", "find", "storage_rate"]
 
 log = logging.getLogger(__name__)
-COUNTS = (1, 2, 4, 8)  # the numbers of GPUs to query if none is given
-ANYWHERE = "any"  # region of an offer for which RunPod chooses the data center
+COUNTS = (1, 2, 4, 8)  # the GPU counts to query if the run does not need a specific one
+ANYWHERE = "any"  # region of an offer whose data center RunPod chooses
 # The catalogue has no storage prices. These are dollars per GB per month from RunPod's price page of 2026-08.
 _DISK_USD_PER_GB_MONTH = Decimal("0.10")
 _HOURS_PER_MONTH = Decimal(730)
-_ROUND = Decimal("0.0001")  # for rounding, because RunPod sends 32-bit floats: 3.29 arrives as 3.2899999618530273
+_ROUND = Decimal("0.0001")  # rounds rates, because RunPod sends 32-bit floats: 3.29 arrives as 3.2899999618530273
 _BOOT_S = 240.0  # time to pull the image, create the environment and fetch the inputs
 _MOST_GB = 10**6
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The query for the catalogue."""
+    """Parameters of a catalogue query."""
 
     counts: tuple[int, ...]
     clouds: tuple[str, ...]  # secure, community
     disk_gb: int  # size of the container's disk, included in the rate
-    free_bytes: int  # the part of the disk that is free for a run
+    free_bytes: int  # the part of the disk that is available to a run
     min_cuda: str  # minimum CUDA version of the host's driver
-    data_centers: tuple[str, ...] = ()  # allowed data centers; empty for any
+    data_centers: tuple[str, ...] = ()  # data centers that the run file allows; empty if any is allowed
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The parts of an offer's name."""
+    """What an offer's name consists of: GPU, number of GPUs, and cloud."""
 
     gpu_id: str
     count: int
@@ -79,7 +79,7 @@ def dollars(amount: Decimal) -> Decimal:
 
 
 def storage_rate(num_gb: int) -> Decimal:
-    """Return dollars per hour, rounded up, for that much container disk; the API's rate does not include it."""
+    """Return the hourly price of a container disk, rounded up. The rate from the API does not include the disk."""
     return (num_gb * _DISK_USD_PER_GB_MONTH / _HOURS_PER_MONTH).quantize(_ROUND, ROUND_UP)
 
 
@@ -115,7 +115,7 @@ def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Ite
             name=Choice(str(body["id"]), count, cloud).name,
             device=card.name if card else str(body["name"]),
             num_gpus=count,
-            num_cores=0,  # the number is unknown until the pod runs
+            num_cores=0,  # unknown until the pod is running
             memory_bytes=min(memory_gb, card.memory_gib if card else _MOST_GB) * 2**30,
             rate_usd_per_hour=rate * count + storage_rate(wanted.disk_gb),
             disk_bytes=wanted.free_bytes,
@@ -127,7 +127,7 @@ def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Ite
 
 
 def _card(name: str, memory_gb: int) -> Gpu | None:
-    """Return our GPU of that name if its memory matches, because one name may contain another (A40 and A4000)."""
+    """Return the GPU with that name if its memory matches, because one name may contain another (A40 and A4000)."""
     card = find_gpu(name)
     if card is None or abs(card.memory_gib - memory_gb) > 0.1 * card.memory_gib:
         return None

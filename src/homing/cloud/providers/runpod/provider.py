@@ -1,11 +1,11 @@
-"""RunPod as a provider, through its REST API v2. Pods are containers in its own data centers or on other machines.
+"""RunPod as a provider, through its REST API v2. Pods are containers in its own data centers or on community hosts.
 
-    RUNPOD_API_KEY, else ~/.runpod/config.toml as written by runpodctl     the account's key; it stays at home
-    RUNPOD_API_URL                                                         a different address of the API, for tests
+    RUNPOD_API_KEY, else ~/.runpod/config.toml as written by runpodctl     the account's key, which stays at home
+    RUNPOD_API_URL                                                         an alternative API address, for tests
 
 RunPod has no timer and no spend limit for a pod, it restarts a container that has ended, and its create call is not
-idempotent. So the pod's first command starts our own timer, the pod ends itself with the key that RunPod put into it,
-and we create a pod only after looking for our mark. The account-wide list of SSH keys is never changed, because our key
+idempotent. So the pod's first command starts our own timer, the pod ends itself with the key that RunPod gave it, and
+we create a pod only after looking for our mark. The account-wide list of SSH keys is never changed, because our key
 is in the pod's own environment.
 """
 
@@ -75,16 +75,16 @@ log = logging.getLogger(__name__)
 KEY_ENV = machine.KEY_ENV
 URL_ENV = "RUNPOD_API_URL"
 _URL = "https://api.runpod.io/v2"
-_DESCRIBE_EVERY_S = 7.5  # the account is allowed about 60 requests per minute in total
+_DESCRIBE_EVERY_S = 7.5  # RunPod allows about 60 requests per minute and account
 _BILL = "/billing/pods?bucketSize=day&lastN=31"
 _BILL_EVERY_S = 300.0
 _ACCOUNT_EVERY_S = 300.0
 _SSH_S = 120.0  # how long to wait for a new pod's address
-_TIMER_S = 300.0  # the pod's own timer ends it this long after the start limit if there was no hand-over
-# Time beyond the start limit, to allow for clock differences. A first command that starts even later is a restart.
+_TIMER_S = 300.0  # without a hand-over, the pod ends itself this long after the start limit
+# Tolerance for clock differences. A first command that starts later than the start limit plus this is a restart.
 _LATE_S = 120.0
-_SAME_CLOCK_S = 10.0  # smaller differences are ignored, because a Date header has whole seconds and some latency
-_ENVIRONMENT_BYTES = 15 * 10**9  # torch with its CUDA libraries, unpacked, plus pip's temporary files
+_SAME_CLOCK_S = 10.0  # smaller clock differences are ignored, because a Date header has whole seconds and arrives late
+_ENVIRONMENT_BYTES = 15 * 10**9  # disk space for torch with its CUDA libraries, plus pip's temporary files
 _LEAST_DISK_GB = 20
 _SPARE = 1.1
 _MOST_ENV = 50
@@ -92,7 +92,7 @@ _MOST_ENV = 50
 
 @dataclasses.dataclass(frozen=True)
 class _Bill:
-    """RunPod's cost figure for a pod, or None if there is none yet or the key may not see it."""
+    """What RunPod has billed for a pod. `usd` is None if there is no figure yet or if the key may not read it."""
 
     at: float = -math.inf
     usd: Decimal | None = None
@@ -116,12 +116,12 @@ class Runpod:
     def __init__(self, *, home: Path, owner: str, world: World) -> None:
         self._home, self._world = home, world
         self._prefix = owner_prefix(owner)
-        self._configured: dict[str, Any] | None = None  # the section cloud.runpod of the run file
-        self._ours: set[str] = set()  # ids that this process has seen with our mark
+        self._configured: dict[str, Any] | None = None  # the run file's cloud.runpod section
+        self._ours: set[str] = set()  # ids of pods that this process has seen with our mark
         self._looked: dict[str, tuple[float, Instance]] = {}
-        self._made: dict[str, float] = {}  # ids that this process created -> the time of creation
+        self._made: dict[str, float] = {}  # ids of pods created by this process -> time of creation
         self._bills: dict[str, _Bill] = {}
-        self._account = (0.0, "")  # when the account was queried, and the result
+        self._account = (0.0, "")  # the time of the last account query, and its result
 
     @staticmethod
     def is_configured(home: Path, world: World) -> bool:
@@ -138,15 +138,17 @@ class Runpod:
             num_gb = volume.num_gb if volume else math.ceil(settings["volume_size"] / 10**9)
             usd = monthly_usd(num_gb, volume.kind if volume else "STANDARD")
             which = f"{'uses' if volume else 'creates'} the network volume {settings['volume']} of {num_gb} GB"
-            said.append(f"runpod {which}: {format_usd(usd)} a month in addition to the limit, until you delete it.")
+            said.append(f"runpod {which}: {format_usd(usd)} a month on top of the spend limit, until you delete it.")
         if "community" in self._clouds() and self._configured is not None:
-            said.append("cloud.runpod.cloud allows community hosts: the owner of a host can read the data on it.")
+            said.append("cloud.runpod.cloud allows community hosts, whose owners can read the data on them.")
         if not settings["must_end_itself"]:
-            said.append("cloud.runpod.must_end_itself is false: if a pod cannot end itself, only the local guard can.")
+            said.append(
+                "cloud.runpod.must_end_itself is false: if a pod cannot end itself, only the local guard can do so."
+            )
         return said
 
     def checks(self) -> list[Check]:
-        """Return the checks of `homing doctor`. Whether the key may start a pod becomes clear only at a launch."""
+        """Run the checks of `homing doctor`. Only a launch can show whether the key may start a pod."""
         found = [ok("runpod.bill", "The key can read billing: homing compares the ledger with it.")]
         try:
             self._api.items(_BILL, "records")
@@ -169,8 +171,8 @@ class Runpod:
     def account(self) -> str:
         """Return the account's id, or a name derived from the key if the key may not query the id.
 
-        In the latter case the id is queried again from time to time, because GraphQL reports a failure in the same way
-        as a refusal.
+        In the latter case the id is queried again from time to time, because GraphQL does not distinguish a temporary
+        failure from a refusal.
         """
         now, (at, account) = self._world.monotonic(), self._account
         if not account or (account.startswith(KEY_ACCOUNT) and now - at >= _ACCOUNT_EVERY_S):
@@ -199,7 +201,7 @@ class Runpod:
         place = startup_script.place(machine.end_billing(self._url))
         if not self._settings["volume"]:
             return place
-        # On a volume, later pods can reuse what was installed and fetched.
+        # A cache on the volume lets later pods reuse installed packages and fetched files.
         return dataclasses.replace(place, cache_dir=f"{self._settings['volume_path']}/cache/homing")
 
     def plan(self, offer: Offer, order: Order) -> Request:
@@ -207,7 +209,7 @@ class Runpod:
         if len(env) + 1 > _MOST_ENV:
             raise UsageError(
                 what=f"cloud.runpod.env has {len(env)} variables.",
-                why=f"RunPod allows {_MOST_ENV}, and homing uses one of them.",
+                why=f"RunPod allows {_MOST_ENV} per pod, and homing needs one of them.",
                 fix="Remove some variables from cloud.runpod.env.",
             )
         argv = tuple(booting.agent_argv("python3", startup_script.WORK_DIR))
@@ -227,8 +229,8 @@ class Runpod:
         made = once.create(request, post, refused)
         self._made[str(made["id"])] = self._world.monotonic()
         instance = self._instance(made)
-        # The rate may be lower than offered, or unknown until the pod runs. So use the offered rate, which hand_over
-        # checks again.
+        # RunPod's rate may be lower than the offer, or unknown until the pod runs. So use at least the offered rate;
+        # hand_over checks the rate again.
         rate = max(instance.rate_usd_per_hour, request.offer.rate_usd_per_hour)
         return dataclasses.replace(instance, rate_usd_per_hour=rate, twins=tuple(once.twins))
 
@@ -251,7 +253,7 @@ class Runpod:
             return self._instance(self._own(pod))
         made_at = self._made.get(instance_id)
         if made_at is not None and self._world.monotonic() - made_at < self.settle_s and known is not None:
-            return known  # it was just created and is not visible yet
+            return known  # the pod was just created and is not listed yet
         gone = Instance(instance_id, "", self.name, "gone", "no", Decimal(0), detail="no longer known to RunPod")
         bill = self._bill(instance_id)
         return dataclasses.replace(gone, spend_usd=bill.usd, problems=bill.problems)
@@ -259,7 +261,7 @@ class Runpod:
     @legible
     def list_owned(self) -> list[Instance]:
         pods = [pod for pod in self._pods() if str(pod.get("name")).startswith(self._prefix)]
-        self._looked.clear()  # cleared, because a pod that is no longer listed must be looked up again
+        self._looked.clear()  # a pod that is no longer listed must be looked up again
         found = [self._instance(pod) for pod in pods]
         return [instance for instance in found if instance.state != "gone"]
 
@@ -268,7 +270,7 @@ class Runpod:
         self._looked.pop(instance_id, None)
         self._made.pop(instance_id, None)
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # if its data is missing or unreadable, delete it anyway
+            with contextlib.suppress(ProviderSilent):  # delete even if its data is unreadable
                 pod = self._find(instance_id)
                 if pod is not None:
                     self._own(pod)
@@ -278,7 +280,7 @@ class Runpod:
         return read_log(self._api, f"{_path(instance_id)}/logs")
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: RunPod has no guard, and the agent and dead-man learn a new limit through the store."""
+        """Do nothing: RunPod has no guard, and the agent and dead-man get new limits through the store."""
 
     # --- other resources ---
 
@@ -292,7 +294,7 @@ class Runpod:
         self._api.delete(f"/network-volumes/{quote(resource.id, safe='')}")
 
     def connection(self, instance_id: str) -> Connection | None:
-        """Return how to log in, never from a cache, because a pod that was restarted has a different port."""
+        """Return how to log in. Never use a cached address, because a restarted pod has a different port."""
         found: list[dict[str, Any] | None] = [None]
 
         def is_settled() -> bool:
@@ -311,13 +313,13 @@ class Runpod:
 
     @cached_property
     def _key(self) -> str:
-        """Return the API key. It is read only once, because the file may change to the key of a different account."""
+        """Return the API key. It is read only once, because the file may later contain a different account's key."""
         key = _find_key(self._world)
         if not key:
             raise UsageError(
                 what="No RunPod API key found.",
-                why=f"{KEY_ENV} is not set, and there is no ~/.runpod/config.toml with an apikey.",
-                fix=f"Create one at {CONSOLE}/user/settings, then: export {KEY_ENV}=...   or: homing setup runpod",
+                why=f"{KEY_ENV} is not set, and there is no apikey in ~/.runpod/config.toml.",
+                fix=f"Create a key at {CONSOLE}/user/settings, then: export {KEY_ENV}=...   or: homing setup runpod",
             )
         return key
 
@@ -336,7 +338,7 @@ class Runpod:
         return self._configured if self._configured is not None else _DEFAULTS
 
     def _disk_gb(self, needs: Needs) -> int:
-        """Return the disk size from the run file if the run fits on it, else what the run needs plus headroom."""
+        """Return the disk size in GB that the run file sets, or else what the run needs, plus headroom."""
         needed = math.ceil((needs.disk_bytes + _ENVIRONMENT_BYTES) * _SPARE / 10**9)
         if self._settings["disk"] is None:
             return max(_LEAST_DISK_GB, needed)
@@ -344,14 +346,14 @@ class Runpod:
         if given < needs.disk_bytes + _ENVIRONMENT_BYTES:
             raise UsageError(
                 what=f"cloud.runpod.disk of {format_bytes(given)} is too small for this run.",
-                why=f"Data and checkpoints need {format_bytes(needs.disk_bytes)}, the environment"
+                why=f"Data and checkpoints need {format_bytes(needs.disk_bytes)}, and the Python environment needs"
                 f" {format_bytes(_ENVIRONMENT_BYTES)}.",
-                fix=f"Set cloud.runpod.disk: {needed}GB   or leave it out",
+                fix=f"Set cloud.runpod.disk: {needed}GB   or remove the setting",
             )
         return math.ceil(given / 10**9)
 
     def _clouds(self) -> tuple[str, ...]:
-        # Without a run file all offers are shown. With one, community machines are shown only if it allows them.
+        # Without a run file, show all offers. With one, show community machines only if it allows them.
         cloud = "any" if self._configured is None else self._configured["cloud"]
         if self._settings["volume"]:
             return ("secure",)
@@ -363,7 +365,7 @@ class Runpod:
         return named if volume is None else (volume.data_center,)
 
     def _volume(self) -> Volume | None:
-        """Return the volume that the run file names, or None if it names none or if create will make it."""
+        """Return the volume that the run file names, or None if it names none or if the volume does not exist yet."""
         settings = self._settings
         if not settings["volume"]:
             return None
@@ -373,8 +375,8 @@ class Runpod:
         elif not settings["volume_size"] or len(settings["data_centers"]) != 1:
             raise UsageError(
                 what=f"runpod has no network volume {settings['volume']!r}.",
-                why="To create one, homing needs its size and exactly one data center: a volume cannot move.",
-                fix="Set cloud.runpod: {volume_size: 1TB, data_centers: [EU-RO-1]}   or the id of an existing volume",
+                why="To create it, homing needs a size and exactly one data center, because a volume cannot be moved.",
+                fix="Set cloud.runpod: {volume_size: 1TB, data_centers: [EU-RO-1]}   or use an existing volume's id",
             )
         return volume
 
@@ -413,11 +415,11 @@ class Runpod:
         return str(self._settings["min_cuda"] or cuda_of_image(self._settings["image"]))
 
     def _times(self, request: Request) -> tuple[float, float]:
-        """Return how long the pod's timer waits for the hand-over, and until when its first command may begin.
+        """Return how long the pod's timer waits for the hand-over, and the latest time for its first command to begin.
 
-        A restart empties the disk, so even a first command that begins in time may be running for the second time. In
-        that case its timer starts again, and must still fire before the limit. The times are by RunPod's clock, and
-        ours may differ by hours.
+        A restart empties the disk, so even a first command that begins in time may be running for the second time. Its
+        timer then starts again, and must still fire before the limit. The latest time is by RunPod's clock, which may
+        differ from ours by hours.
         """
         boot, start_s = request.order.boot, float(self._settings["start_limit"])
         limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
@@ -450,7 +452,7 @@ class Runpod:
         return self._api.find(_path(instance_id))
 
     def _with_mark(self, mark: str) -> list[dict[str, Any]]:
-        """Return the live pods with a mark, oldest first, because the first of two with the same mark is kept."""
+        """Return the live pods with a mark, oldest first, because the oldest of several duplicates is kept."""
         found = [pod for pod in self._pods() if pod.get("name") == mark and pod["status"] != "TERMINATED"]
         return sorted(found, key=lambda pod: (str(pod["createdAt"]), str(pod["id"])))
 
@@ -462,8 +464,8 @@ class Runpod:
         if port is None:
             raise ProviderSilent(
                 what=f"runpod reports {direct['port']!r} as the SSH port of {pod['id']}.",
-                why="That is not a valid port, so the pod is unreachable.",
-                fix=f"Try again in a minute. See {self.page}",
+                why="That is not a valid port, so homing cannot connect to the pod.",
+                fix=f"Try again in a minute, or look at {self.page}",
             )
         private = str(login_key(self._home, self._world).private_path)
         return Connection(str(direct["username"]), host, port, private, known_hosts_line(key, host, port))
@@ -485,14 +487,14 @@ class Runpod:
         return instance
 
     def _bill(self, instance_id: str) -> _Bill:
-        """Return RunPod's own cost figure, which lags behind, or the last plausible one."""
+        """Return RunPod's own cost figure for a pod, which lags behind. Fall back to the last plausible figure."""
         now, known = self._world.monotonic(), self._bills.get(instance_id, _Bill())
         if now - known.at < _BILL_EVERY_S:
             return known
         usd, problems = None, tuple[str, ...]()
         try:
             usd, problems = self._read_bill(instance_id)
-        except ProviderRefused as exc:  # the pod's state is known anyway, and our own meter continues
+        except ProviderRefused as exc:  # not needed for the pod's state, and we meter costs ourselves
             log.info("runpod returned no billing data: %s", exc.why)
         self._bills[instance_id] = _Bill(now, usd or known.usd, problems)
         return self._bills[instance_id]

@@ -1,9 +1,9 @@
 """Starts a new pod: waits until SSH works, sends its files, and checks that the pod can end itself.
 
-    PROVISIONING -> STARTING -> RUNNING -> an address for port 22 -> our sshd -> files and secrets -> may it end itself?
+    PROVISIONING -> STARTING -> RUNNING -> an address for port 22 -> our sshd -> files and secrets -> final check
 
-On a bad host, a pod may get stuck at any of these stages. Every wait has a deadline, and its error says what the pod
-was doing.
+On a bad host, a pod may get stuck at any of these stages. Every wait has a deadline. After it, the error says
+what the pod was doing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["EVERY_S", "Start"]
 
 log = logging.getLogger(__name__)
 EVERY_S = 3.0
-_RIGHT_S = 60.0  # how long the pod may take to find out what its own key may do
+_RIGHT_S = 60.0  # how long the pod may take to find out whether its own key can end it
 _ASK_S = 30.0
 
 Pod = dict[str, Any]
@@ -40,7 +40,7 @@ class Start:
         self._run = request.order.run_name
 
     def reach(self, find: Callable[[], Pod | None], read: Callable[[Pod], Instance]) -> Pod:
-        """Return the pod once it has an address; raises at once for problems that waiting cannot solve."""
+        """Wait until the pod has an address, and return it. Raise at once for problems that waiting cannot solve."""
         found: list[Pod | None] = [None]
 
         def is_reached() -> bool:
@@ -59,9 +59,9 @@ class Start:
         startup_script.hand_over(connection, self.request, world=self._world, timeout_s=left_s)
 
     def check_right(self, connection: Connection, *, must_end_itself: bool) -> None:
-        """Check that the pod can end itself; raises CreateFailed if it cannot and `must_end_itself` is set.
+        """Check that the pod can end itself; raise CreateFailed if it cannot and `must_end_itself` is set.
 
-        A pod that cannot query itself through any API cannot end itself either, and RunPod has no guard.
+        A pod that cannot query itself through any API cannot end itself either, and RunPod has no guard to do it.
         """
         known_hosts = Path(self.request.order.files[0].source).with_name("known_hosts")  # hand_over wrote this file
         to = f"{connection.user}@{connection.host}"
@@ -90,7 +90,7 @@ class Start:
             raise CreateFailed(
                 what=f"{mark} cannot end itself, so neither the agent nor the dead-man timer could enforce the limit.",
                 why=why,
-                fix="Keep `homing guard` running and set cloud.runpod.must_end_itself: false   or use another provider",
+                fix="Use another provider, or keep `homing guard` running and set cloud.runpod.must_end_itself: false",
                 instance_id=self.id,
             )
         log.warning("%s cannot end itself: only the local guard can. %s", mark, why)
@@ -102,32 +102,32 @@ class Start:
         if instance is None:
             raise StartTimeout(
                 what=f"{self.id} disappeared before SSH came up.",
-                why="RunPod no longer lists the pod: someone deleted it, or it lost its host.",
+                why="RunPod no longer lists the pod: someone deleted it, or its host failed.",
                 fix=f"Try again: {self.request.order.words.to('launch')}",
             )
         if not instance.is_running:
             raise StartTimeout(
                 what=f"{self.id} stopped before SSH came up.",
                 why=f"RunPod reports: {instance.detail}.",
-                fix=f"See why: homing logs {self._run}   See {self.page}",
+                fix=f"Find the reason: homing logs {self._run}   or look at {self.page}",
             )
         if instance.rate_usd_per_hour > offered:
             raise CreateFailed(
-                what=f"runpod started {self.id} at ${instance.rate_usd_per_hour}/h; the offer was ${offered}/h.",
+                what=f"runpod started {self.id} at ${instance.rate_usd_per_hour}/h, but the offer was ${offered}/h.",
                 fix=f"See current offers: {self.request.order.words.to('plan')}",
                 instance_id=self.id,
             )
 
     def _unreached(self, pod: Pod | None) -> StartTimeout:
         status = str(pod["status"]) if pod is not None else "gone"
-        why = f"It is {status}: the host is bad, or the image is too large or cannot be pulled."
+        why = f"Its state is {status}: the host is faulty, or the image is too large or cannot be pulled."
         if status == "RUNNING":
-            why = "It is RUNNING without a public address for port 22; some community hosts have none."
-        longer = "cloud.runpod.start_limit: 30m"
+            why = "Its state is RUNNING, but it has no public address for port 22. Some community hosts have none."
+        longer = "or wait longer: cloud.runpod.start_limit: 30m"
         if self.limit_s == self.request.order.start_within_s:
-            longer = "raise --spend-limit: it left no more time to start and train"
+            longer = "or raise --spend-limit, which left no more time to start and train"
         return StartTimeout(
             what=f"{self.id} was not reachable within {format_duration(self.limit_s)}.",
             why=why,
-            fix=f"Try again, or set cloud.runpod.cloud: secure   {longer}   See {self.page}",
+            fix=f"Try again, or set cloud.runpod.cloud: secure   {longer}   The pod's page: {self.page}",
         )

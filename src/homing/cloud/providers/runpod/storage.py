@@ -1,7 +1,7 @@
-"""RunPod's network volumes: disks in one data center that outlive pods and bill until deleted.
+"""RunPod's network volumes: disks that are bound to a data center, outlive pods, and bill until deleted.
 
-ours       homing-<owner6>-NAME: created on demand, listed, and deleted at the user's request; never with a pod
-others     by id or name: mounted, and never changed
+ours       named homing-<owner6>-NAME: created on demand, listed, and deleted only at the user's request
+others     found by id or name: mounted, but never changed
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from homing.units import format_bytes, format_usd
 
 __all__ = ["Volume", "check_volume", "find_volume", "list_volumes", "make_volume", "monthly_usd", "resource"]
 
-# Dollars per GB and month, up to 1 TB and above, from RunPod's price page of 2026-08.
+# Dollars per GB and month for the first TB, and for every GB above that. From RunPod's price page of 2026-08.
 _USD_PER_GB_MONTH = (Decimal("0.07"), Decimal("0.05"))
-# The API reports no price for high-performance volumes, so assume twice the standard price. We never create one.
+# Factor for high-performance volumes. The API reports no price for them, so assume twice the standard price. homing
+# never creates such a volume.
 _HIGH_PERFORMANCE = 2
 _FIRST_GB = 1000
 _HOURS_PER_MONTH = Decimal(730)
@@ -43,20 +44,20 @@ def list_volumes(api: Api) -> list[Volume]:
 
 
 def find_volume(volumes: list[Volume], wanted: str, prefix: str) -> Volume | None:
-    """Find a volume by id, by full name, or by its name in the run file; raises UsageError if two match."""
+    """Find a volume by its id, its full name, or its name in the run file; raise UsageError if two match."""
     found = [each for each in volumes if wanted in (each.id, each.name) or each.name == f"{prefix}{wanted}"]
     if len(found) > 1:
         ids = ", ".join(f"{each.id} in {each.data_center}" for each in found)
         raise UsageError(
             what=f"More than one network volume is named {wanted!r}.",
-            why=f"On runpod: {ids}.",
-            fix="Use its id: cloud.runpod.volume: ID",
+            why=f"RunPod lists {ids}.",
+            fix="Use the id of the volume that you want: cloud.runpod.volume: ID",
         )
     return found[0] if found else None
 
 
 def make_volume(api: Api, name: str, num_gb: int, data_center: str, settle_s: float) -> Volume:
-    """Create exactly one volume. The API does not deduplicate by name, so after a lost response the list is checked."""
+    """Create exactly one volume. The API does not deduplicate by name, so check the list if the response is lost."""
     # Specify the type, because a data center's default may be the more expensive one.
     body = {"name": name, "size": num_gb, "dataCenter": data_center, "type": "STANDARD"}
     try:
@@ -70,8 +71,8 @@ def make_volume(api: Api, name: str, num_gb: int, data_center: str, settle_s: fl
                 return made
         raise CreateFailed(
             what=f"runpod may have created the network volume {name}.",
-            why=f"{exc}. It is not listed.",
-            fix="homing reconcile   shows it once the provider lists it; then launch again",
+            why=f"{exc}. RunPod does not list the volume.",
+            fix="Check whether the volume is listed by now: homing reconcile   Then launch again.",
         ) from exc
 
 
@@ -95,18 +96,18 @@ def check_volume(volume: Volume, settings: dict[str, Any]) -> None:
     if places and volume.data_center not in places:
         raise UsageError(
             what=f"The network volume {volume.name} is in {volume.data_center}.",
-            why=f"cloud.runpod.data_centers allows {', '.join(places)}, and a pod must be where its volume is.",
+            why=f"cloud.runpod.data_centers allows only {', '.join(places)}, but a pod must be where its volume is.",
             fix=f"Set cloud.runpod.data_centers: [{volume.data_center}]",
         )
     if volume.num_gb * 10**9 < settings["volume_size"]:
         raise UsageError(
-            what=f"The network volume {volume.name} has {volume.num_gb} GB.",
-            why=f"cloud.runpod.volume_size is {format_bytes(settings['volume_size'])}; homing does not resize volumes.",
+            what=f"The network volume {volume.name} has only {volume.num_gb} GB.",
+            why=f"cloud.runpod.volume_size is {format_bytes(settings['volume_size'])}. homing does not resize volumes.",
             fix=f"Resize it at {CONSOLE}/user/storage, or lower cloud.runpod.volume_size",
         )
 
 
 def _volume(body: dict[str, Any]) -> Volume:
-    # List a volume even if its size is implausible, so that it can be deleted.
+    # Accept a volume with an implausible size, so that it is listed and can be deleted.
     size = read_figure(body["size"], _MOST_GB)
     return Volume(str(body["id"]), str(body["name"]), int(size or 0), str(body["dataCenter"]), str(body["type"]))
