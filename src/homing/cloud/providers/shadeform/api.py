@@ -1,8 +1,8 @@
-"""Shadeform's API calls, and the interpretation of its data for an instance.
+"""Shadeform's API calls, and functions that interpret its data about an instance.
 
     types, instances, info, create, update, delete     ssh_keys, add_key, delete_key
 
-All changes are POSTs. Delete and update return 200 with an empty body and may be repeated, but create may not. This
+All changes are POSTs. Delete and update return 200 with an empty body. They may be repeated, but create may not. This
 module makes no decisions. It never calls GET /sshkeys/ID/info, which may return a private key.
 """
 
@@ -22,13 +22,13 @@ from homing.cloud.providers.shadeform.offers import SPOT, rate_of
 
 __all__ = ["Account", "detail_of", "is_over", "mark_of", "rate_now", "state_of"]
 
-_LOOKS = 3  # how many times to check the guard that was sent, over the time that a response may be stale
+_LOOKS = 3  # how many times to read the guard back during the time that a response may be stale
 _STATES: dict[str, InstanceState] = {
     "creating": "requested",
     "pending_provider": "requested",
     "pending": "booting",
     "active": "ready",
-    # An instance in this state is no longer billed, although the machine itself may take minutes to disappear.
+    # An instance in the state `deleting` is no longer billed, although the machine may take minutes to disappear.
     "deleting": "gone",
     "deleted": "gone",
 }
@@ -56,7 +56,7 @@ class Account:
         try:
             made = self.api.post("/instances/create", body)
         except Unwelcome as exc:
-            # this is sent as a 409 and does not say whether anything was created
+            # Shadeform sends this error as a 409. It does not say whether anything was created.
             if "INTERNAL_SERVER_ERROR" in exc.text:
                 raise Unsure(exc.why) from exc
             raise
@@ -72,14 +72,14 @@ class Account:
         self.api.post_again(f"/instances/{_path(instance_id)}/delete")
 
     def with_mark(self, mark: str) -> list[dict[str, Any]]:
-        """Return the live instances with a mark, oldest first, because the first of two with the same mark is kept."""
+        """Return the live instances with a mark, oldest first, because the oldest of several duplicates is kept."""
         found = [body for body in self.instances() if mark_of(body) == mark and not is_over(body)]
         return sorted(found, key=lambda body: (moment_of(body.get("created_at")) or 0.0, str(body["id"])))
 
     def read_back(
         self, instance_id: str, guard: Thresholds, *, is_earlier_fine: bool = False
     ) -> tuple[dict[str, Any] | None, str]:
-        """Return the instance, and how its guard differs from this one, or "". Retries while responses may be stale."""
+        """Return the instance, and how its guard differs from `guard`, or "". Retry while responses may be stale."""
         body, why = None, ""
         for _ in self._looks():
             body, why = self.info(instance_id), "it is not listed"
@@ -101,7 +101,7 @@ class Account:
         return self.api.items("/sshkeys", "ssh_keys")
 
     def add_key(self, name: str, public_line: str) -> str:
-        """Register a public key and return its id, or the id of the existing one if Shadeform rejects a duplicate."""
+        """Register a public key and return its id. If Shadeform rejects a duplicate, return the existing key's id."""
         try:
             return str(self.api.post("/sshkeys/add", {"name": name, "public_key": public_line})["id"])
         except (Unsure, Unwelcome, KeyError) as exc:
@@ -113,7 +113,7 @@ class Account:
             if isinstance(exc, Unwelcome):
                 raise
             words = "Shadeform did not accept the SSH key."
-            raise Unwelcome(words, f"No clear answer: {exc}", "Try again in a minute.") from exc
+            raise Unwelcome(words, f"Its response was unclear: {exc}", "Try again in a minute.") from exc
 
     def delete_key(self, key_id: str) -> None:
         self.api.post_again(f"/sshkeys/{_path(key_id)}/delete")
@@ -123,7 +123,7 @@ class Account:
 
 
 def state_of(body: dict[str, Any]) -> InstanceState:
-    """Return our name for the state. An undocumented one is `unknown` and counts as billing."""
+    """Return our name for the instance's state. An undocumented state becomes `unknown` and counts as billing."""
     return _STATES.get(str(body.get("status")), "unknown")
 
 
@@ -132,13 +132,13 @@ def is_over(body: dict[str, Any]) -> bool:
 
 
 def mark_of(body: dict[str, Any]) -> str:
-    """Return our tag, or the name if there is none, because the name can be changed in the console."""
+    """Return the instance's mark from its tags, else from its name, which can be changed in the console."""
     tags = [str(tag) for tag in body.get("tags") or [] if str(tag).startswith("homing-")]
     return tags[0] if tags else str(body.get("name") or "")
 
 
 def rate_now(body: dict[str, Any], read: Figures) -> Decimal | None:
-    """Return the current rate, or None if Shadeform reports no plausible one."""
+    """Return the instance's current rate, or None if Shadeform reports no plausible rate."""
     terms = body.get("rental_terms") or {}
     return rate_of(
         read, body.get("hourly_price"), terms.get("hourly_price") if terms.get("rental_type") == SPOT else None

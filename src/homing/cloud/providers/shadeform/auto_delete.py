@@ -1,11 +1,11 @@
-"""Shadeform's own guard: the spend and the time at which it deletes an instance by itself, in its format.
+"""Shadeform's own guard, auto_delete: the spend and the date at which Shadeform deletes an instance.
 
     boot.json, rate, their clock -> Thresholds -> auto_delete {spend_threshold: "3.14", date_threshold: RFC 3339}
-                                               -> alert, the same at a share of both: an e-mail, nothing is deleted
+                                               -> alert, at a share of both: sends an e-mail, deletes nothing
 
-It acts last of all guards, but within the limit (the PROVIDER share of wire/guard_order.py). How late it may act is not
-documented. The values are read back and compared with those sent. An instance with different values counts as
-unguarded.
+auto_delete acts after all other guards, but within the limit (the PROVIDER share of wire/guard_order.py). How late it
+may act is not documented. The values are read back and compared with those sent. An instance with different values
+counts as unguarded.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["Thresholds", "moment_of", "thresholds_of"]
 
 ALERT_SHARE = Decimal("0.6")
 _CENT = Decimal("0.01")
-_SAME_S = 5.0  # a time may come back without its fraction, and Shadeform's clock is known only to a second or two
+_SAME_S = 5.0  # tolerance: fractions may get lost, and Shadeform's clock is known only to a second or two
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds of one instance, in dollars and in Unix seconds by Shadeform's clock."""
+    """The auto_delete thresholds of one instance, in dollars and in Unix seconds by Shadeform's clock."""
 
     spend_usd: Decimal
     date: float
@@ -51,7 +51,7 @@ class Thresholds:
         return dataclasses.replace(self, date=min(self.date, date))
 
     def why_not(self, shown: Any, *, is_earlier_fine: bool = False) -> str:
-        """Return how the guard on the instance differs from this one, or "" if it does not."""
+        """Return how the thresholds shown for the instance differ from these, or "" if they do not."""
         shown = shown if isinstance(shown, dict) else {}
         spend, date = _dollars(shown.get("spend_threshold")), moment_of(shown.get("date_threshold"))
         if spend != self.spend_usd:
@@ -65,7 +65,7 @@ class Thresholds:
 def thresholds_of(boot: Boot, rate_usd_per_hour: Decimal, skew_s: float) -> Thresholds:
     """Return the thresholds for a launch.
 
-    Spend and date express the same moment in two ways, so either one enforces the limit.
+    The spend and the date are reached at the same time, so either of them enforces the limit.
     """
     assert boot.spend_limit_usd is not None, "every rental has a spend limit"
     limit, before = Decimal(boot.spend_limit_usd), Decimal(boot.spent_before_usd)
@@ -74,24 +74,24 @@ def thresholds_of(boot: Boot, rate_usd_per_hour: Decimal, skew_s: float) -> Thre
 
 
 def thresholds(rate_usd_per_hour: Decimal, left_usd: Decimal, began: float, until: float) -> Thresholds:
-    """Return thresholds below the spend and time limits by the share reserved for the provider's guard."""
+    """Return thresholds that are earlier than the limits by the share reserved for the provider's guard."""
     allowed = min(allowed_s(rate_usd_per_hour, left_usd, Decimal(0), 0.0), until - began)
     kept_s = reserve_s(PROVIDER, allowed)
-    # At a low rate, a cent is worth a minute, so rounding down would make this guard act before those that can still
-    # save work. Round up instead, but not over the limit. The date is exact to the second.
+    # At a low rate, an instance may take a minute to cost a cent, so rounding down would make this guard act before the
+    # guards that can still save work. Round up instead, but not over the limit. The date is exact to the second.
     spend = (left_usd - meter.cost(rate_usd_per_hour, kept_s)).quantize(_CENT, rounding=ROUND_CEILING)
     spend = min(spend, _cents(left_usd))
     if spend < _CENT:
         raise UsageError(
             what=f"{meter.show_usd(left_usd)} is too small for a Shadeform spend limit.",
-            why="Shadeform counts in cents, and less than one cent would be left.",
+            why="Shadeform counts in whole cents, and the limit for it would be less than one cent.",
             fix="Raise --spend-limit.",
         )
     return Thresholds(spend, math.floor(began + allowed - kept_s), began)
 
 
 def moment_of(text: Any) -> float | None:
-    """Return an RFC 3339 time as Unix seconds, or None if it is not one."""
+    """Return an RFC 3339 time as Unix seconds, or None if `text` is not a valid time."""
     return read_moment(text) if isinstance(text, str) else None
 
 

@@ -1,11 +1,11 @@
 """A Shadeform machine: its startup script, how it ends its billing, and SSH access to it.
 
     create call  -> startup script, with the host key but no API key
-    hand-over    -> the request that ends billing, once the id is known
-    by SSH       -> user and address, and running one command there
+    hand-over    -> the request that ends billing, once the instance's id is known
+    SSH          -> user and address, and how to run a command on the machine
 
-The host key is generated at home and sent in the startup script, so it is known before the machine exists. Because IP
-addresses are reused by other machines, each machine has its own known_hosts file, next to its key.
+The host key is generated at home and sent in the startup script, so it is known before the machine exists. Because
+other machines may later get the same IP address, each machine has its own known_hosts file, next to its host key.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["KEY_ENV", "KEY_HEADER", "ask_there", "connection_of", "launch_config
 
 KEY_ENV = "SHADEFORM_API_KEY"
 KEY_HEADER = "X-API-KEY"
-_ID = "{id}"  # placeholder in the request that ends billing, until create returns the id
+_ID = "{id}"  # placeholder for the instance's id in the request that ends billing, until create returns it
 _NO_KEY_THERE = "This instance has no key to end its billing: home or Shadeform's auto_delete ends it."
 _ASK_S = 30.0
 
 
 def place_of(url: str, *, is_self_deleting: bool) -> Place:
-    """Return where our files are on the machine, and how it ends its billing, which needs the account's own key."""
+    """Return where our files are on the machine, and how it ends its billing. That needs the account's key."""
     if not is_self_deleting:
         return startup_script.place(EndBilling(kind="command", argv=["echo", _NO_KEY_THERE]))
     delete = f"{url}/instances/{_ID}/delete"
@@ -42,7 +42,7 @@ def place_of(url: str, *, is_self_deleting: bool) -> Place:
 
 
 def with_id(request: Request, instance_id: str) -> Request:
-    """Return the request with the instance's id in the call that ends its billing."""
+    """Return the create request with the instance's id filled into the call that ends its billing."""
     end = request.order.boot.end_billing
     end = dataclasses.replace(end, url=end.url.replace(_ID, instance_id))
     boot = dataclasses.replace(request.order.boot, end_billing=end)
@@ -52,8 +52,8 @@ def with_id(request: Request, instance_id: str) -> Request:
 def launch_configuration(mark: str, end_within_s: float, home: Path, world: World) -> dict[str, Any]:
     """Return the startup script in the format of the create call.
 
-    The script's timer cannot end anything, because there is no key before the hand-over. Until then, the guard's early
-    date applies.
+    The script's timer cannot end billing, because the machine has no API key before the hand-over. Until then, the
+    early date of Shadeform's guard applies.
     """
     script = startup_script.startup_script(
         mark=mark,
@@ -68,19 +68,19 @@ def launch_configuration(mark: str, end_within_s: float, home: Path, world: Worl
 
 
 def connection_of(body: dict[str, Any], home: Path, world: World) -> Connection | None:
-    """Return how to log in, or None if it has no address yet or a different home launched it and has its host key."""
+    """Return how to log in, or None if the machine has no address yet or this home does not have its host key."""
     if not body.get("ip") or state_of(body) != "ready":
         return None
     key = find_host_key(home, mark_of(body), world)
     if key is None:
         return None
-    host, port = str(body["ip"]), read_port(body.get("ssh_port")) or 22  # null in some responses, which means port 22
+    host, port = str(body["ip"]), read_port(body.get("ssh_port")) or 22  # null means port 22
     user = str(body.get("ssh_user") or "shadeform")
     return Connection(user, host, port, str(login_key(home, world).private_path), known_hosts_line(key, host, port))
 
 
 def ask_there(connection: Connection, mark: str, command: str, home: Path, world: World) -> Completed:
-    """Run a command on the machine, as root if the plain attempt fails."""
+    """Run a command on the machine. If it fails, run it again as root."""
     known_hosts = home / "keys" / "hosts" / mark / "known_hosts"
     world.write(known_hosts, (connection.known_hosts + "\n").encode(), mode=0o600)
     argv = [*ssh_argv(connection, known_hosts), "-T", "-oBatchMode=yes", f"{connection.user}@{connection.host}"]

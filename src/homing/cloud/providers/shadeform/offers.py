@@ -2,8 +2,8 @@
 
     instance type x availability (region, on_demand | spot) -> Offer | left out, with the reason
 
-The price of a type is in whole cents, that of a spot entry is a string of dollars. Type names are free-form, so the GPU
-is identified by gpu_type, memory and interconnect, never by parsing the type name.
+The price of a type is a whole number of cents, but the price of a spot entry is a string in dollars. Type names are
+free-form, so the GPU is identified by gpu_type, memory and interconnect, never by parsing the type name.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from homing.gpus import GPUS, Gpu, find_gpu
 __all__ = ["ON_DEMAND", "SPOT", "Catalogue", "Choice", "choose_os", "offer_name", "rate_of", "read_catalogue"]
 
 ON_DEMAND, SPOT = "on_demand", "spot"
-_MOST = 10**6  # maximum number of GPUs, cores or GB in one machine
-_BOOT_S = 600.0  # used if the type gives no boot time; 3 to 20 minutes are typical
+_MOST = 10**6  # maximum plausible number of GPUs, cores or GB in one machine
+_BOOT_S = 600.0  # used if the catalogue gives no boot time; 3 to 20 minutes are typical
 _HAND_OVER_S = 60.0
-_MEMORY_OFF = 0.1  # tolerance when comparing GPU memory with our table: 192 GB is sold as 180
+_MEMORY_OFF = 0.1  # tolerance when comparing GPU memory with our table, because 192 GB is sold as 180
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The run file's selection from the catalogue."""
+    """What the run file allows from the catalogue."""
 
     clouds: tuple[str, ...] = ()
     is_spot_fine: bool = False
@@ -39,8 +39,8 @@ class Choice:
 @dataclass(frozen=True)
 class Catalogue:
     offers: list[Offer] = field(default_factory=list)
-    left_out: list[tuple[Offer, str]] = field(default_factory=list)  # each with the reason, in a few words
-    types: dict[str, dict[str, Any]] = field(default_factory=dict)  # offer name -> catalogue entry of its type
+    left_out: list[tuple[Offer, str]] = field(default_factory=list)  # each with a short reason
+    types: dict[str, dict[str, Any]] = field(default_factory=dict)  # offer name -> catalogue entry of the machine type
 
 
 def read_catalogue(types: list[dict[str, Any]], provider: str, choice: Choice) -> Catalogue:
@@ -72,7 +72,7 @@ def offer_name(cloud: str, region: str, instance_type: str, rental: str) -> str:
 def rate_of(read: Figures, cents: Any, dollars: Any = None) -> Decimal | None:
     """Return dollars per hour from a dollar string if there is one, else from whole cents.
 
-    The result is None if neither is plausible.
+    Return None if the price is not plausible.
     """
     if isinstance(dollars, str) and dollars:
         return read.rate("hourly_price", dollars)
@@ -81,7 +81,7 @@ def rate_of(read: Figures, cents: Any, dollars: Any = None) -> Decimal | None:
 
 
 def choose_os(options: list[str], wanted: str = "") -> str:
-    """Return the wanted OS, else the newest Ubuntu, preferring Shadeform's own image, or "" if there is none."""
+    """Return the wanted OS, or by default the newest Ubuntu, preferably Shadeform's own image; "" if not offered."""
     if wanted:
         return wanted if wanted in options else ""
     ubuntu = [option for option in options if option.startswith("ubuntu")]
@@ -93,7 +93,7 @@ def _os_rank(option: str) -> tuple[bool, list[int]]:
 
 
 def _entries(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one entry for each (region, rental type). A region is listed twice if spot exists there."""
+    """Yield one entry for each (region, rental type). A region with spot instances has two entries."""
     seen = set()
     for entry in body.get("availability") or []:
         key = (entry["region"], entry.get("rental_type") or ON_DEMAND)
@@ -164,5 +164,5 @@ def _card(gpu_type: str, memory_gb: int, interconnect: str) -> Gpu | None:
     family = [gpu for gpu in GPUS.values() if gpu.name.split("-")[0] == named.name.split("-")[0]]
     fitting = [gpu for gpu in family if abs(gpu.memory_gib - memory_gb) <= _MEMORY_OFF * memory_gb]
     is_pcie = "pcie" in interconnect.lower()
-    # Two GPUs with the same name and memory differ in their interconnect: a PCIe H100 is slower than an SXM one.
+    # GPUs with the same name and memory may differ in their interconnect: a PCIe H100 is slower than an SXM H100.
     return min(fitting, key=lambda gpu: gpu.name.endswith(("-PCIe", "-NVL")) != is_pcie, default=None)

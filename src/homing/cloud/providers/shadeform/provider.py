@@ -1,13 +1,13 @@
-"""Shadeform as a provider: whole machines from a dozen clouds, which it deletes at a given spend or date.
+"""Shadeform as a provider: whole machines from a dozen clouds, which Shadeform deletes at a given spend or date.
 
     SHADEFORM_API_KEY     the account's key; there are no restricted keys. It stays at home unless
-                          cloud.shadeform.self_delete
-    HOMING_SHADEFORM_URL  a different address of the API, for tests
+                          cloud.shadeform.self_delete is set
+    HOMING_SHADEFORM_URL  an alternative API address, for tests
 
 Its API has no idempotency key, no logs and no stop. So we look for our mark before and after each create, read boot.log
 by SSH, and destroy by deleting. Billing ends at the state `deleting`. The create call sets Shadeform's guard to the
-time that a start may take. The guard is read back, and is extended to the whole run after the hand-over. So if this
-computer dies during the launch, only one boot is paid for.
+time that a start may take. The guard is read back, and after the hand-over it is extended to the whole run. So if this
+computer fails during the launch, you pay only for the time of one start.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class Shadeform:
         self._prefix = owner_prefix(owner)
         self._settings: dict[str, Any] = {}
         self._catalogue = Catalogue()
-        self._ours: set[str] = set()  # ids that this process has seen with our mark
+        self._ours: set[str] = set()  # ids of instances that this process has seen with our mark
         self._looked: dict[str, tuple[float, Instance]] = {}
-        self._held_keys: set[str] = set()  # SSH keys that Shadeform still holds for a machine that is being deleted
-        self._handed: dict[str, float] = {}  # instance handed over by this process -> until when to check it by SSH
+        self._held_keys: set[str] = set()  # ids of SSH keys that a machine being deleted still uses
+        self._handed: dict[str, float] = {}  # instance handed over by this process -> when to stop checking it over SSH
 
     @staticmethod
     def is_configured(home: Path, world: World) -> bool:
@@ -125,9 +125,9 @@ class Shadeform:
         ]
 
     def checks(self) -> list[Check]:
-        """Return the checks of `homing doctor`, which change nothing."""
+        """Run the checks of `homing doctor`. They change nothing."""
         ours = [body for body in self._account.instances() if mark_of(body).startswith(self._prefix)]
-        # The list does not include guards.
+        # Shadeform's list of instances does not include their guards, so query each instance.
         living = [self._account.info(str(body["id"])) for body in ours if not is_over(body)]
         known = [body for body in living if body is not None and not is_over(body)]
         return check_shadeform(self._account.types(), known, self._choice, self.page, _WALLET_PAGE)
@@ -138,7 +138,7 @@ class Shadeform:
         return [offer for offer in self._ask_catalogue().offers if not lack(offer, needs)]
 
     def left_out(self) -> list[tuple[Offer, str]]:
-        """Return the catalogue entries of the last query that we cannot use, with reasons."""
+        """Return the entries of the last catalogue query that we cannot use, each with the reason."""
         return self._catalogue.left_out
 
     def place(self, mark: str) -> Place:
@@ -167,11 +167,11 @@ class Shadeform:
         if sent:
             armed = self._armed(request, instance_id, sent[0][1])
             return dataclasses.replace(armed, twins=tuple(once.twins))
-        # An earlier call created the instance, and a launch that got further may already have extended its guard.
+        # An earlier launch created the instance, and it may already have extended the guard to the whole run.
         return self._armed(request, instance_id, self._full(request), is_earlier_fine=True)
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Send files and secrets by SSH, then extend the guard from the start time to the whole run."""
+        """Send files and secrets over SSH, then extend Shadeform's guard to the whole run."""
         within_s = min(self._start_s, request.order.start_within_s)
         until = self._world.monotonic() + within_s
         connection = self._await_connection(request, instance_id, within_s)
@@ -194,28 +194,28 @@ class Shadeform:
     @legible
     def list_owned(self) -> list[Instance]:
         bodies = [body for body in self._account.instances() if mark_of(body).startswith(self._prefix)]
-        self._looked.clear()  # cleared, because an instance that is no longer listed must be looked up again
+        self._looked.clear()  # an instance that is no longer listed must be looked up again
         return [instance for body in bodies if (instance := self._instance(body)).state != "gone"]
 
     @legible
     def destroy(self, instance_id: str) -> None:
         self._looked.pop(instance_id, None)
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # if its data is missing or unreadable, delete it anyway
+            with contextlib.suppress(ProviderSilent):  # delete even if its data is unreadable
                 body = self._account.info(instance_id)
                 if body is not None and is_over(self._own(body)):
                     return
         try:
             self._account.delete(instance_id)
         except Unwelcome:
-            # If it is already gone or being deleted, there is nothing to do. Some clouds refuse a delete before the
-            # machine is active.
+            # If the instance is already gone or being deleted, there is nothing to do. Some clouds refuse to delete a
+            # machine before it is active.
             body = self._account.info(instance_id)
             if body is not None and not is_over(body):
                 raise
 
     def log(self, instance_id: str) -> str:
-        """Return the machine's own boot.log, read by SSH as Shadeform keeps no log, or why it cannot be read now."""
+        """Return the machine's boot.log, read over SSH because Shadeform keeps no log, or why it cannot be read."""
         instance = self.describe(instance_id)
         if instance.state == "gone":
             return ""
@@ -228,7 +228,7 @@ class Shadeform:
         return done.out
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Set the instance's maximum total cost and its latest end by our clock."""
+        """Set the instance's maximum total cost and its latest end time by our clock."""
         body = self._account.info(instance_id)
         if body is None or is_over(self._own(body)):
             return  # an instance that is gone needs no guard
@@ -251,7 +251,7 @@ class Shadeform:
     def list_resources(self) -> list[Resource]:
         """Return our SSH keys, each under the mark of its instance.
 
-        Keys that Shadeform still holds are left out, because they cost nothing.
+        Keys that cannot be deleted yet, because a machine uses them, are left out. They cost nothing.
         """
         ours = [body for body in self._account.ssh_keys() if str(body["name"]).startswith(self._prefix)]
         free = [body for body in ours if str(body["id"]) not in self._held_keys]
@@ -267,7 +267,7 @@ class Shadeform:
                 return
             if "use" not in exc.text:
                 raise
-            self._held_keys.add(resource.id)  # `homing reconcile` lists it and deletes it later
+            self._held_keys.add(resource.id)  # `homing reconcile` lists the key later and deletes it
 
     def connection(self, instance_id: str) -> Connection | None:
         body = self._account.info(instance_id)
@@ -297,7 +297,7 @@ class Shadeform:
 
     @cached_property
     def _api(self) -> Api:
-        fix = f"export {KEY_ENV}=...   with one from {_KEYS_PAGE}"
+        fix = f"Get a key from {_KEYS_PAGE}, then: export {KEY_ENV}=..."
         return Api("Shadeform", self._url, {KEY_HEADER: self._key}, self._world, fix)
 
     @property
@@ -310,8 +310,8 @@ class Shadeform:
         if not key:
             raise UsageError(
                 what="No Shadeform API key found.",
-                why=f"{KEY_ENV} is not set, neither in the environment nor in .env.",
-                fix=f"export {KEY_ENV}=...   with one from {_KEYS_PAGE}, or: homing setup shadeform",
+                why=f"{KEY_ENV} is set neither in the environment nor in .env.",
+                fix=f"Get a key from {_KEYS_PAGE}, then: export {KEY_ENV}=...   or: homing setup shadeform",
             )
         return key
 
@@ -332,10 +332,10 @@ class Shadeform:
             "cloud": offer.cloud,
             "region": offer.region,
             "shade_instance_type": offer.instance_type,
-            # Use Shadeform's own account at that cloud, because its guard would not cover a linked account.
+            # Use Shadeform's own account at that cloud, because Shadeform's guard does not cover linked accounts.
             "shade_cloud": True,
             "name": request.mark,
-            "tags": [request.mark],  # needed because the name can be changed in the console
+            "tags": [request.mark],  # the mark is also a tag, because the name can be changed in the console
             "os": self._os(offer),
             "ssh_key_id": self._account.add_key(request.mark, login_key(self._home, self._world).public_line),
             "launch_configuration": launch_configuration(request.mark, end_within_s, self._home, self._world),
@@ -351,7 +351,7 @@ class Shadeform:
         if entry is None:
             raise NoOffer(
                 what=f"Shadeform no longer offers {offer.name}.",
-                why="It is no longer in the catalog, or cloud.shadeform in the run file excludes it.",
+                why="The offer is no longer in the catalog, or cloud.shadeform in the run file excludes it.",
                 fix="See current offers: homing offers --provider shadeform",
             )
         return choose_os(list(entry["configuration"]["os_options"]), str(self._settings.get("os") or ""))
@@ -359,7 +359,7 @@ class Shadeform:
     def _armed(
         self, request: Request, instance_id: str, guard: Thresholds, *, is_earlier_fine: bool = False
     ) -> Instance:
-        """Return the new instance once it shows the guard that was sent, or destroy it if it does not."""
+        """Return the new instance once it shows the guard that was sent, or destroy it and raise CreateFailed."""
         try:
             body, why = self._account.read_back(instance_id, guard, is_earlier_fine=is_earlier_fine)
         except ProviderRefused as exc:
@@ -368,17 +368,17 @@ class Shadeform:
             if mark_of(body) == request.mark:
                 return self._instance(body)
             why = f"its name is {body.get('name')!r} and its tags are {body.get('tags')!r}"
-        with contextlib.suppress(ProviderRefused):  # launch tries again, with the id
+        with contextlib.suppress(ProviderRefused):  # launch tries to delete it again, with the id
             self._account.delete(instance_id)
         raise CreateFailed(
-            what=f"Shadeform started {request.mark} without the requested auto_delete; homing destroys it.",
-            why=f"Read back: {why}.",
+            what=f"Shadeform started {request.mark} without the requested auto_delete. homing is destroying it.",
+            why=f"Checked after the start: {why}.",
             fix=f"Try again: {request.order.words.to('launch')}   See {self.page}",
             instance_id=instance_id,
         )
 
     def _arm(self, instance_id: str, guard: Thresholds) -> None:
-        """Set a new guard and read it back. An instance that is gone needs none."""
+        """Set a new guard and read it back. Do nothing if the instance is gone."""
         try:
             self._account.update(instance_id, guard)
         except Unwelcome:
@@ -390,8 +390,8 @@ class Shadeform:
         if why and body is not None and not is_over(body):
             raise ProviderRefused(
                 what=f"Shadeform did not apply the new auto_delete of {instance_id}.",
-                why=f"Read back: {why}.",
-                fix=f"Repeat the command, or set it manually: {self.page}",
+                why=f"Checked after the change: {why}.",
+                fix=f"Repeat the command, or set auto_delete manually: {self.page}",
             )
 
     def _await_connection(self, request: Request, instance_id: str, within_s: float) -> Connection:
@@ -422,10 +422,10 @@ class Shadeform:
         return found[0]
 
     def _looked_there(self, instance: Instance) -> Instance:
-        """Check by SSH whether the agent has given up. To Shadeform the instance is active whatever happens on it.
+        """Check over SSH whether the agent has given up, because Shadeform then still reports the instance as active.
 
-        An agent that gave up before it could reach the store has left a marker file. Without this check, a launch would
-        wait, and pay, until its timeout.
+        An agent that gives up before it can reach the store leaves a marker file. Without this check, a launch would
+        keep waiting and paying until its timeout.
         """
         if self._is_self_deleting or self._world.monotonic() > self._handed.get(instance.id, float("-inf")):
             return instance
@@ -437,7 +437,7 @@ class Shadeform:
         return ended
 
     def _ask_there(self, instance: Instance, command: str) -> Completed | None:
-        """Run a command on the machine, or return None if login is not possible yet."""
+        """Run a command on the machine over SSH, or return None if login is not possible yet."""
         connection = self.connection(instance.id)
         if connection is None:
             return None
@@ -472,7 +472,7 @@ class Shadeform:
         return instance
 
     def _our_time(self, read: Figures, name: str, body: dict[str, Any]) -> float | None:
-        """Convert a provider's time to our clock. The clocks may differ, but ages are the same."""
+        """Convert a time on Shadeform's clock to the same moment on our clock, which may differ."""
         moment = read.moment(name, body.get(name), self._their_now())
         return None if moment is None else moment - self._api.skew_s
 
@@ -495,6 +495,6 @@ def _refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
 def _not_ours(thing_id: str, prefix: str) -> ProviderRefused:
     return ProviderRefused(
         what=f"{thing_id} does not belong to this home.",
-        why=f"The names of this home's instances start with {prefix}",
-        fix="List them: homing runs",
+        why=f"The names of this home's instances start with {prefix!r}.",
+        fix="List this home's instances: homing runs",
     )
