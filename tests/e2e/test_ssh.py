@@ -125,7 +125,7 @@ def test_a_store_that_only_home_sees_is_refused_and_nothing_is_left(
 ) -> None:
     made = ready(home, sshd, tmp_path)
     monkeypatch.setattr("homing.cloud.providers.ssh.provider._proof", lambda boot: ("/nowhere/objects/x", "0" * 64))
-    with pytest.raises(UsageError, match="cannot see the store"):
+    with pytest.raises(UsageError, match="cannot access the store"):
         launch(made, home)
     assert marked_now(home) == []
     assert home.provider("ssh").list_owned() == []

@@ -189,7 +189,7 @@ class TestSsh(RememberingContract):
         missing = Input("objects/" + "0" * 64, "run/run.json", 3, "0" * 64)
         boot = dataclasses.replace(request_.order.boot, inputs=[missing])
         blind = dataclasses.replace(request_, order=dataclasses.replace(request_.order, boot=boot))
-        with pytest.raises(UsageError, match="cannot see the store") as refused:
+        with pytest.raises(UsageError, match="cannot access the store") as refused:
             provider.create(blind)
         assert "s3:" in refused.value.fix
         assert marked(request_.mark) == []
@@ -314,7 +314,7 @@ def test_a_private_key_that_others_can_read_is_refused_with_the_command_that_men
     key.chmod(0o644)
     with pytest.raises(UsageError) as refused:
         opened(homing_home, sshd, key_file=str(key)).offers(Needs())
-    assert refused.value.fix == f"chmod 600 {key}"
+    assert refused.value.fix == f"Run: chmod 600 {key}"
 
 
 @pytest.mark.acceptance(36)
@@ -384,7 +384,7 @@ def test_login_shell_output_is_distinguished_from_a_missing_python(
     loud.write_text(f'#!/bin/sh\necho "Welcome! homing-answer is not this"\nexec {sys.executable} "$@"\n')
     loud.chmod(0o755)
     assert opened(homing_home, sshd, python=str(loud)).offers(Needs())
-    with pytest.raises(ProviderRefused, match="has no /nowhere/python3"):
+    with pytest.raises(ProviderRefused, match="has no interpreter /nowhere/python3"):
         opened(homing_home, sshd, python="/nowhere/python3").offers(Needs())
 
 

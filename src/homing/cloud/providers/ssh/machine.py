@@ -1,12 +1,12 @@
 """One SSH host: its pinned key, the `ssh` command line, and the interpretation of failures.
 
-    pin     host_key in the run file, else the key pinned earlier, else known_hosts; else HostKeyUnknown, for the user
-            to decide
+    pin     host_key in the run file, else the key pinned earlier, else known_hosts; else raises HostKeyUnknown, so
+            that the user decides
     call    ssh USER@HOST python3 -c ...  with remote.py and the request on stdin -> its response
 
-The host's key is always pinned and a changed one is refused, because the request contains secrets, and the response
-decides whether something bills. The user's ssh config is not read, so that nothing in it can weaken this. Every call
-has a deadline.
+The host key is always pinned and a changed key is refused, because the request contains secrets, and the response tells
+us whether something is billing. The user's ssh config is not read, so that it cannot weaken this check. Every call has
+a deadline.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _START = (
 
 
 class HostKeyUnknown(UsageError):
-    """First contact with a host. `line` is the key that it presents, and only the user can say whether it is right."""
+    """Raised on first contact with a host. `line` is the key that the host presents, which the user must check."""
 
     def __init__(self, host: Host, line: str) -> None:
         self.host, self.line = host, line
@@ -54,17 +54,17 @@ class HostKeyUnknown(UsageError):
         super().__init__(
             what=f"The host key of {host.name} is not known yet, so nothing was sent.",
             why=f"Its key has the fingerprint {fingerprint(line)}.",
-            fix=f"Compare it with the key on the host, then add to the run file: cloud.ssh.host_key: {kind_and_key}",
+            fix=f"If it matches the key on the host, add it to the run file: cloud.ssh.host_key: {kind_and_key}",
         )
 
 
 class HostKeyChanged(ProviderRefused):
-    """The host presents a different key than the pinned one, which may be a man-in-the-middle attack."""
+    """Raised if a host's key differs from the pinned key, which may mean a man-in-the-middle attack."""
 
 
 class Host:
     def __init__(self, settings: Ssh, folder: Path, world: World) -> None:
-        """Keep what home knows about SSH hosts in `folder`."""
+        """Use `folder` for what home knows about SSH hosts: their settings, pinned keys and marks."""
         self.settings, self._world = settings, world
         self.user = settings.user or world.environment().get("USER") or world.run(["id", "-un"], 10.0).out.strip()
         for word, value in (("host", settings.host), ("user", self.user)):
@@ -78,12 +78,12 @@ class Host:
 
     @classmethod
     def known(cls, name: str, folder: Path, world: World) -> Host | None:
-        """Return the host with the settings recorded when something was created there, or None if it is unknown."""
+        """Return the host with the settings recorded at its last create call, or None if there is no record of it."""
         path = folder / name / "host.json"
         return cls(codec.loads(Ssh, world.read(path)), folder, world) if world.exists(path) else None
 
     def remember(self, mark: str) -> None:
-        """Record a mark on disk before a create call, so that list_owned asks this host for it from then on."""
+        """Record a mark on disk before a create call, so that list_owned queries this host from then on."""
         self._world.mkdir(self.folder / "marks")
         self._world.write(self.folder / "host.json", codec.dumps(self.settings, indent=1).encode())
         self._world.write(self.folder / "marks" / mark, b"")
@@ -136,7 +136,7 @@ class Host:
         return line or self._raise(Completed(255, "", found.err or "it returned no host key"))
 
     def _best(self, lines: list[str]) -> str:
-        """Return the key of the strongest type. The host name is rewritten, because it may be hashed."""
+        """Return the line with the strongest key type. Replace its host name, because that may be hashed."""
         keys = [" ".join(line.split()[1:3]) for line in lines if len(line.split()) >= 3]
         ranked = sorted(keys, key=lambda key: next((n for n, kind in enumerate(_PREFERRED) if key.startswith(kind)), 9))
         return f"{self.pattern} {ranked[0]}" if ranked else ""
@@ -148,7 +148,7 @@ class Host:
         return Connection(self.user, self.settings.host, self.settings.port, key, self.pin())
 
     def call(self, verb: str, timeout_s: float = 60.0, **order: Any) -> dict[str, Any]:
-        """Run a verb on the host and return its response. Verbs are idempotent, so broken connections are retried."""
+        """Run a verb on the host and return its response. Verbs are idempotent, so retry after a broken connection."""
         connection = self.connection()
         if connection.key_path and not self._world.exists(connection.key_path):
             raise UsageError(
@@ -192,7 +192,7 @@ class Host:
 
 
 def ssh_argv(connection: Connection, known_hosts: Path) -> list[str]:
-    """Return the `ssh` command up to the destination. `known_hosts` is a file with only the connection's line."""
+    """Return the `ssh` command up to the destination. The file `known_hosts` contains only the pinned line."""
     argv = ["ssh", "-F", "none", "-p", str(connection.port)]
     if connection.key_path:
         argv += ["-i", connection.key_path, "-o", "IdentitiesOnly=yes"]
@@ -208,14 +208,14 @@ def ssh_argv(connection: Connection, known_hosts: Path) -> list[str]:
 
 
 def fingerprint(line: str) -> str:
-    """Return the fingerprint SHA256:... as ssh-keygen -l shows it."""
+    """Return the fingerprint of a known_hosts line, in the SHA256:... format of ssh-keygen -l."""
     try:
         blob = base64.b64decode(line.split()[2], validate=True)
     except (IndexError, binascii.Error) as exc:
         raise UsageError(
             what="cloud.ssh.host_key is not a public key.",
-            why=f"Expected a key type and base64, got: {' '.join(line.split()[1:])!r}",
-            fix="On the host: cat /etc/ssh/ssh_host_ed25519_key.pub",
+            why=f"Expected a key type and a base64 key, got: {' '.join(line.split()[1:])!r}",
+            fix="Show the host's public key, on the host: cat /etc/ssh/ssh_host_ed25519_key.pub",
         ) from exc
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
@@ -229,48 +229,50 @@ def _is_key_changed(err: str) -> bool:
 
 
 def _is_lasting(err: str) -> bool:
-    """Return True if a retry could not help."""
+    """Return True if retrying cannot help."""
     return _is_key_changed(err) or "Permission denied" in err or "UNPROTECTED" in err or "resolve hostname" in err
 
 
 def _explain(host: Host, done: Completed) -> HomingError:
-    """Map a failure of ssh, known only by exit code and message, to our error.
+    """Return our error for a failed ssh command, based on its exit code and message.
 
-    Whatever the failure was, the state of the instances is unknown.
+    After any failure, the state of the instances is unknown.
     """
     err = done.err.strip()
     last = err.splitlines()[-1] if err else f"exit code {done.code}"
     if _is_key_changed(err):
         return HostKeyChanged(
             what=f"THE HOST KEY OF {host.name} DIFFERS FROM THE PINNED ONE. Nothing was sent.",
-            why=f"Pinned: {fingerprint(host.pin())}. The host was reinstalled, or the connection is intercepted.",
-            fix=f"Only if you know why it changed: rm '{host.folder / 'known_hosts'}', or change cloud.ssh.host_key",
+            why=f"Pinned: {fingerprint(host.pin())}. The host was reinstalled, or the connection is being intercepted.",
+            fix=f"Only if you know why it changed: rm '{host.folder / 'known_hosts'}'   or change cloud.ssh.host_key",
         )
     if "UNPROTECTED PRIVATE KEY" in err:
         path = os.path.expanduser(host.settings.key_file)
         return UsageError(
-            what="ssh rejects a private key that other users can read.", why=f"{path}: {last}", fix=f"chmod 600 {path}"
+            what="ssh refuses to use a private key that other users can read.",
+            why=f"{path}: {last}",
+            fix=f"Run: chmod 600 {path}",
         )
     if done.code == 127 and not done.out and "ssh" in err:
-        return UsageError(what="OpenSSH's `ssh` is not installed.", why=last, fix="Install it: openssh-client")
+        return UsageError(what="OpenSSH's `ssh` is not installed.", why=last, fix="Install the package openssh-client.")
     if done.code == 127:
         return ProviderRefused(
-            what=f"{host.name} has no {host.settings.python or 'python3'}.",
+            what=f"{host.name} has no interpreter {host.settings.python or 'python3'}.",
             why=last,
-            fix="Set cloud.ssh.python to an interpreter on the host.",
+            fix="Set cloud.ssh.python to a Python interpreter on the host.",
         )
     if "Permission denied" in err:
         return ProviderRefused(
-            what=f"{host.name} rejected the login.", why=last, fix="Check cloud.ssh.user and cloud.ssh.key_file"
+            what=f"{host.name} rejected the login.", why=last, fix="Check cloud.ssh.user and cloud.ssh.key_file."
         )
-    if done.code not in (124, 255):  # ssh itself succeeded, but the program on the host did not
+    if done.code not in (124, 255):  # ssh succeeded, but our program on the host failed
         return ProviderRefused(
-            what=f"{host.name} returned an unreadable answer, so what runs there is unknown.",
+            what=f"{host.name} returned an unreadable response, so what is running there is unknown.",
             why=last,
-            fix=f"Check on the host: {host.settings.python or 'python3'} --version   It must be 3.8 or newer.",
+            fix=f"Check that Python is 3.8 or newer, on the host: {host.settings.python or 'python3'} --version",
         )
     return ProviderRefused(
-        what=f"{host.name} is unreachable, so what runs there is unknown.",
+        what=f"{host.name} is unreachable, so what is running there is unknown.",
         why=last,
         fix=f"Check cloud.ssh.host and cloud.ssh.port ({host.settings.port}), then repeat the command.",
     )

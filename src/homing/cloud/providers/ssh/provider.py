@@ -1,13 +1,13 @@
 """Any SSH host as a provider: each instance is a process tree in its own folder on the host, as with `local`.
 
-    $HOMING_HOME/ssh/USER@HOST:PORT/   host.json  known_hosts  marks/<mark>       what was created there, written
-                                       beforehand
-    on the host: WORK_DIR/<mark>/ and HOMING_MARK in its processes (remote.py)    next to them cache/: environments,
-    code
+    at home:     $HOMING_HOME/ssh/USER@HOST:PORT/ with host.json, known_hosts and marks/<mark>. A mark is written before
+                 the create call
+    on the host: WORK_DIR/<mark>/ for each instance, whose processes have the variable HOMING_MARK (remote.py), and
+                 WORK_DIR/cache/ for environments and code
 
-An instance id is MARK@USER@HOST:PORT, so that the ledger alone says which host to ask. A host that cannot be reached
-raises an error, because its instances do not count as gone. The rate comes from the run file, and spend is computed
-from it.
+An instance id is MARK@USER@HOST:PORT, so that the ledger alone says which host to query. If a host cannot be reached,
+an error is raised, because its instances must not count as gone. The rate comes from the run file, and the spend is
+computed from it.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class Ssh:
         self._facts: dict[str, Any] = {}
 
     def account(self) -> str:
-        return "hosts of one's own"  # the instance id says which host it is
+        return "hosts of one's own"  # the same for all hosts, because the instance id contains the host
 
     def configure(self, settings: Settings) -> None:
-        """Use the host that the run file names. Without one, only hosts that were used before can be queried."""
+        """Use the host that the run file names. Without this call, only hosts that were used before can be queried."""
         self._host, self._facts = Host(settings, self._root, self._world), {}
 
     def meet(self) -> None:
-        """Pin the host's key, or raise HostKeyUnknown."""
+        """Pin the host's key, or raise HostKeyUnknown on first contact."""
         self._configured().pin()
 
     # --- offers ---
@@ -99,8 +99,8 @@ class Ssh:
             memory_bytes=card_mib * 2**20 if card else memory_bytes,
             rate_usd_per_hour=Decimal(host.settings.rate_usd_per_hour),
             disk_bytes=read.whole("disk_bytes", facts["disk_bytes"]) or 0,
-            # A given interpreter starts immediately, while an environment with torch is a download of several
-            # gigabytes.
+            # A configured interpreter can be used immediately, while an environment with torch must first be installed,
+            # which downloads several gigabytes.
             boot_s=15.0 if host.settings.python else 300.0,
             host_bytes=memory_bytes,
         )
@@ -124,7 +124,7 @@ class Ssh:
             offer=offer,
             order=order,
             argv=(self._python(), "-I", f"{work_dir}/agent.zip", f"{work_dir}/{file_names.BOOT}"),
-            # The host may be this computer, and `local` must not mistake these processes for its own.
+            # The host may be this computer, and `local` must not take these processes for its own.
             env={file_names.MARK_ENV: order.mark, MACHINE_ENV: f"ssh/{order.mark}"},
         )
 
@@ -158,9 +158,9 @@ class Ssh:
         if answer.get("refused") == "store":
             host.forget(request.mark)
             raise UsageError(
-                what=f"{host.name} cannot see the store {order.boot.store}.",
-                why=f"With ssh, a file: store must be a folder shared by both computers; {proof_path} is missing.",
-                fix="In the run file, use a store that both can reach (store: s3://... or hf:...) or a shared folder.",
+                what=f"{host.name} cannot access the store {order.boot.store}.",
+                why=f"With ssh, a file: store must be a folder shared by both computers. The host has no {proof_path}.",
+                fix="In the run file, use a shared folder, or a store that both can reach: store: s3://... or hf:...",
             )
         if answer.get("refused"):
             raise CreateFailed(
@@ -181,8 +181,8 @@ class Ssh:
         return instance
 
     def remember(self, mark: str) -> Instance | None:
-        # Marks are recorded at home from before the create call until the instance is seen gone. Without a record, ask
-        # the current host.
+        # Home records a mark before the create call and deletes the record once the instance is gone. If there is no
+        # record, query the current host.
         host = next((host for host in self._hosts_in_use() if mark in host.marks()), self._host)
         if host is None:
             return None
@@ -190,10 +190,10 @@ class Ssh:
         return None if answer.get("made", "damaged") is None else self._instance(host, answer)
 
     def list_owned(self) -> list[Instance]:
-        """Query every host where something was created that has not been seen to end.
+        """Query every host that may still have instances of ours.
 
-        Marks of a host that does not answer are listed as unknown, so that nothing is hidden. Raises if no host
-        answers.
+        If a host does not respond, its instances are listed as unknown, so that nothing is hidden. Raises if no host
+        responds.
         """
         found: list[Instance] = []
         failures: list[HomingError] = []
@@ -207,8 +207,8 @@ class Ssh:
                 found += [self._unknown(host, mark, exc) for mark in host.marks()]
         if failures and len(failures) == len(hosts):
             raise failures[0]
-        # If a machine has two names, both show its processes, and the name used for the create call has the full
-        # record.
+        # If a host is known under two names, both list its processes. Keep the entry under the name used for the
+        # create call, which has the full record.
         best = {each.mark: each for each in sorted(found, key=lambda each: each.created_at is not None)}
         return [best[mark] for mark in sorted(best)]
 
@@ -223,10 +223,10 @@ class Ssh:
         return str(host.call("log", mark=mark)["text"])
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: the host has no guard, and the agent and dead-man learn a new limit through the store."""
+        """Do nothing: the host has no guard, and the agent and dead-man get new limits through the store."""
 
     def list_resources(self) -> list[Resource]:
-        return []  # there are no resources besides the folder and its processes
+        return []  # an instance has only its folder and its processes
 
     def destroy_resource(self, resource: Resource) -> None:
         raise AssertionError(f"your own host has no {resource.kind}")
@@ -241,7 +241,7 @@ class Ssh:
             raise UsageError(
                 what="No SSH host is configured.",
                 why="cloud.ssh.host is empty.",
-                fix="For example: cloud.ssh.host: gpu.example.org",
+                fix="Set it in the run file, for example: cloud.ssh.host: gpu.example.org",
             )
         return self._host
 
@@ -260,7 +260,7 @@ class Ssh:
         listed = self._world.listdir(self._root) if self._world.exists(self._root) else []
         known = [host for name in listed if (host := Host.known(name, self._root, self._world)) is not None]
         in_use = {host.name: host for host in known if host.marks()}
-        # A host without marks holds nothing of ours, unless the mark was lost. The current host is asked anyway.
+        # A host without marks has no instances of ours, unless marks were lost. Query the current host in any case.
         if self._host is not None:
             in_use[self._host.name] = self._host
         return list(in_use.values())
@@ -270,8 +270,8 @@ class Ssh:
         if not mark.startswith(self._prefix):
             raise ProviderRefused(
                 what=f"{instance_id!r} is not an instance of this home.",
-                why=f"The names of this home's instances start with {self._prefix}",
-                fix="List them: homing runs",
+                why=f"The names of this home's instances start with {self._prefix!r}.",
+                fix="List this home's instances: homing runs",
             )
         hosts = {host.name: host for host in self._hosts_in_use()}
         known = Host.known(name, self._root, self._world) if name else None
@@ -279,11 +279,11 @@ class Ssh:
         if found is None and not name:
             found = self._host
         if found is None:
-            # This never means gone: the instance may run somewhere, and only that host could tell.
+            # Do not report the instance as gone: it may still be running on a host that we do not know.
             raise ProviderRefused(
                 what=f"This home has no record of the SSH host that {instance_id} runs on.",
                 why=f"{self._root / (name or 'USER@HOST:PORT')} does not exist.",
-                fix="Use the home that launched it, or stop it on the host itself.",
+                fix="Use the home that launched the instance, or stop the instance on the host itself.",
             )
         return found, mark
 
@@ -295,8 +295,8 @@ class Ssh:
         state = _STATES.get(answer["state"], "unknown")
         read = Figures(host.name)
         rate = read.rate("rate_usd_per_hour", made.get("rate_usd_per_hour") if made else None) or Decimal(0)
-        # The host's clock may differ from ours, so durations are measured by its clock, and times are converted to
-        # ours.
+        # The host's clock may differ from ours, so durations are measured by the host's clock, and times are converted
+        # to our clock.
         host_now = read_moment(answer["now"])
         now = host_now if host_now is not None else self._world.now()
         created_at = read.moment("created_at", made.get("created_at") if made else None, now)
@@ -325,7 +325,10 @@ class Ssh:
 
 
 def _proof(boot: Boot) -> tuple[str, str]:
-    """Return path and hash of a small object that home has just written to a `file:` store, or "" for other stores."""
+    """Return path and hash of an object that home has just written to a `file:` store, or "" for other stores.
+
+    The host proves with them that it can read the store.
+    """
     pushed = [item for item in boot.inputs if item.key]
     if not boot.store.startswith("file:") or not pushed:
         return "", ""

@@ -1,8 +1,9 @@
-"""Runs on an SSH host, sent with every call: reads a JSON request from stdin and writes a JSON response.
+"""Program that is sent to the SSH host with every call: reads a JSON request on stdin and writes a JSON response.
 
-    facts      hardware of the machine             list       every instance of one owner
-    create     folder, files, first process        describe   one instance
-    destroy    kill the process tree               log        the end of the first process's output
+    facts      report the machine's hardware       list       list every instance of one owner
+    create     create the folder and files,        describe   describe one instance
+               start the first process             log        return the end of the first process's output
+    destroy    kill the process tree
 
     WORK_DIR/<mark>/   instance.json started.json destroy.json ended.json end_billing.py boot.log work/   as on `local`
 
@@ -32,12 +33,12 @@ except ImportError:
     from homing.cloud.providers.local import end_billing as local_end
 
 Answer = Dict[str, Any]
-SIGN = "homing-answer: "  # prefix of the response, because a login shell may print other lines
+SIGN = "homing-answer: "  # prefix that marks the response, because a login shell may print other lines
 LOG_BYTES = 4000
 READ_BYTES = 1 << 20
 TURN_S = 10.0
 KEEP_S = 3 * 86400.0
-# The variables that the instance inherits. This is an allowlist, so that nothing else is passed on.
+# Environment variables that an instance inherits. This is an allowlist, so that no others are passed on.
 ENV_NAMES = re.compile(
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|DYLD_\w+|XDG_RUNTIME_DIR"
     r"|OMP_\w+|MKL_\w+|OPENBLAS_\w+|CUDA_\w+|NVIDIA_\w+|PIP_\w+|UV_\w+|SSL_CERT_\w+|https?_proxy|no_proxy)"
@@ -56,7 +57,7 @@ def main(order: Answer) -> None:
 
 
 def create(order: Answer) -> Answer:
-    """Create an instance. Safe to repeat, because the id is the mark. Concurrent calls take turns."""
+    """Create an instance. Safe to repeat, because the id is the mark. Concurrent calls wait for each other."""
     if order["proof_path"] and not _has(order["proof_path"], order["proof_sha256"]):
         return {"refused": "store"}
     folder = _folder(order)
@@ -66,14 +67,13 @@ def create(order: Answer) -> Answer:
         if _exists(folder, "destroy.json", "ended.json"):
             return {"refused": "destroyed"}
         if not _exists(folder, "instance.json"):
-            # Billing begins here, before anything runs. After this line, `list` shows the instance even if this process
-            # crashes.
+            # Billing begins here, before anything runs. Once this file exists, `list` shows the instance even if this
+            # process crashes.
             _write(os.path.join(folder, "instance.json"), dict(order["record"], created_at=time.time()))
         if not _exists(folder, "started.json") and not _pids(order["mark"]):
             _start(order, folder)
     if _exists(folder, "destroy.json"):
-        # A destroy was requested between our check and our start, and it may have scanned for processes before ours
-        # started.
+        # A destroy was requested after the check above, and it may have scanned for processes before ours started.
         return dict(destroy(order), refused="destroyed")
     return describe(order)
 
@@ -84,7 +84,7 @@ def describe(order: Answer) -> Answer:
     try:
         made, ended = _read(folder, "instance.json"), _read(folder, "ended.json")
     except ValueError as exc:
-        # The rate and start time are lost, but it is still known whether the instance runs or has ended, so destroy
+        # The recorded rate and start time are lost, but whether the instance is running is still known, so destroy
         # still works.
         is_over = _exists(folder, "ended.json") and not num_pids
         return dict(answer, state="gone" if is_over else "unknown", detail=f"its record is corrupt: {exc}")
@@ -120,7 +120,7 @@ def list_(order: Answer) -> Answer:
 def destroy(order: Answer) -> Answer:
     folder = _folder(order)
     with contextlib.suppress(OSError):
-        # Kill the processes even if the disk is full. Writing ended.json fails in that case.
+        # Ignore a full disk, so that the processes are still killed. Writing ended.json may then fail.
         os.makedirs(folder, exist_ok=True)
         with _turn(folder):
             if not _exists(folder, "destroy.json"):
@@ -149,7 +149,7 @@ def log(order: Answer) -> Answer:
 def facts(order: Answer) -> Answer:
     root = _root(order)
     near = root
-    while not os.path.exists(near):  # a missing folder will be on the disk of its nearest existing parent
+    while not os.path.exists(near):  # a folder that does not exist yet will be on its parent's disk
         near = os.path.dirname(near)
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     rows = [[word.strip() for word in line.split(",")] for line in _out(query).splitlines() if line.count(",") == 2]
@@ -195,9 +195,9 @@ def _has(path: str, sha256: str) -> bool:
 
 
 def _sweep(order: Answer) -> None:
-    """Delete the work folders of instances some days after their end.
+    """Delete the work folders of instances that ended more than KEEP_S ago.
 
-    A rented disk would disappear with its machine.
+    On a rented machine, the disk disappears with the machine.
     """
     root, prefix = _root(order), order["prefix"]
     for name in os.listdir(root) if os.path.isdir(root) else []:
@@ -208,12 +208,12 @@ def _sweep(order: Answer) -> None:
 
 @contextlib.contextmanager
 def _turn(folder: str) -> Iterator[None]:
-    """Hold the folder's lock, but wait at most TURN_S for it: ending an instance matters more than taking turns."""
+    """Hold the folder's lock. If it is not free within TURN_S, continue without it, so that destroy never blocks."""
     deadline = time.monotonic() + TURN_S
     with open(os.path.join(folder, "lock"), "w", encoding="utf-8") as lock:
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when this process ends, however it ends
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released whenever this process ends
                 break
             except OSError:
                 if time.monotonic() > deadline:
@@ -235,11 +235,11 @@ def _start(order: Answer, folder: str) -> None:
     env.update(order["env"])
     env.update(order["secrets"])
     with open(os.path.join(folder, "boot.log"), "ab") as out:
-        # The program gets its own session, so that it outlives this call and the SSH connection.
+        # The first process gets its own session, so that it outlives this program and the SSH connection.
         child = subprocess.Popen(
             order["argv"], env=env, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
-    child.returncode = 0  # avoids the ResourceWarning about a child that is not waited for
+    child.returncode = 0  # avoids the ResourceWarning about a child process that is still running
     _write(os.path.join(folder, "started.json"), {"started_at": time.time()})
 
 
