@@ -131,7 +131,7 @@ class Order:
     run_name: str
     boot: Boot
     files: tuple[InputFile, ...] = ()
-    # Passed in the agent's environment and never written to disk.
+    # Secrets are passed in the agent's environment and never written to disk.
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
     start_within_s: float = math.inf  # how long hand_over may wait and still leave time to train
     start_by: float = math.inf  # the same deadline by home's boot clock, which keeps running while a laptop sleeps
@@ -230,8 +230,8 @@ class Connection:
 class Provider(Protocol):
     name: str
     page: str  # the provider's list of instances, printed when something goes wrong
-    cannot: Mapping[Feature, str]  # feature -> the sentence shown to a user who asks for it
-    guard: str  # the provider's own spend guard in a sentence; "" if it has none
+    cannot: Mapping[Feature, str]  # missing feature -> the sentence shown to a user who asks for it
+    guard: str  # one sentence about the provider's own spend guard; "" if it has none
     settle_s: float  # how stale the instance list may be; an instance missing from several lists over this time is gone
 
     # Returns a stable name for the key's account, which is not secret, and caches it. Raises rather than guesses.

@@ -101,7 +101,7 @@ def look_for(
             world.sleep(settle_s / (LOOKS - 1))
         try:
             found = find()
-        except ProviderRefused as exc:  # even a 4xx, which refuses only the list call
+        except ProviderRefused as exc:  # even a 4xx, because it refuses the list call, not the create call
             raise CreateFailed(
                 what=f"{name} may have started {mark}.",
                 why=f"{why}. Listing the instances then failed, too: {exc.why}",

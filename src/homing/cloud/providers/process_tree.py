@@ -16,7 +16,7 @@ from homing.world import Process, World
 
 __all__ = ["MACHINE_ENV", "ProcessTree", "inherited"]
 
-# Environment variable of the machines of other providers on this computer, which `local` must not take for its own.
+# Environment variable that marks other providers' machines on this computer, so that `local` ignores them.
 MACHINE_ENV = "HOMING_MACHINE"
 
 _TERM_GRACE_S = 0.5  # short, because a rented machine gets no longer warning when it is destroyed

@@ -257,7 +257,7 @@ def quota_refusal(region: str, kind: str, num_cores: int, *, is_spot: bool, said
     where = f": {quota_page(region, code)}" if code else " of EC2 in Service Quotas"
     other = "on demand, which has a separate quota: --no-spot" if is_spot else "spot, which has a separate quota"
     return AwsRefused(
-        what=f"The account may not start {kind} in {region}: its quota of {market} vCPUs is too small.",
+        what=f"The account is not allowed to start {kind} in {region}: its quota of {market} vCPUs is too small.",
         why=f"{kind} needs {num_cores} vCPUs (quota code: {code or 'unknown'}). AWS reports: {said}",
         fix=f"Request a higher quota from AWS{where}   or rent {other}, or set another region: cloud.aws.regions",
         code="VcpuLimitExceeded",

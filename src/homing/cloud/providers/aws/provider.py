@@ -225,7 +225,7 @@ class Aws:
 
     @legible
     def list_owned(self) -> list[Instance]:
-        self._looked.clear()  # an instance that is no longer listed must be looked up again, not read from the cache
+        self._looked.clear()  # clear the cache, so that an instance that is no longer listed is looked up again
         found = []
         for region in self.regions():
             found += [self._instance(region, body) for body in self._with_mark(region, f"{self._prefix}*")]
@@ -238,7 +238,7 @@ class Aws:
         if not region:
             return  # an id without a region is not an EC2 id
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # terminate even if its data is unreadable
+            with contextlib.suppress(ProviderSilent):  # terminate the instance even if its data is unreadable
                 self._own(instance_id, self._find(instance_id) or {})
         try:
             self.api.call("ec2", "terminate_instances", region, InstanceIds=[name])
@@ -375,7 +375,7 @@ class Aws:
         what = ", ".join(sorted(secrets)) or f"The files of the store {order.boot.store}"
         raise UsageError(
             what="An AWS instance cannot receive the files it needs.",
-            why=f"{what} must be sent over SSH, which is closed. User data is not private on the instance.",
+            why=f"{what} must be sent over SSH, which is closed. User data is readable by any program there.",
             fix="Set cloud.aws.ssh_from to this computer's public address, or use a bucket: store: s3://bucket/prefix",
         )
 

@@ -165,7 +165,7 @@ class Fake:
     @legible
     def list_owned(self) -> list[Instance]:
         bodies = self._with_mark(self._prefix, is_prefix=True)
-        self._looked.clear()  # an instance that is no longer listed must be looked up again
+        self._looked.clear()  # clear the cache, so that an instance that is no longer listed is looked up again
         found = [self._instance(body) for body in bodies]
         return [instance for instance in found if instance.state != "gone"]
 
@@ -174,7 +174,7 @@ class Fake:
         self._looked.pop(instance_id, None)
         path = f"/instances/{quote(instance_id, safe='')}"
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # delete even if its data is unreadable
+            with contextlib.suppress(ProviderSilent):  # delete the instance even if its data is unreadable
                 body = self._api.find(path)
                 if body is not None:
                     self._own(body)

@@ -43,7 +43,7 @@ IDLE_S = 600.0
 _TICK_S = 0.1
 _STATE = "fake/state.json"
 _LOCK = "fake/server.lock"
-_RATES = (("cpu-spot", "0.12", True), ("cpu-steady", "0.36", False))  # made-up rates, like that of `local`
+_RATES = (("cpu-spot", "0.12", True), ("cpu-steady", "0.36", False))  # made-up rates, like the rate of `local`
 
 
 class Server:

@@ -148,7 +148,7 @@ class Modal:
     @legible
     def list_owned(self) -> list[Instance]:
         app = self._api.app(may_create=False)
-        self._looked.clear()  # a sandbox that is no longer listed must be looked up again
+        self._looked.clear()  # clear the cache, so that a sandbox that is no longer listed is looked up again
         if app is None:
             return []
         found = [self._instance(sandbox) for sandbox in self._api.list(app, {_OWNER: self._owner})]

@@ -261,7 +261,7 @@ class Runpod:
     @legible
     def list_owned(self) -> list[Instance]:
         pods = [pod for pod in self._pods() if str(pod.get("name")).startswith(self._prefix)]
-        self._looked.clear()  # a pod that is no longer listed must be looked up again
+        self._looked.clear()  # clear the cache, so that a pod that is no longer listed is looked up again
         found = [self._instance(pod) for pod in pods]
         return [instance for instance in found if instance.state != "gone"]
 
@@ -270,7 +270,7 @@ class Runpod:
         self._looked.pop(instance_id, None)
         self._made.pop(instance_id, None)
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # delete even if its data is unreadable
+            with contextlib.suppress(ProviderSilent):  # delete the pod even if its data is unreadable
                 pod = self._find(instance_id)
                 if pod is not None:
                     self._own(pod)
@@ -494,7 +494,7 @@ class Runpod:
         usd, problems = None, tuple[str, ...]()
         try:
             usd, problems = self._read_bill(instance_id)
-        except ProviderRefused as exc:  # not needed for the pod's state, and we meter costs ourselves
+        except ProviderRefused as exc:  # billing data is optional, because homing meters costs itself
             log.info("runpod returned no billing data: %s", exc.why)
         self._bills[instance_id] = _Bill(now, usd or known.usd, problems)
         return self._bills[instance_id]

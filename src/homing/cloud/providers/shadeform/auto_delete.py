@@ -84,7 +84,7 @@ def thresholds(rate_usd_per_hour: Decimal, left_usd: Decimal, began: float, unti
     if spend < _CENT:
         raise UsageError(
             what=f"{meter.show_usd(left_usd)} is too small for a Shadeform spend limit.",
-            why="Shadeform counts in whole cents, and the limit for it would be less than one cent.",
+            why="Shadeform counts in whole cents, and the limit would be less than one cent.",
             fix="Raise --spend-limit.",
         )
     return Thresholds(spend, math.floor(began + allowed - kept_s), began)

@@ -74,7 +74,7 @@ def connection_of(body: dict[str, Any], home: Path, world: World) -> Connection 
     key = find_host_key(home, mark_of(body), world)
     if key is None:
         return None
-    host, port = str(body["ip"]), read_port(body.get("ssh_port")) or 22  # null means port 22
+    host, port = str(body["ip"]), read_port(body.get("ssh_port")) or 22  # a null port means 22
     user = str(body.get("ssh_user") or "shadeform")
     return Connection(user, host, port, str(login_key(home, world).private_path), known_hosts_line(key, host, port))
 

@@ -194,14 +194,14 @@ class Shadeform:
     @legible
     def list_owned(self) -> list[Instance]:
         bodies = [body for body in self._account.instances() if mark_of(body).startswith(self._prefix)]
-        self._looked.clear()  # an instance that is no longer listed must be looked up again
+        self._looked.clear()  # clear the cache, so that an instance that is no longer listed is looked up again
         return [instance for body in bodies if (instance := self._instance(body)).state != "gone"]
 
     @legible
     def destroy(self, instance_id: str) -> None:
         self._looked.pop(instance_id, None)
         if instance_id not in self._ours:
-            with contextlib.suppress(ProviderSilent):  # delete even if its data is unreadable
+            with contextlib.suppress(ProviderSilent):  # delete the instance even if its data is unreadable
                 body = self._account.info(instance_id)
                 if body is not None and is_over(self._own(body)):
                     return
