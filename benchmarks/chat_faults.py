@@ -100,7 +100,7 @@ CHANGES: dict[str, tuple[str, Change]] = {
     "a NUL": ("control-character", lambda r: _turn(r, 0, content="hello\x00")),
     "a terminal's colour": ("control-character", lambda r: _turn(r, 1, content="\x1b[31mred")),
     "a C1 control": ("control-character", lambda r: _turn(r, 1, content="caf\x81")),
-    "half a surrogate pair": ("surrogate", lambda r: _turn(r, 1, content="SURROGATE")),
+    "unpaired surrogate": ("surrogate", lambda r: _turn(r, 1, content="SURROGATE")),
     "a call without a name": ("bad-tools", lambda r: _turn(r, 1, tool_calls=_call(name=""))),
     "arguments that are no JSON": ("bad-tools", lambda r: _turn(r, 1, tool_calls=_call(arguments="{a"))),
     "arguments that are a list": ("bad-tools", lambda r: _turn(r, 1, tool_calls=_call(arguments=[1]))),

@@ -16,8 +16,8 @@ def exchange(child: subprocess.Popen[bytes], line: bytes, *, timeout_s: float, m
     """Return the child's response to `line`, or b"" if it is longer than one line or exceeds the size limit.
 
     One deadline covers both directions, so a child that does not read, or never stops writing, times out like one that
-    does nothing. Raises TimeoutError, EOFError if the child ended, or OSError. Its stdin must be non-blocking
-    (`os.set_blocking`).
+    does nothing. Raises TimeoutError at the deadline, EOFError if the child ended, or OSError. The child's stdin must
+    be non-blocking (`os.set_blocking`).
     """
     assert child.stdin is not None
     assert child.stdout is not None
@@ -41,6 +41,6 @@ def exchange(child: subprocess.Popen[bytes], line: bytes, *, timeout_s: float, m
                     raise EOFError
                 received += piece
             if len(received) > most_bytes or (received and unsent):
-                return b""  # the response is too long, or came before the whole request was read
+                return b""  # the response is too long, or arrived before the child had read the whole request
             if received.endswith(b"\n"):
                 return bytes(received[:-1]) if received.count(b"\n") == 1 else b""

@@ -1,8 +1,8 @@
 """Captures a computation as a CUDA graph: warm up on a side stream -> capture -> replay with a single launch.
 
-Launching a long sequence of short kernels may take the host longer than the GPU takes to run them, while a graph is a
-single launch. A graph always reads and writes the memory with which it was captured, so the caller keeps the input
-buffers and refills them. This module does not depend on what is computed. It captures training passes
+Launching many short kernels one by one may take the host longer than the GPU takes to run them; replaying a graph takes
+a single launch. A graph always reads and writes the memory that was used when it was captured, so the caller keeps the
+input buffers and refills them. This module can capture any computation; homing captures training passes
 (`train.compute.forward_backward`) and decoding steps (`lm.decode_token`).
 """
 
@@ -24,7 +24,7 @@ WARM = 2  # number of warm-up runs before capturing
 
 
 class Graphs:
-    """Captures graphs on one GPU, one at a time. They share a memory pool."""
+    """Captures graphs on one GPU, one at a time. All graphs share a memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -33,11 +33,11 @@ class Graphs:
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         """Run `compute` a few times to warm up, capture it, and return a function that replays the graph.
 
-        After a failure, call `forget` once nothing references the computed tensors any more, including the exception.
+        After a failure, call `forget` once nothing, including the exception, references the computed tensors any more.
         """
         before = torch.cuda.current_stream(self._device)
         stream = side_stream(self._device)
-        one = torch.zeros(1, device=self._device)  # allocated now, because after a failure the GPU may be full
+        one = torch.zeros(1, device=self._device)  # allocated now, because the GPU may be full if the capture fails
         try:
             stream.wait_stream(before)
             with torch.cuda.stream(stream):
@@ -48,8 +48,8 @@ class Graphs:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             try:
-                # Restrict only this thread, because others may be reading rows into pinned memory or copying a
-                # checkpoint.
+                # Forbid unsafe CUDA calls in this thread only, because other threads may be reading rows into pinned
+                # memory or copying a checkpoint.
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                     compute()
             except RuntimeError:
@@ -62,9 +62,9 @@ class Graphs:
         return graph.replay
 
     def forget(self) -> None:
-        """Free the memory pool. Call this when no graph is left."""
+        """Free the memory pool. Call this when no captured graph is left."""
         self._pool = None  # torch frees an unused pool, so its handle must not be used again
-        if gc.isenabled():  # if enabled, cycles are collected automatically; a server calls this after every response
+        if gc.isenabled():  # no full collection, because a server calls this after every response
             torch.cuda.empty_cache()
         else:
             free_memory()
@@ -73,8 +73,8 @@ class Graphs:
 def _capture_nothing(stream: torch.cuda.Stream, one: torch.Tensor) -> None:
     """Capture an empty graph, to recover from a failed capture.
 
-    Otherwise torch's random generator stays in capture mode and cannot be used outside a capture until a capture
-    succeeds.
+    Without this, torch's random generator stays in capture mode and cannot be used outside a capture until another
+    capture succeeds.
     """
     with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
         one.zero_()
@@ -84,7 +84,8 @@ def _capture_nothing(stream: torch.cuda.Stream, one: torch.Tensor) -> None:
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the one side stream used for all captures.
 
-    Libraries allocate workspaces in their first calls on a stream, which must not be captured. They also keep these
-    workspaces, which take tens of megabytes per stream and would add up if every text had its own stream.
+    When libraries are first called on a stream, they allocate workspaces, and these allocations must not be captured.
+    Libraries never free the workspaces, which take tens of megabytes per stream, so using a new stream for each
+    generated text would fill the memory.
     """
     return torch.cuda.Stream(device)

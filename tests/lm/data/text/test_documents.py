@@ -132,7 +132,7 @@ def test_json_lines_give_one_document_each(tmp_path: Path) -> None:
         (b'{"body": "x", "id": 1}', r"a\.jsonl:2: no field 'text'; fields found: body, id"),
         (b'{"text": 5}', r"a\.jsonl:2: field 'text' is not text"),
         (b'{"text": "\xff"}', r"a\.jsonl:2: not UTF-8"),
-        (b'{"text": "\\ud800"}', r"a\.jsonl:2: half a surrogate"),
+        (b'{"text": "\\ud800"}', r"a\.jsonl:2: unpaired surrogate"),
         (b"[" * 100_000, r"a\.jsonl:2: not usable JSON"),
     ],
 )

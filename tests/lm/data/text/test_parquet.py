@@ -155,7 +155,7 @@ def not_utf8(texts: list[bytes]) -> pa.Array:
 
 def test_text_that_is_not_utf8_is_reported_with_its_row(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"text": not_utf8([b"good", b"sm\xf8rrebr\xf8d", b"good"])})
-    with pytest.raises(DataError, match=r"a\.parquet:2: not UTF-8: byte 0xf8 at 2 of the text"):
+    with pytest.raises(DataError, match=r"a\.parquet:2: not UTF-8: byte 0xf8 at offset 2"):
         documents(path)
     (first, one), (second, other), (third, three) = rows(path)
     assert (first, one, second, third, three) == (1, {"text": "good"}, 2, 3, {"text": "good"})

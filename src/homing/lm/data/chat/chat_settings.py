@@ -1,8 +1,8 @@
-"""The request to prepare one phase's conversations, checked before anything is touched, and how sources are mixed.
+"""Checks the request to prepare one phase's conversations, and determines how its sources are mixed.
 
-weight 0         everything the source has, `repeat` times
-weights above 0  conversations in that proportion: each source comes at least `repeat` times per epoch, and sources with
-                 too few conversations for their weight are repeated more often
+weight 0         all conversations of the source, `repeat` times per epoch
+weights above 0  conversations in proportion to the weights: each source is used at least `repeat` times per epoch, and
+                 sources with too few conversations for their weight are repeated more often
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ class ChatOrder:
     tokenizer: Path  # a folder with tokenizer.json and the chat template
     context: int
     validation: list[str] = field(default_factory=list)
-    val_fraction: float = 0.02  # held out by the hash of the conversation; ignored if `validation` names files
+    val_fraction: float = 0.02  # fraction of conversations to hold out, by hash; ignored if `validation` lists files
     shard_tokens: int = 100_000_000
     is_forced: bool = False
-    # The paths in the run file, if files were fetched from a store. Readers of the manifest detect changes with them.
+    # The addresses of files that were fetched from a store, as listed in the run file. They are stored in the manifest,
+    # so that homing can tell whether the run file still lists the same files.
     named: dict[str, Any] = field(default_factory=dict)
 
 
@@ -96,7 +97,7 @@ def _refuse_twice(path: str, first: str, named_by: str, *, is_held_out: bool) ->
     if is_held_out:
         raise DataError(
             what=f"{path} is used for both training and validation.",
-            why="Validation on training data would hide memorization.",
+            why="Validating on training data would hide memorization.",
             fix="List it in one place only; without a validation file, homing holds out some conversations by hash.",
         )
     if first != named_by:
@@ -116,19 +117,19 @@ def _check(order: ChatOrder) -> None:
         raise DataError(
             what=f"Invalid validation fraction: {order.val_fraction}",
             why="It must be between 0 and 0.5.",
-            fix="Use 0.02.",
+            fix="Use a value such as 0.02.",
         )
     for source in order.chat:
         if source.weight < 0 or source.repeat < 1:
             raise DataError(
                 what=f"{source.path}: invalid weight {source.weight:g} or repeat {source.repeat}.",
                 why="weight must be 0 or more and repeat 1 or more.",
-                fix="To use none of a source, remove it from the list.",
+                fix="To leave a source out, remove it from the list.",
             )
 
 
 def settings_of(order: ChatOrder, renderer: Renderer) -> dict[str, Any]:
-    """Return everything except the conversations that determines the result. This is stored in the manifest."""
+    """Return all settings that affect the prepared data. They are stored in the manifest."""
     return {
         "chat": [{"path": s.path, "weight": float(s.weight), "repeat": s.repeat} for s in order.chat],
         "validation": list(order.validation),
@@ -142,7 +143,7 @@ def settings_of(order: ChatOrder, renderer: Renderer) -> dict[str, Any]:
 
 
 def copies_of(sources: Sequence[ChatSource], counts: Sequence[int]) -> list[float]:
-    """Return how often a conversation of each source occurs in one epoch."""
+    """Return, for each source, how often each of its conversations occurs in one epoch."""
     weighted = [(s, n) for s, n in zip(sources, counts, strict=True) if s.weight and n]
     scale = max((n * s.repeat / s.weight for s, n in weighted), default=0.0)
     return [

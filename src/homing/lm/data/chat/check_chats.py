@@ -2,8 +2,8 @@
 
     file -> lines -> form -> rules -> duplicate? -> in both splits? -> rendered -> does it fit?
 
-Nothing is fixed silently or replaced. A line is used unchanged, or up to its last answer that fits, or not at all, and
-each case is counted. Without a renderer (if there is no tokenizer yet), everything but the length is checked.
+No line is silently fixed or replaced. A line is used unchanged, or up to the last answer that fits, or not at all, and
+each case is counted. Without a renderer (if there is no tokenizer yet), everything except the length is checked.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from homing.text_sources import Source
 
 __all__ = ["HARMLESS", "Doctor", "FileReport", "Finding", "Kept"]
 
-# These are worth reporting, but not worth fixing the file for, because the rest of the line is used anyway.
+# Kinds of findings that are reported, but do not mean that the file must be fixed.
 HARMLESS = frozenset({"duplicate", "too-long", "unanswered", "marker", "replacement", "unused-fields"})
-# All findings are counted, but at most this many are listed.
+# Maximum number of findings to list. All findings are counted.
 MAX_FINDINGS = 10_000
 _AT_ONCE = 256  # conversations rendered together
 
@@ -76,10 +76,10 @@ class Doctor:
     files: list[FileReport] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    fixes: dict[str, str] = field(default_factory=dict)  # path -> fix, for files that cannot be read at all
-    # Split -> the context that each conversation needs to fit whole.
+    fixes: dict[str, str] = field(default_factory=dict)  # path -> how to fix the file, for files that cannot be read
+    # For each split, the context length that each conversation needs in order to fit without being cut.
     lengths: dict[str, array[int]] = field(default_factory=dict)
-    # Called now and then with the number of bytes of the file read so far.
+    # Called periodically with the number of bytes read from the current file.
     notify: Callable[[int], None] = lambda num_bytes: None
     _seen: dict[str, dict[bytes, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
     _held_out: dict[bytes, str] = field(default_factory=dict)
@@ -174,9 +174,9 @@ class Doctor:
             yield Kept(line, conversation, examples)
 
     def _fit(self, row: list[Example] | Fault) -> tuple[list[Example], str]:
-        """Return the part that fits and, if anything was cut, a sentence that says so.
+        """Return the part of a conversation that fits the context and, if anything was cut, a message that says so.
 
-        Because the last token is only a target, context + 1 tokens fit.
+        The last token is only a target and never an input, so context + 1 tokens fit.
         """
         if isinstance(row, Fault):
             raise row

@@ -1,10 +1,10 @@
 """Converts five common conversation formats to messages. The format is detected once per file and reported.
 
     messages   {"messages": [{"role": ..., "content": ...}, ...], "tools": [...]}
-    list       [{"role": ..., "content": ...}, ...]                            nanochat's
+    list       [{"role": ..., "content": ...}, ...]                            as in nanochat
     sharegpt   {"conversations": [{"from": "human", "value": ...}, ...]}
     alpaca     {"instruction": ..., "input": ..., "output": ...}
-    pair       {"prompt": ..., "completion": ...}                              TRL's, each either text or messages
+    pair       {"prompt": ..., "completion": ...}                              as in TRL; each is text or messages
 
 This module only rearranges fields. `rules` checks that they form a conversation.
 """
@@ -18,7 +18,7 @@ from homing.lm.data.chat.messages import Fault
 
 __all__ = ["Raw", "to_messages", "unused_fields", "which_form"]
 
-Raw = tuple[list[Any], Any]  # messages and tools, neither of which has been checked yet
+Raw = tuple[list[Any], Any]  # messages and tools, both still unchecked
 
 _SPEAKERS = {
     **{"human": "user", "user": "user", "prompter": "user"},
@@ -35,7 +35,7 @@ _KNOWN = {
 
 
 def which_form(value: Any) -> str:
-    """Return the format of a value; raises Fault if it is none of the above."""
+    """Return the name of a value's format; raises Fault if the format is unknown."""
     if isinstance(value, list):
         return "list"
     if not isinstance(value, dict):
@@ -50,7 +50,7 @@ def which_form(value: Any) -> str:
 
 
 def to_messages(value: Any, form: str) -> Raw:
-    """Convert a value. `form` is the file's format. A value in a different one is a fault, usually a mistake."""
+    """Convert a value to messages. `form` is the file's format; raises Fault if the value is in a different one."""
     found = which_form(value)
     if found != form:
         raise Fault("other-form", f"is in the {found} format, but the file started in the {form} format")
@@ -111,7 +111,7 @@ def _from_pair(value: dict[str, Any]) -> list[Any]:
 
 def _from_sharegpt(turn: Any, number: int) -> Any:
     if not isinstance(turn, dict) or ("role" in turn and "from" not in turn):
-        return turn  # role and content under a different list name are treated as messages
+        return turn  # a turn that has role and content already has the form of a message
     speaker = turn.get("from")
     if speaker == "function_call":
         call = _json_text(turn.get("value"), f"turn {number}: the function call")

@@ -1,11 +1,11 @@
 """Prepares the conversations of one phase: order -> doctor -> train or val -> shards -> manifest (written last).
 
-Preparing may be repeated, and killed at any point: shards without a manifest are not data, and an existing result with
-the same files, settings, tokenizer and template is reused. The findings about the files are stored next to the result,
-in report.json.
+Preparation can be repeated, and can be killed at any point: shards without a manifest are ignored, and an existing
+result for the same files, settings, tokenizer and template is reused. The findings about the files are stored next to
+the result, in report.json.
 
-A shard consists of three files: ids, index and mask. They are hashed as they grow, and always end with a complete
-conversation.
+A shard consists of three files: ids, index and mask. They are hashed while they are written, and always end with a
+complete conversation.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from homing.wire.shard_manifest import DataManifest, Shard, SourceFile, Split
 __all__ = ["MOST", "REPORT", "ConversationWriter", "Prepared", "prepare_chat"]
 
 REPORT = "report.json"
-MOST = 0.9  # fraction of the conversations that should fit whole
-_MOST_FAULTS = 0.5  # fraction of a file's lines above which the file is probably not what the user thinks it is
-_MAX_FINDINGS = 200  # number of findings kept in the report; all are counted
+MOST = 0.9  # the report gives the context length in which this fraction of conversations fits without being cut
+_MOST_FAULTS = 0.5  # prep fails if more than this fraction of a file's lines is invalid
+_MAX_FINDINGS = 200  # maximum number of findings listed in the report; all are counted
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _make(
 def _held_out(inputs: ChatInputs, fraction: float) -> set[bytes]:
     """Return the digests of the conversations to hold out: exactly the requested fraction, with the lowest hashes.
 
-    The hash ignores case and white space, so that a conversation and its near copy are in the same split.
+    The hash ignores case and white space, so that near-identical conversations end up in the same split.
     """
     digests: set[bytes] = set()
     if fraction:
@@ -133,7 +133,7 @@ def _write_all(
         for kept in examine(file, "val"):
             _append(writers["val"], kept)
     sources: list[dict[str, Any]] = []
-    # those from validation files, which are counted with the first source below
+    # conversations from validation files, which are added to the count of the first source below
     num_given = writers["val"].num_conversations
     for source, files in zip(order.chat, inputs.chat, strict=True):
         before = {name: writer.num_conversations for name, writer in writers.items()}
@@ -179,16 +179,16 @@ def _check(doctor: Doctor, inputs: ChatInputs, train: Split) -> None:
         why = ", ".join(f"{count:,} {kind}" for kind, count in doctor.counts.most_common(5))
         raise DataError(
             what="No conversations left to train on.",
-            why=f"Found: {why or 'nothing'}.",
-            fix=f"See why, line by line: homing data check {shlex.quote(inputs.sources[-1].path)}",
+            why=f"Problems found: {why or 'none'}.",
+            fix=f"Check the file line by line: homing data check {shlex.quote(inputs.sources[-1].path)}",
         )
     for source in inputs.sources:
         stat = os.stat(source.path)
         if (stat.st_size, stat.st_mtime_ns) != (source.num_bytes, source.mtime_ns):
             raise DataError(
                 what=f"{source.path} changed while homing was reading it.",
-                why="Its size or modification time is not what it was at the start.",
-                fix="Run the same command again when the file no longer changes.",
+                why="Its size or modification time has changed since homing started.",
+                fix="Run the same command again once the file no longer changes.",
             )
 
 
@@ -244,7 +244,7 @@ def _report(doctor: Doctor, manifest: DataManifest) -> dict[str, Any]:
 
 
 def _fit(doctor: Doctor, context: int) -> dict[str, Any]:
-    """Return how many conversations exceed the context, and the context in which MOST of them fit whole."""
+    """Return how many conversations exceed the context, and the context in which the fraction MOST would fit whole."""
     needed = sorted(length for lengths in doctor.lengths.values() for length in lengths)
     return {
         "num_conversations": len(needed),
@@ -278,7 +278,7 @@ def _find_finished(target: Path, settings: dict[str, Any], inputs: ChatInputs) -
         manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
         report = json.loads((target / REPORT).read_bytes())
         stamps = report.pop("stamps")
-        report["fit"]["context_for_most"]  # KeyError for an older report without this field, which is made again
+        report["fit"]["context_for_most"]  # KeyError if an older report lacks this field; then prepare again
     except (OSError, WireError, ValueError, KeyError, TypeError):
         return None
     if manifest.settings.get("order") != json.loads(json.dumps(settings)):
@@ -288,7 +288,7 @@ def _find_finished(target: Path, settings: dict[str, Any], inputs: ChatInputs) -
             if not (target / name).is_file() or (target / name).stat().st_size != num_bytes:
                 return None
     if stamps != json.loads(json.dumps(inputs.stamps)):
-        # The modification times differ, so compare the content.
+        # The files' modification times differ, so compare their content.
         if [(s.path, s.num_bytes) for s in inputs.sources] != [(s.path, s.num_bytes) for s in manifest.source]:
             return None
         if any(file_sha256(source.path) != source.sha256 for source in manifest.source):

@@ -1,10 +1,11 @@
 """Builds prompts from conversations with the model's own template, for `homing chat` and `homing serve`.
 
-learned_to_answer   whether the model was trained on chat at all
-TemplateTurns       a growing conversation
-Prompter            a complete conversation, as servers receive it
+learned_to_answer   whether the model was trained on chat
+TemplateTurns       a conversation that grows turn by turn
+Prompter            a complete conversation, as a server receives it
 
-Everything is rendered anew for each turn, because templates may rewrite earlier turns, and conversations are short.
+The whole conversation is rendered again for each turn, because templates may rewrite earlier turns. Conversations are
+short, so this takes little time.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class TemplateTurns:
         try:
             return self._renderer.prompt(self.messages)
         except Fault:
-            self.messages.pop()  # removed again, because the template refuses it
+            self.messages.pop()  # undo, because the template rejected the message
             raise
 
     def answered(self, ids: Iterable[int]) -> None:
@@ -72,7 +73,7 @@ class Prompter:
             self.stop_ids = TemplateTurns(self._renderer, tokenizer.decode, tokenizer.end_of_text_id).stop_ids
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """Return all turns, with the model's turn opened; raises Fault if the template refuses them."""
+        """Return the ids of all turns, with the model's turn opened; raises Fault if the template rejects the turns."""
         from homing.lm.generate import ChatTurns
 
         if self._renderer is not None:

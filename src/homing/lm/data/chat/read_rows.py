@@ -1,8 +1,8 @@
-"""Reads a file as numbered values: one JSON per line, the elements of an array in a `.json` file, or Parquet rows.
+"""Reads a file as numbered values: JSON lines, the elements of the array in a `.json` file, or Parquet rows.
 
-An unreadable line becomes a Fault in its place, and reading continues with the next line, so that no fault hides
-another. If the file cannot be read any further (a damaged archive, a truncated array), an error with the line number is
-raised. The parser is stricter than `json.loads`, which silently accepts duplicate keys, NaN and half a surrogate pair.
+If a line cannot be parsed, its value is a Fault, and reading continues with the next line, so that every fault is
+reported. If the file cannot be read any further (a damaged archive, a truncated array), an error with the line number
+is raised. The parser is stricter than `json.loads`, which silently accepts duplicate keys and NaN.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _array_or_lines(reading: Reading) -> Iterator[Line]:
-    """Read a `.json` file: one array of conversations, as Alpaca and ShareGPT are distributed, or JSON lines."""
+    """Read a `.json` file, which contains one array of conversations (as in Alpaca and ShareGPT) or JSON lines."""
     data = bytearray()
     for block in open_blocks(reading):
         data += block
@@ -140,7 +140,7 @@ def _from_array(path: str, data: bytes) -> Iterator[Line]:
         if text.startswith(",", at):
             at = _skip(text, at + 1)
         elif not text.startswith("]", at):
-            raise BrokenFile(path, text.count("\n", 0, at) + 1, "the array is cut short, or a comma is missing")
+            raise BrokenFile(path, text.count("\n", 0, at) + 1, "the array is truncated, or a comma is missing")
 
 
 def _skip(text: str, at: int) -> int:

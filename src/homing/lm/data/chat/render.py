@@ -1,22 +1,23 @@
 """Renders a conversation to ids and a loss mask with the model's own chat template.
 
-    text with its markers broken -> template -> text -> markers, and stretches between them -> ids
-                                             -> where the assistant speaks                  -> mask
+    messages with broken markers -> template -> text -> markers, and the text between them -> ids
+                                                     -> the assistant's text               -> mask
 
-Breaking markers: a character that occurs nowhere else is inserted into every marker that a message spells out, and
-removed after the template has run. So only markers that the template itself wrote are read as markers, while the text
-between them is still encoded whole, as in every inference engine. The ids are those of `apply_chat_template`.
+Breaking markers: a character that occurs nowhere else in the conversation is inserted into every marker that a message
+contains, and removed after the template has run. So only markers that the template itself wrote are treated as markers,
+and the text between them is still encoded in one piece, as inference engines do. The ids are the same as those of
+`apply_chat_template`.
 
-The mask covers the assistant's text and the marker that ends the turn. A template with `{% generation %}` marks these
-itself. Otherwise each answer is found by rendering up to it: the prefix with `add_generation_prompt` is the question,
-what follows is the answer, and both must be a prefix of the whole. If a template rewrites earlier turns (Qwen3 drops
-old reasoning), there is no such whole. In that case each answer becomes a separate example, rendered as at inference.
+The mask covers the assistant's text and the marker that ends the turn. A template with `{% generation %}` blocks marks
+these itself. Otherwise, to find an answer, the conversation is rendered twice: up to the answer, with
+`add_generation_prompt`, and including the answer. The answer is the difference. Both texts must be prefixes of the
+whole rendered conversation. They are not if the template rewrites earlier turns (Qwen3 drops old reasoning). In that
+case each answer becomes a separate example, rendered as at inference.
 
-`ChatTokens` splits tokenizer.json into plain text on one side and markers on the other. The text side is the tokenizer
-without its added tokens, so nothing in a message can become one. Any BPE tokenizer will do, so this works for
-third-party models too.
+`ChatTokens` encodes plain text and markers separately. It encodes text with the tokenizer's added tokens removed, so
+nothing in a message can become a marker. This works with any BPE tokenizer, including those of third-party models.
 
-    encode(texts)   ids of text, and the character at which each begins; never a marker, whatever the text spells
+    encode(texts)   ids of each text, and the character at which each id begins; never the id of a marker
     markers_in      positions of markers in a rendered text
 """
 
@@ -40,7 +41,7 @@ from homing.wire.file_names import TOKENIZER
 
 __all__ = ["ChatTokens", "Encoded", "Example", "Renderer"]
 
-Encoded = tuple[list[int], list[int]]  # ids, and the character of the text at which each of them begins
+Encoded = tuple[list[int], list[int]]  # ids, and the character position at which each id begins
 
 
 class ChatTokens:
@@ -54,8 +55,8 @@ class ChatTokens:
         _refuse_odd(self.path, added)
         self.markers: dict[str, int] = {entry["content"]: int(entry["id"]) for entry in added}
         self._names = {number: name for name, number in self.markers.items()}
-        # Special markers end turns and texts, and are never taken from a message. The model itself may write other
-        # markers, such as <think>.
+        # Special markers, such as those that end turns and texts, count as plain text if they occur in a message. Other
+        # markers, such as <think>, are accepted in the assistant's messages.
         self.specials = frozenset(entry["content"] for entry in added if entry.get("special"))
         bare = {**data, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
         with panics_as_errors(self.path):
@@ -71,7 +72,7 @@ class ChatTokens:
         return [(row.ids, [start for start, _ in row.offsets]) for row in rows]
 
     def markers_in(self, text: str) -> list[tuple[int, int]]:
-        """Return the (start, end) of each marker, without overlaps. If several start together, take the longest."""
+        """Return the (start, end) of each marker, without overlaps; the longest if several start at the same place."""
         return [found.span() for found in self._pattern.finditer(text)]
 
     def show(self, number: int) -> str:
@@ -85,12 +86,12 @@ def _refuse_odd(path: Path, added: list[dict[str, Any]]) -> None:
     if odd:
         raise DataError(
             what=f"{path} has special tokens that strip the spaces around them: {', '.join(odd[:4])}.",
-            why="With them, homing cannot tell exactly where the text of a turn ends.",
+            why="With such tokens, homing cannot tell exactly where the text of a turn ends.",
             fix="Use a byte-level tokenizer, such as that of Llama 3 or Qwen, or one made by homing.",
         )
 
 
-# Unicode noncharacters, reserved for use inside programs. If a text contains one after all, the next one is used.
+# Unicode noncharacters, which are reserved for internal use by programs. If a text contains one, the next one is used.
 _SPARE = list(map(chr, range(0xFDD0, 0xFDF0)))
 Span = tuple[int, int]
 
@@ -98,11 +99,11 @@ Span = tuple[int, int]
 @dataclass(frozen=True)
 class Example:
     ids: NDArray[np.uint32]
-    mask: NDArray[np.bool_]  # True for a target of the loss
-    turn_ends: list[int]  # token position after each answer that is learned
+    mask: NDArray[np.bool_]  # True for each target of the loss
+    turn_ends: list[int]  # position of the first token after each learned answer
 
     def up_to_answer(self) -> Example:
-        """Return the example without what follows the last answer, which is not learned."""
+        """Return the example truncated after the last learned answer, because nothing after that is learned."""
         return self.cut(self.turn_ends[-1])
 
     def cut(self, end: int) -> Example:
@@ -111,7 +112,7 @@ class Example:
 
 @dataclass(frozen=True)
 class _Text:
-    """The template's output, with broken markers, and the spans of the output that are learned."""
+    """The template's output, in which markers from messages are still broken, and the spans of it that are learned."""
 
     text: str
     spans: list[Span]
@@ -140,7 +141,7 @@ class Renderer:
         return row
 
     def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Return the ids of everything so far and the beginning of the assistant's turn."""
+        """Return the ids of all messages, followed by the beginning of the assistant's turn."""
         marks = _spare_characters(Conversation(messages))
         text = self.template.render(_broken(messages, marks[0], self.tokens), None, add_generation_prompt=True)
         (example,) = self._encode([_Text(text, [], marks[0])])
@@ -172,7 +173,7 @@ class Renderer:
         return [_Text(whole, spans, breaker)]
 
     def _alone(self, messages: list[Any], tools: Any, number: int, breaker: str) -> _Text:
-        """Return one answer with its context, as the model reads it when generating this answer."""
+        """Return one answer with the context that the model reads when it generates this answer."""
         asked = self.template.render(messages[:number], tools, add_generation_prompt=True)
         answered = self.template.render(messages[: number + 1], tools)
         _check_answer(asked, answered)
@@ -192,7 +193,7 @@ class Renderer:
         return _Text(clean, [self._to_turn_end(clean, span) for span in kept], breaker)
 
     def _to_turn_end(self, text: str, span: Span) -> Span:
-        """Return the span up to the marker that ends the turn, without the line break that templates put after it."""
+        """Return the span, adjusted to end with the end-of-turn marker, before the line break that templates add."""
         start, end = span
         answer, specials = text[start:end], self.tokens.specials
         inside = [last for first, last in self.tokens.markers_in(answer) if answer[first:last] in specials]
@@ -204,15 +205,17 @@ class Renderer:
         return span
 
     def _encode(self, texts: list[_Text]) -> Iterator[Example]:
-        """Encode all stretches of all texts in one call, which is fastest."""
+        """Encode all texts with a single call to the tokenizer, which is fastest."""
         chunks: list[str] = []
-        plans: list[list[tuple[int, int | None]]] = []  # per text: where a piece begins, and its id if a marker
+        plans: list[
+            list[tuple[int, int | None]]
+        ] = []  # for each text: where each piece begins, and its id if it is a marker
         for text in texts:
             plan: list[tuple[int, int | None]] = []
             at = clean_at = 0
-            # If the answer begins with white space, end a piece at the header, because at inference the header is
-            # encoded before the answer is known. Otherwise the line breaks of both would become one token, which would
-            # belong to the header and not be learned.
+            # If an answer begins with white space, encode it separately from the header of its turn, because at
+            # inference the header is encoded before the answer is known. Otherwise a line break that ends the header
+            # and one that begins the answer would become one token, which would count as header and not be learned.
             borders = [(start, start) for start, _ in text.spans if text.text[start : start + 1].isspace()]
             markers = [*self.tokens.markers_in(text.text), (len(text.text), len(text.text))]
             for first, last in sorted([*markers, *borders]):
@@ -237,7 +240,7 @@ class Renderer:
 
 
 def _example(ids: list[int], starts: list[int], spans: list[Span]) -> Example:
-    """Build the example.
+    """Build an example from ids, their character positions, and the spans to learn.
 
     A token that begins in the question belongs to the question, even if it extends into the answer.
     """
@@ -251,7 +254,7 @@ def _example(ids: list[int], starts: list[int], spans: list[Span]) -> Example:
 
 
 def _without(text: _Text, span: Span) -> Span:
-    """Return the span after removing the breaking characters."""
+    """Return the position of the span in the text after the breaking characters are removed."""
     start, end = span
     before = text.text.count(text.breaker, 0, start)
     return start - before, end - before - text.text.count(text.breaker, start, end)
@@ -261,7 +264,7 @@ def _check_answer(asked: str, answered: str) -> None:
     if not answered.startswith(asked) or len(answered) == len(asked):
         raise Fault(
             "template",
-            "the generation prompt of the chat template differs from how it writes answers, so none can be found",
+            "the chat template's generation prompt differs from how it begins answers, so homing cannot find them",
         )
 
 
@@ -286,9 +289,9 @@ def _spare_characters(conversation: Conversation) -> list[str]:
 
 
 def _broken(messages: list[dict[str, Any]], breaker: str, tokens: ChatTokens) -> list[dict[str, Any]]:
-    """Break markers in messages.
+    """Break the markers in messages by inserting the breaking character.
 
-    Markers such as <think> in the assistant's own messages are kept, but not a marker that ends a turn.
+    In the assistant's messages only special markers are broken, such as those that end a turn, but not <think>.
     """
     return [
         {
@@ -318,7 +321,7 @@ def _break(text: str, breaker: str, tokens: ChatTokens, keeps_own: bool) -> str:
     parts, at = [], 0
     for first, last in tokens.markers_in(text):
         marker = text[first:last]
-        # Some vocabularies have runs of spaces among their added tokens, which are ordinary text.
+        # In some vocabularies, runs of spaces are added tokens. They are ordinary text.
         if marker not in tokens.specials and (keeps_own or marker.isspace()):
             continue
         parts += [text[at : first + 1], breaker]

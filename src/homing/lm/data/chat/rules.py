@@ -1,10 +1,9 @@
 """Checks that messages form a conversation that a model can learn from: roles, text, and the order of turns.
 
-    (system)? then user -> assistant, repeatedly; an assistant that calls tools is followed by their results
+    (system)? then user -> assistant, repeatedly; an assistant turn that calls tools is followed by the tools' results
 
-Checking stops at the first fault, because one line is one conversation, which is kept or not. Harmless deviations are
-normalized instead: text given in parts is joined, and an unanswered question at the end is dropped, which counts as a
-cut.
+Checking stops at the first fault, because a conversation with any fault is skipped. Harmless deviations are normalized
+instead: text given in parts is joined, and an unanswered question at the end is dropped, which counts as a cut.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ __all__ = ["check", "drop_unanswered"]
 
 _USUAL_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "developer": "system"}
 _KEPT = ("name", "tool_call_id", "reasoning_content")
-# Tab, line feed, form feed and carriage return count as text. The other control characters come from terminal output,
-# truncated files or the wrong decoder.
+# Tab, line feed, form feed and carriage return count as text. Other control characters come from terminal output,
+# truncated files, or text decoded with the wrong encoding.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_DEEPEST = 64  # maximum nesting inside calls and tools; no real schema is deeper, and recursion must end
+_DEEPEST = 64  # maximum nesting in tool calls and definitions, to limit recursion; no real schema is deeper
 _FOLLOWS: dict[str, tuple[str, ...]] = {
     "": ("system", "user"),
     "system": ("user",),
@@ -120,14 +119,14 @@ def _text(value: Any, where: str) -> str:
 
 def _check_characters(text: str, where: str) -> None:
     if half := _SURROGATE.search(text):
-        raise Fault("surrogate", f"{where}: half a surrogate pair at character {half.start() + 1}")
+        raise Fault("surrogate", f"{where}: unpaired surrogate at character {half.start() + 1}")
     if control := _CONTROL.search(text):
         character = ord(control.group())
         raise Fault("control-character", f"{where}: control character U+{character:04X} at {control.start() + 1}")
 
 
 def _check_values(value: Any, where: str, depth: int = 0) -> None:
-    """Check every string inside the value, including keys."""
+    """Check the characters of every string inside the value, including keys."""
     if depth > _DEEPEST:
         raise Fault("too-deep", f"{where}: nested more than {_DEEPEST} levels deep")
     if isinstance(value, str):
@@ -155,7 +154,7 @@ def _call(call: Any, number: int) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"].strip():
         raise Fault("bad-tools", f"turn {number}: a tool call without a function name")
     arguments = function.get("arguments", {})
-    if isinstance(arguments, str):  # OpenAI's format: JSON within JSON
+    if isinstance(arguments, str):  # in OpenAI's format, the arguments are a JSON string
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as exc:
@@ -192,7 +191,7 @@ def _out_of_turn(role: str, before: str) -> str:
 
 
 def _check_results(messages: list[Message]) -> None:
-    """Raise Fault if a result names a call that was not made."""
+    """Raise Fault if a tool result refers to a call that was not made."""
     called: set[str] = set()
     for number, message in enumerate(messages, start=1):
         called |= {call["id"] for call in message.get("tool_calls", []) if "id" in call}

@@ -1,4 +1,4 @@
-"""Splits a chat template into the text it writes around messages, for the trainer, which does not run templates.
+"""Extracts the fixed text that a chat template writes around messages, for the trainer, which does not run templates.
 
     render a few conversations -> the text between their messages -> reassemble, compare with the template
 
@@ -44,7 +44,7 @@ def write_turns(folder: Path, *, is_base: bool = False) -> str:
     weights), because run files based on open weights require it.
     """
     path = folder / file_names.TURNS
-    path.unlink(missing_ok=True)  # this file is left over from a previous template
+    path.unlink(missing_ok=True)  # delete any file left over from a previous template
     template = find_template(folder, now=_DAY)
     if template is None or (template.source == CHAT_TEMPLATE and not is_base):
         return ""
@@ -82,7 +82,7 @@ def take_apart(renderer: Renderer, tokenizer: Tokenizer) -> Turns:
     )  # fmt: skip
     if not _is_right(turns, ("user",), renderer, tokenizer):
         raise Fault("template", "the chat template writes more around a question than a prefix and a suffix")
-    # If the template does not support an order of roles, omit the parts for it. Questions in that order are rejected.
+    # For each order of roles that the template does not support, omit the parts. Questions in that order are rejected.
     for roles, parts in _ORDERS.items():
         if getattr(turns, parts[0]) is not None and not _is_right(turns, roles, renderer, tokenizer):
             left_out: dict[str, Any] = dict.fromkeys(parts)

@@ -1,10 +1,10 @@
-"""The chat template: Jinja, rendered in a sandbox exactly as `transformers` renders it.
+"""Renders chat templates, which are written in Jinja, in a sandbox, with the same result as `transformers`.
 
     chat_template.jinja, else tokenizer_config.json's chat_template  ->  ChatTemplate(...).render(messages) -> text
 
 A third-party template sees only plain data, inside an immutable sandbox, in a process with limited time and memory
-(`template_process`). homing's own template is rendered in this process. `{% generation %}` blocks are enclosed in two
-marks that the caller chooses, so that they can be found in the text, even inside macros.
+(`template_process`). homing's own template is rendered in this process. `{% generation %}` blocks, even inside macros,
+are enclosed in two marks that the caller chooses, so that the caller can find the blocks in the rendered text.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from homing.wire.file_names import CHAT_TEMPLATE as TEMPLATE
 
 __all__ = ["TEMPLATE", "ChatTemplate", "Rendering", "find_template"]
 
-_RENDER_S = 10.0  # maximum time for one conversation, which usually takes a millisecond
-_START_S = 60.0  # maximum time to import and compile, on a busy machine
-_MEMORY_BYTES = 1 << 30  # limit on the process's address space
+_RENDER_S = 10.0  # maximum time to render one conversation, which usually takes a millisecond
+_START_S = 60.0  # maximum time for the process to start and compile the template, even on a busy machine
+_MEMORY_BYTES = 1 << 30  # limit on the address space of the rendering process
 _MOST_SOURCE = 1 << 20  # characters
-_MOST_TEXT_BYTES = 512 << 20  # limit on the rendered text, as JSON
-_MOST_EXCEEDED = 3  # number of conversations that may exceed these limits before the template is rejected
+_MOST_TEXT_BYTES = 512 << 20  # limit on the rendered text, encoded as JSON
+_MOST_EXCEEDED = 3  # the template is rejected once this many conversations have exceeded the limits
 
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -71,7 +71,7 @@ class ChatTemplate:
             if source == OUR_TEMPLATE:  # homing's own template needs no limits
                 self._own = Rendering(source, names, self._now)
             else:
-                _environment(self._now).parse(source)  # parsed only, because constant folding may never terminate
+                _environment(self._now).parse(source)  # not compiled, because constant folding may never terminate
         except (TemplateSyntaxError, RecursionError) as exc:
             line, why = (exc.lineno, exc.message) if isinstance(exc, TemplateSyntaxError) else (1, "nested too deeply")
             raise DataError(
@@ -93,7 +93,7 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         marks: tuple[str, str] = ("", ""),
     ) -> str:
-        """Render messages to text. `marks` enclose `{% generation %}` blocks. Raises Fault if the template refuses."""
+        """Render messages to text. `marks` enclose `{% generation %}` blocks. Raises Fault if the template fails."""
         with self._lock:
             if self._own is not None:
                 return self._own.render(messages, tools, add_generation_prompt=add_generation_prompt, marks=marks)
@@ -106,8 +106,8 @@ class ChatTemplate:
         return str(said["text"])
 
     def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Ask the rendering process, starting it if necessary and killing it if it exceeds its limits."""
-        why = f"it uses more than {format_bytes(_MEMORY_BYTES)} of memory"
+        """Send a request to the rendering process; start it if necessary, and kill it if it exceeds its limits."""
+        why = f"it used more than {format_bytes(_MEMORY_BYTES)} of memory"
         try:
             if self._child is None:
                 self._child = _start(self)
@@ -119,7 +119,7 @@ class ChatTemplate:
             if "text" in said or "fault" in said:
                 return said
         except TimeoutError:
-            why = f"it takes longer than {_RENDER_S:g} s"
+            why = f"it took longer than {_RENDER_S:g} s"
         except (EOFError, OSError):
             pass
         if self._child is not None:
@@ -127,7 +127,7 @@ class ChatTemplate:
             self._child = None
         self._num_exceeded += 1
         if self._num_exceeded < _MOST_EXCEEDED:
-            raise Fault("template", f"the chat template exceeds its limits on it: {why}")
+            raise Fault("template", f"the chat template exceeded its limits on this conversation: {why}")
         raise DataError(
             what=f"Cannot use the chat template{f' in {self.path}' if self.path else ''}.",
             why=f"It exceeded its limits {self._num_exceeded} times; the last time, {why}.",
@@ -136,7 +136,7 @@ class ChatTemplate:
 
 
 def _start(template: ChatTemplate) -> subprocess.Popen[bytes]:
-    """Start the rendering process without our environment, which may contain keys."""
+    """Start the rendering process with only the environment variables it needs, because others may contain API keys."""
     env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
     argv = [sys.executable, "-m", "homing.lm.data.chat.template_process", str(_MEMORY_BYTES)]
     child = subprocess.Popen(
@@ -195,12 +195,12 @@ class Rendering:
         except TemplateError as exc:
             raise Fault("template", f"the chat template rejects it: {exc.message or type(exc).__name__}") from exc
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as exc:
-            # The template has a bug, such as adding a number to text, which perhaps only this conversation triggers.
+            # The template has a bug, such as adding a number to text, and perhaps only this conversation triggers it.
             raise Fault("template", f"the chat template fails on it: {type(exc).__name__}: {exc}") from exc
 
 
 def find_template(folder: Path, *, now: datetime.datetime | None = None) -> ChatTemplate | None:
-    """Return the folder's chat template, or None if there is none."""
+    """Return the chat template in a model folder, or None if there is none."""
     try:
         found = read_chat_template(folder)
     except Unreadable as exc:
@@ -214,7 +214,7 @@ def _token(value: Any) -> str:
 
 
 def _with_reasoning(message: Message) -> Message:
-    """Add the reasoning under its second name, because templates use either name."""
+    """Add `thinking` as a second name for the message's `reasoning_content`, because templates use either name."""
     reasoning = message.get("reasoning_content")
     return message if reasoning is None else {"thinking": reasoning, **message}
 
@@ -237,7 +237,7 @@ class _Generation(Extension):
 
 
 class _SafeDict:
-    """Provide `dict(...)` for templates, without exposing the class."""
+    """Provides `dict(...)` to templates without exposing the class `dict`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -247,7 +247,7 @@ class _SafeDict:
 
 
 class _SafeNamespace(Namespace):
-    """Provide `namespace(...)` for templates, without names that begin with an underscore and expose internals."""
+    """Provides `namespace(...)` to templates; rejects names with a leading underscore, which expose internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, rest = args[0], args[1:]
@@ -273,12 +273,12 @@ def _raise_exception(message: str) -> str:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Dump JSON for templates. jinja2's own filter escapes for HTML, but models were not trained on that."""
+    """Serialize a value as JSON, unlike jinja2's own filter without HTML escapes, on which models were not trained."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _environment(now: datetime.datetime) -> ImmutableSandboxedEnvironment:
-    """Create the sandbox. `now` is fixed, so that all conversations of one prep have the same date."""
+    """Create the sandboxed Jinja environment. `now` is fixed, so that one prep renders every date the same way."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )

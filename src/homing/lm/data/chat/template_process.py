@@ -1,10 +1,10 @@
 """Renders one chat template in a separate process: a line of JSON in, a line of JSON out.
 
-    argv: memory in bytes. First line in: {"source", "names", "now"} -> {"ready": true} or {"fault": ...}
+    argv: memory limit in bytes. First line in: {"source", "names", "now"} -> {"ready": true} or {"fault": ...}
     then  {"messages", "tools", "add_generation_prompt", "marks"}    -> {"text": ...} or {"fault": ...}
 
 A third-party template may loop forever or allocate gigabytes while it is compiled or rendered. Here that is harmless,
-because the process has limited memory, `template` limits its time, and it ends with its parent.
+because this process has a memory limit, `template` limits the time it may take, and it exits when its parent does.
 """
 
 from __future__ import annotations

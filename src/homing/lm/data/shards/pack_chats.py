@@ -27,17 +27,17 @@ from homing.wire.shard_manifest import DataManifest
 
 __all__ = ["IGNORED", "ConversationSplit", "Mixture", "PackedConversations", "mixture_of", "open_conversations"]
 
-IGNORED = -100  # target that the loss mask excludes; the loss uses the same number
-PADDING = -1  # segment of the positions that belong to no conversation
+IGNORED = -100  # target of masked positions; the loss function ignores the same number
+PADDING = -1  # segment number of padding, which belongs to no conversation
 _EPOCHS_KEPT = 2
-# The same generator with a different key, so that the order of rows is independent of the order of conversations.
+# Combined with the seed when rows are permuted, so that their order is independent of the order of conversations.
 _ROW_KEY = 0x9E37_79B9_7F4A_7C15
 
 
 @dataclass(frozen=True)
 class ConversationSplit:
     tokens: TokenSplit
-    masks: list[NDArray[np.uint8]]  # per shard, one byte per token
+    masks: list[NDArray[np.uint8]]  # one mask per shard, with one byte per token
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -63,7 +63,7 @@ class Mixture:
 
 
 def mixture_of(manifest: DataManifest, split: str) -> Mixture:
-    """Return the mixture that prep recorded. For validation, everything is read once, whatever the weights."""
+    """Return the mixture that prep recorded. For validation, each conversation is read once, whatever the weights."""
     sources = manifest.settings["sources"]
     is_train = split == "train"
     return Mixture([int(s["num"][split]) for s in sources], [float(s["copies"]) if is_train else 1.0 for s in sources])
@@ -77,7 +77,7 @@ def open_conversations(
     for shard in manifest.splits[name].shards:
         path = data_dir / shard.mask_name
         if not shard.mask_name or not path.is_file() or path.stat().st_size != shard.num_tokens:
-            problems.append(f"{path}: missing, or not {shard.num_tokens:,} bytes")
+            problems.append(f"{path}: missing, or not the expected {shard.num_tokens:,} bytes")
         elif checks_hashes and file_sha256(path) != shard.mask_sha256:
             raise IntegrityError(
                 f"{path} is damaged.",
@@ -90,25 +90,25 @@ def open_conversations(
         raise DataError(
             what=f"Cannot use the conversations in {data_dir}.",
             why="\n".join(problems),
-            fix="Prepare them again: homing prep RUN --force (On a rented instance, the data transfer was cut short.)",
+            fix="Prepare them again: homing prep RUN --force (On a rented instance, the data transfer was incomplete.)",
         )
     return ConversationSplit(tokens, masks)
 
 
 @dataclass(frozen=True)
 class _Epoch:
-    members: NDArray[np.int64]  # the conversations, row after row
-    row_starts: NDArray[np.int64]  # index in `members` at which each row begins, then the number of members
+    members: NDArray[np.int64]  # indices of the conversations, row by row
+    row_starts: NDArray[np.int64]  # index in `members` at which each row begins; the last entry is len(members)
 
 
 class PackedConversations:
-    """Rows of `context` positions, with random access."""
+    """Gives random access to rows of `context` positions."""
 
     def __init__(self, split: ConversationSplit, mixture: Mixture, *, context: int, seed: int) -> None:
         assert sum(mixture.counts) == split.tokens.num_documents, "every conversation is of one source"
         self.split, self.context, self.seed = split, context, seed
         self._mixture = mixture
-        # The last token of a conversation is never an input.
+        # The last token of a conversation is never an input, so it takes up no position.
         self._sizes = np.maximum(split.lengths - 1, 0)
         self._is_steady = all(float(copies).is_integer() for copies in mixture.copies)
         self._epochs: dict[int, _Epoch] = {}
@@ -123,7 +123,7 @@ class PackedConversations:
         return self._num_rows[known]
 
     def locate(self, row: int) -> tuple[int, int]:
-        """Return the epoch, and the row's number in it."""
+        """Return the number of the row's epoch, and the row's index in that epoch."""
         if self._is_steady:
             return divmod(row, self.num_rows())
         epoch = 0
@@ -188,10 +188,10 @@ class PackedConversations:
 
 
 def _chosen(mixture: Mixture, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the conversations of one epoch: each source repeated by the integer part of its weight, plus a fraction.
+    """Return the conversations of one epoch, with each source repeated as often as the mixture says.
 
-    From epoch to epoch, the fraction advances through a fixed order, so that over time all conversations occur equally
-    often.
+    For a fractional number of copies, part of the source is repeated once more. From epoch to epoch, this part moves
+    through the source in a fixed order, so that over time all conversations of the source occur equally often.
     """
     chosen, first = [], 0
     for place, (count, copies) in enumerate(zip(mixture.counts, mixture.copies, strict=True)):
@@ -207,7 +207,7 @@ def _chosen(mixture: Mixture, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def _best_fit(sizes: list[int], capacity: int) -> NDArray[np.int64]:
-    """Return the row of each item: always the fullest row with enough room, or a new one.
+    """Return the row of each item: the fullest row that has enough room, or a new row if there is none.
 
     Rows are grouped by remaining room. An integer used as a bit set records which amounts of room exist, so that the
     smallest sufficient amount is found without a search.
@@ -234,6 +234,6 @@ def _check_sizes(sizes: NDArray[np.int64], context: int) -> None:
     if len(sizes) and int(sizes.max()) > context:
         raise DataError(
             what=f"A conversation of {int(sizes.max()) + 1:,} tokens exceeds the context of {context:,}.",
-            why="The shards were prepared for a longer context than this run has.",
-            fix="Prepare them for this context: homing prep RUN",
+            why="The data was prepared for a longer context than this run has.",
+            fix="Prepare the data again, for this context: homing prep RUN",
         )

@@ -1,13 +1,13 @@
 """Packs documents into rows of an endless token stream with random access.
 
     epoch 0                         epoch 1
-    doc 7 | doc 2 | doc 9 | ...     doc 4 | doc 7 | doc 1 | ...      permuted anew by (seed, epoch)
+    doc 7 | doc 2 | doc 9 | ...     doc 4 | doc 7 | doc 1 | ...      a new order for each (seed, epoch)
     ├─ row 0 ─┼─ row 1 ─┼─ row 2 ─┼─ row 3 ─┼─ ...                   row r: inputs  [rT, rT+T)
       ├─ row 0 ─┼─ row 1 ─┼─ ...                                            targets [rT+1, rT+T+1)
 
 Rows tile the stream: nothing is cropped, padded or lost, not even between epochs. A batch is a range of consecutive
-rows, so it is one contiguous range of the stream, whatever the micro-batch. The state of the data is one integer, the
-number of rows consumed.
+rows, so it is one contiguous range of the stream, whatever the micro-batch size. The state of the data is one integer,
+the number of rows consumed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from homing.lm.data.shards.read_shards import TokenSplit
 
 __all__ = ["PackedStream", "check_ids", "permutation"]
 
-# A read touches one epoch, or two at an epoch's end.
+# Number of epochs to keep in memory: a read at the end of an epoch continues in the next one.
 _EPOCHS_KEPT = 2
 
 
 @dataclass(frozen=True)
 class _Epoch:
-    order: NDArray[np.int64]  # the documents in the order of the epoch
-    starts: NDArray[np.int64]  # where each document begins in the epoch, then the total length
+    order: NDArray[np.int64]  # indices of the documents, in the order of the epoch
+    starts: NDArray[np.int64]  # offset of each document in the epoch; the last entry is the total length
 
 
 class PackedStream:
@@ -57,14 +57,14 @@ class PackedStream:
             filled += count
 
     def rows(self, first_row: int, num_rows: int, context: int) -> NDArray[np.int32]:
-        """Return inputs and targets of consecutive rows as one array: T tokens per row, and the one after the last."""
+        """Return consecutive rows as one array: T tokens per row, and one more token for the last row's last target."""
         return self.read(first_row * context, num_rows * context + 1)
 
     def _read_epoch(self, epoch: _Epoch, start: int, out: NDArray[np.int32]) -> None:
         first = int(np.searchsorted(epoch.starts, start, side="right")) - 1
         last = int(np.searchsorted(epoch.starts, start + len(out), side="left"))
         documents = epoch.order[first:last]
-        # From here on, positions are global token offsets in the split. The first and last document may be cut.
+        # From here on, positions are token offsets in the whole split. The first and last document may be cut.
         begins = self.split.document_starts[documents]
         ends = begins + self._lengths[documents]
         begins[0] += start - epoch.starts[first]
@@ -91,25 +91,25 @@ class PackedStream:
 
 
 def check_ids(ids: NDArray[np.int32], vocab_size: int, split: str) -> None:
-    """Raise DataError for ids past the vocabulary.
+    """Raise DataError if an id is outside the vocabulary.
 
-    File sizes do not reveal a damaged or mismatched shard, and the GPU's error for such an id names neither the shard
-    nor the id.
+    The size of a file does not reveal that its contents are damaged or belong to another tokenizer, and the GPU's error
+    for such an id names neither the shard nor the id.
     """
     largest = int(ids.view(np.uint32).max())
     if largest >= vocab_size:
         raise DataError(
             what=f"The {split} shards contain token id {largest:,}; the vocabulary ends at {vocab_size - 1:,}.",
-            why="They are damaged, or were made with another tokenizer; `homing verify RUN --hash` finds the file.",
+            why="They are damaged or from another tokenizer; `homing verify RUN --hash` finds a damaged file.",
             fix="Prepare them again: homing prep RUN --force",
         )
 
 
 def permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return a permutation that is a pure function of its arguments, with every version of numpy.
+    """Return a permutation that depends only on the arguments, not on the version of numpy.
 
-    numpy guarantees the raw output of a bit generator, but not that of `Generator.permutation`. Sorting raw 64-bit keys
-    makes the order independent of the latter. The sort is stable, so even equal keys have a defined order.
+    numpy guarantees that the raw output of a bit generator never changes, but not that of `Generator.permutation`. So
+    this sorts raw 64-bit keys instead. The sort is stable, so even equal keys have a defined order.
     """
     key = np.array([seed % 2**64, epoch], dtype=np.uint64)
     keys = np.asarray(np.random.Philox(key=key).random_raw(count), dtype=np.uint64)

@@ -1,9 +1,9 @@
-"""Opens token shards from disk, memory-mapped: data directory -> manifest -> one split -> tokens of document i.
+"""Opens token shards as memory-mapped files: data directory -> manifest -> one split -> tokens of document i.
 
     read_manifest(data_dir)          the manifest that prep wrote
     open_split(data_dir, ..., name)  check every file, then map it; nothing is copied
 
-Sizes and index bounds are always checked, and hashes on request, because checking a hash means reading every byte.
+Sizes and index bounds are always checked, but hashes only on request, because that requires reading every byte.
 Rows, batches and their order are not handled here but in `pack_text` and `pack_chats`.
 """
 
@@ -37,8 +37,8 @@ class TokenSplit:
 
     name: str
     shards: list[Tokens]
-    shard_starts: NDArray[np.int64]  # offset of each shard in that sequence, then the total length
-    document_starts: NDArray[np.int64]  # offset of each document in that sequence, then the total length
+    shard_starts: NDArray[np.int64]  # offset of each shard in the split; the last entry is the total length
+    document_starts: NDArray[np.int64]  # offset of each document in the split; the last entry is the total length
 
     @property
     def num_tokens(self) -> int:
@@ -71,7 +71,7 @@ def read_manifest(data_dir: Path) -> DataManifest:
 
 
 def open_split(data_dir: Path, manifest: DataManifest, name: str, *, checks_hashes: bool = False) -> TokenSplit:
-    """Map every shard of a split; raises one error that lists all problems with its files."""
+    """Map every shard of a split into memory; raises one error that lists all problems with the split's files."""
     if manifest.dtype not in _DTYPES:
         raise DataError(
             what=f"{data_dir / file_names.MANIFEST}: unknown token type {manifest.dtype!r}.",
@@ -81,7 +81,7 @@ def open_split(data_dir: Path, manifest: DataManifest, name: str, *, checks_hash
     if name not in manifest.splits:
         raise DataError(
             what=f"The data in {data_dir} has no split {name!r}.",
-            why=f"It has {', '.join(sorted(manifest.splits)) or 'none'}.",
+            why=f"Its splits: {', '.join(sorted(manifest.splits)) or 'none'}.",
             fix="Prepare the data again: homing prep RUN --force",
         )
     dtype, listed = _DTYPES[manifest.dtype], manifest.splits[name].shards
@@ -139,7 +139,7 @@ def _refuse(data_dir: Path, problems: list[str], error: type[DataError | Integri
         raise error(
             what=f"Cannot use the data in {data_dir}: {count} damaged or missing.",
             why="\n".join(problems),
-            fix="Prepare it again: homing prep RUN --force (On a rented instance, the data transfer was cut short.)",
+            fix="Prepare it again: homing prep RUN --force (On a rented instance, the data transfer was incomplete.)",
         )
 
 

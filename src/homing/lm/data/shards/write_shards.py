@@ -1,12 +1,12 @@
-"""Writes token shards: `train-00000.bin` and its index, hashed as they grow.
+"""Writes token shards: `train-00000.bin` and its index, hashed while they are written.
 
-    append(ids, starts) -> append tokens to the open shard, with <|endoftext|> before each document
-    a shard that has reached `shard_tokens` closes at the end of that document; the next one opens
+    append(ids, starts) -> append tokens to the open shard, with <|endoftext|> before each document;
+                           a shard that reaches `shard_tokens` is closed after the current document
     mark()              -> sync all bytes to disk, and return a state to resume from
     finish()            -> close the last shard
 
-The result depends on the documents alone, not on the batches in which they came. So a writer that resumes from a mark
-after a kill produces the same bytes as one that was never killed. Anything written after the mark is truncated.
+The result depends only on the documents, not on the batches in which they are appended. So a writer that is killed and
+resumes from a mark produces the same bytes as one that was never killed. It discards anything written after the mark.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ShardWriter:
         return self._state.num_tokens + sum(int(shard["num_tokens"]) for shard in self._state.shards)
 
     def append(self, ids: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64], num_text_bytes: int) -> None:
-        """Append any number of documents. `starts` has the offset of each document, then the end."""
+        """Append documents. `starts` contains the offset of each document in `ids` and, as the last entry, the end."""
         num_documents = len(starts) - 1
         self._state.num_text_bytes += num_text_bytes
         tokens, begins = self._with_ends(ids, starts)
@@ -129,7 +129,7 @@ class ShardWriter:
                 file.abandon()
 
     def _with_ends(self, ids: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64]) -> tuple[Any, Any]:
-        """Return tokens with <|endoftext|> before each document, and the offset of each document, then the end."""
+        """Return tokens with <|endoftext|> before each document, and the offsets of the documents and of the end."""
         begins = starts + np.arange(len(starts))
         tokens = np.full(begins[-1], self._end_of_text_id, dtype=self._dtype)
         is_text = np.ones(len(tokens), dtype=bool)
@@ -138,7 +138,7 @@ class ShardWriter:
         return tokens, begins
 
     def _last_that_fits(self, begins: npt.NDArray[np.int64], first: int) -> int:
-        """Return the index after the document that makes the open shard reach its size."""
+        """Return one more than the index of the last document that still goes into the open shard."""
         room = self._shard_tokens - self._state.num_tokens
         reached = int(np.searchsorted(begins, begins[first] + room, side="left"))
         return min(max(reached, first + 1), len(begins) - 1)

@@ -1,12 +1,12 @@
-"""Raw text to documents. File discovery is in `homing.text_sources`.
+"""Splits raw text into documents. File discovery is in `homing.text_sources`.
 
-    read_bytes a source, packed or plain      -> blocks of bytes
+    read_bytes a source, compressed or plain  -> blocks of bytes
     parquet    a source that is a table       -> the text of its rows
     documents  blocks, JSON lines, rows       -> documents of bounded size
     split      a document's hash              -> train or val
 
-Nothing here holds more than a few blocks in memory, whatever the size of a file. A document is UTF-8 bytes, because the
-tokenizer works on bytes, and decoding would cost more than reading.
+These modules keep no more than a few blocks in memory, whatever the size of a file. A document is UTF-8 bytes, because
+the tokenizer works on bytes, and decoding would take longer than reading.
 """
 
 from homing.lm.data.text.documents import Cuts, documents_of

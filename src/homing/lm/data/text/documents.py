@@ -1,14 +1,14 @@
 """Splits text into documents of bounded size: at <|endoftext|>, or one per JSON line or Parquet row.
 
-plain text   The marker ends a document and is not part of the text. A file with no marker at its beginning is cut at
-             paragraph breaks into documents of about `Cuts.unmarked_bytes`, so that one big file can still be split
-             into train and val and shuffled; a file smaller than twice that stays whole.
+plain text   The marker ends a document and is not part of the text. A file with no marker in its first block is cut at
+             paragraph breaks into documents of about `Cuts.unmarked_bytes`, so that one big file can still be shuffled
+             and split into train and val. A file smaller than twice that size stays whole.
 JSON lines   The text field of each line is a document.
 Parquet      The text column of each row is a document.
-all          A document larger than `MAX_DOCUMENT_BYTES` is cut at paragraph breaks too: memory is bounded by the
-             document, not by the file. Only markers, a byte-order mark and blank documents are dropped.
+all          A document larger than `MAX_DOCUMENT_BYTES` is cut at paragraph breaks too, so that memory use depends on
+             the size of a document, not of the file. Only markers, a byte-order mark and blank documents are dropped.
 
-Where a cut falls depends on the text alone, never on how it was read in blocks, so every pass sees the same documents.
+Cuts depend only on the text, not on the blocks in which it is read, so every pass over a file gives the same documents.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_TEXT = (
     (b"PK\x03\x04", "", "a zip", "unzip {path}"),
     (b"\xd0\xcf\x11\xe0", "", "an old Office file, such as .doc", "libreoffice --convert-to txt:Text {path}"),
 )
-# The boundaries, best first. The third is the end of a line, the last is the end of a word.
+# Where to cut, best first: after a blank line (with LF or CRLF), after a line, after a word.
 _BORDERS = (b"\n\n", b"\n\r\n", b"\n", b" ")
 
 
@@ -45,15 +45,18 @@ class Cuts:
 
     unmarked_bytes: int
     text_field: str = "text"
-    is_checked: bool = True  # whether to validate UTF-8, which is done once, on the first pass
+    is_checked: bool = True  # whether to validate UTF-8; only the first pass needs to
     num_plain_files: int = 0
     num_marked_files: int = 0
     files_cut: list[str] = field(default_factory=list)  # files without markers that are too large for one document
-    windows_files: list[str] = field(default_factory=list)  # files with CRLF line ends
+    windows_files: list[str] = field(default_factory=list)  # files with CRLF line endings
 
 
 def unmarked_bytes_for(total_bytes: int) -> int:
-    """Return a size small enough to make a few hundred documents from little text, but large enough to keep context."""
+    """Return the document size for text without markers.
+
+    It is small enough to cut even a short text into many documents, but large enough for a document to have context.
+    """
     return min(max(total_bytes // 256, 8 << 10), 256 << 10)
 
 
@@ -94,7 +97,7 @@ def _plain_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
     cuts.num_plain_files += 1
     if b"\r\n" in rest:
         cuts.windows_files.append(path)
-    # Counted here and not at the end of the file, because the end is never read if only a part is taken.
+    # Count the file here and not after the loop, because a caller that needs only a part never reads to the end.
     is_marked = MARKER in rest
     cuts.num_marked_files += is_marked
     limit = MAX_DOCUMENT_BYTES // 2 if is_marked else cuts.unmarked_bytes
@@ -138,7 +141,7 @@ def _checked(texts: Iterable[bytes], path: str, offset: int, cuts: Cuts) -> Iter
 
 def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
     quoted = shlex.quote(path)
-    # otherwise a glob would match it again, together with the converted file
+    # because a glob would match both the original and the converted file
     left_out = f"and remove {quoted} from the list"
     for beginning, endings, kind, how in _NO_TEXT:
         if path.lower().endswith(endings) and _begins_with(path, beginning):
@@ -190,7 +193,7 @@ def _json_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
         try:
             document = text.encode()
         except UnicodeEncodeError as exc:
-            raise _bad_line(path, number, f"half a surrogate pair at character {exc.start + 1} of the text") from exc
+            raise _bad_line(path, number, f"unpaired surrogate at character {exc.start + 1} of the text") from exc
         yield from cut(document, MAX_DOCUMENT_BYTES // 2)
 
 
@@ -222,9 +225,9 @@ def _parquet_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
                 text.decode()
             except UnicodeDecodeError as exc:
                 raise DataError(
-                    what=f"{path}:{number}: not UTF-8: byte 0x{text[exc.start]:02x} at {exc.start:,} of the text.",
+                    what=f"{path}:{number}: not UTF-8: byte 0x{text[exc.start]:02x} at offset {exc.start:,}.",
                     why=f"{exc.reason}. Column {cuts.text_field!r} is declared as text.",
-                    fix="Write the file again with UTF-8 text, or remove it from the list.",
+                    fix="Rewrite the file with UTF-8 text, or remove it from the list.",
                 ) from exc
         yield from cut(text, MAX_DOCUMENT_BYTES // 2)
 

@@ -3,22 +3,22 @@
     texts_of(reading, column)   row number and text, as UTF-8 bytes that are not validated yet
     rows_of(reading)            row number and fields
 
-Row groups are read one after the other, only in the columns needed, page by page. So memory is bounded by a few rows
-and pages, however large a row group is. Rows are numbered from 1, like lines.
+Row groups are read one at a time, page by page, and only the columns that are needed. So memory use is limited to a few
+rows and pages, however large a row group is. Rows are numbered from 1, like lines.
 
 Parquet cannot distinguish an absent field from a null one, because every row has every column. In conversations, fields
 that a turn does not have are usually left out, so null fields are treated as absent.
 
-The reader is pyarrow, an optional extra. Only this module imports it, and only when such a file is opened, so training
-never needs it.
+Parquet is read with pyarrow, an optional dependency. Only this module imports pyarrow, and only when it opens a Parquet
+file, so training never needs it.
 
 The sizes that a file declares are checked before pyarrow allocates memory for them:
 
-    footer -> row groups -> column chunks -> the header of every page -> sizes, checked
+    footer -> row groups -> column chunks -> the header of every page -> check the sizes
 
 A page is decompressed as a whole, and a dictionary page supplies values to any number of rows. Either way, a file of 1
-KB can demand gigabytes. pyarrow does not expose page headers, so the second half of this module parses the part of
-Thrift's compact protocol that they use.
+KB can require gigabytes of memory. pyarrow does not expose page headers, so the second half of this module parses the
+part of Thrift's compact protocol that page headers use.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from homing.text_sources import Source
 
 __all__ = ["Group", "check_pages", "rows_of", "texts_of"]
 
-_BATCH_BYTES = 1 << 20  # size of a batch of rows, estimated by the mean of their row group
-_ROWS_BYTES = 16 << 20  # size of a batch of rows, if every row had the largest value of a dictionary
-# maximum per batch, because with repeated texts a row group declares far fewer bytes than its rows have
+_BATCH_BYTES = 1 << 20  # target size of a batch of rows, estimated from the mean row size of the row group
+_ROWS_BYTES = 16 << 20  # maximum size of a batch if every row contained the largest value of each dictionary
+# Maximum number of rows per batch, because a row group with repeated texts declares far fewer bytes than its rows have.
 _MOST_ROWS = 512
-_PAGES_BYTES = 1 << 20  # how much to read ahead in a column
-_MOST_NAMED = 20  # number of columns listed in an error
+_PAGES_BYTES = 1 << 20  # number of bytes to read ahead in a column
+_MOST_NAMED = 20  # maximum number of columns listed in an error
 
 
 def texts_of(reading: Reading, column: str) -> Iterator[tuple[int, bytes]]:
@@ -57,7 +57,7 @@ def texts_of(reading: Reading, column: str) -> Iterator[tuple[int, bytes]]:
                     raise DataError(
                         what=f"{path}:{number}: no text: column {column!r} is null.",
                         why="Each row must have text.",
-                        fix="Write the file again without these rows.",
+                        fix="Rewrite the file without the rows that have no text.",
                     )
                 num_bytes += len(text)
                 check_unpacked(path, reading.source.num_bytes, num_bytes)
@@ -90,7 +90,7 @@ def _without_nulls(value: Any) -> Any:
 
 @contextmanager
 def _open(reading: Reading) -> Iterator[Any]:
-    """Open a separate file handle, because pyarrow seeks, while `Reading` hashes the file through its own handle."""
+    """Open the file again for pyarrow, which seeks in it, while `Reading` hashes the file through its own handle."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -109,9 +109,9 @@ def _open(reading: Reading) -> Iterator[Any]:
 
 
 def _worded(schema: Any) -> list[str]:
-    """Return all columns except temporal ones.
+    """Return the names of all columns except those that contain dates or times.
 
-    Those do not matter in conversations, and Python cannot represent nanoseconds and some time zones.
+    Dates and times do not matter in conversations, and Python cannot represent nanoseconds and some time zones.
     """
     import pyarrow.types as kinds
 
@@ -126,12 +126,11 @@ def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple
             "batch_size": _rows_at_once(table.metadata.row_group(number), group),
             "row_groups": [number],
             "columns": columns,
-            "use_threads": False,  # off, because one thread reads here while another processes
+            "use_threads": False,  # because another thread processes rows while this one reads
         }
         for batch in table.iter_batches(**wanted):
             first, done = done + 1, done + len(batch)
-            # Progress is counted by rows, not by bytes, because only a part of the bytes is read from a file with
-            # several columns.
+            # Derive progress from rows, not from bytes, because bytes of columns that are not needed are never read.
             reading.num_bytes_read = reading.source.num_bytes * min(done, num_rows) // num_rows
             yield first, batch
     if done != num_rows:
@@ -139,8 +138,8 @@ def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple
 
 
 def _rows_at_once(group: Any, pages: Group) -> int:
-    # Use all columns even if only one is needed, because with a damaged footer, querying a single one makes pyarrow
-    # abort.
+    # Use the size of all columns even if only one is read, because asking pyarrow for the size of one column aborts the
+    # process if the footer is damaged.
     each = max(group.total_byte_size // max(group.num_rows, 1), 1)
     most = min(_MOST_ROWS, _ROWS_BYTES // max(pages.largest_row_bytes, 1))
     return int(max(min(_BATCH_BYTES // each, most), 1))
@@ -162,7 +161,7 @@ def _check_column(schema: Any, column: str, path: str) -> None:
     more = ", ..." if len(schema.names) > _MOST_NAMED else ""
     raise DataError(
         what=f"{path}: {problem}; columns found: {', '.join(schema.names[:_MOST_NAMED]) or 'none'}{more}.",
-        why="One column must hold the text of each row.",
+        why="One column must contain the text of each row.",
         fix="Set the column: data.text_field, or --text-field",
     )
 
@@ -180,7 +179,7 @@ def _damaged(source: Source, exc: Exception) -> DataError:
 
 
 _MAGIC = b"PAR1"
-_HEADER_BYTES = 1 << 10  # usually under 100 bytes, but statistics make it longer
+_HEADER_BYTES = 1 << 10  # page headers usually have under 100 bytes, but statistics make them longer
 _MOST_HEADER_BYTES = 64 << 20
 _DICTIONARY_PAGE = 2
 # Field numbers of parquet.thrift.
@@ -195,7 +194,7 @@ class Group:
 
 
 def check_pages(path: str) -> list[Group]:
-    """Return each row group.
+    """Check the sizes of all pages and return the row groups.
 
     Raises DataError if a page decompresses to far more than its size, and ValueError if the file is not Parquet.
     """
@@ -258,7 +257,7 @@ def _header(file: BinaryIO, at: int) -> tuple[dict[int, Any], int]:
 
 
 class _Thrift:
-    """Parses the compact protocol, with structs as {field number: value}. Raises IndexError if the data ends early."""
+    """Parses Thrift's compact protocol. A struct becomes {field number: value}. Raises IndexError on truncated data."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at, self._depth = data, 0, 0

@@ -2,8 +2,8 @@
 
     open_blocks(source) -> blocks of BLOCK_BYTES, the last one shorter; the same on every pass
 
-`Reading` keeps track of the position in the file on disk (for progress and an even sample) and, on request, of the
-file's sha256. Only the user can fix a damaged archive, so it is reported as a DataError.
+`Reading` keeps track of the position in the file on disk (to report progress and to sample evenly) and, on request,
+computes the file's sha256. Only the user can fix a damaged archive, so it is reported as a DataError.
 
 The decompressed size of a file is limited: a small file that expands to gigabytes is a mistake or an attack. Text
 compresses 2 to 10 times, very repetitive logs perhaps 200 times. Anything up to `FREE_BYTES` is accepted, because a
@@ -29,8 +29,8 @@ from homing.units import format_bytes
 __all__ = ["BLOCK_BYTES", "FREE_BYTES", "MOST_TIMES", "Reading", "check_unpacked", "is_bomb", "open_blocks"]
 
 BLOCK_BYTES = 1 << 20
-# How much of a compressed file to read at a time. It holds several blocks of text, and an even sample needs an accurate
-# position.
+# How much of a compressed file to read at a time. Even this much can decompress to several blocks of text; with more,
+# the position in the file would be too inaccurate to sample evenly.
 _PACKED_BYTES = 1 << 16
 _BYTE_ORDER_MARKS = (
     (b"\xff\xfe\x00\x00", "utf-32"),
@@ -39,18 +39,18 @@ _BYTE_ORDER_MARKS = (
     (b"\xfe\xff", "utf-16"),
 )
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_SKIPPABLE = 0x184D2A50  # this magic number and the 15 after it
-_ZSTD_BLOCK_BYTES = 128 << 10  # largest amount of text in one block
-_ZSTD_BLOCKS = 4096  # maximum per call, because blocks may be empty
+_ZSTD_SKIPPABLE = 0x184D2A50  # the first of 16 consecutive magic numbers of skippable frames
+_ZSTD_BLOCK_BYTES = 128 << 10  # maximum size of a decompressed zstd block
+_ZSTD_BLOCKS = 4096  # maximum number of zstd blocks to read at once, because blocks may be empty
 
 
 class Reading(io.RawIOBase):
-    """The file on disk, which counts and, on request, hashes the bytes that the decompressor reads."""
+    """A file on disk that counts and, on request, hashes the bytes that are read from it."""
 
     def __init__(self, source: Source, *, is_hashed: bool = False) -> None:
         self.source = source
-        self.num_bytes_read = 0  # for Parquet, the reader of its rows sets this
-        # Keep a reference, because the object closes its file when it is garbage-collected.
+        self.num_bytes_read = 0  # for a Parquet file, the `parquet` module sets this
+        # Keep a reference to the decompressor, because it closes its file when it is garbage-collected.
         self.unpacked: io.BufferedIOBase | None = None
         self._hash = hashlib.sha256() if is_hashed else None
         self._file: io.FileIO = open(source.path, "rb", buffering=0)  # noqa: SIM115, closed by close
@@ -95,7 +95,7 @@ def open_blocks(reading: Reading) -> Iterator[bytes]:
             f"{reading.source.path} cannot be read to the end.", why=exc.strerror or str(exc), fix="Check the disk."
         ) from exc
     except Exception as exc:
-        # This is zstandard's own error, whose class exists only if the package is installed.
+        # Compare the name of the class, because ZstdError exists only if the zstandard package is installed.
         if type(exc).__name__ != "ZstdError":
             raise
         raise _damaged(reading.source, exc) from exc
@@ -115,8 +115,9 @@ def _unpack(reading: Reading) -> io.BufferedIOBase:
 class _Zstd(io.RawIOBase):
     """Decompresses zstd frame by frame, a few blocks at a time.
 
-    The package's stream reader accepts a truncated file as complete, and its frame object decompresses all its input at
-    once: 16 KB can hold 512 MB. So this class finds the block boundaries itself, from the 3-byte header of each block.
+    The stream reader of the zstandard package accepts a truncated file as complete, and its frame object decompresses
+    all its input at once, although 16 KB can decompress to 512 MB. So this class itself finds the boundaries of blocks,
+    from their 3-byte headers.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -162,7 +163,7 @@ class _Zstd(io.RawIOBase):
                 self._skip(int.from_bytes(self._exactly(4), "little"))
                 continue
             if magic != _ZSTD_MAGIC:
-                return magic  # the package rejects it with its own message
+                return magic  # the zstandard package will reject this magic number with its own message
             flags = self._exactly(1)[0]
             is_single, self._has_checksum = bool(flags & 0x20), bool(flags & 0x04)
             sizes = ((1 if is_single else 0), 2, 4, 8)
@@ -171,14 +172,14 @@ class _Zstd(io.RawIOBase):
         return b""
 
     def _blocks(self) -> tuple[bytes, bool]:
-        """Return blocks with at most about BLOCK_BYTES of text, and whether the last one of the frame is among them."""
+        """Return blocks that decompress to about BLOCK_BYTES at most, and whether they include the frame's last one."""
         parts, num_bytes, is_last = list[bytes](), 0, False
         while num_bytes < BLOCK_BYTES and len(parts) < _ZSTD_BLOCKS and not is_last:
             header = self._exactly(3)
             value = int.from_bytes(header, "little")
             is_last, kind, size = bool(value & 1), value >> 1 & 3, value >> 3
             parts.append(header + self._exactly(1 if kind == 1 else size))
-            # A compressed block does not declare its unpacked size.
+            # A compressed block does not declare its unpacked size, so assume the maximum.
             num_bytes += _ZSTD_BLOCK_BYTES if kind == 2 else size
         if is_last and self._has_checksum:
             parts.append(self._exactly(4))
@@ -196,7 +197,7 @@ class _Zstd(io.RawIOBase):
 
 
 def _other_encoding(beginning: bytes) -> str:
-    """Return UTF-16 or UTF-32 if the text has such a byte-order mark or every other byte is NUL, else ""."""
+    """Return the UTF-16 or UTF-32 encoding that a byte-order mark or alternating NUL bytes indicate, else ""."""
     for mark, name in _BYTE_ORDER_MARKS:
         if beginning.startswith(mark):
             return name
@@ -217,7 +218,7 @@ def _not_utf8(source: Source, encoding: str) -> DataError:
     command = f"iconv -f {encoding} -t utf-8 {path} > {shlex.quote(target)}"
     return DataError(
         what=f"{source.path} is {encoding.upper()} text, not UTF-8.",
-        why="Every other byte is 0, or it starts with the byte-order mark of that encoding.",
+        why="It starts with the byte-order mark of that encoding, or every other byte is 0.",
         fix=f"Convert it with {command}, and remove {path} from the list."
         if not source.packing
         else f"Decompress it, then convert it with iconv -f {encoding} -t utf-8.",
@@ -228,7 +229,7 @@ def _damaged(source: Source, exc: Exception) -> DataError:
     return DataError(
         what=f"{source.path} is not a complete {source.packing} file.",
         why=str(exc) or type(exc).__name__,
-        fix="Download the file again; its extension must match its compression.",
+        fix="Download the file again, and make sure that its extension matches its compression.",
     )
 
 
@@ -244,6 +245,7 @@ def check_unpacked(path: str, packed_bytes: int, unpacked_bytes: int, what: str 
     if is_bomb(packed_bytes, unpacked_bytes):
         raise DataError(
             what=f"{path} {what} too much text for its size.",
-            why=f"{packed_bytes:,} bytes give {format_bytes(unpacked_bytes)}, more than {MOST_TIMES:,} times as much.",
+            why=f"{packed_bytes:,} bytes become {format_bytes(unpacked_bytes)},"
+            f" more than {MOST_TIMES:,} times as much.",
             fix="Remove the file from the list. If its text is genuine, decompress it and list the result instead.",
         )

@@ -2,10 +2,11 @@
 
     hash(document) < threshold  ->  val
 
-The tail of a file would not be a fair sample of it, and equal documents must never be in both splits. With very many
-documents, the threshold is the fraction itself. With few, it is adjusted so that the size of val is closest to the
-fraction, which also keeps both splits from being empty. If whole documents are too long for that, each is cut at
-paragraph breaks into passages with a hash each. Adjacent passages in the same split stay one document.
+The end of a file would not be a fair sample of it, and identical documents must never be in both splits. With very many
+documents, the threshold is the requested fraction of the hash space. With few, it is adjusted so that the size of val
+is as close as possible to the fraction, which also keeps both splits from being empty. If whole documents are too long
+for that, each is cut at paragraph breaks into passages, and each passage is assigned by its own hash. Adjacent passages
+in the same split stay one document.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ __all__ = ["HASH_SPACE", "Choice", "Passages", "SmallCorpus", "SplitRule", "choo
 HASH_SPACE = 2**64
 _MAX_EXACT = 200_000
 _END_BYTES = 1024
-# If the fraction of val is off by no more than this, it is close enough. For a small fraction, by no more than a
-# quarter of it.
+# A val split is close enough if its fraction differs from the requested one by no more than this. For a small fraction,
+# the limit is a quarter of it.
 _NEAR_ENOUGH = 0.005
-# Several passages make a fairer val split than one, but a passage below the minimum size has little to evaluate.
+# A val split of several passages is fairer than one of a single passage, but very short passages are of little use.
 _PASSAGES_WANTED, _MIN_PASSAGE_BYTES = 8, 256
 
 
 def document_hash(document: bytes) -> int:
-    """Hash the length and both ends of a document.
+    """Return a hash of the length, the beginning and the end of a document.
 
-    Equal documents have equal hashes, and a long one costs no more than a short one.
+    Equal documents have equal hashes, and hashing a long document takes no longer than hashing a short one.
     """
     ends = document if len(document) <= 2 * _END_BYTES else document[:_END_BYTES] + document[-_END_BYTES:]
     return int.from_bytes(hashlib.sha256(b"%d " % len(document) + ends).digest()[:8], "big")
@@ -42,18 +43,18 @@ def document_hash(document: bytes) -> int:
 
 @dataclass(frozen=True)
 class SplitRule:
-    threshold: int  # documents with a smaller hash go to val
-    passage_bytes: int = 0  # documents are cut into passages of this size to twice this size; 0 keeps them whole
+    threshold: int  # documents with a hash below this go to val
+    passage_bytes: int = 0  # documents are cut into passages of 1 to 2 times this size; 0 keeps them whole
 
     def parts_of(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Yield the parts of a document that is cut into passages, and whether each goes to val."""
+        """Cut a document into passages; yield the parts for each split, and whether each part goes to val."""
         sided = [(part, document_hash(part) < self.threshold) for part in cut(document, self.passage_bytes)]
         for is_val, parts in groupby(sided, key=lambda one: one[1]):
             yield b"".join(part for part, _ in parts), is_val
 
 
 class SmallCorpus:
-    """The hash and size of each document, as long as there are few documents. With more, nothing is kept."""
+    """Collects the hash and size of each document. If there are too many documents, it discards everything."""
 
     def __init__(self, val_fraction: float) -> None:
         # With forty expected val documents, the chance of an empty val split is below 1e-17.
@@ -83,14 +84,14 @@ class Choice:
 
 
 def choose(val_fraction: float, hashes: array[int], sizes: array[int] | array[float]) -> Choice:
-    """Return the threshold for which val is closest to the fraction and neither split is empty."""
+    """Return the threshold for which the size of val is closest to the fraction and neither split is empty."""
     by_hash: dict[int, float] = {}
     for value, size in zip(hashes, sizes, strict=True):
         by_hash[value] = by_hash.get(value, 0) + size
     total, val_size = sum(by_hash.values()), 0.0
     best = Choice(0, val_fraction)
     miss = math.inf
-    # Never include the last one, so that train keeps at least one document.
+    # Never put the document with the largest hash into val, so that train keeps at least one document.
     for value, above in pairwise(sorted(by_hash)):
         val_size += by_hash[value]
         if abs(val_size / total - val_fraction) < miss:
@@ -100,7 +101,7 @@ def choose(val_fraction: float, hashes: array[int], sizes: array[int] | array[fl
 
 
 class Passages:
-    """Hashes and sizes of the passages of all documents, for several passage sizes at once, and of whole documents."""
+    """Collects hashes and sizes of whole documents, and of their passages for several passage sizes."""
 
     def __init__(self, val_fraction: float, num_text_bytes: int) -> None:
         largest = min(int(val_fraction * num_text_bytes / _PASSAGES_WANTED), MAX_DOCUMENT_BYTES // 2)
@@ -113,14 +114,14 @@ class Passages:
         return num_documents <= _MAX_EXACT
 
     def add(self, document: bytes, num_tokens: int) -> None:
-        """Add a document, whose `num_tokens` are distributed over its passages by bytes."""
+        """Add a document. Its `num_tokens` are divided among its passages in proportion to their bytes."""
         for passage_bytes, (hashes, sizes) in self._levels.items():
             for part in cut(document, passage_bytes) if passage_bytes else (document,):
                 hashes.append(document_hash(part))
                 sizes.append(num_tokens * len(part) / len(document))
 
     def best_rule(self) -> SplitRule:
-        """Return the rule with the longest passages that is close enough, whole documents first, else the closest."""
+        """Return the first rule that is close enough, from whole documents to short passages, else the closest one."""
         nearest, miss = SplitRule(0), math.inf
         for passage_bytes, (hashes, sizes) in self._levels.items():
             choice = choose(self._fraction, hashes, sizes)
