@@ -1,16 +1,16 @@
-"""Loss on held-out text: nats per token, perplexity, and bits per byte, which does not depend on the tokenizer.
+"""Computes loss on held-out text: nats per token, perplexity, and bits per byte (independent of the tokenizer).
 
     bits per byte = nats of the text tokens / ln 2 / their UTF-8 bytes
 
 Special tokens have no bytes, so neither their nats nor their bytes count. The plain loss counts every target. The rows
-are always the same: a fixed permutation of the split, from its start, so that a part of it is a fair sample.
+are always the same: the first rows of a fixed permutation of the split, so that any number of them is a fair sample.
 
-The bigram baseline, which a model must beat, is how well the previous token alone predicts the next.
+The bigram baseline, which a model must beat, is the loss when each token is predicted from the previous one alone.
 
     P(b | a) = (pairs (a, b) + k P(b)) / (pairs that begin with a + k)
 
 Pairs are counted on train and the loss is measured on val, with the best of several k on val, so that the baseline is
-as low as a bigram model can get. A model above it has learned no more than a table of pairs.
+as low as a bigram model can get. A model with a higher loss has learned no more than a table of pairs contains.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Bigram", "Evaluation", "bigram_entropy", "bigram_nats", "evaluate"]
 _IGNORED = -100
 _ORDER_SEED = 0
 _REPORT_EVERY_S = 20.0
-# values of k, the number of observations that the unigram prior is worth
+# values of k to try; the unigram prior counts as much as k observations
 _PRIOR_WEIGHTS = tuple(2.0**power for power in range(-3, 11))
 _CHUNK_TOKENS = 4 * 2**20
 
@@ -49,7 +49,7 @@ class Evaluation:
     num_tokens: int
     more: dict[str, float] = field(default_factory=dict)  # extra metrics of the phase, by their name in metrics.jsonl
 
-    is_in_nats: bool = True  # False for a different kind of loss, without perplexity
+    is_in_nats: bool = True  # False if the loss is not in nats; then there is no perplexity
     exam: str = ""  # identifies the random subset that was evaluated; losses on different subsets cannot be compared
 
     @property
@@ -93,8 +93,8 @@ def evaluate(
         if time.monotonic() - reported_at > _REPORT_EVERY_S:
             notify(row + rows, num_rows)
             reported_at = time.monotonic()
-    # Read once at the end and sum on the host in double precision, because a million fp32 terms would lose the last
-    # digits.
+    # Copy the sums to the host once, at the end, and add them there in double precision, because a sum of a million
+    # fp32 terms would lose the last digits.
     nats, text_nats_sum, count, num_bytes = torch.stack(sums).cpu().double().sum(dim=0).tolist()
     bits_per_byte = text_nats_sum / math.log(2) / num_bytes if num_bytes else None
     return Evaluation(loss=nats / count, bits_per_byte=bits_per_byte, num_tokens=int(count))
@@ -105,7 +105,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Bigram:
-    nats: float  # nats per token, over all targets, as in the loss
+    nats: float  # mean nats per token over all targets, like the loss
     bits_per_byte: float  # counts text tokens only
     num_tokens: int
 
@@ -117,7 +117,7 @@ def bigram_entropy(data_dir: Path) -> Bigram:
     if val.num_tokens < 2:
         raise DataError(
             what=f"The val split in {data_dir} is too small to evaluate on.",
-            why=f"It holds {val.num_tokens} token.",
+            why=f"It needs at least 2 tokens, but has {val.num_tokens}.",
             fix="Raise data.val_fraction, or add text under data.validation.",
         )
     targets = np.concatenate(val.shards).astype(np.int64)
@@ -133,7 +133,7 @@ def bigram_entropy(data_dir: Path) -> Bigram:
 
 
 def bigram_nats(train: TokenSplit, val: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
-    """Return the nats of val[1:], each given the previous token.
+    """Return the nats of each token of val[1:], given the previous token.
 
     Only pairs that occur in val are counted, chunk by chunk, because a table of all pairs would have vocab_size squared
     entries.
@@ -155,7 +155,7 @@ def bigram_nats(train: TokenSplit, val: NDArray[np.int64], vocab_size: int) -> N
 
 
 def _chunks(split: TokenSplit) -> Iterator[NDArray[np.int64]]:
-    """Yield chunks that begin with the last token of the previous one, so that no pair is lost between them."""
+    """Yield chunks that begin with the last token of the previous chunk, so that no pair is lost between chunks."""
     last = np.empty(0, dtype=np.int64)
     for shard in split.shards:
         for start in range(0, len(shard), _CHUNK_TOKENS):

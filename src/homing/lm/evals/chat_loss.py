@@ -1,10 +1,11 @@
-"""Loss on held-out conversations: nats of the assistant's text, rendered with the model's own chat template.
+"""Computes loss on held-out conversations: nats of the assistant's text, rendered with the model's own chat template.
 
     file -> the data doctor -> ids and mask (`lm/data/chat`) -> nats of the masked tokens -> sums over conversations
-    shards that prep held out -> ids and mask           -> the same, for the tokenizer that they were made with
+    shards that prep held out -> ids and mask           -> the same, only for the tokenizer that prep used
 
 The tokens counted are those that SFT trains on: the assistant's text and the marker that ends its turn. A faulty line
-stops the evaluation with an error that gives its number. Conversations that are merely too long are cut and counted.
+stops the evaluation with an error that gives the line number. Conversations that are merely too long are cut and
+counted.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def measure_conversations(
     model: Decoder, tokenizer: Tokenizer, patterns: Sequence[str], folder: Path,
     *, at_most: int = 0, notify: Callable[[str], None] = lambda done: None,
 ) -> Measured:  # fmt: skip
-    """Evaluate on chat files. `folder` holds the model and its chat template."""
+    """Evaluate on chat files. `folder` contains the model and its chat template."""
     renderer = Renderer(need_template(find_template(folder), str(folder)), ChatTokens(folder))
     doctor = Doctor(renderer, context=model.shape.context)
     sources = find_sources(patterns, key="chat").sources
@@ -96,7 +97,7 @@ def _scores(
     """Return the scores, and the number of assistant tokens. A conversation may be several rows, one per answer."""
     bytes_of = np.array(tokenizer.token_bytes(), dtype=np.int64)
     rows = [(number, row) for number, each in enumerate(conversations) for row in each]
-    sums = np.zeros((len(conversations), 4))  # nats, tokens, nats of text tokens, bytes
+    sums = np.zeros((len(conversations), 4))  # columns: nats, tokens, nats of text tokens, bytes
     for scored, (number, row) in zip(score_rows(model, (row for _, row in rows), notify=notify), rows, strict=True):
         sizes = bytes_of[np.array(row.ids)[row.is_target]]
         sums[number] += [scored.nats.sum(), len(scored.nats), scored.nats[sizes > 0].sum(), sizes.sum()]

@@ -5,9 +5,9 @@ The report answers two questions: how far apart are the models, and is the diffe
     figures of A and of B on the same units -> B minus A, unit by unit -> interval -> one plain sentence
 
 The comparison is paired, because a hard question is hard for both models. So the difference is known far more precisely
-than either figure. Accuracies are compared exactly, on the questions where the models differ. Everything else is
-compared by bootstrap over units, the same ones for both models. A difference is more than noise if its 95% interval
-excludes 0. If two models are equally good, that still happens by chance for one figure in twenty.
+than either figure. Accuracies are compared exactly, on the questions where the models differ. All other figures are
+compared by bootstrap, which resamples the same units for both models. A difference is more than noise if its 95%
+interval excludes 0. If two models are equally good, that still happens by chance for one figure in twenty.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Difference:
 
 
 def compare(first: Measured, second: Measured, names: tuple[str, str], *, seed: int) -> list[Difference]:
-    """Compare the figures that mean the same for both models, unlike perplexities under different tokenizers."""
+    """Compare the figures that mean the same for both models; perplexities under different tokenizers do not."""
     assert first.data_sha256 == second.data_sha256, "both were measured on the same set"
     differences = []
     for a, b in zip(first.scores, second.scores, strict=True):
@@ -94,7 +94,7 @@ def _sentence(set_name: str, a: Score, b: Score, interval: Interval, names: tupl
 
 
 def as_markdown(document: dict[str, Any]) -> str:
-    """Format the document that --json prints."""
+    """Format the document that `homing eval --json` prints as Markdown."""
     lines = ["# Evaluation", ""]
     for model in document["models"]:
         of = f", {model['phase']} step {model['step']:,}" if model["step"] is not None else ""
@@ -148,5 +148,5 @@ def count_words(one: dict[str, Any]) -> str:
 
 
 def format_score(value: float | None) -> str:
-    """Format a value; None means that it is not finite."""
+    """Format a value for display. None stands for infinity or NaN."""
     return "not finite" if value is None else f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"

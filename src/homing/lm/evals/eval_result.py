@@ -3,11 +3,11 @@
     value = shape(sum of `above` / sum of `below`)      bits per byte, perplexity, accuracy
 
     exact_share   accuracies: Clopper-Pearson, never too narrow
-    exact_pairs   two models on the same questions: the same, on the questions where only one of them is right
+    exact_pairs   accuracies of two models: Clopper-Pearson, on the questions that only one of them answers correctly
     bootstrap     sums over units (stretches of text, conversations, questions): units resampled, with a seed
 
-The units are kept, because intervals resample them, and two models are compared unit by unit. A unit is something that
-can be considered independent. Tokens cannot, because neighboring tokens tend to be equally hard.
+Results contain every unit, because intervals resample the units, and two models are compared unit by unit. Units must
+be independent of each other. Tokens would not be, because neighboring tokens tend to be equally hard.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 LEVEL = 0.95
 _TAIL = (1 - LEVEL) / 2
 RESAMPLES = 2000
-FEWEST = 10  # minimum number of units; with fewer, bootstrap intervals are far too narrow
+FEWEST = 10  # minimum number of units for a bootstrap interval; with fewer, intervals are far too narrow
 EXACT, EXACT_PAIRS = "exact (Clopper-Pearson)", "exact (Clopper-Pearson, on the questions where they differ)"
 _NUMBERS_AT_ONCE = 2**22
 
@@ -55,7 +55,7 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Interval:
     low: float
-    high: float  # both are NaN if unknown
+    high: float  # low and high are NaN if the interval is unknown
     method: str
 
     @property
@@ -82,7 +82,7 @@ def exact_pairs(only_first: int, only_second: int, num_all: int) -> Interval:
 
 
 def bootstrap(units: Floats, figure: Callable[[Floats], Floats], *, what: str, seed: int = 0) -> Interval:
-    """Return the bootstrap interval.
+    """Return the bootstrap interval of a figure.
 
     `units` has a row per unit, and `figure` maps sums over rows (..., columns) to (...).
     """
@@ -101,7 +101,7 @@ def bootstrap(units: Floats, figure: Callable[[Floats], Floats], *, what: str, s
 
 
 def _at_least(count: int, num_all: int, share: float) -> float:
-    """Return the probability of `count` or more of `num_all`."""
+    """Return the probability of at least `count` successes in `num_all` trials."""
     if share <= 0.0 or share >= 1.0:
         return float(count <= 0 or share >= 1.0)
     counts = np.arange(count, num_all + 1)
@@ -112,7 +112,7 @@ def _at_least(count: int, num_all: int, share: float) -> float:
 
 
 def _solve(is_below: Callable[[float], bool]) -> float:
-    """Return where `is_below` changes from true to false, in [0, 1]."""
+    """Return the point in [0, 1] at which `is_below` changes from true to false."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -126,11 +126,11 @@ class Score:
     above: Floats  # numerator of each unit
     below: Floats
     what: str  # a description of the units, such as "38 stretches of 4,096 bytes"
-    is_exp: bool = False  # whether this is a perplexity, e to the mean
+    is_exp: bool = False  # whether the figure is e to the mean, as a perplexity is
     is_more_better: bool = False
-    by_tokenizer: bool = False  # whether it depends on the tokenizer, so that two tokenizers cannot be compared
+    by_tokenizer: bool = False  # whether the figure cannot be compared between tokenizers
     is_plain: bool = False  # whether every unit is 0 or 1
-    is_compared: bool = True  # False if it is redundant with another figure
+    is_compared: bool = True  # False if the figure is redundant with another one
 
     @property
     def units(self) -> Floats:
@@ -184,7 +184,7 @@ def share(name: str, is_right: Iterable[bool], what: str) -> Score:
 
 
 def identity_of(card: Card) -> dict[str, Any]:
-    """Return an id of the model: the hashes of all files that were read."""
+    """Return data that identifies the model, including the hashes of all files that were read."""
     listed = [*find_weights(card.folder).files, file_names.TOKENIZER]
     files = {name: file_sha256(card.folder / name) for name in listed}
     return {

@@ -2,9 +2,9 @@
 
     rows of ids -> batched by similar length, padded on the right -> the model -> nats of the targets, in input order
 
-A row begins at position 0, so padding after it changes nothing. Memory is bounded by tokens, not rows: about
-`tokens_at_a_time` tokens are computed together, and a few times as many are buffered. If memory runs out, the batch is
-halved.
+A row begins at position 0, so padding after it changes nothing. Memory use depends on the number of tokens, not rows:
+about `tokens_at_a_time` tokens are computed together, and a few times as many are buffered. If memory runs out, the
+batch is halved.
 
 Shapes: B rows, T positions.
 """
@@ -28,7 +28,7 @@ __all__ = ["Row", "Scored", "score_rows", "windows"]
 
 TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192}
 _TOKENS_ELSEWHERE = 4096
-_LOGITS_AT_A_TIME = 2**26  # used if logits are needed for all positions
+_LOGITS_AT_A_TIME = 2**26  # maximum number of logits at a time, if they are needed for all positions
 _BATCHES_WAITING = 8
 
 
@@ -36,7 +36,7 @@ _BATCHES_WAITING = 8
 class Row:
     """A row of at most context + 1 ids.
 
-    Each of `ids[1:]` is predicted from the ids before it. Those in `is_target` count.
+    Each of `ids[1:]` is predicted from the ids before it. Only those marked in `is_target` count.
     """
 
     ids: Sequence[int]
@@ -52,10 +52,10 @@ class Scored:
 
 
 def windows(ids: Sequence[int], context: int, stride: int) -> Iterator[Row]:
-    """Yield a text of any length as rows of at most `context`.
+    """Split a text of any length into overlapping rows of at most `context` inputs.
 
-    Each id but the first is a target exactly once and, after the first row, has at least `context - stride` ids before
-    it.
+    Each id except the first is a target exactly once. After the first row, each target is predicted from at least
+    `context - stride` ids.
     """
     done = 1
     while done < len(ids):
@@ -105,7 +105,7 @@ def _take(coming: Iterator[Row], most: int) -> list[Row]:
 
 def _batches(order: list[int], rows: list[Row], most: int) -> Iterator[list[int]]:
     batch: list[int] = []
-    for number in order:  # the shortest come first, so each row is the longest so far
+    for number in order:  # sorted by length, so this row is the longest of its batch so far
         if batch and (len(batch) + 1) * len(rows[number].ids) > most:
             yield batch
             batch = []

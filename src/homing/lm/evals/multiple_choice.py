@@ -1,13 +1,13 @@
-"""Evaluates multiple choice and cloze tasks, by which continuation the model finds likeliest.
+"""Evaluates multiple choice and cloze tasks, by the probabilities that the model assigns to continuations.
 
     beginning + end -> ids -> nats of the end alone
 
 acc        the right choice has the highest probability
-acc_norm   the same per character, because a long choice is less likely by its length alone (as in lm-eval)
-cloze      acc: every token of the end is the likeliest one, so greedy decoding would have produced it; and perplexity
+acc_norm   the same per character, because long choices always have lower probabilities (as in lm-eval)
+cloze      acc: each token of the end is the most likely one, so greedy decoding would produce the end; and perplexity
 
-Beginning and end are joined by one space unless either has one there. Both are encoded together and split where the
-beginning alone would end, as in lm-eval; <|endoftext|> comes first, as before every document.
+Beginning and end are joined with a space, unless there is already white space between them. Both are encoded together
+and split where the beginning alone would end, as in lm-eval. <|endoftext|> comes first, as before every document.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def measure_choices(
 @dataclass(frozen=True)
 class Pair:
     row: Row
-    num_cut: int  # number of ids cut from the beginning because they did not fit
+    num_cut: int  # number of ids cut from the beginning because they did not fit the context
 
 
 def pair_row(tokenizer: Tokenizer, begin: str, end: str, *, context: int) -> Pair:
@@ -59,7 +59,7 @@ def pair_row(tokenizer: Tokenizer, begin: str, end: str, *, context: int) -> Pai
 
 
 def _seamed(begin: str, end: str) -> tuple[str, str]:
-    """Join with one space, which belongs to the end, because tokenizers attach it to the following word."""
+    """Put a space between both texts, as part of the end, because tokenizers attach a space to the following word."""
     if begin and not begin[-1].isspace() and not end[0].isspace():
         end = f" {end}"
     spaces = len(begin) - len(begin.rstrip())
@@ -67,7 +67,7 @@ def _seamed(begin: str, end: str) -> tuple[str, str]:
 
 
 def _check_ends(task: TaskFile, items: list[Choice], made: list[list[Pair]], context: int) -> None:
-    """Raise if even the end does not fit into the context: cutting anything but the beginning would be unfair."""
+    """Raise DataError if an end alone does not fit the context; cutting an end would make the comparison unfair."""
     for item, pairs in zip(items, made, strict=True):
         if any(pair.row.is_target[0] for pair in pairs):
             raise DataError(

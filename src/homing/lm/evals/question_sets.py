@@ -2,9 +2,9 @@
 
     question -> the model's own chat template -> n samples -> right or wrong (graded as in `lm/rl`) -> pass@1, pass@k
 
-A single sample per question is the likeliest text (temperature 0), and accuracy is exact. With more samples, pass@k is
-the unbiased estimate of the chance that at least one of k samples is right: 1 - C(n - right, k) / C(n, k), averaged
-over questions. A question that does not fit into the context counts as wrong, and is reported.
+With one sample per question, the answer is generated at temperature 0, and the result is the accuracy. With more
+samples, pass@k is the unbiased estimate of the chance that at least one of k samples is right: 1 - C(n - right, k) /
+C(n, k), averaged over questions. A question that does not fit into the context counts as wrong, and is reported.
 
 `rl_task` builds such a set from the questions that an rl phase holds out, graded as in the phase.
 """
@@ -41,12 +41,12 @@ from homing.wire.run_json import Rl, RlTask
 
 __all__ = ["Asking", "file_of", "made_up", "measure_answers", "rl_task"]
 
-NEW_TOKENS = 256  # the default length of an answer, if the context has room for it
+NEW_TOKENS = 256  # default maximum length of an answer, if the context has room for it
 
 _log = logging.getLogger(__name__)
 _ROWS_AT_A_TIME = {"cuda": 256}
 _ROWS_ELSEWHERE = 16
-# at least 1/8 of the context is reserved for the answer, even if a long question does not fit as a result
+# If the longest question leaves less than 1/8 of the context for answers, half of the context is reserved for answers.
 _LEAST_OF = 8
 _TRIES = 100  # attempts per generated question, because only one in ten is held out
 
@@ -57,8 +57,8 @@ class Asking:
 
     pass_at: tuple[int, ...] = ()  # values of k; pass@1 is always reported
     num_samples: int = 0  # number of samples per question; 0 for the largest k
-    temperature: float | None = None  # None for 0 with one sample, and 0.8 with more
-    max_new_tokens: int | None = None  # None for NEW_TOKENS, or what the context has room for
+    temperature: float | None = None  # None means 0 for one sample per question, and 0.8 for more
+    max_new_tokens: int | None = None  # None means NEW_TOKENS, or less if the context has no room for them
     seed: int = 0
 
     @property
@@ -85,7 +85,7 @@ class Asking:
 
 
 def made_up(kind: str, difficulty: int, count: int) -> TaskFile:
-    """Return generated questions of `arithmetic` or `spelling` that no rl phase trains on, always the same ones."""
+    """Return questions of `arithmetic` or `spelling` that no rl phase trains on. They are the same on every call."""
     questions: dict[str, str] = {}
     for number in range(count * _TRIES):
         text, answer = MAKERS[kind](source("eval", kind, difficulty, number), difficulty)
@@ -102,7 +102,7 @@ def measure_answers(
     model: Decoder, tokenizer: Tokenizer, task: TaskFile, folder: Path, asking: Asking,
     *, notify: Callable[[str], None] = lambda done: None,
 ) -> Measured:  # fmt: skip
-    """Evaluate a task. `folder` holds the model and its chat template."""
+    """Evaluate a task. `folder` contains the model and its chat template."""
     asking.check()
     items = [item for item in task.items if isinstance(item, Open)]
     prompt = _prompter(folder, tokenizer)
@@ -124,7 +124,7 @@ def measure_answers(
         )
     right = np.zeros(len(items), dtype=np.int64)
     num_cut = 0
-    # As in rl, the calculator is for word problems. With a plain sum, the model would only copy it into the calculator.
+    # As in rl phases, the calculator is only for word problems. The model would merely copy a plain sum into it.
     may_call = [items[number].is_number for number in asked]
     asked_ids = [prompts[number] for number in asked]
     drawn = _draw(model, tokenizer, prompt.stop_ids, asked_ids, may_call, asking, new_tokens, notify)
@@ -141,9 +141,9 @@ def measure_answers(
 
 
 def _new_tokens(asking: Asking, task: TaskFile, context: int, longest: int) -> tuple[int, list[str]]:
-    """Return the answer length, and notes about it.
+    """Return the maximum answer length, and notes about it.
 
-    This is the requested length, else that of the task's rl phase, else what fits next to the questions.
+    The length is the requested one, else that of the task's rl phase, else what the questions leave of the context.
     """
     if asked := asking.max_new_tokens or task.answer_tokens:
         return asked, []
@@ -244,9 +244,9 @@ def file_of(task: RlTask) -> tuple[str, str]:
 
 
 def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[TaskFile, int]:
-    """Return a task of the phase, and how many of its questions are skipped because they are not a single user message.
+    """Return a task of the phase, and the number of questions skipped because they are more than one user message.
 
-    `path` is the file that `file_of` names.
+    `path` is the file that `file_of` returned.
     """
     task = rl.tasks[number]
     if task.kind in MAKERS:
@@ -256,7 +256,7 @@ def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[Ta
     entries, problems = read_entries(path.read_bytes(), task.kind, needs_answers=True, num_ids=None)
     if problems:
         raise DataError(
-            what=f"{path} cannot be used as questions for the task {task.kind}.",
+            what=f"The questions in {path} cannot be used for the task {task.kind}.",
             why="\n".join(shorten_problems(problems)),
             fix="Restore the file that the run used, or use other questions: --task FILE.jsonl",
         )

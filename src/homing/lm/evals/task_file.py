@@ -35,7 +35,7 @@ _MAX_LISTED = 20
 
 @dataclass(frozen=True)
 class Choice:
-    """Pairs of beginning and end, one of them right. A cloze item has a single pair."""
+    """Pairs of a beginning and an end. One of the pairs is right. A cloze item has a single pair."""
 
     line: int
     pairs: list[tuple[str, str]]
@@ -68,7 +68,7 @@ class TaskFile:
 
 
 def read_task(path: str, *, form: str = "", at_most: int = 0) -> TaskFile:
-    """Read a task file. If `form` is "", it is detected from the first line. Lines past `at_most` are checked too."""
+    """Read a task file. If `form` is "", the first line determines it. Lines past `at_most` are checked too."""
     source = find_sources([path], key="task").sources[0]
     items: list[Item] = []
     problems: list[str] = []

@@ -2,9 +2,10 @@
 
     documents -> <|endoftext|> and their ids -> overlapping windows -> nats -> sums over stretches of bytes
 
-Every token of the text is predicted once: the first from the token that begins a document, each later one with at least
-`window - stride` tokens of context if the text has them. The document token itself has no bytes and is never predicted.
-So the result is slightly lower than the trainer's, whose rows may begin anywhere, with little context at first.
+Every token of the text is predicted once: the first from the <|endoftext|> before the document, each later one with at
+least `window - stride` tokens of context if the text has them. <|endoftext|> itself has no bytes and is never
+predicted. So the result is slightly lower than that of the trainer, whose rows may begin anywhere in a document and
+therefore give their first tokens little context.
 
 The units are stretches of text of a fixed number of bytes, and a token belongs to the stretch in which it begins. The
 stretches are the same for every tokenizer, so that models with different tokenizers can be compared stretch by stretch.
@@ -35,7 +36,7 @@ from homing.wire import file_names
 
 __all__ = ["LARGEST_WINDOW", "STRETCH_BYTES", "Text", "held_out_text", "measure_text", "text_in_files"]
 
-LARGEST_WINDOW = 2048  # the default limit, because longer contexts gain little and cost a lot
+LARGEST_WINDOW = 2048  # default limit on the window, because longer ones change the result little and cost a lot
 STRETCH_BYTES = 2048
 
 
@@ -81,7 +82,10 @@ def held_out_text(data_dir: Path, run_name: str) -> Text:
 
 
 def has_data(data_dir: Path, manifest_sha256: str) -> bool:
-    """Return whether this is exactly the run's data, because text held out from other data may have been trained on."""
+    """Return whether `data_dir` contains exactly the run's data.
+
+    The run may have been trained on text that is held out from other data.
+    """
     path = data_dir / file_names.MANIFEST
     return path.is_file() and (not manifest_sha256 or file_sha256(path) == manifest_sha256)
 
@@ -119,7 +123,7 @@ def measure_text(
 
 
 class _Sums:
-    """The nats, bytes and tokens of each stretch. Yields rows, whose scores must be passed back in the same order."""
+    """Sums up nats, bytes and tokens of each stretch. Scores must be added in the order in which rows were yielded."""
 
     def __init__(self, token_bytes: Sequence[int]) -> None:
         self._token_bytes = np.array(token_bytes, dtype=np.int64)
@@ -165,5 +169,5 @@ class _Sums:
         self._tokens += [0] * count
         self._bytes += lengths
         self.num_documents += 1
-        # A tokenizer that normalizes text may end a byte or two past the original text.
+        # With a tokenizer that normalizes text, the last token may begin a byte or two after the end of the original.
         return first + np.minimum(starts // STRETCH_BYTES, count - 1)
