@@ -107,7 +107,7 @@ def test_weights_of_others_keep_their_split_spare_rows_and_scaled_rope(tmp_path:
         assert 1.0 <= factors.min() < factors.max() == 8.0
     changed["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": r"\w+|\W"}
     (reference / "tokenizer.json").write_text(json.dumps(changed))
-    with pytest.raises(DataError, match="cannot be written to a GGUF"):
+    with pytest.raises(DataError, match="cannot be stored in a GGUF"):
         export(order(reference, tmp_path / "odd"))
     assert not (tmp_path / "odd").exists()
 

@@ -144,7 +144,9 @@ def test_only_what_is_compared_is_announced(tmp_path: Path) -> None:
     (tmp_path / "c" / "tokenizer_config.json").unlink()
     messages: list[str] = []
     export(order(tmp_path / "c", tmp_path / "out"), notify=messages.append)
-    assert messages[-1] == "opening it with transformers and comparing logits and ids; it has no chat template"
+    assert (
+        messages[-1] == "opening the export with transformers and comparing logits and ids (there is no chat template)"
+    )
     assert "It completes text; it was not trained to chat." in (tmp_path / "out" / "README.md").read_text()
 
 

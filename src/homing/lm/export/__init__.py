@@ -1,11 +1,11 @@
-"""Exports a trained model to formats that other tools open, verified before it is published.
+"""Exports a trained model to formats that other tools can open. An export is verified before it is published.
 
-source_model    a checkpoint, an adapter's checkpoint or any model folder -> the decoder in fp32, tokenizer, template
+source_model    a full checkpoint, an adapter checkpoint or any model folder -> the decoder in fp32, tokenizer, template
 hf_folder       -> Hugging Face folder (hf, merged), or adapter folder for peft (adapter)
 gguf_file       -> one GGUF file; `gguf_tokens` its tokenizer; the Modelfile next to it   (gguf, ollama)
-check_export    opens the result with third-party software and compares it with the trainer's decoder
+check_export    opens the export with third-party software and compares it with the trainer's decoder
 model_card      README.md: data, phases, cost, evaluation, license, and the result of the check
-atomic_folder   writes to a temporary folder and renames it at the end: a failed check leaves nothing
+atomic_folder   writes to a temporary folder that is renamed at the end, so that a failed check leaves no files
 """
 
 from homing.lm.export.atomic_folder import RECORD, read_record

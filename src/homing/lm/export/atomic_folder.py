@@ -1,6 +1,7 @@
-"""Makes an export complete or absent: it is written to a temporary folder, checked there, and only then renamed.
+"""Writes an export to a temporary folder that is renamed only after the export passes its check.
 
-Only an existing export may be replaced, so pointing `--out` at a home folder never destroys anything.
+So an export is either complete or does not exist. Only an existing export may be replaced, so a mistake such as
+`--out ~` never deletes other files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from homing.lm.generate.load_model import EXPORT
 
 __all__ = ["RECORD", "new_folder", "read_record", "write_json"]
 
-RECORD = EXPORT  # part of every export; says what it is, what it was made from, and how it was checked
+RECORD = EXPORT  # file in every export that records its format, what it was made from, and how it was checked
 
 
 @contextlib.contextmanager
@@ -44,9 +45,10 @@ def new_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 def _let_others_read(folder: Path) -> None:
-    """Set all files to 0644, like other files of the user.
+    """Set the permissions of all files to 0644.
 
-    safetensors makes its files readable by the owner only, so a server running as a different user could not open them.
+    safetensors creates files that only the owner can read, so a server that runs as a different user could not open
+    them.
     """
     for path in folder.rglob("*"):
         if path.is_file():
@@ -64,7 +66,7 @@ def _check_free(out: Path, force: bool) -> None:
         )
     if not force:
         raise UsageError(
-            what=f"{out} already holds an export.",
+            what=f"{out} already contains an export.",
             why="Exporting would replace it.",
             fix="Add --force to replace it, or choose another folder: --out DIR",
         )

@@ -1,10 +1,10 @@
 """Verifies an export with third-party software before it is published.
 
-    logits     transformers on the exported files against the trainer's decoder, on random ids and on text
-    ids        its tokenizer against ours, on difficult text
-    chats      its apply_chat_template against our renderer, on random conversations
+    logits     the exported model in transformers against the trainer's decoder, on random ids and on text
+    ids        the tokenizer of transformers against homing's, on difficult texts
+    chats      apply_chat_template against homing's renderer, on random conversations
 
-The trainer's side is computed first and freed, so that the two models are never in memory together.
+The expected logits are computed first, so that the two models need not be in memory at the same time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from homing.wire import file_names
 
 __all__ = ["MOST_GAP", "Expected", "Proof", "expect", "need_template", "prove"]
 
-MOST_GAP = 1e-3  # maximum difference of logits, fp32 against fp32
+MOST_GAP = 1e-3  # maximum difference between logits if both models compute in fp32
 NUM_ROWS, ROW = 4, 64
 NUM_CHATS = 40
 QWEN2_NOTE = (
@@ -42,7 +42,7 @@ _WORDS = ["Hello", "name", "zwölf", "42", "  two  spaces", "tabs\tand\nlines", 
 @dataclass(frozen=True)
 class Proof:
     reader: str  # the package that opened the export, with its version
-    max_gap: float  # largest difference of a logit
+    max_gap: float  # largest difference between two logits
     num_logit_rows: int
     num_texts: int  # number of texts with equal ids
     num_chats: int  # number of chats with equal ids; 0 without a template
@@ -62,7 +62,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Expected:
-    """The outputs of the trainer's decoder, with weights in the precision of the export."""
+    """The outputs of the trainer's decoder if its weights have the precision of the export."""
 
     ids_RT: Tensor
     logits_RTV: Tensor
@@ -71,7 +71,7 @@ class Expected:
 
 @torch.no_grad()
 def expect(opened: Opened, dtype: torch.dtype) -> Expected:
-    """Compute the expected logits with weights rounded as in the export, because the user chose that rounding."""
+    """Compute the expected logits, with weights rounded to `dtype`, because the user chose that rounding."""
     model = opened.model
     vocab_size, length = opened.tokenizer.vocab_size, min(ROW, model.shape.context)
     generator = torch.Generator().manual_seed(7)
@@ -106,7 +106,7 @@ def prove(
         raise _failed(
             "logits", f"those of transformers differ from the trainer's by {gap:.3g}; the maximum is {MOST_GAP:g}."
         )
-    # Without these settings, transformers would prompt before running the modeling file, and would access the Hub.
+    # Without these settings, transformers would ask the user before running the modeling file and access the Hub.
     known = {"trust_remote_code": _has_own_code(folder), "local_files_only": True}
     tokenizer, note = transformers.AutoTokenizer.from_pretrained(folder, **known), ""
     odd = _read_otherwise(opened, tokenizer)
@@ -122,7 +122,7 @@ def prove(
 
 
 def need_template(opened: Opened) -> None:
-    """Raise if a model trained on chat turns has no template, because users could not prompt it as it was trained."""
+    """Raise IntegrityError if a model trained on chats has no template: users could not prompt it as in training."""
     if opened.was_taught_turns and opened.template is None:
         raise IntegrityError(
             what=f"{opened.folder} has no chat template, so its export would differ from the trained model.",
@@ -141,7 +141,7 @@ def _read_otherwise(opened: Opened, tokenizer: Any) -> str:
 
 
 def _has_own_code(folder: Path) -> bool:
-    """Return whether the folder has our own modeling file, just written, the only code that is trusted here."""
+    """Return whether the folder contains the modeling file that homing has just written, the only trusted code."""
     from homing.lm.export.hf_folder import CODE
 
     return all((folder / name).is_file() for name in CODE)
@@ -210,5 +210,5 @@ def _failed(what: str, why: str) -> IntegrityError:
     return IntegrityError(
         what=f"The export differs from the trained model: its {what} differ.",
         why=why,
-        fix="Nothing was written. Please report this with the line above; the original folder is unchanged.",
+        fix="No export was written, and the original folder is unchanged. Please report this with the line above.",
     )

@@ -30,13 +30,13 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Order:
-    folder: Path  # a checkpoint, or any model folder
+    folder: Path  # the source: a checkpoint, or any model folder
     kind: str  # one of KINDS
     out: Path
     facts: Facts
     dtype: str = ""  # for hf and merged; "" for the dtype in which the weights are stored
     gguf_type: str = "f16"
-    base: Path | None = None  # base weights of an adapter, if its checkpoint does not record them
+    base: Path | None = None  # base weights of an adapter whose checkpoint does not record them
     force: bool = False
 
 
@@ -53,7 +53,7 @@ class Made:
 def export(order: Order, notify: Notify = lambda text: None) -> Made:
     if order.kind not in KINDS:
         raise UsageError(f"Unknown export format: {order.kind!r}", f"Known: {', '.join(KINDS)}.", "Use --to hf")
-    # Reserve the folder first, so that a taken name fails before minutes of loading.
+    # Create the folder first, so that the command fails at once if --out already exists, not after minutes of loading.
     with new_folder(order.out, force=order.force) as temporary:
         notify(f"opening {order.folder}")
         opened = open_for_export(order.folder, base=order.base, is_adapter_kept=order.kind in ("adapter", "merged"))
@@ -74,17 +74,17 @@ def _write(order: Order, opened: Opened, temporary: Path, notify: Notify) -> tup
     dtype = DTYPES[order.dtype] if order.dtype else opened.stored_dtype
     adapted = expect(opened, torch.float32) if opened.is_adapter else None
     if opened.is_adapter:
-        notify("merging the adapter into its weights")
+        notify("merging the adapter into the base weights")
         merge(opened.model)
         opened.model.lora = None
     if order.kind in ("gguf", "ollama"):
         return _write_gguf(order, opened, temporary, notify), None
     notify("writing the folder")
     write_hf(opened, temporary, dtype)
-    # A merge is verified against the unmerged adapter and base, unless the export also rounds the weights.
+    # Compare a merged model with the unmerged adapter and base, unless the export also rounds the weights.
     is_exact = adapted is not None and dtype == torch.float32
     expected = adapted if is_exact and adapted is not None else expect(opened, dtype)
-    notify(f"opening it with transformers and comparing {_compared(opened)}")
+    notify(f"opening the export with transformers and comparing {_compared(opened)}")
     proof = prove(opened, temporary, expected)
     return [proof.sentence], proof
 
@@ -94,13 +94,13 @@ def _write_adapter(order: Order, opened: Opened, temporary: Path, notify: Notify
     assert opened.card.adapter_phase is not None
     base = order.base or find_base(order.folder, opened.card.run, opened.card.adapter_phase)
     write_adapter(opened, temporary, base)
-    notify(f"opening it with peft and comparing {_compared(opened)}")
+    notify(f"opening the adapter with peft and comparing {_compared(opened)}")
     proof = prove(opened, temporary, expect(opened, torch.float32), open_model=open_with_peft(base))
     return [proof.sentence.replace("transformers", "peft on transformers", 1)], proof
 
 
 def _compared(opened: Opened) -> str:
-    return "logits, ids and chats" if opened.template is not None else "logits and ids; it has no chat template"
+    return "logits, ids and chats" if opened.template is not None else "logits and ids (there is no chat template)"
 
 
 def _write_gguf(order: Order, opened: Opened, temporary: Path, notify: Notify) -> list[str]:

@@ -3,13 +3,13 @@
     config -> keys      decoder -> tensors under llama.cpp's names      tokenizer.json -> tokens, merges, template
 
 F32 is exact, F16 rounds matrices, and Q8_0 stores each block of 32 numbers as one scale and 32 bytes. Norms and biases
-stay F32 in all of them. llama.cpp applies Llama's RoPE to adjacent channel pairs, whereas we pair the two halves of a
-head, so the rows of queries and keys are reordered. For Qwen they are not. Everything is read back and compared before
-the file is considered done.
+stay F32 in all three types. For Llama, llama.cpp applies RoPE to adjacent channel pairs, whereas homing pairs the two
+halves of a head, so the rows of queries and keys are reordered. For Qwen they are not. In the end the whole file is
+read back and compared.
 
-`modelfile` is what `ollama create` reads, next to the GGUF. Ollama's templates are in Go, not Jinja. Two are recognized
-by what they render: ChatML, with or without a begin-of-text token, and Llama 3's. Any other template is left to Ollama,
-which derives one from the GGUF, and the file says so.
+`modelfile` makes the Modelfile that `ollama create` reads, next to the GGUF. Ollama's templates are in Go, not Jinja.
+Two Jinja templates are recognized by their output and translated: ChatML, with or without a begin-of-text token, and
+Llama 3's. For any other template, the Modelfile contains none, because Ollama derives one from the GGUF.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from homing.wire.run_json import Model
 __all__ = ["KINDS", "MODELFILE", "Written", "modelfile", "read_back", "write_gguf"]
 
 KINDS = ("f32", "f16", "q8_0")
-_BLOCK = 32  # how many numbers are in one Q8_0 block
+_BLOCK = 32  # number of values in a Q8_0 block
 Array = npt.NDArray[Any]
 Field = str | int | float | bool | list[str] | list[int]
 
@@ -45,7 +45,7 @@ class Written:
     path: Path
     kind: str
     num_tensors: int
-    num_unfit: int  # number of matrices whose rows are not whole blocks, stored as F16 in a Q8_0 file
+    num_unfit: int  # number of matrices in a Q8_0 file that are stored as F16, because their rows are not whole blocks
 
     @property
     def sentence(self) -> str:
@@ -85,7 +85,7 @@ def _check(folder: Path, shape: Model, kind: str) -> None:
 
 
 def _fields(opened: Opened, kind: str, name: str) -> dict[str, Field]:
-    """Return everything in the file except tensors, by key; used both for writing and for the comparison."""
+    """Return all keys of the file and their values, both for writing and for the comparison."""
     from gguf import Keys
 
     shape, tokenizer_info = opened.model.shape, gguf_tokens(opened)
@@ -139,7 +139,7 @@ def _add(writer: Any, key: str, value: Field) -> None:
 
 
 def tensors_for_gguf(opened: Opened, kind: str) -> dict[str, tuple[Array, Any]]:
-    """Return llama.cpp's name -> the bytes as stored in the file, and their type."""
+    """Return all tensors by their name in llama.cpp, each as the bytes stored in the file and their type."""
     import gguf
 
     shape = opened.model.shape
@@ -169,7 +169,7 @@ def _kind_of(kinds: Any, kind: str, array: Array) -> Any:
 
 
 def _reordered(name: str, tensor: torch.Tensor, shape: Model) -> torch.Tensor:
-    """Reorder the rows of Llama's q and k: channels i and i + K/2 of each head become adjacent."""
+    """Reorder the rows of Llama's query and key weights, so that channels i and i + K/2 of a head become adjacent."""
     if shape.arch != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
         return tensor
     num_heads = shape.num_heads if name.endswith("q_proj.weight") else shape.num_kv_heads
@@ -178,7 +178,7 @@ def _reordered(name: str, tensor: torch.Tensor, shape: Model) -> torch.Tensor:
 
 
 def read_back(path: Path, fields: dict[str, Field], stored: dict[str, tuple[Array, Any]]) -> None:
-    """Raise IntegrityError unless the file contains exactly what was written, tensors as well as keys."""
+    """Raise IntegrityError unless the file contains exactly the tensors and keys that were written."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -195,7 +195,7 @@ def read_back(path: Path, fields: dict[str, Field], stored: dict[str, tuple[Arra
     for key, value in fields.items():
         field = reader.get_field(key)
         wanted = float(np.float32(value)) if isinstance(value, float) else value
-        # An empty list is not written at all.
+        # The gguf package does not write empty lists.
         there = field.contents() if field is not None else [] if isinstance(value, list) else None
         if there != wanted:
             odd.append(key)
@@ -203,7 +203,7 @@ def read_back(path: Path, fields: dict[str, Field], stored: dict[str, tuple[Arra
         raise IntegrityError(
             what="The GGUF file differs from what was written.",
             why=f"Different: {', '.join(odd[:8])}.",
-            fix="Nothing was kept. Install the versions in constraints.txt: pip install -c constraints.txt gguf",
+            fix="The file was deleted. Install the versions in constraints.txt: pip install -c constraints.txt gguf",
         )
 
 
@@ -216,7 +216,7 @@ _PROBE = [
     {"role": "assistant", "content": "A"},
     {"role": "user", "content": "V"},
 ]
-# What each known template renders for the probe -> the same in Go. The tokenizer adds the begin-of-text token.
+# The output of each known template for _PROBE, and the same template in Go. The tokenizer adds the begin-of-text token.
 _CHATML = (
     "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
     "<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n"
@@ -237,7 +237,7 @@ def modelfile(opened: Opened, gguf_name: str) -> str:
     by_id = {number: name for name, number in opened.tokenizer.specials.items()}
     lines += [f"PARAMETER stop {json.dumps(by_id[number])}" for number in opened.end_ids() if number in by_id]
     if not opened.is_chat:
-        # This is a base model, so the input is the beginning of a text.
+        # The input of a base model is the beginning of a text.
         return "\n".join([*lines, 'TEMPLATE """{{ .Prompt }}"""', ""])
     template = _in_go(opened)
     if template is None:

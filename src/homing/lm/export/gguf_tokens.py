@@ -1,9 +1,10 @@
-"""Converts the tokenizer for llama.cpp: tokens with types, merges, name of the split pattern, special ids, template.
+"""Converts the tokenizer for llama.cpp: tokens and their types, merges, split pattern, special ids, chat template.
 
-llama.cpp knows split patterns only by name. Ours with the GPT-4 expression is named `dbrx`. Llama 3 has the same
-expression, but its name, `llama-bpe`, also puts a <|begin_of_text|> before everything and takes whole words from the
-vocabulary without merging, which Llama 3's own tokenizer requests (`ignore_merges`) and ours does not. A split pattern
-without a name in llama.cpp is refused, because the file would open, but every third word would be split differently.
+llama.cpp knows split patterns only by name. homing's pattern, the one of GPT-4, is called `dbrx` there. Llama 3 has the
+same pattern, but its name, `llama-bpe`, also makes llama.cpp put <|begin_of_text|> before each text and take whole
+words from the vocabulary without merging, which Llama 3's tokenizer requests (`ignore_merges`) and homing's does not.
+If llama.cpp has no name for a split pattern, the export fails, because llama.cpp would open the file, but split every
+third word differently.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from homing.wire import file_names
 __all__ = ["GgufTokens", "adds_bos", "gguf_tokens"]
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
-# Qwen2's expression is Llama 3's, but with one digit at a time.
+# Qwen2's split pattern differs from Llama 3's only in splitting numbers into single digits.
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -69,7 +70,7 @@ def gguf_tokens(opened: Opened) -> GgufTokens:
 
 
 def adds_bos(opened: Opened) -> bool:
-    """Return whether the tokenizer itself puts the begin-of-text token before a text."""
+    """Return whether the model's tokenizer puts the begin-of-text token before every text."""
     return _adds_bos(read_tokenizer_json(opened.folder / file_names.TOKENIZER), opened.tokenizer.end_of_text_id)
 
 
@@ -83,8 +84,8 @@ def _split_name(data: dict[str, Any], path: Path) -> str:
     if _expression(data.get("pre_tokenizer")) == _QWEN2 and not ignores_merges:
         return "qwen2"
     raise DataError(
-        what=f"{path} cannot be written to a GGUF file.",
-        why="llama.cpp does not know its pre-tokenizer, so it would encode text differently than in training.",
+        what=f"The tokenizer {path} cannot be stored in a GGUF file.",
+        why="llama.cpp does not support its pre-tokenizer and would encode text differently than in training.",
         fix=f"Export for transformers: homing export {path.parent} --to hf",
     )
 
@@ -96,7 +97,7 @@ def _expression(pre_tokenizer: Any) -> str:
 
 
 def _adds_bos(data: dict[str, Any], bos_id: int) -> bool:
-    """Return whether the post-processor of tokenizer.json puts the begin-of-text token before a text."""
+    """Return whether the post-processor in tokenizer.json puts the begin-of-text token before every text."""
     processor = data.get("post_processor") or {}
     for part in processor.get("processors") or [processor]:
         if part.get("type") == "TemplateProcessing":

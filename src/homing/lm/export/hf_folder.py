@@ -1,6 +1,6 @@
 """Writes folders in Hugging Face's formats: a model that transformers opens, or an adapter that peft opens.
 
-A model (vLLM and SGLang read the format too; untested):
+A model (vLLM and SGLang also read this format, but homing does not test them):
 
 model.safetensors (or shards)   config.json            generation_config.json
 tokenizer.json                  tokenizer_config.json  special_tokens_map.json
@@ -59,7 +59,7 @@ def write_hf(opened: Opened, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _generation(opened: Opened, ends: list[int]) -> dict[str, Any]:
-    """Return the generation config of the initial weights, with every id that ends a turn as eos, or else our own."""
+    """Return the generation config of the initial weights with `ends` as eos ids, or a new one if they have none."""
     if opened.generation:
         upstream = opened.generation.get("eos_token_id")
         is_same = ends == (upstream if isinstance(upstream, list) else [upstream])
@@ -71,10 +71,10 @@ def _generation(opened: Opened, ends: list[int]) -> dict[str, Any]:
 
 
 def write_tokenizer(opened: Opened, folder: Path) -> None:
-    """Copy tokenizer.json byte for byte, and put the template where every reader looks for it."""
+    """Copy tokenizer.json unchanged, and write the files next to it, including the chat template."""
     shutil.copyfile(opened.folder / file_names.TOKENIZER, folder / file_names.TOKENIZER)
     config = {**_own_tokens(opened), **opened.tokenizer_config}
-    # Put it into tokenizer_config.json, where older readers look too. A list of several named templates is kept.
+    # Put the template into tokenizer_config.json, which older readers support too. Keep a list of named templates.
     if opened.template is not None and not isinstance(config.get("chat_template"), list):
         config["chat_template"] = opened.template.source
     if opened.is_chat:
@@ -104,14 +104,14 @@ def _own_tokens(opened: Opened) -> dict[str, Any]:
 def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
     """Write the adapter folder.
 
-    `base` is the folder of the local base weights. If they are from the Hub, the config names the repository.
+    `base` is the local folder with the base weights. If they are from the Hub, the config names their repository.
     """
     settings = opened.model.lora
     assert settings is not None, "whoever calls has asked for an adapter"
     if (base / file_names.ADAPTER).is_file():
         raise UsageError(
             what=f"{opened.folder} is an adapter on top of another adapter.",
-            why=f"{base} holds no full weights, so peft could not load what this adapter was trained on.",
+            why=f"{base} contains no full weights, so peft could not load what this adapter was trained on.",
             fix=f"Merge it instead: homing export {shlex.quote(str(opened.folder))} --to merged",
         )
     save_tensors({name: t.contiguous() for name, t in lora_tensors(opened.model).items()}, folder / file_names.ADAPTER)
@@ -125,7 +125,7 @@ def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
 
 
 def _repository(opened: Opened, address: str) -> tuple[str, str, str]:
-    """Return OWNER/NAME, @ and commit of the open weights used as the base, or "" if the base is our own weights."""
+    """Split the address of the base into OWNER/NAME, @ and commit; return three "" if it is not open weights."""
     parts = address.removeprefix("hf:").partition("@")
     try:
         config = json.loads((opened.folder / file_names.ADAPTER_CONFIG).read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ def _repository(opened: Opened, address: str) -> tuple[str, str, str]:
 
 
 def open_with_peft(base: Path) -> Any:
-    """Return a function that opens the adapter folder on these base weights, for `check_export.prove`."""
+    """Return a function for `check_export.prove` that opens an adapter folder on top of these base weights."""
     try:
         from peft import PeftModel
     except ImportError as exc:

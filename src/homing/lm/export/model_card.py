@@ -1,6 +1,6 @@
-"""Writes the model card, a README.md that contains only what the model's own records say.
+"""Writes the model card, a README.md with only such information as the records of the model contain.
 
-It has front matter for the Hub, then data, phases, cost, evaluation, how the export was checked, and how to open it.
+It has front matter for the Hub, then data, phases, cost, evaluation, how the export was checked, and how to use it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["LISTED", "Facts", "write_card"]
 
-# The license names that the Hub lists. It rejects any other name on a card unless it is declared as `other`.
+# The license names that the Hub lists. The Hub rejects a card with any other license name unless it declares `other`.
 LISTED = frozenset(
     (
         *(
@@ -55,12 +55,14 @@ LISTED = frozenset(
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts that the weights do not contain, supplied by the caller, or "" if unknown."""
+    """Facts that the weights do not contain and the caller supplies. A fact is "" if unknown."""
 
     name: str
     licence: str = ""  # an SPDX name from the Hub's list
     cost: str = ""  # a sentence
-    evaluation: Sequence[tuple[str, str]] = ()  # figure -> value, in addition to the checkpoint's manifest
+    evaluation: Sequence[
+        tuple[str, str]
+    ] = ()  # (metric, value) pairs, in addition to those in the checkpoint's manifest
     version: str = ""  # of homing
 
 
@@ -128,7 +130,7 @@ def _making(run: Run | None, manifest: CheckpointManifest | None) -> list[str]:
     lines = [f"- run: `{run.id or run.name}`" + (f", {manifest.phase} step {manifest.step:,}" if manifest else "")]
     if run.base is not None:
         lines.append(f"- started from open weights: `{run.base.address}`" + _licence_of(run))
-    if run.data.manifest_sha256:  # a run that has only later phases may have no text
+    if run.data.manifest_sha256:  # a run without a pretrain phase may have no text
         amount = f"{run.data.num_train_tokens:,} tokens, manifest `{run.data.manifest_sha256[:16]}`"
         lines.append(f"- data of the run: {amount}")
     lines.append(f"- tokenizer: `{run.data.tokenizer_sha256[:16]}`, {run.model.vocab_size:,} rows")
@@ -139,12 +141,12 @@ def _making(run: Run | None, manifest: CheckpointManifest | None) -> list[str]:
     for phase in run.phases:
         table.append(_phase_row(phase))
         if manifest is not None and phase.kind == manifest.phase:
-            break  # later phases were planned but are not in these weights
+            break  # these weights were not trained in the later phases of the run
     return ["\n".join(lines), "\n".join(table)]
 
 
 def _lineage(manifest: CheckpointManifest) -> str:
-    """Return a table of the training stages of the weights, first to last, from their checkpoints."""
+    """Return a table of all phases in which the weights were trained, first to last, as recorded in the checkpoint."""
     rows = ["| phase | method | steps | tokens | held out | data | from |", "|---|---|---|---|---|---|---|"]
     for stage in manifest.lineage:
         called = figure_of(stage.phase).removeprefix("held-out ")
@@ -197,10 +199,10 @@ def _usage(opened: Opened, kind: str) -> str:
 
 
 def _with_lm_eval(opened: Opened, trust: str) -> str:
-    """Return how to evaluate with lm-eval.
+    """Return instructions for evaluating the model with lm-eval.
 
-    lm-eval itself puts the begin-of-text token before each text of a rolling task and, unless configured otherwise, has
-    the tokenizer add one too. The text would begin with two, which these weights never saw in training.
+    lm-eval itself puts the begin-of-text token before each text of a rolling task. Unless configured otherwise, it also
+    lets the tokenizer add one. The text would begin with two such tokens, which never occurred in training.
     """
     if not adds_bos(opened):
         return f"lm-eval: `lm_eval --model hf --model_args pretrained=.{trust} --tasks wikitext`"

@@ -1,6 +1,6 @@
-"""Loads the model to export once: the decoder in fp32, its tokenizer, its template, and how it was trained.
+"""Loads the model to export: the decoder in fp32, its tokenizer, its chat template, and how it was trained.
 
-a homing checkpoint | an adapter's checkpoint | any model folder  ->  open_for_export  ->  Opened
+a full checkpoint | an adapter checkpoint | any model folder  ->  open_for_export  ->  Opened
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHAT_PHASES = ("sft", "rl")
 class Opened:
     folder: Path
     card: Card
-    files: WeightFiles  # weight files in the folder; for an adapter, only the adapter's
+    files: WeightFiles  # weight files in the folder, which for an adapter are only those of the adapter
     model: Decoder  # the decoder in fp32, with unmerged adapters if there are any
     tokenizer: Tokenizer
     tokenizer_config: dict[str, Any]
@@ -48,7 +48,7 @@ class Opened:
 
     @property
     def is_chat(self) -> bool:
-        """True if it was trained on chat.
+        """True if the model was trained on chat.
 
         Third-party weights count as chat models if they have a template, because base models have none.
         """
@@ -57,7 +57,7 @@ class Opened:
 
     @property
     def was_taught_turns(self) -> bool:
-        """True if its last homing phase used chat turns, so that users of the export need the template.
+        """True if the last phase trained the model on chat turns, so that users of the export need the template.
 
         A phase of kind rl uses turns if there is a template or the tokenizer has the ChatML markers. Otherwise its
         prompts are plain ids.
@@ -72,7 +72,7 @@ class Opened:
         return DTYPES[self.files.main_dtype]
 
     def end_ids(self) -> list[int]:
-        """Return the ids at which generation stops. For a chat model, the end of a turn comes first."""
+        """Return the ids at which generation stops. For a chat model, the end-of-turn id comes first."""
         upstream = _ids(self.generation.get("eos_token_id"))
         if not self.is_chat or self.template is None:
             return list(dict.fromkeys([*upstream, *self.tokenizer.stop_ids]))
@@ -81,9 +81,9 @@ class Opened:
 
 
 def open_for_export(folder: Path, *, base: Path | None = None, is_adapter_kept: bool = False) -> Opened:
-    """Load a model for export, with adapters unmerged.
+    """Load a model for export, with any adapter unmerged.
 
-    `is_adapter_kept` means that the export consists of the adapter. Raises UsageError if the folder has none.
+    If `is_adapter_kept`, raises UsageError if the folder contains no adapter.
     """
     card = read_card(folder)
     files = None
@@ -97,7 +97,7 @@ def open_for_export(folder: Path, *, base: Path | None = None, is_adapter_kept: 
     elif is_adapter_kept:
         raise UsageError(
             what=f"{folder} has no adapter.",
-            why="All of its weights were trained (method: full), so there is no separate adapter.",
+            why="All weights were trained (method: full), so there is no separate adapter.",
             fix=f"Export the whole model: homing export {shlex.quote(str(folder))} --to hf",
         )
     else:

@@ -6,8 +6,8 @@
         -> [ a x + b x0 -> x + attention(norm x) -> x + relu(up(norm x))^2 down ] per layer
         -> - a part of the middle layer's x ("backout") -> norm -> head, with logits soft-capped to +-15
 
-Computes the same as homing's trainer. It has no KV cache: generation reads the whole text for each new token. Rows of
-different lengths are padded on the right; padding on the left would shift positions and is refused.
+Computes the same logits as homing's trainer. There is no KV cache: generation reads the whole text again for each new
+token. Rows of different lengths must be padded on the right; padding on the left would shift positions and is rejected.
 """
 
 import torch
@@ -112,7 +112,8 @@ class SwiftStack(nn.Module):
         return norm(x - self.backout_scale * middle, eps)
 
     def angles(self, length, device):
-        # Computed each time, on the CPU in float64: loading would discard a buffer that is not in the file.
+        # Compute the angles on each call, because loading would discard a buffer that is not in the file. Use float64
+        # on the CPU, because not every device supports float64.
         size = self.config.head_dim
         frequency = self.config.rope_theta ** -(torch.arange(0, size, 2, dtype=torch.float64, device="cpu") / size)
         angle = torch.outer(torch.arange(length, dtype=torch.float64, device="cpu"), frequency)
@@ -140,7 +141,7 @@ class HomingSwiftForCausalLM(PreTrainedModel, GenerationMixin):
         return self.lm_head
 
     def _init_weights(self, module):
-        """Do nothing: weights come from the file; homing initializes new models."""
+        """Do nothing, because transformers only loads existing weights. homing initializes new models."""
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
         return {"input_ids": input_ids, "attention_mask": attention_mask}
