@@ -53,11 +53,11 @@ class Graphs:
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                     compute()
             except RuntimeError:
-                with contextlib.suppress(RuntimeError):  # suppressed, so that the original error is raised
+                with contextlib.suppress(RuntimeError):  # suppress a second error, so that the first one is raised
                     _capture_nothing(stream, one)
                 raise
         finally:
-            # torch leaves the stream of a failed capture as the current one.
+            # After a failed capture, torch leaves the capture stream as the current stream.
             torch.cuda.set_stream(before)
         return graph.replay
 

@@ -78,7 +78,7 @@ def measure_held_out(
     if manifest.tokenizer_sha256 != file_sha256(folder / file_names.TOKENIZER):
         raise DataError(
             what=f"The conversations held out for {run_name} do not use the tokenizer of {folder}.",
-            why=f"{data_dir} was prepared with another tokenizer.",
+            why=f"{data_dir} was prepared with a different tokenizer.",
             fix="Use the original conversations: --chat FILE.jsonl",
         )
     split = open_conversations(data_dir, manifest, "val")

@@ -24,13 +24,13 @@ __all__ = ["Difference", "as_markdown", "compare", "count_words", "format_score"
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference in one figure on one data set: B minus A."""
+    """The difference between two models in one figure on one data set: B minus A."""
 
     set_name: str
     score: str
     first: float
     second: float
-    low: float | None  # None if there are too few units
+    low: float | None  # low and high are None if there are too few units for an interval
     high: float | None
     method: str
     num_units: int
@@ -94,7 +94,7 @@ def _sentence(set_name: str, a: Score, b: Score, interval: Interval, names: tupl
 
 
 def as_markdown(document: dict[str, Any]) -> str:
-    """Format the document that `homing eval --json` prints as Markdown."""
+    """Convert the JSON document of `homing eval` to Markdown."""
     lines = ["# Evaluation", ""]
     for model in document["models"]:
         of = f", {model['phase']} step {model['step']:,}" if model["step"] is not None else ""

@@ -122,7 +122,7 @@ def _solve(is_below: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class Score:
-    name: str  # such as bits_per_byte, perplexity or acc
+    name: str  # name of the figure, such as bits_per_byte, perplexity or acc
     above: Floats  # numerator of each unit
     below: Floats
     what: str  # a description of the units, such as "38 stretches of 4,096 bytes"
@@ -198,7 +198,7 @@ def joint_sha256(hashes: Iterable[str]) -> str:
 
 
 def files_sha256(paths: Iterable[Path]) -> str:
-    """Return the hash of the file if there is only one, else a hash over the hashes of all files."""
+    """Return the hash of the file if there is only one, or else a hash of the hashes of all files."""
     hashes = [file_sha256(path) for path in paths]
     return hashes[0] if len(hashes) == 1 else joint_sha256(hashes)
 

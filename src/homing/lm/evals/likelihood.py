@@ -123,7 +123,7 @@ def _score(rows: list[Row], model: Decoder, wants_likeliest: bool) -> list[Score
         raise RunFailed(
             what=f"Out of memory on a single row of {len(rows[0].ids):,} tokens.",
             why=problem,
-            fix="Use a smaller window (--window TOKENS) or another device (--device cpu)",
+            fix="Use a smaller window (--window TOKENS) or a different device (--device cpu)",
         )
     free_memory()
     half = len(rows) // 2

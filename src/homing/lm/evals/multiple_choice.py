@@ -3,7 +3,7 @@
     beginning + end -> ids -> nats of the end alone
 
 acc        the right choice has the highest probability
-acc_norm   the same per character, because long choices always have lower probabilities (as in lm-eval)
+acc_norm   the same per character, because long choices tend to have lower probabilities (as in lm-eval)
 cloze      acc: each token of the end is the most likely one, so greedy decoding would produce the end; and perplexity
 
 Beginning and end are joined with a space, unless there is already white space between them. Both are encoded together

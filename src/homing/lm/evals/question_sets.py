@@ -244,7 +244,7 @@ def file_of(task: RlTask) -> tuple[str, str]:
 
 
 def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[TaskFile, int]:
-    """Return a task of the phase, and the number of questions skipped because they are more than one user message.
+    """Return a task of the phase, and the number of questions skipped because they are not a single user message.
 
     `path` is the file that `file_of` returned.
     """
@@ -262,7 +262,7 @@ def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[Ta
         )
     plain = [entry for entry in entries if len(entry.messages) == 1]
     held_out = plain if task.val_file else [entry for entry in plain if is_held_out(_question(entry))]
-    # Shuffled, so that the first questions are a fair sample.
+    # Shuffle the questions, so that the first ones are a fair sample.
     order = source("val", number).permutation(len(held_out))
     chosen = [held_out[int(place)] for place in order][:at_most]
     items: list[Item] = [

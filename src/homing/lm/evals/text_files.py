@@ -104,7 +104,7 @@ def measure_text(
         sums.add(scored.nats)
     if not sums.num_tokens:
         raise DataError(
-            what=f"Nothing to evaluate in {text.name}.", why="It has no text.", fix="Use another text: --text FILE"
+            what=f"Nothing to evaluate in {text.name}.", why="It has no text.", fix="Use a different text: --text FILE"
         )
     nats, text_bytes, tokens = sums.columns()
     what = f"{len(nats):,} stretches of {STRETCH_BYTES:,} bytes"

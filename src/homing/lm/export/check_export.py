@@ -42,7 +42,7 @@ _WORDS = ["Hello", "name", "zwölf", "42", "  two  spaces", "tabs\tand\nlines", 
 @dataclass(frozen=True)
 class Proof:
     reader: str  # the package that opened the export, with its version
-    max_gap: float  # largest difference between two logits
+    max_gap: float  # largest difference between a logit and its expected value
     num_logit_rows: int
     num_texts: int  # number of texts with equal ids
     num_chats: int  # number of chats with equal ids; 0 without a template

@@ -34,7 +34,7 @@ class Order:
     kind: str  # one of KINDS
     out: Path
     facts: Facts
-    dtype: str = ""  # for hf and merged; "" for the dtype in which the weights are stored
+    dtype: str = ""  # dtype of an hf or merged export; "" for the dtype in which the weights are stored
     gguf_type: str = "f16"
     base: Path | None = None  # base weights of an adapter whose checkpoint does not record them
     force: bool = False

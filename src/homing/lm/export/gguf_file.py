@@ -126,7 +126,7 @@ def _fields(opened: Opened, kind: str, name: str) -> dict[str, Field]:
 
 def _add(writer: Any, key: str, value: Field) -> None:
     match value:
-        case bool():  # must come before int, because bool is a subclass of it
+        case bool():  # the case bool must come before int, because bool is a subclass of int
             writer.add_bool(key, value)
         case int():
             writer.add_uint32(key, value)

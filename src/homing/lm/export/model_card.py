@@ -1,4 +1,4 @@
-"""Writes the model card, a README.md with only such information as the records of the model contain.
+"""Writes the model card, a README.md that contains only information from the model's records.
 
 It has front matter for the Hub, then data, phases, cost, evaluation, how the export was checked, and how to use it.
 """
@@ -60,9 +60,7 @@ class Facts:
     name: str
     licence: str = ""  # an SPDX name from the Hub's list
     cost: str = ""  # a sentence
-    evaluation: Sequence[
-        tuple[str, str]
-    ] = ()  # (metric, value) pairs, in addition to those in the checkpoint's manifest
+    evaluation: Sequence[tuple[str, str]] = ()  # (metric, value), in addition to those in the checkpoint's manifest
     version: str = ""  # of homing
 
 
@@ -133,7 +131,7 @@ def _making(run: Run | None, manifest: CheckpointManifest | None) -> list[str]:
     if run.data.manifest_sha256:  # a run without a pretrain phase may have no text
         amount = f"{run.data.num_train_tokens:,} tokens, manifest `{run.data.manifest_sha256[:16]}`"
         lines.append(f"- data of the run: {amount}")
-    lines.append(f"- tokenizer: `{run.data.tokenizer_sha256[:16]}`, {run.model.vocab_size:,} rows")
+    lines.append(f"- tokenizer: `{run.data.tokenizer_sha256[:16]}`, vocabulary of {run.model.vocab_size:,}")
     lines.append(f"- seed {run.seed}, code {run.code_version or 'of unknown version'}")
     if manifest is not None and manifest.lineage:
         return ["\n".join(lines), _lineage(manifest)]

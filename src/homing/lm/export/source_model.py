@@ -83,7 +83,7 @@ class Opened:
 def open_for_export(folder: Path, *, base: Path | None = None, is_adapter_kept: bool = False) -> Opened:
     """Load a model for export, with any adapter unmerged.
 
-    If `is_adapter_kept`, raises UsageError if the folder contains no adapter.
+    Raises UsageError if `is_adapter_kept` is set but the folder contains no adapter.
     """
     card = read_card(folder)
     files = None

@@ -55,7 +55,7 @@ class ChatOrder:
 
 @dataclass(frozen=True)
 class ChatInputs:
-    chat: list[list[Source]]  # the files of each source
+    chat: list[list[Source]]  # a list of files for each source
     validation: list[Source]
     warnings: list[str]
 

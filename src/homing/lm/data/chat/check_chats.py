@@ -26,7 +26,7 @@ from homing.text_sources import Source
 
 __all__ = ["HARMLESS", "Doctor", "FileReport", "Finding", "Kept"]
 
-# Kinds of findings that are reported, but do not mean that the file must be fixed.
+# Kinds of findings that are reported but do not require a fix in the file.
 HARMLESS = frozenset({"duplicate", "too-long", "unanswered", "marker", "replacement", "unused-fields"})
 # Maximum number of findings to list. All findings are counted.
 MAX_FINDINGS = 10_000

@@ -98,7 +98,7 @@ def _pair_in(value: dict[str, Any]) -> tuple[str, str] | None:
 
 def _from_pair(value: dict[str, Any]) -> list[Any]:
     pair = _pair_in(value)
-    assert pair is not None  # the detected format guarantees this
+    assert pair is not None  # `which_form` has already found a pair
     system = value.get("system")
     messages = [{"role": "system", "content": system}] if system not in (None, "") else []
     for name, role in zip(pair, ("user", "assistant"), strict=True):

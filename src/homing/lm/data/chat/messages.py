@@ -1,4 +1,4 @@
-"""The data types of this package: a conversation, and a fault in one."""
+"""Defines the data types of this package: a conversation, and a fault in a conversation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 __all__ = ["ROLES", "Conversation", "Fault", "Message"]
 
 ROLES = ("system", "user", "assistant", "tool")
-Message = dict[str, Any]  # role and content, and optionally tool_calls, tool_call_id, name and reasoning_content
+# A message has role and content, and optionally tool_calls, tool_call_id, name and reasoning_content.
+Message = dict[str, Any]
 
 
 class Fault(Exception):

@@ -172,7 +172,7 @@ def _check(doctor: Doctor, inputs: ChatInputs, train: Split) -> None:
             first = next(f for f in doctor.findings if f.path == file.path and f.is_fault)
             raise DataError(
                 what=f"{file.path}: {file.num_faults:,} of {file.num_lines:,} lines are invalid.",
-                why=f"The first: {first}",
+                why=f"First problem: {first}",
                 fix=f"List them all: homing data check {shlex.quote(file.path)}",
             )
     if not train.num_documents:
@@ -255,9 +255,9 @@ def _fit(doctor: Doctor, context: int) -> dict[str, Any]:
 
 
 def _publish(work: Work, manifest: DataManifest, inputs: ChatInputs, report: dict[str, Any]) -> None:
-    """Publish the result.
+    """Move the shards to the target folder, and write the report and the manifest.
 
-    The old manifest is removed first and the new one is written last. In between, the folder counts as empty.
+    The old manifest is removed first and the new one is written last, so that in between the folder counts as empty.
     """
     target = work.target
     (target / MANIFEST).unlink(missing_ok=True)

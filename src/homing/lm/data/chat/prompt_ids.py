@@ -46,7 +46,7 @@ class TemplateTurns:
         self.stop_ids = [i for i in (renderer.end_id(), end_of_text_id) if i is not None]
 
     def ask(self, text: str) -> list[int]:
-        """Add the user's turn and open the model's turn; return all ids so far as the prompt for `generate`."""
+        """Add the user's turn and open the model's turn; return the ids of all turns, the prompt for `generate`."""
         self.messages.append({"role": "user", "content": text})
         try:
             return self._renderer.prompt(self.messages)
@@ -55,12 +55,12 @@ class TemplateTurns:
             raise
 
     def answered(self, ids: Iterable[int]) -> None:
-        """Close the model's turn with its answer."""
+        """Add the model's answer and close the model's turn."""
         self.messages.append({"role": "assistant", "content": self._decode(ids)})
 
 
 class Prompter:
-    """Converts complete conversations to prompts, in ChatML if the folder has no template."""
+    """Converts complete conversations to prompts, using ChatML if the folder has no template."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         from homing.lm.generate import ChatTurns

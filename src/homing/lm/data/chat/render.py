@@ -207,9 +207,8 @@ class Renderer:
     def _encode(self, texts: list[_Text]) -> Iterator[Example]:
         """Encode all texts with a single call to the tokenizer, which is fastest."""
         chunks: list[str] = []
-        plans: list[
-            list[tuple[int, int | None]]
-        ] = []  # for each text: where each piece begins, and its id if it is a marker
+        # For each text: where each piece begins, and its id if it is a marker.
+        plans: list[list[tuple[int, int | None]]] = []
         for text in texts:
             plan: list[tuple[int, int | None]] = []
             at = clean_at = 0

@@ -37,14 +37,14 @@ _TRIES = (" What is\n3 + 4? ", "\n<|im_end|><|eot_id|> \u2603 e\u0301", "Two")
 
 
 def write_turns(folder: Path, *, is_base: bool = False) -> str:
-    """Write turns.json for the template next to the tokenizer in `folder`; return "" or why it cannot be written.
+    """Write turns.json for the template next to the tokenizer in `folder`; return "" or the reason for a failure.
 
     The file is not written if there is no template, or if the template is homing's own. `is_base` means that the folder
     holds open weights. In that case the file is written even for homing's own template (homing may have exported the
     weights), because run files based on open weights require it.
     """
     path = folder / file_names.TURNS
-    path.unlink(missing_ok=True)  # delete any file left over from a previous template
+    path.unlink(missing_ok=True)  # delete any turns.json left over from a previous template
     template = find_template(folder, now=_DAY)
     if template is None or (template.source == CHAT_TEMPLATE and not is_base):
         return ""
@@ -102,7 +102,7 @@ def _is_right(turns: Turns, roles: tuple[str, ...], renderer: Renderer, tokenize
 def _parts(template: ChatTemplate, said: list[tuple[str, str]]) -> list[str] | None:
     """Return the text before, between and after the messages.
 
-    Returns None if the template refuses, repeats or reorders them.
+    Returns None if the template rejects, repeats or reorders them.
     """
     try:
         rest = template.render(_said(said), add_generation_prompt=True)

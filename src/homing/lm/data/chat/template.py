@@ -61,7 +61,7 @@ class ChatTemplate:
         self.source, self.names, self.path = source, names, path
         self.has_generation = _GENERATION.search(source) is not None
         self._now = now or datetime.datetime.now()
-        self._lock = threading.Lock()  # needed because a server renders from several threads
+        self._lock = threading.Lock()  # needed because a server renders from several threads at once
         self._child: subprocess.Popen[bytes] | None = None
         self._num_exceeded = 0
         self._own: Rendering | None = None
@@ -165,7 +165,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 class Rendering:
-    """A compiled template. The caller is responsible for limits on time and memory."""
+    """A compiled template. The caller must limit the time and memory that it uses."""
 
     def __init__(self, source: str, names: dict[str, str], now: datetime.datetime) -> None:
         self._names = names
@@ -273,12 +273,12 @@ def _raise_exception(message: str) -> str:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Serialize a value as JSON, unlike jinja2's own filter without HTML escapes, on which models were not trained."""
+    """Serialize a value as JSON. The filter of jinja2 adds HTML escapes, which models have not seen in training."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _environment(now: datetime.datetime) -> ImmutableSandboxedEnvironment:
-    """Create the sandboxed Jinja environment. `now` is fixed, so that one prep renders every date the same way."""
+    """Create the sandboxed Jinja environment. `now` is fixed, so that all texts of one prep have the same date."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )

@@ -144,8 +144,8 @@ def _refuse(data_dir: Path, problems: list[str], error: type[DataError | Integri
 
 
 def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped, but an empty shard next to full ones is legal
+    if path.stat().st_size == 0:  # an empty file cannot be mapped, but a split may contain an empty shard
         return np.empty(0, dtype=dtype)
     with open(path, "rb") as file:
-        # Use a plain array over the map, because slices of np.memmap, a subclass, take microseconds each.
+        # Use a plain array over the map, because slicing an np.memmap (a subclass of ndarray) takes microseconds.
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)

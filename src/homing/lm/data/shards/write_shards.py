@@ -63,7 +63,7 @@ class _Growing:
     def write(self, values: npt.NDArray[Any]) -> None:
         data = memoryview(np.ascontiguousarray(values).data).cast("B") if values.size else memoryview(b"")
         self._hash.update(data)
-        while data:  # an unbuffered write may be partial
+        while data:  # an unbuffered write may write only part of the data
             data = data[self._file.write(data) :]
 
     def sync(self) -> None:

@@ -1,8 +1,8 @@
 """Splits text into documents of bounded size: at <|endoftext|>, or one per JSON line or Parquet row.
 
-plain text   The marker ends a document and is not part of the text. A file with no marker in its first block is cut at
-             paragraph breaks into documents of about `Cuts.unmarked_bytes`, so that one big file can still be shuffled
-             and split into train and val. A file smaller than twice that size stays whole.
+plain text   The marker <|endoftext|> ends a document and is not part of its text. A file with no marker in its first
+             block is cut at paragraph breaks into documents of about `Cuts.unmarked_bytes`, so that one big file can
+             still be shuffled and split into train and val. A file smaller than twice that size stays whole.
 JSON lines   The text field of each line is a document.
 Parquet      The text column of each row is a document.
 all          A document larger than `MAX_DOCUMENT_BYTES` is cut at paragraph breaks too, so that memory use depends on
@@ -41,7 +41,7 @@ _BORDERS = (b"\n\n", b"\n\r\n", b"\n", b" ")
 
 @dataclass
 class Cuts:
-    """How to split text, and the statistics collected while splitting."""
+    """Settings for splitting text, and statistics collected while splitting it."""
 
     unmarked_bytes: int
     text_field: str = "text"
@@ -78,7 +78,7 @@ def cut(text: bytes, limit: int) -> Iterator[bytes]:
 
 
 def _border(text: bytes, first: int, last: int) -> int:
-    """Return where to cut in [first, last]: after the first boundary of the best kind, else between two characters."""
+    """Return where to cut in [first, last]: after the first boundary of the best kind, or between two characters."""
     for border in _BORDERS:
         at = text.find(border, first, last)
         if at >= 0:
@@ -141,7 +141,7 @@ def _checked(texts: Iterable[bytes], path: str, offset: int, cuts: Cuts) -> Iter
 
 def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
     quoted = shlex.quote(path)
-    # because a glob would match both the original and the converted file
+    # The user must remove the original from the list, because a glob would match both it and the converted file.
     left_out = f"and remove {quoted} from the list"
     for beginning, endings, kind, how in _NO_TEXT:
         if path.lower().endswith(endings) and _begins_with(path, beginning):

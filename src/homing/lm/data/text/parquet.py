@@ -126,7 +126,7 @@ def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple
             "batch_size": _rows_at_once(table.metadata.row_group(number), group),
             "row_groups": [number],
             "columns": columns,
-            "use_threads": False,  # because another thread processes rows while this one reads
+            "use_threads": False,  # off, because another thread already processes rows while this one reads
         }
         for batch in table.iter_batches(**wanted):
             first, done = done + 1, done + len(batch)

@@ -121,7 +121,10 @@ class Passages:
                 sizes.append(num_tokens * len(part) / len(document))
 
     def best_rule(self) -> SplitRule:
-        """Return the first rule that is close enough, from whole documents to short passages, else the closest one."""
+        """Try whole documents, then shorter and shorter passages; return the first rule that is close enough.
+
+        If no rule is close enough, return the closest one.
+        """
         nearest, miss = SplitRule(0), math.inf
         for passage_bytes, (hashes, sizes) in self._levels.items():
             choice = choose(self._fraction, hashes, sizes)

@@ -34,5 +34,5 @@ class HomingSwiftConfig(PretrainedConfig):
         self.rms_norm_eps = rms_norm_eps
         self.rope_theta = rope_theta
         kwargs.pop("rope_parameters", None)
-        kwargs["tie_word_embeddings"] = False  # the embedding is normalized, so it cannot be the head
+        kwargs["tie_word_embeddings"] = False  # swift normalizes embeddings, so the head needs its own weights
         super().__init__(**kwargs)

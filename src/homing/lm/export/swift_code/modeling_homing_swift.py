@@ -44,7 +44,7 @@ class SwiftAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.o_proj = nn.Linear(q_width, config.hidden_size, bias=False)
-        # Every second layer has value embeddings, including the last one.
+        # Every other layer has value embeddings, and the last layer is one of these.
         self.has_values = layer % 2 == (config.num_hidden_layers - 1) % 2
         if self.has_values:
             self.value_embed = nn.Embedding(config.vocab_size, kv_width)
