@@ -1,14 +1,14 @@
-"""Text generation on top of the sampler: completion of a prompt, and turns of a conversation.
+"""Generates text with the sampler: completions of a prompt, and answers in a conversation.
 
-A base model was trained on documents, each preceded by <|endoftext|>, so a prompt is the beginning of one. A model
-after SFT was trained on ChatML turns and ends its own with <|im_end|>:
+A base model was trained on documents, each preceded by <|endoftext|>, so a prompt is the beginning of a document. A
+model after SFT was trained on ChatML turns and ends each of its turns with <|im_end|>:
 
     <|endoftext|><|im_start|>user\\nHello.<|im_end|>\\n<|im_start|>assistant\\n  ->  Good day.<|im_end|>
 
 At a checkpoint the trainer samples texts and writes them to samples/<phase>-<step>.txt. The same weights and seed give
-the same text. A model trained on conversations is prompted in ChatML turns. Any other model continues the prompt, and
-so does one with a tokenizer that lacks the turn markers (`lacks_turns`), which the caller should report. Sampling has
-its own generator and does not affect the random state of training.
+the same text. A model trained on conversations is prompted in ChatML turns, unless its tokenizer lacks the turn markers
+(`lacks_turns`), which the caller should report. Any other model continues the prompt. Sampling uses a separate random
+generator and does not affect the random state of training.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from homing.wire.run_json import Sampling
 
 __all__ = ["ChatTurns", "complete", "decode_stream", "sample_texts", "write_samples"]
 
-_GREETING = "Hello! Who are you?"  # used if the run file names no prompt
-_HALF = "\ufffd"  # the character to which an incomplete character, or any invalid bytes, decode
-# tokens that may hold an incomplete character, which has at most four bytes, one of them still missing
+_GREETING = "Hello! Who are you?"  # prompt for chat samples if the run file gives none
+_HALF = "\ufffd"  # the character that an incomplete character, or any invalid bytes, decode to
+# Maximum number of tokens to hold back: a UTF-8 character has at most four bytes, and at least one is still missing.
 _MOST_BEFORE = 3
 
 
@@ -44,7 +44,7 @@ def complete(
     seed: int = 0,
     notify: Callable[[str], None] = warn,
 ) -> Iterator[str]:
-    """Yield the continuation of `prompt` as the beginning of a document, until the model ends the document."""
+    """Yield the continuation of a document that begins with `prompt`, until the model ends the document."""
     ids = [tokenizer.end_of_text_id, *tokenizer.encode(prompt)]
     picked = generate(
         model,
@@ -62,11 +62,10 @@ def complete(
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
     """Yield text as soon as its characters are complete, because a character may span several tokens.
 
-    A token may end one character and begin the next, so all complete characters are yielded, and only the tokens of the
-    incomplete one are held back.
+    A token may end one character and begin the next, so only the tokens of the incomplete character are held back.
     """
     held: list[int] = []
-    num_shown = 0  # number of characters of `held` that were already shown
+    num_shown = 0  # number of characters of `held` that were already yielded
     for i in ids:
         held.append(i)
         text = tokenizer.decode(held)
@@ -81,7 +80,7 @@ def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
 
 
 class ChatTurns:
-    """A ChatML conversation as token ids, grown turn by turn."""
+    """A ChatML conversation as token ids, to which turns can be added."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         missing = lacks_turns(tokenizer.specials)
@@ -89,7 +88,7 @@ class ChatTurns:
             raise DataError(
                 what="This model cannot chat.",
                 why=f"Its tokenizer has no {' and no '.join(missing)}.",
-                fix="Complete text with it instead: homing generate",
+                fix="Use it to complete text instead: homing generate",
             )
         self.tokenizer = tokenizer
         self.start_id, self.end_id = tokenizer.specials[IM_START], tokenizer.specials[IM_END]
@@ -100,12 +99,12 @@ class ChatTurns:
         return [self.end_id, self.tokenizer.end_of_text_id]
 
     def ask(self, text: str) -> list[int]:
-        """Add the user's turn and open the model's turn; return all ids so far as the prompt for `generate`."""
+        """Add the user's turn and open the model's turn; return the ids of all turns, the prompt for `generate`."""
         self.add("user", text)
         return self.open()
 
     def answered(self, ids: Iterable[int]) -> None:
-        """Close the model's turn with its answer."""
+        """Add the model's answer and close the model's turn."""
         self.ids += [*ids, self.end_id, *self.tokenizer.encode("\n")]
 
     def add(self, role: str, text: str) -> None:
@@ -114,7 +113,7 @@ class ChatTurns:
         self.ids += [self.start_id, *encode(f"{role}\n{text}"), self.end_id, *encode("\n")]
 
     def open(self) -> list[int]:
-        """Open the model's turn; return all ids so far."""
+        """Open the model's turn; return the ids of all turns."""
         self.ids += [self.start_id, *self.tokenizer.encode("assistant\n")]
         return self.ids
 
@@ -126,15 +125,15 @@ def sample_texts(
     model: Decoder, tokenizer: Tokenizer, sampling: Sampling, *, seed: int, is_chat: bool = False,
     notify: Callable[[str], None] = warn,
 ) -> list[tuple[str, str]]:  # fmt: skip
-    """Return (prompt, generated text) pairs. Without prompts, generate one text from nothing, or one answer.
+    """Return (prompt, generated text) pairs. Without prompts, generate one text from an empty prompt, or one answer.
 
     `notify` is called with a warning if generation is slower than it should be.
     """
     is_turn = is_chat and not lacks_turns(tokenizer.specials)
     texts = []
     with lora.lengths_held(model):
-        # Texts are generated one at a time, because matmuls over several rows round differently, so a text would depend
-        # on the others.
+        # Generate texts one at a time. Matmuls over several rows round differently, so in a batch each text would
+        # depend on the others.
         for number, prompt in enumerate(sampling.prompts or [_GREETING if is_turn else ""]):
             chunks = (_answer if is_turn else _continuation)(model, tokenizer, prompt, sampling, seed + number, notify)
             texts.append((prompt, "".join(chunks)))

@@ -1,7 +1,7 @@
-"""Loads an adapter's checkpoint as a usable model: its base weights, with the adapter merged in.
+"""Loads an adapter checkpoint as a usable model: its base weights, with the adapter merged in.
 
-    base: given | recorded in the adapter | the initial weights of the phase that created the adapters
-       -> read one tensor at a time, hashed -> is it the base recorded in the checkpoint? -> adapter -> merged
+    base: given | recorded in the adapter | the initial weights of the phase that created the adapter
+       -> read and hash tensor by tensor -> compare the hash with the checkpoint -> add the adapter -> merge
 
 With different base weights the model would run, but it would not be the model that was trained.
 """
@@ -50,9 +50,9 @@ def load_with_adapter(
 
 
 def _frozen_base(folder: Path, run: Run, device: torch.device) -> tuple[Decoder, str]:
-    """Return the base and its hash.
+    """Return the base weights as a frozen model, and their hash.
 
-    If the base is itself an adapter's checkpoint of an earlier phase, merge that first.
+    If the base is itself an adapter checkpoint of an earlier phase, merge that adapter first.
     """
     files = find_weights(folder)
     if (folder / file_names.ADAPTER).is_file():
@@ -70,7 +70,7 @@ def _frozen_base(folder: Path, run: Run, device: torch.device) -> tuple[Decoder,
 
 
 def read_base_record(checkpoint: Path) -> tuple[str, str]:
-    """Return the base's hash and its folder in the run directory, from adapter_config.json, or "" if unknown."""
+    """Return the hash of the base and its folder in the run directory from adapter_config.json; "" if unknown."""
     try:
         config = json.loads((checkpoint / file_names.ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -81,7 +81,7 @@ def read_base_record(checkpoint: Path) -> tuple[str, str]:
 
 
 def _beginning(run: Run, phase: Phase) -> Phase:
-    """Return the phase that created the adapters, which later phases with the same settings continue."""
+    """Return the phase that created the adapter. Later phases with the same settings continue to train it."""
     while not phase.init_from and (number := run.phases.index(phase)):
         before = run.phases[number - 1]
         if before.lora is None or phase.lora is None or not is_same(before.lora, phase.lora):
@@ -109,7 +109,7 @@ def find_base(checkpoint: Path, run: Run, phase: Phase) -> Path:
             return candidate
     named = f" ({run.base.address})" if run.base is not None else ""
     raise DataError(
-        what=f"{checkpoint} holds an adapter, but the weights it was trained on are missing.",
+        what=f"{checkpoint} contains an adapter, but the base weights that it was trained on are missing.",
         why=f"Searched {', '.join(map(str, candidates)) or 'nowhere: the run names no folder'}{named}.",
-        fix="Give their folder: --base FOLDER",
+        fix="Specify the folder of the base weights: --base FOLDER",
     )

@@ -1,10 +1,11 @@
 """Loads a folder as a usable model: weights + run.json or config.json + tokenizer.json.
 
-    a homing checkpoint     complete? -> hashes match the manifest? -> same vocabulary? -> weights onto the device
-    an export, third-party  the same, without hashes if none were recorded
-    an adapter (LoRA)       the same, merged into its base weights (`load_adapter`)
+    homing checkpoints                check that all files exist, match the manifest's hashes and have the same
+                                      vocabulary -> load the weights onto the device
+    exports and third-party models    the same, but hashes are checked only if they were recorded
+    adapters (LoRA)                   the same, then merge the adapter into its base weights (`load_adapter`)
 
-A folder without a tokenizer is refused, because the weights would run, but every word would be wrong.
+A folder without a tokenizer is rejected: with another tokenizer the weights would run, but every word would be wrong.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from homing.wire.run_json import Model, Phase, Run
 __all__ = ["Card", "load_for_use", "read_card", "read_manifest", "template_owner", "verify_files"]
 
 CONFIG = "config.json"
-EXPORT = "export.json"  # part of every homing export
+EXPORT = "export.json"  # file that every homing export contains
 
 
 @dataclass(frozen=True)
 class Card:
-    """A checkpoint folder's metadata, read without opening the weights."""
+    """The metadata of a checkpoint folder, read without opening the weights."""
 
     folder: Path
     shape: Model
-    run_name: str  # "" for weights not written by a homing run
+    run_name: str  # "" if the weights are not from a homing run
     phase: str
     step: int | None
     is_hashed: bool  # whether the folder has a manifest
@@ -51,7 +52,7 @@ class Card:
 
     @property
     def adapter_phase(self) -> Phase | None:
-        """The phase that trained an adapter rather than all weights, or None."""
+        """The phase that trained the adapter, or None if the folder contains all weights."""
         phases = self.run.phases if self.run is not None else []
         return next((phase for phase in phases if phase.kind == self.phase and phase.method != "full"), None)
 
@@ -61,7 +62,7 @@ def load_for_use(
 ) -> tuple[Decoder, Tokenizer]:
     """Load model and tokenizer.
 
-    `base` is the folder of an adapter's base weights, if the checkpoint does not record it.
+    `base` is the folder of an adapter's base weights, needed if the checkpoint does not record it.
     """
     folder = Path(checkpoint_dir)
     where = pick_device(device)
@@ -72,12 +73,12 @@ def load_for_use(
     tokenizer = load_tokenizer(folder / file_names.TOKENIZER)
     _check_vocabulary(card, tokenizer)
     precision = pick_precision(precision, where)
-    dtype = PRECISIONS[precision]  # stored in the compute dtype, because only training needs fp32 master weights
+    dtype = PRECISIONS[precision]  # load the weights in the compute dtype, because only training needs them in fp32
     if card.adapter_phase is not None:
         assert card.run is not None, "the card of an adapter has its run"
         # Merge in fp32 on the CPU, because the GPU may have room only for the compute dtype.
         model = load_adapted(files, card.run, card.adapter_phase, card.base_sha256, torch.device("cpu"), base)
-        for parameter in model.parameters():  # casts parameters only, because RoPE stays in fp32
+        for parameter in model.parameters():  # cast only the parameters, because RoPE stays in fp32
             parameter.data = parameter.data.to(dtype)
         model.to(where)
     else:
@@ -88,7 +89,7 @@ def load_for_use(
 
 
 def read_card(folder: Path) -> Card:
-    """Read the metadata; raises an error that names everything missing if the folder is incomplete."""
+    """Read a folder's metadata; raises an error that lists everything that is missing if the folder is incomplete."""
     _check_present(folder)
     manifest = read_manifest(folder)
     if (folder / file_names.RUN).is_file():
@@ -116,7 +117,7 @@ def read_card(folder: Path) -> Card:
 
 
 def _export_record(folder: Path) -> dict[str, Any]:
-    """Return the record in a homing export, because the weights alone do not show whether they were trained on chat."""
+    """Return the record of a homing export, or {}. Only the record says whether the model was trained on chat."""
     try:
         record = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -128,7 +129,7 @@ def _check_present(folder: Path) -> None:
     if not folder.is_dir():
         raise DataError(
             what=f"No checkpoint at {folder}.",
-            why="A checkpoint is a folder that holds model.safetensors, run.json and tokenizer.json.",
+            why="A checkpoint is a folder that contains model.safetensors, run.json and tokenizer.json.",
             fix="`homing fetch RUN` fetches a checkpoint; `homing runs` lists your runs.",
         )
     missing = [] if has_weights(folder) else [f"{file_names.WEIGHTS} (or {INDEX})"]
@@ -137,7 +138,7 @@ def _check_present(folder: Path) -> None:
     if missing:
         raise DataError(
             what=f"{folder} is not a checkpoint.",
-            why=f"It lacks {' and '.join(missing)}.",
+            why=f"It does not contain {' and '.join(missing)}.",
             fix="`homing fetch RUN` fetches a checkpoint; `homing runs` lists your runs.",
         )
     if not (folder / file_names.TOKENIZER).is_file():
@@ -169,14 +170,14 @@ def _how_to_get_tokenizer(folder: Path) -> str:
 
 
 def verify_files(folder: Path, card: Card) -> None:
-    """Check every file that will be read against the manifest, before any of it is used."""
+    """Check every file that will be read against the manifest, before any of the files is used."""
     manifest = read_manifest(folder)
     if manifest is None:
         return
     listed = {file.name: file for file in manifest.files}
     described_by = file_names.RUN if (folder / file_names.RUN).is_file() else CONFIG
     whole_or_adapter = (file_names.WEIGHTS, file_names.ADAPTER, file_names.ADAPTER_CONFIG)
-    # Include listed files that are missing. Without its config, an adapter could be put on the wrong base weights.
+    # Include listed files that are missing. Without its config, an adapter could be merged into the wrong base weights.
     weights = [name for name in whole_or_adapter if name in listed or (folder / name).is_file()]
     if not weights:
         weights = [INDEX, *sorted(path.name for path in folder.glob("model-*.safetensors"))]
@@ -188,14 +189,14 @@ def verify_files(folder: Path, card: Card) -> None:
         elif name not in listed:
             problems.append(f"{name} is not listed in {file_names.MANIFEST}.")
         elif num_bytes != listed[name].num_bytes:
-            problems.append(f"{name} has {num_bytes:,} bytes, not {listed[name].num_bytes:,}.")
+            problems.append(f"{name} has {num_bytes:,} bytes instead of {listed[name].num_bytes:,}.")
         elif (found := file_sha256(folder / name)) != listed[name].sha256:
-            problems.append(f"{name} has sha256 {found[:12]}..., not {listed[name].sha256[:12]}...")
+            problems.append(f"{name} has sha256 {found[:12]}... instead of {listed[name].sha256[:12]}...")
     if problems:
         raise IntegrityError(
             what=f"The checkpoint {folder} is damaged.",
             why="\n".join(problems),
-            fix=f"Fetch it again: homing fetch {card.run_name or 'RUN'}, or use another: --checkpoint STEP",
+            fix=f"Fetch it again: homing fetch {card.run_name or 'RUN'}, or use another one: --checkpoint STEP",
         )
 
 
@@ -207,14 +208,15 @@ def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
     if tokenizer.vocab_size != card.shape.vocab_size and not has_spare_rows:
         raise DataError(
             what="The tokenizer and the weights do not belong together.",
-            why=f"{path} has {tokenizer.vocab_size:,} tokens, "
+            why=f"{path} has {tokenizer.vocab_size:,} tokens, but "
             f"{card.folder / file_names.WEIGHTS} has {card.shape.vocab_size:,}.",
             fix=_how_to_get_tokenizer(card.folder),
         )
     if card.tokenizer_sha256 and (found := file_sha256(path)) != card.tokenizer_sha256:
         raise DataError(
             what="The tokenizer and the weights do not belong together.",
-            why=f"{path} has sha256 {found[:12]}...; the run was trained with {card.tokenizer_sha256[:12]}...",
+            why=f"{path} has sha256 {found[:12]}..., but the tokenizer used in training"
+            f" has {card.tokenizer_sha256[:12]}...",
             fix=_how_to_get_tokenizer(card.folder),
         )
 
@@ -222,14 +224,14 @@ def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
 def _check_size(card: Card, files: WeightFiles) -> None:
     """Raise DataError if the declared shape has more parameters than the weight files have bytes.
 
-    This is checked before building anything that could exhaust memory.
+    This check comes before the model is built, because building the wrong shape could exhaust memory.
     """
     num_params, num_bytes = sum(count_params(card.shape).values()), files.num_bytes
     if num_params > num_bytes:
         raise DataError(
             what="The weights do not fit the model.",
-            why=f"The shape has {num_params:,} parameters, but the weights in {card.folder} are {num_bytes:,} bytes.",
-            fix="Use the run.json or config.json that is stored with these weights.",
+            why=f"The model has {num_params:,} parameters, but the weights in {card.folder} have {num_bytes:,} bytes.",
+            fix="Use the run.json or config.json that belongs to these weights.",
         )
 
 

@@ -2,22 +2,22 @@
 
     read the prompt into the cache -> [ logits of the last position -> pick an id -> yield it -> read it ] ...
 
-The cache holds `context` positions. When it is full, the last half of the text is read again into an empty cache and
-the rest is dropped. RoPE positions are trained from 0 to context, so the window must start at 0 again. Keeping half of
-it limits the cost of rereading to about one position per new id. A prompt longer than the context is cut in the same
-way.
+The cache has room for `context` positions. When it is full, the last half of the text is read again into an empty cache
+and the rest is dropped. The model was trained on RoPE positions from 0 to `context`, so the window must start at 0
+again. Keeping half of it limits the cost of rereading to about one position per new id. A prompt longer than the
+context is cut in the same way.
 
 `Reader` fills the cache and returns the logits of the next token:
 
-    CPU, MPS     a cache that is read only as far as it is filled: the least computation
-    CUDA         a cache of fixed shape, and a captured step that is launched for each id (`lm.decode_token`):
-                 otherwise launching a step's kernels would take the host longer than the GPU takes to run them
+    CPU, MPS     a cache that is read only as far as it is filled, which takes the least computation
+    CUDA         a cache of fixed shape, and a CUDA graph of one step that is launched for each id (`lm.decode_token`),
+                 because launching a step's kernels one by one would take the host longer than the GPU takes to run them
 
-On CUDA, steps that are not captured compute the same, so a seed always gives the same text, whatever its length and
-whether or not capturing works.
+On CUDA, steps without a graph compute the same, so a seed always gives the same text, whatever its length and whether
+or not capturing graphs works.
 
-Ids are picked on the CPU with a separate generator, so a seed gives the same text on every device, as long as the
-logits agree, and sampling never affects the random state of a training run.
+Ids are picked on the CPU with a separate random generator, so a seed gives the same text on every device, as long as
+the logits agree, and sampling never affects the random state of a training run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def generate(
     stop_ids: Collection[int] = (),
     notify: Callable[[str], None] = warn,
 ) -> Iterator[int]:
-    """Yield at most `num_tokens` ids, ending before a stop id. Temperature 0 takes the likeliest id.
+    """Yield at most `num_tokens` ids, ending before a stop id. Temperature 0 picks the most likely id.
 
     `notify` is called with a warning if generation is slower than it should be.
     """
@@ -84,7 +84,7 @@ def _generate(
 
 
 def fit_window(ids: list[int], context: int) -> list[int]:
-    """Return all ids if they fit, else as many of the last ones as fill half the context."""
+    """Return all ids if they fit into the context, else as many of the last ones as fill half of it."""
     return ids if len(ids) <= context else ids[-max(1, context // 2) :]
 
 
@@ -93,7 +93,7 @@ def pick(logits_V: Tensor, *, temperature: float, top_k: int, generator: torch.G
     if temperature == 0:
         return int(logits_V.argmax())
     if 0 < top_k < logits_V.numel():
-        # Select by index, not by value, because equal logits at the threshold would admit more than top_k.
+        # Select by index, not by comparing values, because with equal logits a threshold could select more than top_k.
         best = logits_V.topk(top_k)
         weights = torch.softmax(best.values / temperature, dim=0)
         return int(best.indices[torch.multinomial(weights, 1, generator=generator)])
@@ -103,15 +103,15 @@ def pick(logits_V: Tensor, *, temperature: float, top_k: int, generator: torch.G
 def _check(prompt_ids: Sequence[int], num_tokens: int, temperature: float, top_k: int, vocab_size: int) -> None:
     problems = []
     if not prompt_ids:
-        problems.append("the prompt has no tokens; begin with <|endoftext|> to start a document")
+        problems.append("the prompt has no tokens; use <|endoftext|> to begin a new document")
     if any(not 0 <= i < vocab_size for i in prompt_ids):
-        problems.append(f"the prompt has ids outside the vocabulary of {vocab_size}")
+        problems.append(f"the prompt contains ids outside the vocabulary of {vocab_size} tokens")
     if num_tokens < 0:
         problems.append(f"the number of tokens is {num_tokens}; it must be 0 or more")
     if not 0 <= temperature < float("inf"):
         problems.append(f"the temperature is {temperature}; it must be 0 or more")
     if top_k < 0:
-        problems.append(f"top-k is {top_k}; it must be 0 (off) or more")
+        problems.append(f"top-k is {top_k}; it must be 0 (no limit) or more")
     if problems:
         raise UsageError(
             what="Invalid sampling settings.",
@@ -120,14 +120,14 @@ def _check(prompt_ids: Sequence[int], num_tokens: int, temperature: float, top_k
         )
 
 
-# Minimum number of remaining ids for which a graph pays off. Capturing first runs a step a few times, waits for the GPU
-# and frees unused memory, so a few ids are faster without it. Measured for models of the sizes in `pays` of
+# Capture a graph only if at least this many ids remain. Capturing runs a step a few times, waits for the GPU and frees
+# unused memory, so it takes longer than it saves for a few ids. Measured for the model sizes in `pays` of
 # benchmarks/gpu/decode.py.
 WORTH = 5
 
 
 class Reader:
-    """Reads one text. It must be closed, because captured graphs hold memory that nothing else can use."""
+    """Reads one text. A reader must be closed, because its CUDA graphs occupy memory that nothing else can use."""
 
     def __init__(self, model: Decoder, *, capacity: int, notify: Callable[[str], None]) -> None:
         self._model, self.length = model, 0
@@ -144,7 +144,7 @@ class Reader:
     def read(self, ids: list[int], *, num_to_come: int) -> Tensor:
         """Read ids; return the logits (V,) of the next token, in a buffer that the next call may overwrite.
 
-        `num_to_come` is the maximum number of ids that will be read from here on, including these.
+        `num_to_come` is the maximum number of ids that this call and all later calls will read.
         """
         place, self.length = self.length, self.length + len(ids)
         if self._steps is None or len(ids) > 1:
@@ -153,7 +153,7 @@ class Reader:
         return self._steps.step(torch.tensor(ids), torch.tensor([place]), furthest=place, is_worth=is_worth)[0]
 
     def clear(self) -> None:
-        """Restart from an empty cache, keeping captured graphs."""
+        """Empty the cache to start again, but keep captured graphs."""
         self.length = 0
         self._cache.clear()
 
@@ -171,4 +171,4 @@ def _as_they_are(logits_BV: Tensor) -> Tensor:
 
 
 def _not_captured(notify: Callable[[str], None], problem: str) -> None:
-    notify(f"warning: CUDA graphs failed; generation continues without them, slower. {problem}")
+    notify(f"warning: CUDA graphs failed; generation continues without them and is slower. {problem}")
