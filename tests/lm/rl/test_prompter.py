@@ -71,7 +71,7 @@ def test_weights_with_a_template_of_their_own_are_asked_in_it_on_the_same_day_wh
     assert tokenizer.specials["<|eot_id|>"] in prompter.stop_ids
     with pytest.raises(DataError, match="Who sat") as caught:
         prompter.ids([{"role": "system", "content": "Be brief."}, *ASK])
-    assert "does not write turns of system, user" in caught.value.why
+    assert "does not support this order of turns: system, user" in caught.value.why
     assert "ids" in caught.value.fix
 
 

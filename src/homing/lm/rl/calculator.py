@@ -4,9 +4,9 @@
     <|tool_call|>{"name": "calculator", "arguments":
       {"expression": "48/2"}}<|tool_call_end|><|im_end|>  ->   a turn of the tool, and the opening of the next one
 
-The second form is how conversations with tools are rendered; a model uses the form it was trained on. An expression
-consists of numbers, + - * / // % ** and brackets, parsed as a syntax tree in which nothing else is allowed: no names,
-no calls, and no numbers that would take long to compute. If it cannot be computed, the result is `error`.
+Conversations with tools are rendered in the second form. A model uses the form it was trained on. An expression
+consists of numbers, + - * / // % ** and brackets. It is parsed as a syntax tree in which nothing else is allowed: no
+names, no calls, and no numbers that would take long to compute. If it cannot be computed, the result is `error`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOOL_TOKENS = ("<|tool_call|>", "<|tool_call_end|>", "<|tool_result|>", "<|tool_
 FAILED = "error"
 
 _MOST_CHARACTERS = 100
-_LARGEST = 1e15  # integers up to this size are exact as floats, too
+_LARGEST = 1e15  # maximum absolute value of a result; floats represent integers up to it exactly
 _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -44,7 +44,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
 
 
 def compute(expression: str) -> str | None:
-    """Return the value formatted as text, or None if it cannot be computed."""
+    """Return the value of the expression as text, or None if it cannot be computed."""
     text = expression.strip().replace(",", "").replace("$", "").replace("\u00d7", "*").replace("^", "**")
     if len(text) > _MOST_CHARACTERS:
         return None
@@ -68,7 +68,7 @@ def _value(node: ast.AST) -> float:
 
 
 def _bounded(value: float) -> float:
-    # The root of a negative number is complex in Python; the bound also limits nested powers.
+    # In Python, the root of a negative number is complex. The limit on the value also limits nested powers.
     if isinstance(value, complex) or not math.isfinite(value) or abs(value) > _LARGEST:
         raise ValueError("the result is too large or not a real number")
     return value
@@ -80,15 +80,15 @@ def _written(value: float) -> str:
 
 
 class Calculator:
-    """The calculator on token ids."""
+    """Finds calculator calls in token ids, and returns the ids of their results."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         missing = [name for name in TOOL_TOKENS if name not in tokenizer.specials]
         if missing:
             raise DataError(
                 what="This tokenizer has no calculator tokens.",
-                why=f"It lacks {', '.join(missing)}.",
-                fix="Set calculator: off in the task, or prepare with tokenizer.specials: standard.",
+                why=f"It does not contain {', '.join(missing)}.",
+                fix="Set calculator: off in the task, or prepare the data with tokenizer.specials: standard.",
             )
         self.call_id, self.end_id, self._open_id, self._close_id = (tokenizer.specials[name] for name in TOOL_TOKENS)
         self._turn_start, self._turn_end = (tokenizer.specials.get(name, -1) for name in (IM_START, IM_END))
@@ -100,7 +100,7 @@ class Calculator:
         return all(name in tokenizer.specials for name in TOOL_TOKENS)
 
     def answer(self, ids: Sequence[int]) -> list[int]:
-        """Return the tokens to insert after the model's output so far; empty if no call has just ended."""
+        """Return the tokens to insert after the model's output so far; empty if the output does not end with a call."""
         written = list(ids)
         is_turn = len(written) > 1 and written[-1] == self._turn_end
         at = len(written) - (2 if is_turn else 1)
@@ -121,7 +121,7 @@ class Calculator:
 
 
 def _expression_of(call: str) -> str | None:
-    """Return the only string among the arguments of a call, whatever its name; else None."""
+    """Return the only argument of a call, whatever the argument's name, or None if it is not a single string."""
     try:
         arguments = json.loads(call)["arguments"]
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments

@@ -1,8 +1,9 @@
 """Grades a completion against the known answer: right or wrong.
 
-number   the number after the last ####, else the last number, compared by value: 1,000 and $1000.00 are equal
-letters  the letters one by one, in order
-text     a number if the answer is one, else the same words; an answer without words (an emoji, +) exactly
+number   compare the number after the last ####, else the last number, by value: 1,000 and $1000.00 are equal
+letters  compare the single letters, in order
+text     compare as a number if the answer is a number, else compare words; an answer without words (an emoji, +) must
+         be repeated exactly
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def is_right_text(completion: str, answer: str) -> bool:
     if _is_number(answer):
         return is_right_number(completion, answer)
     words = _words(answer)
-    if not words:  # otherwise an empty completion, or one without words, would always be right
+    if not words:  # otherwise any completion without words would count as right
         return bool(answer.strip()) and completion.split() == answer.split()
     return _words(completion) == words
 

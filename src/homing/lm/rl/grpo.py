@@ -5,17 +5,17 @@
     clipped     weight 0 where A > 0 and r > 1 + clip_high, or A < 0 and r < 1 - clip_low
     KL term     kl * (p_start / p_now - 1), the derivative of the k3 estimate p_start/p_now - 1 - log(p_start/p_now)
 
-The loss of a step is - sum over its tokens of (A r + KL term) log p, divided by the number of tokens of the step: a
-longer answer has more weight. Every factor is a constant in the backward pass, so the loss function for text is used
-unchanged.
+The loss of a step is - sum over its tokens of (A r + KL term) log p, divided by the number of tokens of the step, so
+that longer answers have more weight. (A r + KL term) is a constant in the backward pass, so the loss function for text
+is used unchanged.
 
 Samples become training rows, padded on the right, with targets only where the model chose the token itself:
 
     prompt | sample        ->  ids      p0 p1 p2 s0 s1 s2          what the model read
                                targets   .  . s0 s1 s2 s3          prompt, padding and tool results are masked
 
-They are stored in a checkpoint if several updates share one set of samples: they could not be generated again, because
-the weights have changed since.
+If several updates use one set of samples, its rows are stored in checkpoints, because the samples could not be
+generated again after the weights have changed.
 
 Shapes: R rows, T positions, M samples of a prompt.
 """
@@ -42,13 +42,13 @@ _EPS = 1e-6
 
 
 def advantages(rewards: Sequence[float | None], group_size: int, *, is_divided: bool) -> list[float]:
-    """Return the advantages of consecutive groups. A sample without a reward is left out of its group and gets 0."""
+    """Return the advantages of all samples, group after group. A sample without a reward is ignored and gets 0."""
     made: list[float] = []
     for start in range(0, len(rewards), group_size):
         group = rewards[start : start + group_size]
         known = torch.tensor([reward for reward in group if reward is not None], dtype=torch.float64)
         mean = float(known.mean()) if len(known) else 0.0
-        # The population deviation, not the sample deviation: a group of one would divide by zero.
+        # Use the population deviation, because the sample deviation of a group of one would divide by zero.
         deviation = float(known.std(correction=0)) if len(known) else 0.0
         scale = 1.0 / (deviation + _EPS) if is_divided else 1.0
         made += [0.0 if reward is None else (reward - mean) * scale for reward in group]
@@ -66,10 +66,10 @@ def token_weights(
     advantage_RT: Tensor, is_learned_RT: Tensor, policy: Policy, *, now_RT: Tensor | None = None,
     sampled_RT: Tensor | None = None, start_RT: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
-    """Return the weight of each token, and metrics about them.
+    """Return the loss weight of each token, and metrics about these weights.
 
     `now`, `sampled` and `start` are log-probabilities of the targets under the current weights, the weights at sampling
-    time and the phase's initial weights; None if they would have no effect.
+    time and the phase's initial weights. Each is None if it would have no effect.
     """
     count = float(is_learned_RT.sum().clamp(min=1))
     figures: dict[str, float] = {}
@@ -93,9 +93,9 @@ def token_weights(
 
 # -- samples as training rows ------------------------------------------------------------------------------------------
 
-# On these devices rows are padded to one of a few lengths, because each length is compiled separately: this number
-# times powers of two, and the midpoints between them, so that padding adds at most half. On other devices rows are as
-# long as the longest sample.
+# The shortest padded row. On the devices listed here, rows are padded to one of a few lengths, because each length is
+# compiled separately: to this number times a power of two, or to a midpoint between two such lengths, so that padding
+# adds at most half. On other devices rows are as long as the longest sample.
 _SHORTEST = {"cuda": 128}
 _TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384}
 
@@ -108,7 +108,7 @@ class Experience:
     advantage_R: Tensor
     num_targets: int  # total over all ranks
     sampled_RT: Tensor | None = None  # log-probabilities at sampling time, if there are several updates
-    start_RT: Tensor | None = None  # under the phase's initial weights, if there is a KL term
+    start_RT: Tensor | None = None  # log-probabilities under the phase's initial weights, if there is a KL term
 
     @property
     def is_learned_RT(self) -> Tensor:
@@ -129,7 +129,7 @@ class Experience:
             return cls(number=number, num_targets=num_targets, **tensors)
         except (SafetensorError, KeyError, TypeError) as exc:
             raise IntegrityError(
-                what="The samples in the checkpoint cannot be read.", why=str(exc), fix="Use another checkpoint."
+                what="The samples in the checkpoint cannot be read.", why=str(exc), fix="Use a different checkpoint."
             ) from exc
 
     def to(self, device: torch.device) -> Experience:
@@ -143,7 +143,7 @@ def rows_of(
     number: int, prompts: Sequence[Sequence[int]], samples: Sequence[Sample], advantages: Sequence[float],
     *, context: int, device: torch.device,
 ) -> Experience:  # fmt: skip
-    """Build rows from samples; `prompts` has one entry per sample. `num_targets` counts these rows only."""
+    """Build rows from samples; `prompts` has one entry per sample. `num_targets` counts the targets of these rows."""
     longest = max(len(prompt) + len(sample.ids) for prompt, sample in zip(prompts, samples, strict=True)) - 1
     length = min(context, _padded_length(longest, _SHORTEST.get(device.type, 0)))
     ids_RT = torch.zeros(len(samples), length, dtype=torch.int64)
@@ -162,7 +162,7 @@ def rows_of(
 def _padded_length(longest: int, shortest: int) -> int:
     length = shortest or longest
     while length < longest:
-        # 128, 256, 384, 512, 768, 1024, ...: from 256 on with midpoints, which are multiples of 128 too.
+        # The lengths are 128, 256, 384, 512, 768, 1024, ... Midpoints start above 256, to be multiples of 128.
         middle = length + length // 2
         if length > shortest and middle >= longest:
             return middle
@@ -172,7 +172,7 @@ def _padded_length(longest: int, shortest: int) -> int:
 
 @torch.no_grad()
 def log_probs(model: Decoder, experience: Experience) -> Tensor:
-    """Return the log-probability of each target; 0 where masked."""
+    """Return the log-probability of each target, or 0 where the target is masked."""
     length = experience.ids_RT.shape[1]
     at_a_time = max(1, _TOKENS_AT_A_TIME.get(model.device.type, 4096) // length)
     chunks = zip(experience.ids_RT.split(at_a_time), experience.targets_RT.split(at_a_time), strict=True)

@@ -2,9 +2,9 @@
 
     numbers("sample", seed, step, prompt, sample)  ->  a Philox stream  ->  31-bit integers
 
-So a run that is resumed, batched differently or run on a different number of ranks draws the same numbers. Tokens are
-sampled with integer arithmetic: probabilities become integers, whose cumulative sum is exact in any order, so that all
-devices agree.
+So a run draws the same numbers if it is resumed, batched differently or run on a different number of ranks. Tokens are
+sampled with integer arithmetic: probabilities are converted to integers, which have the same cumulative sums in any
+order of addition, so that all devices agree.
 
 Shapes: B rows, V vocabulary, C candidates.
 """
@@ -20,25 +20,25 @@ from torch import Tensor
 
 __all__ = ["BITS", "draws", "pick_rows", "source"]
 
-BITS = 31  # the product of two fits in 64 bits
+BITS = 31  # size of a draw; the product of two 31-bit integers fits in 64 bits
 
 
 def source(*name: object) -> np.random.Generator:
-    """Return a random generator for creating questions; the same for the same name."""
+    """Return a random generator that depends only on `name`, for generating and shuffling questions."""
     return np.random.Generator(_philox(name))
 
 
 def draws(count: int, *name: object) -> NDArray[np.int64]:
     """Return `count` integers of BITS bits.
 
-    They are raw words of the stream, which numpy guarantees never to change.
+    They are taken from the raw output of the bit generator, which numpy guarantees never to change.
     """
     raw: NDArray[np.uint64] = _philox(name).random_raw(count)
     return (raw >> np.uint64(64 - BITS)).astype(np.int64)
 
 
 def pick_rows(logits_BV: Tensor, draws_B: Tensor, *, temperature: float, top_k: int) -> Tensor:
-    """Sample one id per row with the row's own draw; temperature 0 takes the likeliest."""
+    """Sample one id per row, using the random draw of each row. Temperature 0 picks the most likely id."""
     if temperature == 0:
         return logits_BV.argmax(dim=-1)
     candidates_BC, ids_BC = logits_BV, None
@@ -47,7 +47,8 @@ def pick_rows(logits_BV: Tensor, draws_B: Tensor, *, temperature: float, top_k: 
     shares_BC = (torch.softmax(candidates_BC / temperature, dim=-1) * 2.0**BITS).to(torch.int64)
     sums_BC = shares_BC.cumsum(dim=-1)
     at_B1 = (draws_B.unsqueeze(1) * sums_BC[:, -1:]) >> BITS  # less than the total
-    # The first candidate with a cumulative sum past the draw; NaN logits would give an index past the end.
+    # Pick the first candidate with a cumulative sum above the draw. The clamp is for NaN logits, which would otherwise
+    # give an index past the end.
     picked_B1 = torch.searchsorted(sums_BC, at_B1, right=True).clamp(max=sums_BC.shape[1] - 1)
     return (picked_B1 if ids_BC is None else ids_BC.gather(1, picked_B1)).squeeze(1)
 

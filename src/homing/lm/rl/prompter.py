@@ -2,7 +2,7 @@
 
     messages -> the text that the template writes around them (turns.json) -> ids, up to where the answer begins
 
-Does not run templates: `homing prep` splits the one next to the tokenizer (`lm.data.chat.split_template`).
+This module does not run templates. `homing prep` writes turns.json (`lm.data.chat.split_template`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from homing.wire.chat_template import Turns, Unreadable, read_chat_template
 
 __all__ = ["Prompter", "chatml", "in_turns", "stop_ids_of", "template_sha256"]
 
-_TURN_ENDS = (IM_END, "<|eot_id|>")  # ours and Qwen's, Llama 3's
+_TURN_ENDS = (IM_END, "<|eot_id|>")  # end-of-turn tokens of homing and Qwen, and of Llama 3
 
 
 class Prompter:
-    """Builds prompts. `folder` holds the tokenizer and its accompanying files."""
+    """Builds prompts. `folder` contains the tokenizer, and the chat template if there is one."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         self._folder, self._tokenizer = folder, tokenizer
@@ -35,14 +35,14 @@ class Prompter:
         self.stop_ids = sorted({*stop_ids_of(tokenizer), *ends})
 
     def ids(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Return the prompt's ids, up to where the answer begins."""
+        """Return the ids of the prompt, up to where the answer begins."""
         if self._template in ("", CHAT_TEMPLATE):
             return chatml(self._tokenizer, messages)
         if self._turns is None or self._turns.template_sha256 != template_sha256(self._template):
             raise DataError(
                 what="These weights have their own chat template, but it has not been split into turns.",
                 why=f"{file_names.TURNS} is missing from {self._folder}, or belongs to another template.",
-                fix="Create it: homing prep RUN (If it reports that the template cannot be split,"
+                fix="Create it: homing prep RUN (If that command reports that the template cannot be split,"
                 " give prompts as ids.)",
             )
         return in_turns(self._turns, self._tokenizer, messages)
@@ -51,8 +51,8 @@ class Prompter:
 def in_turns(turns: Turns, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
     """Return the ids of messages in the template's turns.
 
-    Message text never becomes a special token, whatever it spells. It is encoded together with the text that the
-    template writes around it, up to the next marker, as every inference engine does.
+    Text from a message never becomes a special token, even if it looks like one. It is encoded together with the text
+    that the template writes around it, up to the next marker, as inference engines do.
     """
     roles = [message["role"] for message in messages]
     begin = turns.begin_system if roles[0] == "system" else turns.begin
@@ -61,12 +61,12 @@ def in_turns(turns: Turns, tokenizer: Tokenizer, messages: Sequence[dict[str, st
     if len(between) <= len(roles) or roles[-1] != "user":
         raise DataError(
             what=f"The question {messages[-1]['content'][:60]!r} cannot be asked.",
-            why=f"The model's chat template does not write turns of {', '.join(roles)}.",
-            fix="Remove it, use only turns that the template supports, or give it as ids.",
+            why=f"The model's chat template does not support this order of turns: {', '.join(roles)}.",
+            fix="Remove the question, use only turns that the template supports, or give the question as ids.",
         )
     ids: list[int] = []
     text = ""
-    # One marker may be a prefix of another: try the longest first.
+    # One marker may be a prefix of another, so try the longest first.
     names_of = sorted(turns.markers, key=len, reverse=True)
     marker = re.compile(f"({'|'.join(map(re.escape, names_of))})" if names_of else r"((?!))")
     for message, before in zip([*messages, None], between, strict=True):
@@ -86,7 +86,7 @@ def template_sha256(source: str) -> str:
 
 
 def stop_ids_of(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that end a sample: end of turn or end of text, by the names of each model family."""
+    """Return the ids that end a sample: those of all end-of-turn and end-of-text tokens in the vocabulary."""
     turns = [tokenizer.specials[end] for end in _TURN_ENDS if end in tokenizer.specials]
     return sorted({tokenizer.end_of_text_id, *tokenizer.stop_ids, *turns})
 
@@ -97,7 +97,7 @@ def chatml(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[in
         raise DataError(
             what="This tokenizer does not support chat.",
             why=f"It has no {' and no '.join(missing)}, and there is no chat template next to it.",
-            fix="Prepare with tokenizer.specials: standard, or give prompts as ids.",
+            fix="Prepare the data with tokenizer.specials: standard, or give prompts as ids.",
         )
     start, end = tokenizer.specials[IM_START], tokenizer.specials[IM_END]
     ids = [tokenizer.end_of_text_id]

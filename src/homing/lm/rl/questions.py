@@ -1,12 +1,12 @@
-"""The questions of an rl phase: read from files by the rules of `homing.questions`, or generated; and their order.
+"""Provides the questions of an rl phase, read from files (by the rules of `homing.questions`) or generated.
 
-Generated questions are arithmetic and spelling, in any number, the same for the same seed. Difficulty:
+Questions for arithmetic and spelling are generated, in any number. The same seed gives the same questions. Difficulty:
 
     arithmetic   1 one-digit sums   2 two-digit + and -   3 three-digit + and -, products of one digit
                  4 two operations   5 brackets, and divisions without remainder
-    spelling     words of 3, 4-5, 6-7 letters; from 4 on also how often a letter occurs in a longer word
+    spelling     1 to 3 words of 3, 4-5 or 6-7 letters   4 and 5 longer words; also count a letter in a word
 
-A tenth of all questions, by hash, is never used in training (`is_held_out`).
+A tenth of all questions, chosen by hash, is never used in training (`is_held_out`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from homing.questions import NO_LINES, Entry, read_entries, shorten_problems
 
 __all__ = ["Order", "Question", "arithmetic", "is_held_out", "read_questions", "spelling"]
 
-_HELD_OUT_OF = 10  # one in this many questions
+_HELD_OUT_OF = 10  # one in this many questions is held out
 
 
 @dataclass(frozen=True)
 class Question:
-    text: str  # the readable text; passed to a reward.py
-    ids: tuple[int, ...]  # the prompt, up to where the answer begins
-    answer: str  # "" if there is none
+    text: str  # the last message as text; passed to a reward.py
+    ids: tuple[int, ...]  # ids of the prompt, up to where the answer begins
+    answer: str  # the known answer; "" if there is none
 
 
 def is_held_out(text: str) -> bool:
-    """Return whether to hold a question out; depends on its text alone, so no seed or order brings it into training."""
+    """Return whether to hold a question out of training. This depends only on its text, not on a seed or an order."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % _HELD_OUT_OF == 0
 
 
@@ -51,18 +51,18 @@ def read_questions(
         raise DataError(
             what=f"The questions in {path} cannot be read.",
             why=str(exc),
-            fix="Set file: in the task to their path.",
+            fix="In the task, set file: to the path of the questions.",
         ) from exc
     if sha256 and (found := hashlib.sha256(data).hexdigest()) != sha256:
         raise DataError(
             what=f"{path} has changed since this run was created.",
-            why=f"Its sha256 is {found[:12]}..., run.json says {sha256[:12]}...",
+            why=f"Its sha256 is {found[:12]}..., but run.json says {sha256[:12]}...",
             fix="Restore the original file, or start a new run with the changed one.",
         )
     entries, problems = read_entries(data, kind, needs_answers=needs_answers, num_ids=tokenizer.vocab_size)
     if problems:
         raise DataError(
-            what=f"{path} cannot be used as questions for the task {kind}.",
+            what=f"The questions in {path} cannot be used for the task {kind}.",
             why="\n".join(shorten_problems(problems)),
             fix="Give a file with questions." if problems == [NO_LINES] else "Fix or remove these lines.",
         )
@@ -119,7 +119,10 @@ def _expression(source: np.random.Generator, difficulty: int) -> str:
 
 
 def _word(source: np.random.Generator, shortest: int, longest: int) -> str:
-    """Build a word from syllables: this needs no word list, and the number of words is practically unlimited."""
+    """Make up a word of alternating consonants and vowels.
+
+    Made-up words need no word list, and there are more of them than training can use.
+    """
     length = int(source.integers(shortest, longest + 1))
     is_vowel = bool(source.integers(2))
     letters = []
@@ -136,10 +139,10 @@ _BLOCK = 256
 
 
 class Order:
-    """Maps prompt number n to a task and an index within it, derived from the weights alone.
+    """Maps prompt number n to a task and to the index of a question of that task.
 
-    Prompts come in blocks. In each block every task occurs according to its weight, rounded, in an order shuffled by
-    (seed, block). So the proportions hold throughout training, and any n can be computed without the previous ones.
+    Prompts come in blocks. Each block contains prompts of all tasks in proportion to their weights, shuffled by (seed,
+    block). So the proportions are right throughout training, and any n can be mapped without the previous ones.
     """
 
     def __init__(self, weights: Sequence[float], *, seed: int) -> None:
@@ -147,7 +150,7 @@ class Order:
         self._quotas = _quotas(weights)
 
     def at(self, number: int) -> tuple[int, int]:
-        """Return (task, number of its questions before this one)."""
+        """Return (index of the task, number of questions of that task before this one)."""
         block, place = divmod(number, _BLOCK)
         tasks = [task for task, quota in enumerate(self._quotas) for _ in range(quota)]
         order = source("tasks", self._seed, block).permutation(_BLOCK)
@@ -157,7 +160,7 @@ class Order:
 
 
 def _quotas(weights: Sequence[float]) -> list[int]:
-    """Return integers that add up to a block, as close to the shares as possible (largest remainders round up)."""
+    """Return the number of prompts of each task in a block, rounded by the largest remainder method."""
     shares = [weight / sum(weights) * _BLOCK for weight in weights]
     quotas = [int(share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda task: (quotas[task] - shares[task], task))
@@ -167,6 +170,6 @@ def _quotas(weights: Sequence[float]) -> list[int]:
         raise UsageError(
             what="A task of the rl phase would never be used.",
             why=f"Its weight is less than 1/{_BLOCK} of the total: {', '.join(f'{weight:g}' for weight in weights)}.",
-            fix="Raise its weight, or remove the task.",
+            fix="Increase its weight, or remove the task.",
         )
     return quotas

@@ -3,8 +3,9 @@
     trainer -> a separate process (reward_process): no keys, no network if possible, limited memory
             <- a number for each sample, or the error and its line in the file
 
-Each call has a deadline. If it passes, the process and everything it started is killed, and a new process replaces it.
-A sample with a failed reward is ignored; if all rewards of a step fail, the run stops and reports why.
+Each call has a deadline. If the deadline passes, the process and all its descendants are killed, and a new process is
+started for the next call. If the reward of a sample fails, the sample is ignored. If all rewards of a step fail, the
+run stops and reports why.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from homing.lm.rl.reward_process import kill_descendants
 
 __all__ = ["OwnReward"]
 
-_START_S = 60.0  # time limit for starting, including the reward's own imports
+_START_S = 60.0  # time limit for starting the process, including the imports in reward.py
 _KILL_S = 5.0
 _LAST_WORD_S = 2.0
 _MOST_ANSWER_BYTES = 1 << 16  # a response is a number, or an error of up to 500 characters
@@ -36,7 +37,7 @@ _PROCESS = Path(__file__).with_name("reward_process.py")
 
 
 class OwnReward:
-    """The user's reward function. `notify(kind, text)` gets each new problem once. A context manager."""
+    """A context manager that runs the user's reward function. `notify(kind, text)` is called once for each problem."""
 
     def __init__(
         self, path: Path, *, sha256: str, timeout_s: float, memory_bytes: int, notify: Callable[[str, str], None]
@@ -48,8 +49,8 @@ class OwnReward:
         _check(path, sha256)
 
     def __enter__(self) -> OwnReward:
-        # A copy in a separate folder: files that it writes stay there, and editing the original does not affect the
-        # run.
+        # Run a copy of reward.py in a temporary folder, so that files it writes stay there, and editing the original
+        # does not affect the run.
         self._folder = tempfile.TemporaryDirectory(prefix="homing-reward-")
         try:
             (Path(self._folder.name) / "reward.py").write_bytes(self.path.read_bytes())
@@ -63,13 +64,13 @@ class OwnReward:
         self._close()
 
     def judge(self, asked: Sequence[tuple[str, str, str]]) -> list[float | None]:
-        """Return a reward for each (prompt, completion, answer); None if it failed."""
+        """Return the reward for each (prompt, completion, answer), or None where the reward failed."""
         rewards = [self._judge_one(*one) for one in asked]
         if rewards and all(reward is None for reward in rewards):
             raise RunFailed(
                 what=f"{self.path} returned no reward for any of {len(rewards)} samples.",
                 why="\n".join(sorted(self._reported)),
-                fix="Fix the file and start a new run. The checkpoints are kept, but they belong to the old file.",
+                fix="Fix the file and start a new run. The old checkpoints cannot be resumed with the fixed file.",
             )
         return rewards
 
@@ -92,7 +93,8 @@ class OwnReward:
     def _start(self) -> None:
         assert self._folder is not None, "opened with `with`"
         inside = str(Path(self._folder.name) / "reward.py")
-        # -I: no environment variables, user packages or working directory; the trainer's packages can be imported.
+        # -I makes Python ignore its environment variables, the user's packages and the working directory. The trainer's
+        # packages can still be imported.
         self._child = subprocess.Popen(
             [sys.executable, "-I", "-u", str(_PROCESS), inside, str(self._memory_bytes)],
             stdin=subprocess.PIPE,
@@ -110,7 +112,7 @@ class OwnReward:
             raise RunFailed(
                 what=f"{self.path} cannot be used as a reward.",
                 why=f"{where}: {said.get('problem')}",
-                fix="It needs: def reward(prompt, completion, answer) -> float",
+                fix="Fix the file. It must define: def reward(prompt, completion, answer) -> float",
             )
         loose = ", ".join(said["not_bounded"])
         if loose and loose not in self._reported:
@@ -134,7 +136,7 @@ class OwnReward:
             problem = f"no response within {timeout_s:g} s; its process was killed"
         except (OSError, EOFError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_LAST_WORD_S)  # to get its exit status before it is killed here
+                child.wait(_LAST_WORD_S)  # wait for the exit status before the process is killed below
             self._end()
             problem = f"its process exited ({_how_ended(child)})"
         self._end()
@@ -147,11 +149,11 @@ class OwnReward:
             self._folder = None
 
     def _end(self) -> None:
-        """Kill the process and everything it started, even in other sessions."""
+        """Kill the process and all its descendants, even those in other sessions."""
         child, self._child = self._child, None
         if child is None:
             return
-        # Kill the supervisor last: as long as it lives, orphans become its children and are found here.
+        # Kill the supervisor last: while it runs, orphaned processes become its children and can be found.
         kill_descendants(child.pid, _KILL_S)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -163,7 +165,7 @@ class OwnReward:
 
 
 def _answer(line: bytes) -> dict[str, Any]:
-    """Parse a response of `reward_process`; {} if it is invalid."""
+    """Return the parsed response of `reward_process`, or {} if it is invalid."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):
@@ -178,12 +180,12 @@ def _check(path: Path, sha256: str) -> None:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as exc:
         raise DataError(
-            what=f"The reward {path} cannot be read.", why=str(exc), fix="Set reward: in the task to its path."
+            what=f"The reward {path} cannot be read.", why=str(exc), fix="In the task, set reward: to the file's path."
         ) from exc
     if sha256 and found != sha256:
         raise DataError(
             what=f"The reward {path} has changed since this run was created.",
-            why=f"Its sha256 is {found[:12]}..., run.json says {sha256[:12]}...",
+            why=f"Its sha256 is {found[:12]}..., but run.json says {sha256[:12]}...",
             fix="Restore the original file, or start a new run with the changed one.",
         )
 

@@ -5,10 +5,11 @@
 
     trainer -> supervisor -> (first process of a new namespace, if the system allows one) -> worker: reward.py
 
-The output of print() goes to stderr, so that it cannot be mistaken for a response. The process has no network access if
-the system allows dropping it, none of the trainer's environment variables, and limited memory, and it ends with its
-parent. The supervisor outlives the worker just long enough to kill every process that the reward left behind: Linux
-reparents orphans to it, even after setsid(). Standard library only: it is started by path, without homing.
+The output of print() goes to stderr, so that it cannot be mistaken for a response. The process has limited memory, none
+of the trainer's environment variables, and no network access if the system allows dropping it. It ends when its parent
+ends. After the worker ends, the supervisor kills every process that the reward left behind, which it can find because
+Linux reparents orphans to it, even after setsid(). This file is started by its path, without homing, so it imports only
+the standard library.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NEW_USERS_AND_NO_NETWORK = 0x10000000 | 0x40000000  # CLONE_NEWUSER | CLONE_NEW
 _OWN_PROCESS_NUMBERS = 0x20000000  # CLONE_NEWPID
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _TAKE_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
-_KILL_S = 5.0  # time limit for killing what is left; each round finds processes started since the previous one
+_KILL_S = 5.0  # time limit for killing descendants; each round finds processes that were started since the previous one
 _MOST_FILE_BYTES = 64 * 1024**2
 
 
@@ -41,14 +42,15 @@ def main() -> None:
     def work() -> None:
         judge(path, not_bounded + bound(memory_bytes))
 
-    # The first process of a namespace adopts its orphans and ignores signals by default, so it only supervises.
+    # The first process of a namespace adopts orphans and ignores signals by default, so it must not run the reward.
     watch_over((lambda: watch_over(work)) if has_namespace else work, is_twice=has_namespace)
 
 
 def isolate() -> tuple[list[str], bool]:
-    """Drop access that a reward does not need; return what could not be dropped, and whether there is a new namespace.
+    """Drop privileges that a reward does not need, and create a process namespace if possible.
 
-    With a new process namespace, all processes in it end together with its first one.
+    Returns what could not be isolated, and whether there is a namespace. All processes in a namespace end together with
+    its first process.
     """
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -62,7 +64,10 @@ def isolate() -> tuple[list[str], bool]:
 
 
 def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
-    """Run `work` in a child, kill all it left behind, exit with its status. `is_twice`: the child supervises too."""
+    """Run `work` in a child, kill all its descendants, and exit with its status.
+
+    `is_twice` means that the child is a supervisor too.
+    """
     parent, child = os.getpid(), os.fork()
     if child == 0:
         with contextlib.suppress(OSError, AttributeError):
@@ -72,12 +77,12 @@ def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
         work()
         os._exit(0)
     for pipe in (0, 1):
-        os.close(pipe)  # so that the trainer notices the worker's end at once
+        os.close(pipe)  # so that the trainer notices at once when the worker ends
     while True:
-        pid, status = os.wait()  # also returns orphans, which are reparented here
+        pid, status = os.wait()  # also returns orphans, which Linux reparents to this process
         if pid == child:
             break
-    if parent != 1:  # pid 1 of a namespace need not: its end kills all others, and /proc shows outer pids
+    if parent != 1:  # if pid 1 of a namespace ends, Linux kills all other processes in it
         kill_descendants(parent, _KILL_S)
     code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     if code > 128 and (is_twice or os.WIFSIGNALED(status)):
@@ -85,12 +90,12 @@ def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
         with contextlib.suppress(OSError, ValueError):
             if code - 128 != signal.SIGKILL:
                 signal.signal(code - 128, signal.SIG_DFL)
-            os.kill(os.getpid(), code - 128)  # no effect on the first process of a namespace
+            os.kill(os.getpid(), code - 128)  # has no effect on the first process of a namespace
     os._exit(code)
 
 
 def descendants(pid: int) -> list[int]:
-    """Return every living process below `pid`, from /proc; empty without /proc."""
+    """Return the pids of all living descendants of `pid`, as listed in /proc; empty if there is no /proc."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if name.isdigit():
@@ -108,7 +113,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_descendants(pid: int, timeout_s: float) -> None:
-    """Kill all descendants, repeating until none is left: a process that forks quickly would escape a single pass."""
+    """Kill all descendants. Repeat until none is left, because a process that forks quickly would escape one pass."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and (found := descendants(pid)):
         for each in found:
@@ -166,7 +171,7 @@ def load(path: str) -> Callable[[str, str, str], Any]:
 
 
 def problem_of(error: BaseException, path: str) -> dict[str, Any]:
-    """Describe the error, with the last line of the user's file that was involved."""
+    """Return the error as a response, with the last line of the user's file in the traceback."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
         lines.append(error.lineno)

@@ -1,8 +1,8 @@
 """Metrics of each rl step, pass@k, and detection of a collapse.
 
-collapse   for `collapse_steps` steps in a row: every group has equal rewards, or nearly every sample is empty, or
-           nearly every one is truncated, or the entropy is close to zero. Reported once each time it begins.
-nothing    reported at the end if no step had anything to learn from, so the weights are unchanged
+collapse           for `collapse_steps` steps in a row, every group has equal rewards, or nearly every sample is empty,
+                   or nearly every sample is truncated, or the entropy is close to zero; reported once each time
+learned nothing    reported at the end if in every step all groups had equal rewards
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Graded:
     is_ended: bool
     is_empty: bool
     entropy: float
-    reward: float | None  # None: the reward failed
+    reward: float | None  # None if the reward failed
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
@@ -38,7 +38,7 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 
 
 def summary(graded: Sequence[Graded], group_size: int, *, pass_reward: float) -> dict[str, float]:
-    """Return metrics over consecutive groups, the most informative first."""
+    """Return metrics of the samples of a step, the most informative metrics first."""
     rewards = [one.reward for one in graded if one.reward is not None]
     groups = [graded[start : start + group_size] for start in range(0, len(graded), group_size)]
     known = [[one.reward for one in group if one.reward is not None] for group in groups]
@@ -67,7 +67,7 @@ def summary(graded: Sequence[Graded], group_size: int, *, pass_reward: float) ->
 class Collapse:
     """Counts how many steps in a row each symptom has lasted.
 
-    The counts are not stored in checkpoints: after a resume it takes `steps` steps again to report a collapse.
+    The counts are not stored in checkpoints, so after a resume it takes `steps` steps again to report a collapse.
     """
 
     def __init__(self, steps: int, notify: Callable[[str, str], None]) -> None:
@@ -92,7 +92,7 @@ class Collapse:
                 self._notify("collapsed", f"warning: rl has collapsed: for {count} steps, {sign}. {_ADVICE[sign]}")
 
     def look_back(self) -> None:
-        """After the last step: warn if the run succeeded but no step had anything to learn from."""
+        """Warn, after the last step, if no step had anything to learn from."""
         if self._num_equal < self._num_steps:
             return
         every = "the only step" if self._num_steps == 1 else f"all {self._num_steps:,} steps"

@@ -1,15 +1,15 @@
-"""Rollout: generates all samples of a step in one batch of prompts x samples rows, with a KV cache.
+"""Generates all samples of an rl step (a rollout) in one batch of prompts x samples rows, with a KV cache.
 
     prompts, padded on the right -> prefill each once -> copy to the rows of their samples
-    -> [ one token of each row -> host: is it a stop token, does it end a calculator call, what comes next ] ...
+    -> [ one token of each row -> on the host: is it a stop token, does it end a calculator call, what comes next ] ...
 
 Each row has its own position, so no prompt waits for another. Finished rows are still computed but ignored, so that
 shapes stay the same. The last token of a prompt is the first that the loop reads, so the prefill needs no logits. The
-caller supplies the random draws of each row (see `named_random`); rows do not depend on each other.
+caller supplies the random draws of each row (see `named_random`). Rows do not depend on each other.
 
-Sampling uses a read-only copy of the weights in the compute dtype (`lean_copy`): a step reads every weight for one
-token per row, and fp32 weights would be twice as much to read and would have to be cast each time. The results are the
-same, because the weights would be cast to that dtype anyway.
+Sampling uses a copy of the weights in the compute dtype (`lean_copy`), because a step reads every weight to generate
+one token per row. fp32 weights would be twice as much to read and would have to be cast in each step. The results are
+the same, because the weights would be cast to that dtype anyway.
 
 Shapes: P prompts, B rows, V vocabulary, N new tokens, T positions of the longest prompt.
 """
@@ -40,12 +40,12 @@ __all__ = ["Decoding", "Sample", "Sampler", "copy_weights", "lean_copy"]
 
 @dataclass(frozen=True)
 class Sample:
-    """The tokens that the model wrote after a prompt, including the one that ended the sample."""
+    """The tokens generated after a prompt, including the stop token and tokens that a tool inserted."""
 
     ids: list[int]
-    is_own: list[bool]  # False: inserted by a tool
-    is_ended: bool  # False: truncated at the maximum length
-    entropy: float  # mean over the tokens it chose, in nats
+    is_own: list[bool]  # whether the model chose the token; False if a tool inserted it
+    is_ended: bool  # False if the sample was truncated at the maximum length
+    entropy: float  # mean over the tokens that the model chose, in nats
 
     @property
     def is_empty(self) -> bool:
@@ -53,7 +53,7 @@ class Sample:
 
 
 class Sampler:
-    """Generates samples. Created once per phase: with CUDA graphs it keeps buffers and graphs between steps."""
+    """Generates samples. Create one sampler per phase, because it keeps buffers and CUDA graphs between steps."""
 
     def __init__(
         self, model: Decoder, *, stop_ids: Sequence[int], calculator: Calculator | None, max_new_tokens: int,
@@ -61,8 +61,8 @@ class Sampler:
         notify: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:  # fmt: skip
         self.model, self._notify = model, notify
-        # Frozen weights are stored in the compute dtype or smaller, so they are used directly with the current
-        # adapters. Merging into a bf16 copy would round away much of an adapter's effect.
+        # With adapters, use the model itself: its frozen weights are stored in the compute dtype or a smaller one, and
+        # merging the adapters into a bf16 copy would round away much of their effect.
         is_read_itself = model.lora is not None or all(p.dtype == model.compute_dtype for p in model.parameters())
         self._reader = model if is_read_itself else lean_copy(model, model.compute_dtype)
         self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
@@ -76,7 +76,7 @@ class Sampler:
     def sample(
         self, prompts: Sequence[Sequence[int]], draws_BN: NDArray[np.int64], *, may_call: Sequence[bool] | None = None
     ) -> list[Sample]:
-        """Return `len(draws_BN) / len(prompts)` samples of each prompt, in the order of the prompts."""
+        """Return `len(draws_BN) / len(prompts)` samples for each prompt, in the order of the prompts."""
         if self._reader is not self.model:
             copy_weights(self.model, self._reader)
         repeats = len(draws_BN) // len(prompts)
@@ -113,7 +113,7 @@ class Sampler:
         tools = self._calculator
         can_call = np.array([tools is not None and allowed for allowed in may_call for _ in range(repeats)])
         device, entropies = self.model.device, []
-        # Transfer all draws at once, then use columns of them on the device.
+        # Copy all draws to the device at once. Each step uses one row of them.
         draws_NB = torch.from_numpy(np.ascontiguousarray(draws_BN.T)).to(device)
         while not rows.is_over:
             ids_B, places_B = torch.from_numpy(rows.last), torch.from_numpy(rows.places)
@@ -131,7 +131,10 @@ class Sampler:
         return rows.samples(torch.stack(entropies).cpu().numpy())
 
     def _open(self, prompts: Sequence[Sequence[int]], repeats: int) -> Decoding:
-        """Prefill the prompts into a cache with one row per sample; the first step rereads each prompt's last token."""
+        """Prefill the prompts into a cache with one row per sample.
+
+        The first step reads the last token of each prompt again.
+        """
         model, num_rows = self._reader, len(prompts) * repeats
         longest = max(map(len, prompts))
         decoding = self._decoding(num_rows, longest + self._num_new)
@@ -163,16 +166,16 @@ class Sampler:
         return decoding
 
     def _not_captured(self, problem: str) -> None:
-        """Handle a failed capture: with `auto` continue without graphs and warn; with `on` fail the run."""
+        """Handle a failed capture: if `graphs` is `auto`, warn and continue without graphs; if `on`, fail the run."""
         if self._graphs == "on":
             raise RunFailed(
                 what="Capturing the sampling steps as CUDA graphs failed.",
                 why=problem,
-                fix="Set graphs: off in the phase's rl (slower, same samples), or auto to fall back.",
+                fix="Under rl: in the phase, set graphs: off (slower, but with the same samples) or graphs: auto.",
             )
         self._is_captured, self._kept = False, None
         self._notify(
-            "graphs_failed", f"warning: CUDA graphs failed; sampling continues without them, slower. {problem}"
+            "graphs_failed", f"warning: CUDA graphs failed; sampling continues without them and is slower. {problem}"
         )
 
     def _halve(self, prompts_at_a_time: int, repeats: int, problem: str) -> None:
@@ -181,7 +184,7 @@ class Sampler:
             raise RunFailed(
                 what=f"Out of memory while sampling {repeats} answers to one prompt.",
                 why=problem,
-                fix="Lower samples_per_prompt or answer_tokens in the phase's rl, or use a GPU with more memory.",
+                fix="Lower rl.samples_per_prompt or rl.answer_tokens in the phase, or use a GPU with more memory.",
             )
         free_memory()
         self._rows_at_a_time = prompts_at_a_time // 2 * repeats
@@ -193,13 +196,13 @@ class Sampler:
 
 
 class _Rows:
-    """The host's state of each row. The last token and its position are the input of the next step."""
+    """The state of each row on the host. The last token and its position are the input of the next step."""
 
     def __init__(self, prompts: list[list[int]], num_new: int) -> None:
         self.last = np.array([ids[-1] for ids in prompts], dtype=np.int64)
         self.places = np.array([len(ids) - 1 for ids in prompts], dtype=np.int64)
         self.is_open = np.ones(len(prompts), dtype=bool)
-        self.was_open = self.is_open  # before the most recent token
+        self.was_open = self.is_open  # `is_open` before the most recent token
         self.is_ended = np.zeros(len(prompts), dtype=bool)
         self.lengths = np.zeros(len(prompts), dtype=np.int64)
         self.pending: list[list[int]] = [[] for _ in prompts]  # tokens of a tool's result that are still to be inserted
@@ -228,7 +231,7 @@ class _Rows:
         self.num_steps += 1
 
     def insert(self, row: int, words: list[int]) -> None:
-        """Queue a tool's result. A turn that ended with a call does not end the sample."""
+        """Queue the tokens of a tool's result. If the call ended the turn, reopen the sample."""
         self.pending[row] = words
         if self.is_ended[row]:
             self.is_ended[row], self.is_open[row] = False, True
@@ -248,7 +251,7 @@ class _Rows:
 
 
 def _embedded_before_last(model: Decoder, ids_PT: Tensor, lengths: list[int], repeats: int) -> Tensor:
-    """Return the embedding before each prompt's last token, which `swift` adds in part to the last one."""
+    """Return the embedding of each prompt's second-to-last token. `swift` adds a part of it to the last one's."""
     before = torch.tensor([[max(0, length - 2)] for length in lengths], device=ids_PT.device)
     x_P1D = look_up(ids_PT.gather(1, before), model.model.embed_tokens.weight, model.compute_dtype)
     x_P1D = nn.functional.rms_norm(x_P1D, x_P1D.shape[-1:], eps=model.shape.norm_eps)
@@ -260,7 +263,7 @@ def _embedded_before_last(model: Decoder, ids_PT: Tensor, lengths: list[int], re
 
 
 class Decoding:
-    """Decoding of a fixed number of rows, eagerly or with CUDA graphs; see `lm.decode_token`."""
+    """Decodes a fixed number of rows, with or without CUDA graphs; see `lm.decode_token`."""
 
     def __init__(
         self, model: Decoder, cache: RowCache, *, temperature: float, top_k: int, is_captured: bool,
@@ -268,7 +271,7 @@ class Decoding:
     ) -> None:  # fmt: skip
         self.cache = cache
         self._draws_B = torch.zeros(len(cache.places_B), dtype=torch.int64, device=model.device)
-        # Not a bound method: a reference cycle would keep all this memory until the garbage collector runs.
+        # Do not pass a bound method: the reference cycle would keep the cache in memory until garbage collection runs.
         pick = partial(_pick, draws_B=self._draws_B, temperature=temperature, top_k=top_k)
         self._steps = Steps(model, cache, pick, is_captured=is_captured, notify=notify)
 
@@ -277,9 +280,9 @@ class Decoding:
         return self._steps.is_captured
 
     def step(self, ids_B: Tensor, places_B: Tensor, draws_B: Tensor, *, furthest: int) -> tuple[Tensor, Tensor]:
-        """Process `ids_B` at positions `places_B`, none past `furthest`; return sampled ids and their entropy in nats.
+        """Process `ids_B` at positions `places_B`, none past `furthest`; return sampled ids and entropies in nats.
 
-        Both are buffers that the next step may overwrite.
+        The next step may overwrite both returned tensors.
         """
         self._draws_B.copy_(draws_B, non_blocking=True)
         return self._steps.step(ids_B, places_B, furthest=furthest)
@@ -287,7 +290,7 @@ class Decoding:
 
 def _pick(logits_BV: Tensor, *, draws_B: Tensor, temperature: float, top_k: int) -> tuple[Tensor, Tensor]:
     logs_BV = torch.log_softmax(logits_BV, dim=-1)
-    # A probability of 0 contributes nothing, but its logarithm is infinite.
+    # Clamp, because a probability of 0 must contribute nothing, but its logarithm is infinite.
     entropy_B = -(logs_BV.exp() * logs_BV.clamp(min=-1e4)).sum(dim=-1)
     return pick_rows(logits_BV, draws_B, temperature=temperature, top_k=top_k), entropy_B
 
@@ -296,7 +299,7 @@ def _pick(logits_BV: Tensor, *, draws_B: Tensor, temperature: float, top_k: int)
 
 
 def lean_copy(model: Decoder, dtype: torch.dtype) -> Decoder:
-    with torch.device("meta"):  # unused fp32 weights would take twice the memory
+    with torch.device("meta"):  # on meta, because fp32 weights that are replaced at once would take twice the memory
         copy = Decoder(model.shape)
     for module in copy.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -1,9 +1,9 @@
-"""The tasks of an rl phase, and how answers are graded: gsm8k, arithmetic, spelling, custom prompts.
+"""Opens the tasks of an rl phase (gsm8k, arithmetic, spelling, custom prompts) and grades answers.
 
     open_task(task, number) -> draw(n): the n-th training question; held_out(n): questions never used in training
 
-Questions from a file are reshuffled in each pass, generated ones never run out; both depend only on (seed, task, n).
-`Judging` turns samples into rewards, by a built-in rule or with the user's reward.py.
+Questions from a file are reshuffled in each pass. Generated questions never run out. Both depend only on (seed, task,
+n). `Judging` turns samples into rewards, with a built-in rule or the user's reward.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_TRIES = 1000
 
 
 class Asked:
-    """One task. `room`: the longest prompt in tokens; longer ones are left out and counted in `num_too_long`."""
+    """A task. Prompts of more than `room` tokens are left out and counted in `num_too_long`."""
 
     def __init__(
         self, task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, prompter: Prompter, data_dir: Path,
@@ -63,7 +63,7 @@ class Asked:
         return len(self._train)
 
     def draw(self, count: int) -> Question:
-        """Return training question number `count` of this task, from 0."""
+        """Return the training question with index `count`, starting from 0."""
         if self.task.kind in MAKERS:
             return self._made("train", count)
         round_number, place = divmod(count, len(self._train))
@@ -71,7 +71,7 @@ class Asked:
         return self._train[int(order[place])]
 
     def held_out(self, count: int) -> list[Question]:
-        """Return at most `count` held-out questions; the same ones for every seed of a run."""
+        """Return at most `count` held-out questions, which are the same for every seed."""
         if self.task.kind not in MAKERS:
             return self._val[:count]
         made = {question.text: question for number in range(4 * count) if (question := self._made("val", number))}
@@ -96,7 +96,7 @@ class Asked:
             raise DataError(
                 what=f"A question of {self.task.kind} does not fit the context.",
                 why=f"{text!r} has {len(ids)} tokens, but answer_tokens leaves only {self._room}.",
-                fix="Lower answer_tokens or the difficulty, or raise model.context.",
+                fix="Lower answer_tokens or the difficulty, or increase model.context.",
             )
         return Question(text, ids, answer)
 
@@ -113,10 +113,11 @@ class Asked:
         if not self._train:
             raise DataError(
                 what=f"The task {task.kind} has no questions to train on.",
-                why=f"{task.file}: {self.num_too_long} too long for the context, {len(self._val)} held out.",
+                why=f"Of the questions in {task.file}, {self.num_too_long} are too long for the context"
+                f" and {len(self._val)} are held out.",
                 fix="Add questions, or lower answer_tokens.",
             )
-        # Shuffled, so that any part of them is a fair sample.
+        # Shuffle the held-out questions, so that the first ones are a fair sample.
         order = source("val", self._number).permutation(len(self._val))
         self._val = [self._val[int(place)] for place in order]
 
@@ -136,20 +137,20 @@ def open_task(
 ) -> Asked:
     problems = []
     if task.kind not in KINDS:
-        problems.append(f"unknown task {task.kind!r}; known: {', '.join(KINDS)}")
+        problems.append(f"unknown task {task.kind!r}; known tasks: {', '.join(KINDS)}")
     if (task.kind in MAKERS) == bool(task.file):
         problems.append(f"{task.kind} {'generates its questions and takes no file' if task.file else 'needs a file'}")
     if not (np.isfinite(task.weight) and task.weight > 0):
-        problems.append(f"its weight is {task.weight}; it must be over 0")
+        problems.append(f"its weight is {task.weight}; it must be more than 0")
     if not 1 <= task.difficulty <= 5:
-        problems.append(f"its difficulty is {task.difficulty}; it must be 1 to 5")
+        problems.append(f"its difficulty is {task.difficulty}; it must be from 1 to 5")
     if task.calculator not in ("auto", "on", "off"):
         problems.append(f"its calculator is {task.calculator!r}; it must be auto, on or off")
     if problems:
         raise UsageError(
             what=f"Invalid task {task.kind} in the rl phase.",
             why="\n".join(problems),
-            fix=f"Change tasks[{number}] in the phase's rl.",
+            fix=f"Change rl.tasks[{number}] in the phase.",
         )
     return Asked(task, number, seed=seed, tokenizer=tokenizer, prompter=prompter, data_dir=data_dir, room=room)
 
@@ -162,7 +163,7 @@ def _has_calculator(task: RlTask, tokenizer: Tokenizer) -> bool:
 
 
 class Judging:
-    """Grades samples. A context manager, because a reward.py runs in a separate process."""
+    """Grades samples. It is a context manager, because each reward.py runs in a separate process."""
 
     def __init__(
         self, tasks: Sequence[Asked], rl: Rl, *, tokenizer: Tokenizer, stop_ids: Sequence[int], data_dir: Path,
@@ -179,7 +180,7 @@ class Judging:
                 )  # fmt: skip
 
     def __enter__(self) -> Judging:
-        with contextlib.ExitStack() as opening:  # if one fails to open, close those already open
+        with contextlib.ExitStack() as opening:  # if one reward fails to open, close those that are already open
             for own in self._own.values():
                 opening.enter_context(own)
             self._open = opening.pop_all()
@@ -189,7 +190,7 @@ class Judging:
         self._open.close()
 
     def judge(self, asked: Sequence[tuple[int, Question]], samples: Sequence[Sample]) -> list[float | None]:
-        """Return a reward per sample, given its task and question; None if a reward.py failed."""
+        """Return the reward of each sample, or None if its reward.py failed. `asked` has its task and question."""
         texts = [self._text(sample) for sample in samples]
         rewards: list[float | None] = [
             None if task in self._own else self._tasks[task].judge(text, question)
@@ -203,6 +204,6 @@ class Judging:
         return rewards
 
     def _text(self, sample: Sample) -> str:
-        """Return the sample's text, with tool tokens by name and without the token that ended it."""
+        """Return the sample's text, including the names of tool tokens, but not the stop token."""
         ids = sample.ids[:-1] if sample.ids and sample.ids[-1] in self._stop_ids else sample.ids
         return self._tokenizer.decode(ids)
