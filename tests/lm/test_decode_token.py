@@ -183,7 +183,7 @@ def test_a_failed_capture_is_reported_and_the_text_is_the_same(cuda: StreamsOnly
     cuda.is_failing = True
     assert text(model, notify=messages.append, **DRAWN) == wanted
     assert messages == [
-        "warning: CUDA graphs failed; generation continues without them, slower. "
+        "warning: CUDA graphs failed; generation continues without them and is slower. "
         "operation failed due to a previous error during capture"
     ]
     assert "replayed" not in cuda.log

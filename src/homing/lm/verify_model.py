@@ -1,10 +1,11 @@
-"""The torch part of `homing verify`: builds the first phase as the trainer would, and takes one step.
+"""Runs the part of `homing verify` that needs torch: builds the first phase as the trainer would, and takes one step.
 
-    parameter count by part -> initial weights -> adapters if any -> 2 rows of its own data
+    parameter count by part -> initial weights -> adapters if any -> 2 rows of the phase's data
     -> forward and backward -> is the loss plausible? -> a finite, non-zero gradient for everything trained?
 
-Finds problems on a laptop, for free, that would show up an hour later on a rented GPU. Anything that is missing, or
-does not fit in this machine's memory, is replaced by random numbers of the same shape, and the report names it.
+This finds problems on a laptop, for free, that would otherwise show up an hour later on a rented GPU. Weights or data
+that are missing or do not fit in this machine's memory are replaced by random numbers of the same shape, and the report
+lists them.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["StepReport", "VerifyReport", "take_step", "verify"]
 
-BATCH, TOKENS = 2, 64  # the size of a typical dummy batch
+BATCH, TOKENS = 2, 64  # number of rows, and tokens per row, as in a typical dummy batch
 
-# With fresh weights the logits vary a little, so the loss is about 0.1 nats above uniform; real text with repetitions
-# adds a few tenths. With a wrong mask, a wrong scale or a head that sees its own target, it is off by whole nats.
+# With fresh weights the logits vary a little, so the loss is about 0.1 nats above that of a uniform guess, and
+# repetitions in real text add a few tenths. With a wrong mask, a wrong scale or a head that sees its own target, the
+# loss is off by whole nats.
 LOSS_TOLERANCE = 0.75
 
 BYTES_PER_PARAM = 8  # fp32 weights and gradients; the activations of two short rows are small in comparison
-BYTES_PER_FROZEN = 6  # read in at most fp32, plus the stored form
-MEMORY_SHARE = 0.6  # share of free memory to use: the user needs the machine for other things too
+BYTES_PER_FROZEN = 6  # frozen weights as read, in at most fp32, plus the weights as stored
+MEMORY_SHARE = 0.6  # fraction of free memory to use, because the user needs the machine for other things too
 
 
 @dataclass(frozen=True)
@@ -55,22 +57,22 @@ class StepReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    parts: dict[str, int]  # part -> parameters; a tied head counts 0
+    parts: dict[str, int]  # part -> number of parameters, which is 0 for a tied head
     num_params: int
     device: str
-    phase: str  # the phase that was stepped: the first, because the others start from its result
+    phase: str  # the phase that was tested: the first one, because the others start from its result
     weights: str  # description of the initial weights
-    num_adapter_params: int  # trained on top of them; 0: all weights are trained
-    batch: str  # where the two rows came from
+    num_adapter_params: int  # number of adapter parameters; 0 if all weights are trained
+    batch: str  # description of the two rows of data
     num_layers: int
-    num_layers_run: int  # fewer if the whole model does not fit here
+    num_layers_run: int  # number of layers tested; fewer than num_layers if the model does not fit on this machine
     loss: float
     expected_loss: float  # ln(vocabulary)
     grad_norm: float
     step_s: float
     problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # worth a look, but not necessarily wrong
-    left_out: list[str] = field(default_factory=list)  # what was not checked, one sentence each
+    notes: list[str] = field(default_factory=list)  # findings that are worth a look, but are not necessarily problems
+    left_out: list[str] = field(default_factory=list)  # one sentence for each thing that was not checked
 
     @property
     def is_ok(self) -> bool:
@@ -81,7 +83,7 @@ class VerifyReport:
 
 
 def verify(run: Run, run_dir: Path) -> VerifyReport:
-    """Verify a run. All problems are in the report; raises only if the model cannot be built at all."""
+    """Verify a run and return a report with all problems found; raises only if the model cannot be built at all."""
     check_shape(run.model)
     parts = count_params(run.model)
     num_params = sum(parts.values())
@@ -92,7 +94,7 @@ def verify(run: Run, run_dir: Path) -> VerifyReport:
     phase, started = run.phases[0], time.perf_counter()
     built = _build(here, phase)
     if phase.method == "full" and built.model.num_params() != sum(count_params(built.model.shape).values()):
-        problems.append(f"the built model has {built.model.num_params():,} parameters, but its shape says otherwise.")
+        problems.append(f"the model has {built.model.num_params():,} parameters, which does not match its shape.")
     batch, source, is_real = _batch(here, phase, built.model)
     step = take_step(
         built.model, batch.ids_RT, batch.targets_RT, segments_BT=batch.segments_RT,
@@ -128,7 +130,7 @@ def _later(run: Run) -> list[str]:
 def take_step(
     model: Decoder, ids_BT: Tensor, targets_BT: Tensor, *, segments_BT: Tensor | None = None, is_fresh: bool = True
 ) -> StepReport:
-    """Run one forward and backward; report everything that is wrong with it."""
+    """Run one forward and backward pass; report everything that is wrong with the loss or the gradients."""
     watcher = _Watcher(model)
     try:
         if model.lora is not None:
@@ -137,9 +139,9 @@ def take_step(
         torch.autograd.backward(loss)
     except RuntimeError as exc:
         raise DataError(
-            what=f"The forward pass fails: {watcher.where()}.",
+            what=f"The forward pass failed: {watcher.where()}.",
             why=str(exc).splitlines()[0],
-            fix="Check the sizes under model: in the run file against the shapes above.",
+            fix="Compare the sizes under model: in the run file with the shapes above.",
         ) from exc
     finally:
         watcher.remove()
@@ -147,7 +149,7 @@ def take_step(
     norms = {n: float(p.grad.norm()) if p.grad is not None else 0.0 for n, p in learning.items()}
     problems = _of_loss(float(loss.detach()), model.shape.vocab_size, is_fresh=is_fresh)
     not_finite = [name for name, norm in norms.items() if not math.isfinite(norm)]
-    # In a new adapter B is zero, so A has no gradient in the first step.
+    # In a new LoRA adapter, matrix B is zero, so matrix A has no gradient in the first step.
     asleep = {name for name, p in learning.items() if model.lora is not None and _other_half_is_zero(name, learning)}
     dead = [name for name, norm in norms.items() if norm == 0.0 and name not in asleep]
     problems += [_listed("not finite", not_finite)] if not_finite else []
@@ -163,7 +165,10 @@ def _of_loss(found: float, vocab_size: int, *, is_fresh: bool) -> list[str]:
 
 
 def _of_trained(found: float, vocab_size: int) -> list[str]:
-    """Return a note rather than a problem: a small model is often overconfident on text unlike its training data."""
+    """Return a note if the loss of trained weights is worse than guessing.
+
+    This is not a problem: a small model is often overconfident on text that differs from its training data.
+    """
     if found <= math.log(vocab_size):
         return []
     return ["the first loss is worse than guessing: these weights were trained on very different data."]
@@ -191,7 +196,7 @@ class _Model:
 
 
 def _build(here: _Here, phase: Phase) -> _Model:
-    """Build the model as the trainer does; with random weights if the real ones are not available here."""
+    """Build the model as the trainer does, but with random weights if the real ones are not on this machine."""
     start, run = start_of(here, phase, None), here.run
     num_layers = _layers_that_fit(run, here.device, BYTES_PER_PARAM if phase.method == "full" else BYTES_PER_FROZEN)
     is_whole = num_layers == run.model.num_layers
@@ -212,9 +217,9 @@ def _build(here: _Here, phase: Phase) -> _Model:
 
 
 def _is_here(folder: Path) -> bool:
-    """Return whether the weights are here.
+    """Return whether the weights are on this machine.
 
-    For open weights there may be only metadata: the instance downloads the rest.
+    Of open weights there may be only the metadata here, because the instance downloads the weights.
     """
     if any((folder / name).is_file() for name in (file_names.WEIGHTS, file_names.ADAPTER)):
         return True
@@ -231,12 +236,12 @@ def _other_half_is_zero(name: str, learning: dict[str, nn.Parameter]) -> bool:
 
 
 def _batch(here: _Here, phase: Phase, model: Decoder) -> tuple[Batch, str, bool]:
-    """Return two short rows of the phase's data, or of random ids; also a description, and whether they are real.
+    """Return two short rows of the phase's data or of random ids, a description of them, and whether they are real.
 
-    The rows are read as the trainer reads them.
+    Real rows are read as the trainer reads them.
     """
     run, device = here.run, here.device
-    # rl learns from its own samples; use the run's text instead, if there is any.
+    # An rl phase learns from samples that it generates. Use the run's text instead, if there is any.
     reads = dataclasses.replace(phase, kind="pretrain", rl=None) if phase.kind == "rl" else phase
     folder = (here.run_dir / reads.data.dir).resolve() if reads.data else here.data_dir
     digest = reads.data.manifest_sha256 if reads.data else run.data.manifest_sha256
@@ -258,7 +263,7 @@ def _batch(here: _Here, phase: Phase, model: Decoder) -> tuple[Batch, str, bool]
 
 
 def _cut(batch: Batch) -> Batch:
-    """Cut to the first TOKENS positions, or to as many as needed to include learned targets after a long question."""
+    """Cut the batch to its first TOKENS positions, or more if learned targets only begin after a long question."""
     is_learned_T = (batch.targets_RT != IGNORED).any(dim=0)
     first = int(is_learned_T.int().argmax()) if bool(is_learned_T.any()) else 0
     end = max(TOKENS, first + TOKENS // 2)
@@ -277,15 +282,16 @@ def _check_vocabulary(run: Run, folder: Path) -> None:
     if not is_fit:
         raise DataError(
             what="Data and model have different vocabularies.",
-            why=f"{folder / file_names.MANIFEST} says {manifest.vocab_size:,} tokens, "
+            why=f"{folder / file_names.MANIFEST} says {manifest.vocab_size:,} tokens, but "
             f"the run's model.vocab_size is {run.model.vocab_size:,}.",
             fix=f"Set model.vocab_size: {manifest.vocab_size}, or run `homing prep {run.name}` again.",
         )
 
 
 def _of_tasks(run: Run, run_dir: Path) -> list[str]:
-    """Check rl phases: read every question file and load every reward.py, as the trainer will."""
-    from homing.lm.phases.rl import Reinforce  # slow to import, and few runs have an rl phase
+    """Check rl phases: read every question file and load every reward.py, as the trainer does; return the problems."""
+    # Imported here because the import is slow, and few runs have an rl phase.
+    from homing.lm.phases.rl import Reinforce
 
     data_dir, problems = run_dir / run.data.dir, []
     for phase in run.phases if (data_dir / file_names.TOKENIZER).is_file() else []:
@@ -310,7 +316,7 @@ def _layers_that_fit(run: Run, device: torch.device, bytes_per_param: int) -> in
         needed = bytes_per_param * (fixed + per_layer)
         raise DataError(
             what="Not even one layer of this model fits in the memory of this machine.",
-            why=f"It needs {needed:,} bytes; {free:,} are free, and homing uses at most {MEMORY_SHARE:.0%}.",
+            why=f"It needs {needed:,} bytes. {free:,} are free, of which homing uses at most {MEMORY_SHARE:.0%}.",
             fix="Check without building the model: homing verify --no-run",
         )
     return min(layers, fitting)
@@ -320,15 +326,15 @@ def _free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        # Available memory includes reclaimable file caches; free pages alone would be far too few on a busy machine.
+        # Use MemAvailable, which includes reclaimable file caches. MemFree would be far too low on a busy machine.
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):  # macOS has no such file
+    except (OSError, StopIteration):  # macOS has no /proc/meminfo
         return None
 
 
 class _Watcher:
-    """Records which module was entered last, and with what, so that a shape error can name the layer."""
+    """Records the module that was entered last and its inputs, so that a shape error can name the layer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.entered: list[tuple[str, nn.Module, Any]] = []
