@@ -4,7 +4,8 @@ Questions for arithmetic and spelling are generated, in any number. The same see
 
     arithmetic   1 one-digit sums   2 two-digit + and -   3 three-digit + and -, products of one digit
                  4 two operations   5 brackets, and divisions without remainder
-    spelling     1 to 3 words of 3, 4-5 or 6-7 letters   4 and 5 longer words; also count a letter in a word
+    spelling     1 words of 3 letters   2 of 4-5 letters   3 of 6-7 letters
+                 4 and 5 longer words; half of the questions ask how often a letter occurs in the word
 
 A tenth of all questions, chosen by hash, is never used in training (`is_held_out`).
 """
@@ -32,7 +33,7 @@ _HELD_OUT_OF = 10  # one in this many questions is held out
 
 @dataclass(frozen=True)
 class Question:
-    text: str  # the last message as text; passed to a reward.py
+    text: str  # the question as text, which is passed to a reward.py
     ids: tuple[int, ...]  # ids of the prompt, up to where the answer begins
     answer: str  # the known answer; "" if there is none
 

@@ -299,7 +299,7 @@ def _pick(logits_BV: Tensor, *, draws_B: Tensor, temperature: float, top_k: int)
 
 
 def lean_copy(model: Decoder, dtype: torch.dtype) -> Decoder:
-    with torch.device("meta"):  # on meta, because fp32 weights that are replaced at once would take twice the memory
+    with torch.device("meta"):  # allocates no fp32 weights, because they are replaced below
         copy = Decoder(model.shape)
     for module in copy.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
