@@ -109,7 +109,7 @@ def find_base(checkpoint: Path, run: Run, phase: Phase) -> Path:
             return candidate
     named = f" ({run.base.address})" if run.base is not None else ""
     raise DataError(
-        what=f"{checkpoint} contains an adapter, but the base weights that it was trained on are missing.",
+        what=f"{checkpoint} contains an adapter, but the base weights it was trained on are missing.",
         why=f"Searched {', '.join(map(str, candidates)) or 'nowhere: the run names no folder'}{named}.",
         fix="Specify the folder of the base weights: --base FOLDER",
     )
