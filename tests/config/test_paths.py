@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.config.paths import home, newest_run, run_files, typed_name
-from homing.config.projects import find_run_file
+from homing.config.paths import find_run_file, home, newest_run, run_files, typed_name
 from homing.errors import UsageError
 
 

@@ -37,8 +37,15 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.mark import new_run_id
 from homing.config.estimate.memory import training_memory
 from homing.config.load import Loaded, load_run
-from homing.config.paths import home, newest_run
-from homing.config.projects import PROJECT_NOTE, begun_elsewhere, belongs_to_other_folder, project_note, refuse_shared
+from homing.config.paths import (
+    PROJECT_NOTE,
+    begun_elsewhere,
+    belongs_to_other_folder,
+    home,
+    newest_run,
+    project_note,
+    refuse_shared,
+)
 from homing.config.resolve.smoke_profile import mark_smoke
 from homing.config.weights.open_weights import bring
 from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError

@@ -1,7 +1,6 @@
 """The run file: loads what the user wrote and resolves it into run.json. Never imports torch.
 
-paths          $HOMING_HOME, presets, ./runs
-projects       NAME -> run file; which folder a run belongs to
+paths          $HOMING_HOME, presets, ./runs; NAME -> run file; which folder a run belongs to
 load           NAME or PATH, --set a.b=c and --smoke -> the resolved run
 parse          YAML, TOML or JSON -> values with the line of every key; all mistakes and suggestions
 schema         every key with its description
@@ -17,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from homing.config.load import Loaded, load_run
-    from homing.config.paths import home, newest_run, preset_dir, run_files, typed_name
-    from homing.config.projects import find_run_file
+    from homing.config.paths import find_run_file, home, newest_run, preset_dir, run_files, typed_name
     from homing.config.resolve.resolve import PrepSettings
     from homing.config.resolve.smoke_profile import has_smoke_failed, has_smoke_passed, mark_smoke, needs_smoke_first
 
@@ -40,8 +38,7 @@ __all__ = [
 
 _MODULES = {
     "load": ("Loaded", "load_run"),
-    "paths": ("home", "newest_run", "preset_dir", "run_files", "typed_name"),
-    "projects": ("find_run_file",),
+    "paths": ("find_run_file", "home", "newest_run", "preset_dir", "run_files", "typed_name"),
     "resolve.resolve": ("PrepSettings",),
     "resolve.smoke_profile": ("has_smoke_failed", "has_smoke_passed", "mark_smoke", "needs_smoke_first"),
 }

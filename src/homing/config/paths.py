@@ -1,34 +1,61 @@
-"""Local paths: the homing home folder, the presets, the run files in ./runs, and the models in ./models.
+"""Local paths: the home folder, the presets, the run file that a name means, and the folder that a run belongs to.
 
-Only reads the disk: a verb that needs a folder creates it.
+    NAME -> ./runs/NAME.yaml (or .yml, .toml, .json)        PATH -> itself        models are in ./models
+
+Run names are shared by everything in one home, while run files, data and models belong to a folder.
+
+    launch, train -> $HOMING_HOME/runs/ID/project.json -> does this folder own the run of this name?
+
+A run belongs to this folder if it was started here, or if its training data is here at the same relative path with the
+same manifest hash, so a moved or copied folder keeps its runs. A run without project.json (an older one, or one from
+another home) counts as belonging here. This module only reads: a verb that needs a folder creates it, and the code that
+starts a run writes project.json.
 """
 
 from __future__ import annotations
 
+import difflib
+import glob
+import hashlib
+import json
 import os
 import re
 import shlex
 from importlib.resources import files
 from pathlib import Path
 
-from homing.errors import UsageError
+from homing.errors import HomingError, UsageError
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
+from homing.wire.run_json import Run
 
 __all__ = [
     "MODELS",
+    "PROJECT_NOTE",
     "RUN_SUFFIXES",
+    "begun_elsewhere",
+    "belongs_to_other_folder",
+    "file_called",
+    "find_run_file",
     "home",
+    "launch_again",
     "manifest_in",
+    "name_in",
+    "name_meant",
     "newest_run",
     "preset_dir",
     "preset_of",
+    "project_note",
+    "refuse_shared",
     "run_files",
+    "shares_with",
     "shown",
     "typed_name",
 ]
 
 RUN_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
+PROJECT_NOTE = "project.json"
+MODELS = Path("models")
 _RUNS = Path("runs")
 
 
@@ -91,12 +118,238 @@ def typed_name(file: Path) -> str:
     return file.stem if run_files().get(file.stem) == file else shlex.quote(str(file))
 
 
-MODELS = Path("models")
-
-
 def manifest_in(folder: Path) -> CheckpointManifest | None:
     """Return the manifest, or None if it cannot be read or the weights do not come from a homing run."""
     try:
         return codec.loads(CheckpointManifest, (folder / file_names.MANIFEST).read_bytes())
     except (OSError, ValueError):
         return None
+
+
+# --- the run file that a name means ---
+
+
+def find_run_file(name_or_path: str) -> Path:
+    """Return the run file that a name or a path refers to; if there is none, the error suggests similar names."""
+    looks_like_path = os.sep in name_or_path or name_or_path.endswith(RUN_SUFFIXES)
+    try:
+        path = _existing(name_or_path, looks_like_path)
+    except (OSError, ValueError) as exc:  # the name is too long for the file system, or contains a null byte
+        raise UsageError(
+            what=f"Invalid run name: {name_or_path[:80]!r}.", why=str(exc), fix=_fix(name_or_path)
+        ) from exc
+    if path is not None:
+        return path
+    if not name_or_path:
+        raise UsageError(what="The run name is empty.", fix=_fix(name_or_path))
+    if looks_like_path:
+        raise UsageError(
+            what=f"File not found: {name_or_path}.",
+            why=f"Looked in {Path(name_or_path).expanduser().parent.absolute()}.",
+            fix=_fix(Path(name_or_path).stem),
+        )
+    if (found_run := _run_without_file(name_or_path)) is not None:
+        why, fix = found_run
+        raise UsageError(what=f"{name_or_path!r} is a run without a run file in this folder.", why=why, fix=fix)
+    raise UsageError(
+        what=f"No run called {name_or_path!r} found.",
+        why=f"Looked for runs/{name_or_path}.yaml, .yml, .toml and .json in {Path.cwd()}.",
+        fix=_fix(name_or_path),
+    )
+
+
+def _existing(name_or_path: str, looks_like_path: bool) -> Path | None:
+    path = Path(name_or_path).expanduser()
+    if looks_like_path:
+        if path.is_dir():
+            raise UsageError(
+                what=f"{name_or_path} is a directory, not a run file.",
+                why="A run file is one .yaml, .toml or .json file.",
+                fix=_fix(path.name),
+            )
+        return path if path.exists() else None
+    if name_or_path in (found := run_files()):
+        return found[name_or_path]
+    if name_or_path and path.is_dir():
+        raise UsageError(
+            what=f"{name_or_path!r} is a directory, and there is no runs/{name_or_path}.yaml.",
+            why="A run file is one .yaml, .toml or .json file.",
+            fix=_fix(name_or_path),
+        )
+    if name_or_path and path.exists():
+        raise UsageError(
+            what=f"{name_or_path!r} is a file, but not a run file.",
+            why="A run file ends in .yaml, .yml, .toml or .json.",
+            fix=f"Rename it: mv {name_or_path} {name_or_path}.yaml",
+        )
+    return None
+
+
+def _fix(wanted: str) -> str:
+    found = run_files()
+    near = difflib.get_close_matches(wanted, found, n=3, cutoff=0.5)
+    nearby = [f"{wanted}{suffix}" for suffix in RUN_SUFFIXES if wanted and _is_file(f"{wanted}{suffix}")]
+    if nearby:
+        return f"Found ./{nearby[0]}: use its full name, {shlex.quote(nearby[0])}, or move it to ./runs."
+    if near:
+        return f"Did you mean {' or '.join(near)}? Runs here: {', '.join(list(found)[:10])}."
+    if found:
+        return f"Runs here: {', '.join(list(found)[:10])}. Create one: homing new NAME --from tiny"
+    return "No run file in ./runs yet. Create one: homing new NAME --from tiny"
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # too long for the file system, or contains a null byte
+        return False
+
+
+# --- the folder that a run belongs to ---
+
+
+def project_note(folder: str) -> bytes:
+    return json.dumps({"schema": "homing.project/1", "folder": folder}).encode()
+
+
+def begun_elsewhere(run_id: str) -> Path | None:
+    """Return the folder in which the run was started if it is not this one, else None."""
+    run_dir = home() / "runs" / run_id
+    folder = _folder_in(run_dir / PROJECT_NOTE)
+    if folder is None or folder == Path.cwd() or _has_its_data(run_dir / file_names.RUN, folder):
+        return None
+    return folder
+
+
+def belongs_to_other_folder(run_id: str) -> bool:
+    """Return whether the run was started in a different folder that still exists.
+
+    If this folder is a copy of that one, runs started here take precedence.
+    """
+    folder = _folder_in(home() / "runs" / run_id / PROJECT_NOTE)
+    return folder is not None and folder != Path.cwd() and folder.is_dir()
+
+
+def _folder_in(note: Path) -> Path | None:
+    try:
+        return Path(json.loads(note.read_bytes())["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _has_its_data(record: Path, folder: Path) -> bool:
+    """Return whether all training data that was in the run's folder is also in this one."""
+    try:
+        run = codec.loads(Run, record.read_bytes())
+    except (OSError, codec.WireError):
+        return False
+    used = {run.data.dir: run.data.manifest_sha256}
+    used |= {phase.data.dir: phase.data.manifest_sha256 for phase in run.phases if phase.data is not None}
+    inside = {Path(at): sha256 for at, sha256 in used.items() if sha256 and Path(at).is_relative_to(folder)}
+    here = [_sha256(at.relative_to(folder) / file_names.MANIFEST) == sha256 for at, sha256 in inside.items()]
+    return bool(here) and all(here)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+# --- the name that a run file gives its run ---
+
+
+def name_in(file: Path) -> str:
+    """Return the run name given in the file; the file's own name if it gives none or cannot be read."""
+    from homing.config.parse.source import read_source  # a YAML library that most verbs do not need
+
+    try:
+        named = read_source(file).data.get("name")
+    except HomingError:
+        return file.stem
+    return named if isinstance(named, str) and named else file.stem
+
+
+def name_meant(file: Path) -> str:
+    """Return the name of the run that this file describes. Raises UsageError if another run file has the same name."""
+    name = name_in(file)
+    refuse_shared(file, name)
+    return name
+
+
+def refuse_shared(file: Path, name: str) -> None:
+    """Raise UsageError if another run file has the same run name: a copy with that name would overwrite its data."""
+    if (other := shares_with(file, name)) is not None:
+        raise UsageError(
+            what=f"{file} and {other} both describe the run {name}.",
+            why="Data, runs and models are found by run name, so each run file needs its own.",
+            fix=f"Add to {file}: name: {file.stem}",
+        )
+
+
+def shares_with(file: Path, name: str) -> Path | None:
+    """Return another file in ./runs that describes a run of this name.
+
+    Files outside this folder, such as a record of a run, are not checked.
+    """
+    folder = Path.cwd()
+    if name == file.stem or file.absolute().parent not in (folder, folder / "runs"):
+        return None
+    return file_called(name, besides=file)
+
+
+def file_called(name: str, *, besides: Path | None = None) -> Path | None:
+    """Return the file in ./runs that describes this run; if several do, the one with that file name."""
+    found = run_files()
+    first = [found[name]] if name in found else []
+    files = [file for file in (*first, *found.values()) if besides is None or file.absolute() != besides.absolute()]
+    return next((file for file in files if name_in(file) == name), None)
+
+
+def launch_again(name: str) -> str:
+    """Return the command that starts a new run with this name. Its file may be named differently (`--name NAME`)."""
+    called, begun = file_called(name), _newest_begun(name)
+    if called is not None or begun is None:
+        return f"homing launch {typed_name(called) if called is not None else name}"
+    return f"homing launch {typed_name(_file_of(begun))} --name {name}"
+
+
+def _run_without_file(name: str) -> tuple[str, str] | None:
+    """Return `why` and `fix` of the error for a run that has no run file here; None if there is no such run."""
+    begun = _newest_begun(name)
+    if begun is None:
+        return None
+    folder, file = begun_elsewhere(begun.parent.name), _file_of(begun)
+    if folder is not None and folder.is_dir():
+        return (
+            f"It was started in {folder}, where its file is.",
+            f"cd {shlex.quote(str(folder))}   and run the command there",
+        )
+    if file == _copy_of(begun):
+        why, which = f"Its file is gone or has changed; a copy: {file}", "copy"
+    else:
+        why, which = f"It was started from {file}, with --name or before the file was renamed.", "file"
+    return why, f"Use its {which} instead of {name}: {typed_name(file)}"
+
+
+def _file_of(record: Path) -> Path:
+    """Return the run file here whose text is still the one that the run was started from, else the run's own copy."""
+    sha256 = codec.loads(Run, record.read_bytes()).run_file_sha256
+    same = [file for file in run_files().values() if _sha256(file) == sha256]
+    return same[0] if same else _copy_of(record)
+
+
+def _copy_of(record: Path) -> Path:
+    return record.with_name(file_names.RUN_FILE)
+
+
+def _newest_begun(name: str) -> Path | None:
+    """Return the newest run.json of this name. Ids are NAME-TIME-LETTERS, so the last by name is the newest."""
+    for record in sorted((home() / "runs").glob(f"{glob.escape(name)}-*/{file_names.RUN}"), reverse=True):
+        try:
+            if codec.loads(Run, record.read_bytes()).name == name:
+                return record
+        except (OSError, codec.WireError):
+            continue
+    return None

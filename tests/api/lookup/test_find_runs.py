@@ -14,7 +14,7 @@ from tests.cloud.rig import MOSS, make_data, trainer_argv
 from homing.api.train_here import newest_unfinished
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import PREEMPTED
-from homing.config.projects import PROJECT_NOTE, project_note
+from homing.config.paths import PROJECT_NOTE, project_note
 from homing.wire import codec, file_names
 from homing.wire.event_lines import Outcome
 from homing.world import World

@@ -29,8 +29,16 @@ from homing.api.lookup.run_selector import pick_run, split_run
 from homing.cloud.home import Home
 from homing.cloud.ledger.ownership import is_removed
 from homing.config.parse.key_suggestions import nearest
-from homing.config.paths import MODELS, home, manifest_in, run_files
-from homing.config.projects import begun_elsewhere, belongs_to_other_folder, file_called, name_meant
+from homing.config.paths import (
+    MODELS,
+    begun_elsewhere,
+    belongs_to_other_folder,
+    file_called,
+    home,
+    manifest_in,
+    name_meant,
+    run_files,
+)
 from homing.errors import DataError, HomingError, UsageError
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import Pointer, figure_of

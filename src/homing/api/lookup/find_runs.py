@@ -32,9 +32,16 @@ from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.reconcile.inventory import check_lost
-from homing.config.paths import RUN_SUFFIXES, run_files, typed_name
+from homing.config.paths import (
+    RUN_SUFFIXES,
+    begun_elsewhere,
+    belongs_to_other_folder,
+    file_called,
+    name_meant,
+    run_files,
+    typed_name,
+)
 from homing.config.paths import home as home_path
-from homing.config.projects import begun_elsewhere, belongs_to_other_folder, file_called, name_meant
 from homing.errors import HomingError, UsageError
 from homing.units import parse_usd
 from homing.wire.run_json import Run

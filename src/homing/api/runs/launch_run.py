@@ -41,8 +41,7 @@ from homing.cloud.run_commands import Words
 from homing.cloud.try_offers import Exact, is_within_plan, launch_any, name_of, only, without_spot
 from homing.config.load import Loaded, load_run
 from homing.config.parse.key_suggestions import tidy_name
-from homing.config.paths import typed_name
-from homing.config.projects import launch_again, refuse_shared, shares_with
+from homing.config.paths import launch_again, refuse_shared, shares_with, typed_name
 from homing.config.resolve.smoke_profile import has_smoke_failed, has_smoke_passed, needs_smoke_first
 from homing.config.schema.run_file import NAME_PATTERN
 from homing.doctor.check import Prepaid, check_balance

@@ -29,7 +29,7 @@ from homing.cloud.machine_setup import code_bundle
 from homing.cloud.machine_setup.code_bundle import tree_state
 from homing.cloud.plan.plan import needs_of
 from homing.cloud.providers.base import InputFile, Offer, Order, Place, Request
-from homing.config.projects import PROJECT_NOTE, project_note
+from homing.config.paths import PROJECT_NOTE, project_note
 from homing.gpus import find_gpu
 from homing.store import Store, open_store, pace_of, run_key
 from homing.store.preflight import secrets

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from homing.config.parse.check import Trace
 from homing.config.parse.source import KeyPath
-from homing.config.paths import MODELS, home, manifest_in, shown, typed_name
-from homing.config.projects import begun_elsewhere
+from homing.config.paths import MODELS, begun_elsewhere, home, manifest_in, shown, typed_name
 from homing.config.weights.adapter_base import find_adapter_base
 from homing.config.weights.hub_repo import init_folder
 from homing.config.weights.open_weights import INDEX, Source
