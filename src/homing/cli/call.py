@@ -27,7 +27,7 @@ from typer.core import TyperGroup
 
 import homing
 from homing.api import dotenv, notices
-from homing.cli import complete, output, terminal
+from homing.cli import complete, output
 from homing.cli.verb_help import Verb
 from homing.cli.verb_list import HELP, STORIES, VERBS, verb_table
 from homing.errors import HomingError, StillBilling
@@ -114,7 +114,7 @@ def call(typed: list[str]) -> int:
     if "--json" in arguments and set(arguments) <= {"--json", "--version", "-V", *HELP}:
         return _print_verbs()
     arguments = _json_behind(arguments)
-    with terminal.filtered(), notices.listening(output.say):
+    with output.filtered(), notices.listening(output.say):
         logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
         with _endings_as_interrupts():
             code, shown = _run_verb(arguments)

@@ -6,6 +6,14 @@ table(...)       the same result for people
 say(text)        a message: what is being done, what to do next; silent with -q
 redraw(text)     a running line on a terminal
 ask(question)    yes or no; refuses if there is no terminal to ask on
+
+Names, logs, samples and errors come from stores, models and providers, so printed text is never trusted: it must not
+move the cursor, change the title or show a secret. JSON documents are written unchanged (JSON escapes control
+characters itself), and so is stdout to a file.
+
+filtered()       for one command: pass all of stdout and stderr through `safe`, whoever prints
+safe(text)       replace control characters; newline and tab stay
+draw(...)        the only way around it, for the few escape sequences of our own
 """
 
 from __future__ import annotations
@@ -16,12 +24,14 @@ import io
 import itertools
 import json
 import os
+import re
+import stat
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from homing.cli import terminal
 from homing.errors import HomingError, UsageError
+from homing.redact import redact
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,20 +39,26 @@ if TYPE_CHECKING:
 __all__ = [
     "ask",
     "configure",
+    "draw",
     "emit",
     "emit_all",
+    "filtered",
     "ignore_output_errors",
     "is_json",
     "is_quiet",
     "is_verbose",
     "line_writer",
     "redraw",
+    "safe",
     "say",
     "show_error",
     "silence",
     "table",
 ]
 
+# C0 and C1 except newline and tab, delete, and bidirectional overrides; C1 also as lone bytes.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
+_SHOWN = "\N{REPLACEMENT CHARACTER}"
 _WIDTH_OF_PIPE = 200  # columns, if the output goes to a program
 
 _loudness = 0
@@ -91,14 +107,14 @@ def say(text: str = "", *, end: str = "\n") -> None:
 def redraw(text: str) -> None:
     """Replace the running line on a terminal; "" clears it. Silent with -q."""
     if not is_quiet():
-        _print(f"\r{terminal.safe(text)}\x1b[K", "", sys.stderr, is_ours=True)
+        _print(f"\r{safe(text)}\x1b[K", "", sys.stderr, is_ours=True)
 
 
 def _print(text: str, end: str, stream: TextIO, *, is_ours: bool = False) -> None:
     """Print to a stream. `is_ours`: external text is already safe, and the escape sequences are our own."""
     try:
         if is_ours:
-            terminal.draw(text + end, stream)
+            draw(text + end, stream)
         else:
             print(text, end=end, file=stream, flush=True)
     except OSError:
@@ -120,7 +136,7 @@ def line_writer(stream: TextIO | None) -> Callable[[bytes], bool] | None:
 
     def write(line: bytes) -> bool:
         try:
-            terminal.show_bytes(line, stream)
+            _show_bytes(line, stream)
         except OSError:
             silence(stream)
             return False
@@ -148,7 +164,7 @@ def emit_all(schema: str, document: dict[str, Any], error: HomingError | None) -
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
     """Print a plain table on stdout; nothing without rows, or under --json, where `emit` has printed everything."""
-    cells = [["" if cell is None else terminal.safe(str(cell)) for cell in row] for row in rows]
+    cells = [["" if cell is None else safe(str(cell)) for cell in row] for row in rows]
     if _is_json or not cells:
         return
     is_piped = not sys.stdout.isatty() and not os.environ.get("FORCE_COLOR") and not title
@@ -172,7 +188,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
         drawn = _drawn(["", ""], [pair or ("", "") for pair in pairs[:-1] if pair is None or pair[1]])
     with console.capture() as said:
         if title:
-            console.print(Text(terminal.safe(title), style="table.title"))
+            console.print(Text(safe(title), style="table.title"))
         console.print(drawn)
     _print("\n".join(line.rstrip() for line in said.get().splitlines()), "\n", sys.stdout, is_ours=True)
 
@@ -235,3 +251,64 @@ def show_error(error: HomingError) -> None:
     for label, text in (("why", error.why), ("fix", error.fix)):
         for number, line in enumerate(text.splitlines()):
             print(f"  {label if number == 0 else '':<4}{line}", file=sys.stderr)
+
+
+# --- what printed text must not do ---
+
+
+def safe(text: str) -> str:
+    return _CONTROL.sub(_SHOWN, text.replace("\r\n", "\n"))
+
+
+@contextlib.contextmanager
+def filtered() -> Iterator[None]:
+    before = sys.stdout, sys.stderr
+    sys.stdout = cast(TextIO, _Filtered(sys.stdout, is_exact=_is_file(sys.stdout)))
+    sys.stderr = cast(TextIO, _Filtered(sys.stderr, is_exact=False))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def draw(text: str, stream: TextIO) -> None:
+    """Write text with its escape sequences. External parts of it must have gone through `safe` before."""
+    raw = stream.raw_stream if isinstance(stream, _Filtered) else stream
+    raw.write(redact(text))
+    raw.flush()
+
+
+def _show_bytes(data: bytes, stream: TextIO) -> None:
+    """Write a program's output to a terminal: keep bytes that are not text, replace control characters."""
+    # Bytes that are not UTF-8 become surrogates here; those in C1, which some terminals obey, count as control
+    # characters.
+    text = data.decode("utf-8", "surrogateescape")
+    if not (isinstance(stream, _Filtered) and stream.is_exact):
+        text = redact(safe(text))
+    stream.buffer.write(text.encode("utf-8", "surrogateescape"))
+    stream.buffer.flush()
+
+
+class _Filtered:
+    """A text stream that filters `write`; everything else is delegated to the wrapped stream."""
+
+    def __init__(self, stream: Any, *, is_exact: bool) -> None:
+        self.raw_stream, self.is_exact = stream, is_exact
+
+    def write(self, text: str) -> int:
+        self.raw_stream.write(text if self.is_exact else redact(safe(text)))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw_stream, name)
+
+
+def _is_file(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):
+        return False

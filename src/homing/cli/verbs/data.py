@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from homing.api.data.inspect_chats import check_chats, show_chat
-from homing.cli import output, terminal
+from homing.cli import output
 from homing.cli.options import Json, Sets
 from homing.cli.verb_help import Verb
 
@@ -85,7 +85,7 @@ def show(
     if not output.is_json():
         is_colored = color == "always" or (color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
         if is_colored:
-            terminal.draw(_in_color(tokens, shown.markers) + "\n", sys.stdout)
+            output.draw(_in_color(tokens, shown.markers) + "\n", sys.stdout)
         else:
             print(_in_plain(tokens))
     output.say(f"{document['where']}: {len(tokens):,} tokens, {document['num_learned']:,} of them trained on.")
@@ -101,7 +101,7 @@ def _in_color(tokens: list[dict[str, Any]], markers: set[int]) -> str:
     def style(token: dict[str, Any]) -> str:
         return (_LEARNED if token["is_learned"] else _READ) + (_MARKER if token["id"] in markers else "")
 
-    return "".join(f"{style(token)}{terminal.safe(token['text'])}{_PLAIN}" for token in tokens)
+    return "".join(f"{style(token)}{output.safe(token['text'])}{_PLAIN}" for token in tokens)
 
 
 def _in_plain(tokens: list[dict[str, Any]]) -> str:

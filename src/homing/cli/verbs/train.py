@@ -14,7 +14,7 @@ import typer
 
 from homing.api.tracking import wanted
 from homing.api.train_here import TrainedHere, last_sample, train_here
-from homing.cli import output, terminal
+from homing.cli import output
 from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb
 from homing.config.paths import newest_run
 
@@ -79,7 +79,7 @@ def _print_outcome(done: TrainedHere, name: str, *, is_smoke: bool) -> None:
     if opened and opened.why:
         output.say(f"chat, generate, eval and export open {opened.folder}\n  {opened.why}")
     if sample := last_sample(run_dir, outcome.phase):
-        output.say(f"\nA sample:\n{textwrap.indent(terminal.safe(sample), '  ')}")
+        output.say(f"\nA sample:\n{textwrap.indent(output.safe(sample), '  ')}")
     output.say("\nNext:")
     ways = [
         f"  homing generate {run_dir.name} --prompt 'Once'   # complete a prompt",

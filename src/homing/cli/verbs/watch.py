@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from homing.api.runs.watch_run import watch_run
-from homing.cli import output, terminal
+from homing.cli import output
 from homing.cli.options import Json, RunName, TrackerName, Trackers, Wandb
 from homing.cloud.watch.follow import DEFAULT_EVERY_S, Report
 from homing.errors import UsageError
@@ -56,7 +56,7 @@ def _show(report: Report) -> None:
     if output.is_json():
         return
     if report.kind == "sample":
-        print("".join(f"    {terminal.safe(line)}\n" for line in report.text.splitlines()), end="", flush=True)
+        print("".join(f"    {output.safe(line)}\n" for line in report.text.splitlines()), end="", flush=True)
     elif report.kind == "problem":
         output.say(f"{_BEGINNINGS[report.kind]}{report.text}")
     elif report.kind in ("head", "line") and sys.stdout.isatty():
