@@ -21,7 +21,6 @@ from homing.config.parse.key_suggestions import nearest
 from homing.config.parse.source import read_source
 from homing.config.paths import preset_of, shown, typed_name
 from homing.config.prepared_data import Prepared, read_prepared, sha256_of, tokenizer_vocab_size
-from homing.config.resolve.model_shape import read_base, resolve_base, resolve_model, shape_of_base
 from homing.config.resolve.phase_data import (
     Corpus,
     PhasePrep,
@@ -35,11 +34,15 @@ from homing.config.resolve.phase_data import (
 from homing.config.resolve.phase_numbers import resolve_phase
 from homing.config.resolve.phase_weights import find_start, loaded_tokenizer
 from homing.config.resolve.sections import (
+    read_base,
+    resolve_base,
     resolve_cloud,
     resolve_limits,
+    resolve_model,
     resolve_sampling,
     resolve_store,
     resolve_train,
+    shape_of_base,
 )
 from homing.config.weights.open_weights import Source
 from homing.errors import DataError, HomingError
