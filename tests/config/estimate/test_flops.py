@@ -6,9 +6,14 @@ import dataclasses
 
 import pytest
 
-from homing.config.estimate.flops import flops_of_step, flops_of_token, training_flops
-from homing.config.estimate.memory import adapter_params
-from homing.config.estimate.params import row_tokens, sizes
+from homing.config.estimate.params import (
+    adapter_params,
+    flops_of_step,
+    flops_of_token,
+    row_tokens,
+    sizes,
+    training_flops,
+)
 from homing.config.load import load_run, preset_dir
 from homing.wire.run_json import Lora, Model, Rl, RlTask
 

@@ -20,12 +20,11 @@ from homing.config.estimate.memory import (
     PROCESS_BYTES,
     SAMPLED_LOGIT_BYTES,
     Fit,
-    adapter_params,
     fits,
     memory_of,
     training_memory,
 )
-from homing.config.estimate.params import prompt_tokens, row_tokens, rows_at_a_time
+from homing.config.estimate.params import adapter_params, prompt_tokens, row_tokens, rows_at_a_time
 from homing.config.load import load_run, preset_dir
 from homing.gpus import GPUS
 from homing.lm.model import Decoder, lora

@@ -24,9 +24,18 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from homing.config.estimate.flops import training_flops, with_rows_of
-from homing.config.estimate.memory import LORA_TARGETS, NF4, RECOMPUTED_OF, layer_bytes
-from homing.config.estimate.params import REACH, cache_bytes, num_rows, prompt_tokens, row_tokens, rows_at_a_time
+from homing.config.estimate.memory import LORA_TARGETS, NF4, layer_bytes
+from homing.config.estimate.params import (
+    REACH,
+    RECOMPUTED_OF,
+    cache_bytes,
+    num_rows,
+    prompt_tokens,
+    row_tokens,
+    rows_at_a_time,
+    training_flops,
+    with_rows_of,
+)
 from homing.config.estimate.params import sizes as sizes_of
 from homing.gpus import GPUS, Gpu
 from homing.wire import codec

@@ -18,8 +18,8 @@ from homing.cloud.plan.offers import LeftOut, find_offers
 from homing.cloud.plan.speed import Speed, estimate
 from homing.cloud.plan.timing import Odds, Timing, checkpoint_bytes, odds_of, timing_of
 from homing.cloud.providers.base import Needs, Offer
-from homing.config.estimate.flops import flops_of_step
 from homing.config.estimate.memory import fits, training_memory
+from homing.config.estimate.params import flops_of_step
 from homing.errors import HomingError, NoOffer
 from homing.gpus import MIN_CAPABILITY, find_gpu
 from homing.store.storage_price import kept

@@ -27,8 +27,8 @@ from typing import Any
 from homing.cloud.home import Home
 from homing.cloud.plan import measured_speeds
 from homing.cloud.providers.base import Offer
-from homing.config.estimate.flops import flops_of_step, flops_of_token
 from homing.config.estimate.memory import training_memory
+from homing.config.estimate.params import flops_of_step, flops_of_token
 from homing.gpus import GPUS, Gpu, find_gpu
 from homing.wire.run_json import Model, Phase, Run
 

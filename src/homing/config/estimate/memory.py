@@ -24,6 +24,8 @@ from typing import Any
 
 from homing.config.estimate.params import (
     REACH,
+    RECOMPUTED_OF,
+    adapter_params,
     cache_bytes,
     num_rows,
     parameter_table,
@@ -35,7 +37,7 @@ from homing.config.estimate.params import (
 from homing.gpus import GPUS, Gpu
 from homing.wire.run_json import Lora, Model, Phase, Rl, Run
 
-__all__ = ["AT_A_TIME", "LORA_TARGETS", "RECOMPUTED_OF", "Fit", "Memory", "adapter_params", "fits", "layer_bytes",
+__all__ = ["AT_A_TIME", "LORA_TARGETS", "Fit", "Memory", "fits", "layer_bytes",
            "memory_of", "training_memory"]  # fmt: skip
 
 FP32, BF16, FP8 = 4, 2, 1
@@ -48,7 +50,6 @@ PIECE_LOGITS = 2**28
 NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # a weight, its share of the block scale, and of the second-level scale
 INT8 = 1 + 4 / 256  # a moment and its share of the block scale
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # what `all` means
-RECOMPUTED_OF = {"none": 0.0, "half": 0.5, "all": 1.0}  # fraction of the blocks
 # Stacked gradient, momentum mix and update in fp32, and the polynomial's operands in bf16.
 MUON_SCRATCH_BYTES = 16
 # Offloaded state on the GPU: AdamW elements per chunk, and chunks in memory at a time.
@@ -224,17 +225,6 @@ def _with_sampling(training: Memory, model: Model, rl: Rl, size: int, lean: int,
         is_rollout_kept=rl.graphs != "off",
         passing=max(reading, looking_back + copies),
     )
-
-
-def adapter_params(model: Model, lora: Lora) -> int:
-    """Count adapter parameters: two low-rank matrices per target, and with DoRA one number for each output."""
-    d, ffn = model.width, model.ffn_width
-    queries, keys = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
-    sides = {"q": (d, queries), "k": (d, keys), "v": (d, keys), "o": (queries, d)}
-    sides |= {"gate": (d, ffn), "up": (d, ffn), "down": (ffn, d)}
-    chosen = [sides[name] for name in sides if name in lora.targets or "all" in lora.targets]
-    per_layer = sum(lora.rank * (inner + outer) + (outer if lora.is_dora else 0) for inner, outer in chosen)
-    return model.num_layers * per_layer
 
 
 def _weight_bytes(method: str, size: int, table: dict[str, int], num_params: int, blocks: int) -> int:

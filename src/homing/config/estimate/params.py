@@ -1,5 +1,12 @@
 """Derive numbers from a model shape: parameters by part, FLOPs, steps, epochs, and the size of an rl step. No torch.
 
+FLOPs per trained token, with N: matrix parameters, L: layers, d: total width of the query heads, T: tokens per row:
+
+  full           6 N + 12 L d T: forward 2 N, gradient of the activations 2 N, gradient of the weights 2 N
+  lora, qlora    frozen weights have no weight gradient: 4 N, plus 6 for each adapter parameter
+  recompute      one more forward of the recomputed blocks
+  rl             trains on rows of prompt and answer; sampling each token costs one more forward pass
+
 The trainer counts its own parameters and refuses to start if they differ from these, so a formula that no longer
 matches the decoder fails at the first step and does not show up only on the bill.
 
@@ -10,18 +17,22 @@ task kind; the user's own prompts may fill the context. The trainer's side is lm
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from homing.wire.run_json import Model, Rl, Sizes
+from homing.wire.run_json import Lora, Model, Phase, Rl, Run, Sizes
 
 __all__ = [
     "BYTES_PER_TOKEN_RANGE",
     "DATA_CONSTRAINED_EPOCHS",
     "REACH",
+    "RECOMPUTED_OF",
     "Part",
+    "adapter_params",
     "bytes_per_token",
     "cache_bytes",
     "eval_steps",
+    "flops_of_step",
+    "flops_of_token",
     "num_epochs",
     "num_rows",
     "parameter_table",
@@ -33,6 +44,8 @@ __all__ = [
     "scaling_params",
     "sizes",
     "steps_for",
+    "training_flops",
+    "with_rows_of",
 ]
 
 # Beyond about this many passes over the same text, each further pass teaches little (Muennighoff et al., 2023).
@@ -47,6 +60,7 @@ _BYTES_PER_TOKEN = (1.0, 2.1, 2.7, 3.25, 3.75, 4.15, 4.45, 4.6)
 # factors for text that compresses well, ordinary text, and text that compresses badly
 BYTES_PER_TOKEN_RANGE = (1.2, 1.0, 0.8)
 SHORT_PHASE_STEPS = 500
+RECOMPUTED_OF = {"none": 0.0, "half": 0.5, "all": 1.0}  # fraction of the blocks whose forward pass runs again
 
 
 @dataclass(frozen=True)
@@ -207,3 +221,46 @@ def row_tokens(model: Model, rl: Rl, prompt: int = 0) -> int:
 def cache_bytes(model: Model, rows: int, places: int, size: int) -> int:
     """Return the bytes of keys and values in all layers, with `size` bytes per number."""
     return 2 * model.num_layers * rows * places * model.num_kv_heads * model.head_size * size
+
+
+# --- adapters and FLOPs ---
+
+
+def adapter_params(model: Model, lora: Lora) -> int:
+    """Count adapter parameters: two low-rank matrices per target, and with DoRA one number for each output."""
+    d, ffn = model.width, model.ffn_width
+    queries, keys = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    sides = {"q": (d, queries), "k": (d, keys), "v": (d, keys), "o": (queries, d)}
+    sides |= {"gate": (d, ffn), "up": (d, ffn), "down": (ffn, d)}
+    chosen = [sides[name] for name in sides if name in lora.targets or "all" in lora.targets]
+    per_layer = sum(lora.rank * (inner + outer) + (outer if lora.is_dora else 0) for inner, outer in chosen)
+    return model.num_layers * per_layer
+
+
+def training_flops(model: Model, sizes: Sizes, lora: Lora | None = None, recompute: str = "none") -> float:
+    """Return the FLOPs of one token in a row of `model.context` tokens. With `lora`, the base weights are frozen."""
+    flops = sizes.flops_per_token
+    if lora is not None:
+        flops += 6 * adapter_params(model, lora) - 2 * sizes.num_matmul_params
+    blocks = sizes.num_matmul_params - model.vocab_size * model.width
+    attention = model.num_layers * model.num_heads * model.head_size * model.context
+    return float(flops + RECOMPUTED_OF[recompute] * (2 * blocks + 4 * attention))
+
+
+def flops_of_token(run: Run, phase: Phase) -> float:
+    """Return the FLOPs of training on one token in this phase."""
+    rows = run.model.context if phase.rl is None else row_tokens(run.model, phase.rl)
+    return training_flops(*with_rows_of(rows, run.model, run.sizes), phase.lora, phase.recompute)
+
+
+def flops_of_step(run: Run, phase: Phase) -> float:
+    if phase.rl is None:
+        return phase.batch_tokens * flops_of_token(run, phase)
+    learned = num_rows(phase.rl) * row_tokens(run.model, phase.rl) * flops_of_token(run, phase)
+    return learned + phase.batch_tokens * 2.0 * run.sizes.num_matmul_params / phase.rl.updates_per_rollout
+
+
+def with_rows_of(num_tokens: int, model: Model, sizes: Sizes) -> tuple[Model, Sizes]:
+    """Return the model and sizes adjusted to rows of `num_tokens`, in which attention covers fewer tokens."""
+    spared = 12 * model.num_layers * model.num_heads * model.head_size * (model.context - num_tokens)
+    return replace(model, context=num_tokens), replace(sizes, flops_per_token=sizes.flops_per_token - spared)
