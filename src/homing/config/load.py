@@ -54,6 +54,12 @@ class Loaded:
     phase_preps: list[PhasePrep] = field(default_factory=list)  # of phases with their own data
     source: OpenWeights | None = None  # the open weights of model.from
 
+    @property
+    def needs_text(self) -> bool:
+        """Whether any phase trains on the run's own text."""
+        own = {prep.phase for prep in self.phase_preps}
+        return any(phase.kind in ("pretrain", "mid") and phase.kind not in own for phase in self.run.phases)
+
 
 def load_run(
     name_or_path: str, sets: Sequence[str] = (), *, is_smoke: bool = False, is_for_prep: bool = False

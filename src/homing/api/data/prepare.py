@@ -119,15 +119,15 @@ def _order_prep(
 
 
 def _prepare(ordered: Ordered, on_progress: OnProgress | None, is_verbose: bool) -> Prepared:
-    from homing.api.data.prepare_phases import bring_base, needs_text, prepare_phases, take_tokenizer, write_turns_of
+    from homing.api.data.prepare_phases import bring_base, prepare_phases, take_tokenizer, write_turns_of
     from homing.config.paths import typed_name
 
     order, loaded, sets, is_smoke = ordered.order, ordered.loaded, ordered.changes, ordered.is_smoke
     base = bring_base(loaded) if loaded else None
-    if loaded and not base and not needs_text(loaded):
+    if loaded and not base and not loaded.needs_text:
         take_tokenizer(loaded)
     result: dict[str, Any] = (
-        _prepare_run_text(order, on_progress) if loaded is None or needs_text(loaded) else {"dir": str(order.dir)}
+        _prepare_run_text(order, on_progress) if loaded is None or loaded.needs_text else {"dir": str(order.dir)}
     )
     if base:
         result["base"] = base

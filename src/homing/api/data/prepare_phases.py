@@ -33,7 +33,6 @@ __all__ = [
     "OnProgress",
     "bring_base",
     "gathered",
-    "needs_text",
     "prepare_phases",
     "take_tokenizer",
     "write_turns_of",
@@ -80,12 +79,6 @@ def _say_notes(progress: Progress | None) -> None:
     """Without a listener for the progress, at least what the user should know is said."""
     if progress is not None and (progress.warning or progress.note):
         notices.say(f"warning: {progress.warning}" if progress.warning else f"Note: {progress.note}")
-
-
-def needs_text(loaded: Loaded) -> bool:
-    """Return whether any phase trains on the run's own text."""
-    own = {prep.phase for prep in loaded.phase_preps}
-    return any(phase.kind in ("pretrain", "mid") and phase.kind not in own for phase in loaded.run.phases)
 
 
 def bring_base(loaded: Loaded) -> dict[str, Any] | None:

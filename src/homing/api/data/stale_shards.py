@@ -49,12 +49,10 @@ def refuse_stale(loaded: Loaded, typed: str) -> None:
 
 def stale_shards(loaded: Loaded) -> Iterator[tuple[Path, str]]:
     """Yield each data folder that does not match the run file, with the first difference."""
-    from homing.api.data.prepare_phases import needs_text
-
     prep = loaded.prep
     # No text means that the run file names shards only by data.dir, or that it is a run's record, which keeps its
     # shards.
-    if prep.text and needs_text(loaded) and (prepared := read_prepared(prep.dir)) is not None:
+    if prep.text and loaded.needs_text and (prepared := read_prepared(prep.dir)) is not None:
         wanted = {"text": prep.text, "validation": prep.validation, "val_fraction": prep.val_fraction}
         if why := _of_text(loaded, prepared, wanted) or _of_tokenizer(loaded, prepared):
             yield prep.dir, why
