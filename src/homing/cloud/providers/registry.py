@@ -30,8 +30,8 @@ PROVIDERS: dict[str, tuple[str, str | None]] = {
 HERE_ONLY = ("fake", "local", "ssh")
 # Providers on this computer, which answer at once or not at all.
 NEAR = ("fake", "local")
-# Cheap checks for any sign of an account. If there is none, the provider's module is not imported, because loading it
-# is slow.
+# Cheap checks for any sign of an account, for every provider that needs one. If there is none, the provider's module is
+# not imported, because loading it is slow.
 _TRACES: dict[str, Callable[[Path, World], bool]] = {
     "aws": lambda home, world: world.exists(home / "aws"),
     "fake": lambda home, world: (
@@ -54,15 +54,15 @@ def configured(home: Path, world: World) -> list[str]:
 
     Adapter modules are imported without their SDKs, which are not needed to check for an account.
     """
-    found = []
-    for name, (where, _) in PROVIDERS.items():
-        if name in _TRACES and not _TRACES[name](home, world):
-            continue
-        module_name, class_name = where.split(":")
-        is_configured = getattr(getattr(importlib.import_module(module_name), class_name), "is_configured", None)
-        if is_configured is None or is_configured(home, world):
-            found.append(name)
-    return found
+    return [name for name in PROVIDERS if name not in _TRACES or _has_account(name, home, world)]
+
+
+def _has_account(name: str, home: Path, world: World) -> bool:
+    if not _TRACES[name](home, world):
+        return False
+    module_name, class_name = PROVIDERS[name][0].split(":")
+    is_configured = getattr(importlib.import_module(module_name), class_name).is_configured
+    return bool(is_configured(home, world))
 
 
 def open_provider(name: str, *, home: Path, owner: str, world: World) -> Provider:
