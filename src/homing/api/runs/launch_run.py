@@ -21,7 +21,6 @@ from homing.api.extras import need
 from homing.api.lookup.find_runs import find_run, meet_host, name_here, open_home, usd
 from homing.api.notices import say_problems
 from homing.api.run_changes import as_typed, extending_sets, print_schedule
-from homing.api.runs.plan_run import rate_age, suggested_limit
 from homing.api.tracking import begin, following, wanted
 from homing.cloud.contact import home_guard
 from homing.cloud.destroy import still_billing
@@ -32,8 +31,8 @@ from homing.cloud.launch.resume import describe_starts
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine
 from homing.cloud.machine_setup.code_bundle import check_committed
-from homing.cloud.plan.offers import is_dear
-from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
+from homing.cloud.plan.offers import is_dear, rate_age
+from homing.cloud.plan.plan import OfferPlan, Plan, make_plan, suggested_limit
 from homing.cloud.providers.base import Offer, can_end_itself
 from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.reconcile.reconcile import refresh

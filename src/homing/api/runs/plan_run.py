@@ -7,7 +7,6 @@ run file -> offers of every provider that is set up -> Planned, cheapest to fini
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -17,11 +16,9 @@ from homing.api.data.stale_shards import refuse_stale
 from homing.api.lookup.find_runs import meet_host, open_home
 from homing.api.run_changes import as_typed
 from homing.cloud.home import Home
-from homing.cloud.ledger import meter
 from homing.cloud.plan.measured_speeds import load_table
 from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
 from homing.cloud.plan.without_account import Listed, is_without_key, list_prices
-from homing.cloud.providers.base import Offer
 from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.config.estimate.params import sizes
 from homing.config.load import Loaded, load_run
@@ -31,7 +28,7 @@ from homing.gpus import find_gpu
 from homing.units import format_duration
 from homing.wire.run_json import Run
 
-__all__ = ["Planned", "family_rows", "load_planned", "plan_run", "precision_rows", "rate_age", "suggested_limit"]
+__all__ = ["Planned", "family_rows", "load_planned", "plan_run", "precision_rows"]
 
 _OPENS = {
     "stock": "opens in transformers and llama.cpp",
@@ -142,28 +139,6 @@ def precision_rows(plan: Plan) -> list[tuple[str, str]]:
         f"{row.shape.num_layers} x {row.shape.width} {gain:.2f}x as fast on {row.card}" for row, gain in gains
     )
     return [("precision", f"bf16; with train.precision=fp8 {measured}")]
-
-
-def suggested_limit(plan: Plan) -> str:
-    """Suggest a spend limit: 1.5 times the plan, because a probe or an assumption may be off by that much.
-
-    If no limit is set yet, it is not below the worst case shown next to it. A free machine also needs a limit.
-    """
-    best = plan.best
-    has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()
-    enough = max(best.cost_usd * 3 / 2, best.minimum_usd * 2, best.worst_usd if has_worst else Decimal(0))
-    return meter.as_limit(enough or Decimal(1))
-
-
-def rate_age(offer: Offer, now: float) -> str:
-    """Return how old the rate is; "" if the provider reported it just now."""
-    if offer.as_of is None and not offer.rate_source:
-        return ""
-    source = f" {offer.rate_source}" if offer.rate_source else ""
-    if offer.as_of is None:
-        return f"rate{source}"
-    day = datetime.datetime.fromtimestamp(offer.as_of, tz=datetime.UTC).strftime("%Y-%m-%d")
-    return f"rate of {day}, {format_duration(max(0.0, now - offer.as_of))} old{source}"
 
 
 def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import typer
 from homing.api.lookup.find_runs import usd
 from homing.api.notices import say_problems
 from homing.api.runs.find_offers import find_offers
-from homing.api.runs.plan_run import rate_age
 from homing.cli import output
 from homing.cli.options import Json
+from homing.cloud.plan.offers import rate_age
 from homing.cloud.providers.base import Offer
 from homing.errors import UsageError
 from homing.gpus import find_gpu

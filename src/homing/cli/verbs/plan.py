@@ -11,13 +11,14 @@ import typer
 from homing.api.lookup.find_runs import parse_limit, usd
 from homing.api.notices import say_problems
 from homing.api.run_changes import with_phases
-from homing.api.runs.plan_run import family_rows, load_planned, plan_run, precision_rows, rate_age, suggested_limit
+from homing.api.runs.plan_run import family_rows, load_planned, plan_run, precision_rows
 from homing.cli import output
 from homing.cli.ask import agrees_to_host
 from homing.cli.options import Json, Phases, RunName, Sets
 from homing.cli.plan_without_account import parse_rate, show_listed
 from homing.cloud.ledger import meter
-from homing.cloud.plan.plan import OfferPlan, Plan
+from homing.cloud.plan.offers import rate_age
+from homing.cloud.plan.plan import OfferPlan, Plan, suggested_limit
 from homing.cloud.providers.base import Offer
 from homing.cloud.try_offers import name_of
 from homing.config.load import Loaded

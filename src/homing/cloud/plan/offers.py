@@ -9,6 +9,7 @@ and `plan` sorts them by the cost to finish.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -20,9 +21,9 @@ from homing.cloud.providers.base import Needs, Offer, Provider, lack
 from homing.cloud.providers.registry import configured
 from homing.errors import HomingError, NoOffer, ProviderSilent, UsageError
 from homing.gpus import GPUS, find_gpu, nearest_gpus
-from homing.units import format_bytes
+from homing.units import format_bytes, format_duration
 
-__all__ = ["DEAR_USD_PER_HOUR", "Found", "LeftOut", "check_gpu", "find_offers", "is_dear", "list_offers"]
+__all__ = ["DEAR_USD_PER_HOUR", "Found", "LeftOut", "check_gpu", "find_offers", "is_dear", "list_offers", "rate_age"]
 
 # Above this hourly rate, --yes alone is not enough, and limits.rate must allow it.
 DEAR_USD_PER_HOUR = Decimal(20)
@@ -107,6 +108,17 @@ def check_gpu(name: str) -> str:
 def is_dear(offer: Offer, limit_usd_per_hour: Decimal | None) -> bool:
     """Return whether an offer's hourly rate is so high that the user must agree to it explicitly."""
     return limit_usd_per_hour is None and offer.rate_usd_per_hour > DEAR_USD_PER_HOUR
+
+
+def rate_age(offer: Offer, now: float) -> str:
+    """Return how old the rate is; "" if the provider reported it just now."""
+    if offer.as_of is None and not offer.rate_source:
+        return ""
+    source = f" {offer.rate_source}" if offer.rate_source else ""
+    if offer.as_of is None:
+        return f"rate{source}"
+    day = datetime.datetime.fromtimestamp(offer.as_of, tz=datetime.UTC).strftime("%Y-%m-%d")
+    return f"rate of {day}, {format_duration(max(0.0, now - offer.as_of))} old{source}"
 
 
 def _look(provider: Provider, needs: Needs, *, explain: bool = False) -> Found:

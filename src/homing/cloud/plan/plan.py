@@ -27,7 +27,7 @@ from homing.units import format_bytes, format_count, format_duration
 from homing.wire.guard_order import allowed_s
 from homing.wire.run_json import Run
 
-__all__ = ["Buys", "OfferPlan", "PhaseCost", "Plan", "make_plan", "needs_of", "relay_of"]
+__all__ = ["Buys", "OfferPlan", "PhaseCost", "Plan", "make_plan", "needs_of", "relay_of", "suggested_limit"]
 
 _BYTES_PER_TOKEN = 4  # an upper bound for shards
 _MONTH_S = 730 * 3600.0
@@ -133,6 +133,17 @@ def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
         warnings=[*found.problems, *_unknown_text(unknown), *_warnings(run, rows[0])],
         left_out=left_out if explain else [],
     )
+
+
+def suggested_limit(plan: Plan) -> str:
+    """Suggest a spend limit: 1.5 times the plan, because a probe or an assumption may be off by that much.
+
+    If no limit is set yet, it is not below the worst case shown next to it. A free machine also needs a limit.
+    """
+    best = plan.best
+    has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()
+    enough = max(best.cost_usd * 3 / 2, best.minimum_usd * 2, best.worst_usd if has_worst else Decimal(0))
+    return meter.as_limit(enough or Decimal(1))
 
 
 def needs_of(run: Run) -> Needs:
