@@ -17,9 +17,9 @@ from homing.cloud.launch.launch import Launched, LaunchOrder, draft, launch
 from homing.cloud.ledger import ownership
 from homing.cloud.ledger.ledger import ADOPTED
 from homing.cloud.ledger.meter import billing_lines
-from homing.cloud.ledger.ownership import write_record
+from homing.cloud.ledger.ownership import stored_runs, write_record
 from homing.cloud.providers.base import Needs, wait_until
-from homing.cloud.reconcile.adopt import adopt, propose, stored_runs
+from homing.cloud.reconcile.adopt import adopt, propose
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import look
 from homing.config.load import load_run

@@ -14,8 +14,8 @@ from homing.cli.options import Json, Yes
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.ledger.meter import billing_lines
-from homing.cloud.ledger.ownership import newest
-from homing.cloud.reconcile.adopt import Proposal, adopt, propose, stored_runs
+from homing.cloud.ledger.ownership import newest, stored_runs
+from homing.cloud.reconcile.adopt import Proposal, adopt, propose
 from homing.cloud.reconcile.run_status import dump_line
 from homing.store import Store, open_store
 from homing.units import counted, format_duration

@@ -1,7 +1,7 @@
 """Determines who owns a run, from its store: a lease with a fencing number, and the run's own record.
 
     launch    intent in the ledger -> record -> take (mark of the attempt) -> create -> check: superseded? undo
-    adopt     newest -> take the next number, naming the instance that lives on
+    adopt     stored_runs, newest -> take the next number, naming the instance that lives on
     commands  require_owner: a run of a different home is not touched from here
 
 The store decides races: `create_if_absent` returns True to exactly one caller. A lease is never rewritten or returned,
@@ -20,6 +20,7 @@ import hashlib
 import json
 import shlex
 
+from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import Adopted, LedgerLine, RunRow
@@ -42,6 +43,7 @@ __all__ = [
     "newest",
     "other_owner",
     "require_owner",
+    "stored_runs",
     "take",
     "taken_elsewhere",
     "write_record",
@@ -138,6 +140,17 @@ def write_record(home: Home, run_id: str, store: Store, lease: Lease | None = No
     store.put_bytes(run_key(run_id, file_names.RECORD), codec.dumps(record, indent=1).encode())
     home.world.mkdir(home.run_dir(run_id))
     home.world.write(home.run_dir(run_id) / _RECORDED, _digest(home, run, lines))
+
+
+def stored_runs(store: Store) -> list[RunRecord]:
+    """Return the records of all runs in the store, newest first."""
+    found = []
+    for entry in store.list(file_names.STORE_RUNS + "/"):
+        parts = entry.key.split("/")
+        if len(parts) == 3 and parts[2] == file_names.RECORD:
+            record = read_document(store, entry.key, RunRecord)
+            found += [record] if record is not None else []
+    return sorted(found, key=lambda record: (record.created_at, record.run_id), reverse=True)
 
 
 def keep_no_record(home: Home, run_id: str) -> None:

@@ -22,7 +22,7 @@ from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import meter, ownership
 from homing.cloud.ledger.ledger import ADOPTED, RESTORED, Adopted, LedgerLine, RunRow
 from homing.cloud.ledger.mark import owner_in
-from homing.cloud.ledger.ownership import write_record
+from homing.cloud.ledger.ownership import stored_runs, write_record
 from homing.cloud.reconcile.receipt import counted
 from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import IntegrityError, UsageError
@@ -33,7 +33,7 @@ from homing.wire.run_json import Run
 from homing.wire.shard_manifest import DataManifest
 from homing.wire.stored_record import Attempt, Lease, RunRecord
 
-__all__ = ["Proposal", "adopt", "lines_of", "propose", "stored_runs"]
+__all__ = ["Proposal", "adopt", "lines_of", "propose"]
 
 _DATA = "data"  # folder in the run's folder at home for data that a resume needs; the shards stay in the store
 
@@ -59,17 +59,6 @@ class Proposal:
     @property
     def host(self) -> str:
         return (self.lease.host if self.lease is not None else self.record.host) or self.owner
-
-
-def stored_runs(store: Store) -> list[RunRecord]:
-    """Return the records of all runs in the store, newest first."""
-    found = []
-    for entry in store.list(file_names.STORE_RUNS + "/"):
-        parts = entry.key.split("/")
-        if len(parts) == 3 and parts[2] == file_names.RECORD:
-            record = read_document(store, entry.key, RunRecord)
-            found += [record] if record is not None else []
-    return sorted(found, key=lambda record: (record.created_at, record.run_id), reverse=True)
 
 
 def propose(store: Store, wanted: str, home: Home) -> Proposal:

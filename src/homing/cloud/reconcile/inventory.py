@@ -29,10 +29,10 @@ from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark, owner_in, owner_prefix, plain_name
+from homing.cloud.ledger.ownership import stored_runs
 from homing.cloud.providers.base import Provider, Resource
 from homing.cloud.providers.registry import HERE_ONLY
 from homing.cloud.reconcile.account_owner import accounts_unseen
-from homing.cloud.reconcile.adopt import stored_runs
 from homing.cloud.reconcile.lost_ledger import LostRun, is_called, read_lost, unknown_ids
 from homing.cloud.reconcile.reconcile import is_absent, providers_in_use, refresh, unasked
 from homing.errors import HomingError, StillBilling, UsageError
