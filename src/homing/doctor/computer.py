@@ -262,7 +262,9 @@ def check_clock(examined: Examined) -> list[Check]:
 def clock_warning(home: Home, provider: str) -> str:
     """Return a warning if this computer's clock differs too much from the provider's; "" otherwise."""
     url = _api_url(provider, home.world.environment())
-    found = compare_clocks(home.world, [url] if url else [])
+    if not url:
+        return ""  # no clock to compare with
+    found = compare_clocks(home.world, [url])
     return " ".join(f"{each.text} {each.fix}" for each in found if each.is_finding)
 
 
