@@ -16,8 +16,8 @@ from tests.cloud.shop import offer as shop_offer
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.plan.plan import Plan, make_plan, needs_of, relay_of
-from homing.cloud.plan.speed import FILE, HOST_BYTES_PER_S, estimate, remember
-from homing.cloud.plan.timing import remember_speed, timing_of
+from homing.cloud.plan.speed import FILE, HOST_BYTES_PER_S, estimate, remember, remember_speed
+from homing.cloud.plan.timing import timing_of
 from homing.cloud.providers.base import Needs, Offer, lack
 from homing.config.estimate.memory import training_memory
 from homing.config.estimate.params import sizes as sizes_of

@@ -14,8 +14,8 @@ from tests.cloud.rig import make_run
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import LaunchOrder, draft
 from homing.cloud.plan.plan import make_plan
-from homing.cloud.plan.speed import Speed, remember
-from homing.cloud.plan.timing import Timing, Trip, checkpoint_bytes, measure_trip, pushing, timing_of
+from homing.cloud.plan.speed import Speed, Trip, measure_trip, remember
+from homing.cloud.plan.timing import Timing, checkpoint_bytes, pushing, timing_of
 from homing.cloud.providers.base import Needs, Offer
 from homing.errors import UsageError
 from homing.units import format_duration

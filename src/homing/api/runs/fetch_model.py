@@ -15,7 +15,7 @@ from homing.cloud.artifacts.stored_checkpoints import best_step
 from homing.cloud.contact.heartbeats import phases_of
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow
-from homing.cloud.plan.timing import remember_speed
+from homing.cloud.plan.speed import remember_speed
 from homing.cloud.reconcile.reconcile import refresh
 from homing.config.paths import manifest_in
 from homing.errors import UsageError

@@ -11,6 +11,8 @@
     unknown    a GPU that is not in our table: as slow as the slowest that is, so that the user's own machine has an
                estimate at all; plan leaves out rented ones
 
+A finished run adds its speeds, and the times that it took besides its steps (`Trip`), to speed.json.
+
 The speed of several GPUs is modelled as that of one times their number, and the text says so. No figure exceeds the
 device's peak.
 """
@@ -21,18 +23,36 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from homing.cloud.home import Home
+from homing.cloud.contact.heartbeats import Tail, read_document
+from homing.cloud.contact.metric_log import MetricLog
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.plan import measured_speeds
 from homing.cloud.providers.base import Offer
 from homing.config.estimate.memory import training_memory
 from homing.config.estimate.params import flops_of_step, flops_of_token
+from homing.errors import HomingError
 from homing.gpus import GPUS, Gpu, find_gpu
+from homing.store import Store, run_key
+from homing.wire import codec, file_names
+from homing.wire.event_lines import Event, Outcome
 from homing.wire.run_json import Model, Phase, Run
 
-__all__ = ["FORWARD_SHARE", "Pace", "Speed", "estimate", "recall", "remember", "shape_key"]
+__all__ = [
+    "FORWARD_SHARE",
+    "Pace",
+    "Speed",
+    "Trip",
+    "estimate",
+    "measure_trip",
+    "recall",
+    "remember",
+    "remember_speed",
+    "shape_key",
+]
 
 FILE = "speed.json"
 CPU_SHARE = 0.35  # fraction of pure matmul speed that an eager training step of a small decoder reaches
@@ -86,6 +106,16 @@ class Speed:
     text: str  # a sentence that says where the figures come from
     # by kind of phase; a phase that is missing here trains at tokens_per_s
     phases: Mapping[str, Pace] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trip:
+    """The time that one run took in addition to its steps."""
+
+    arrive_s: float  # from the create call to the trainer's start
+    start_s: float  # from the trainer's start to its first step
+    home_s: float  # from writing its outcome to the end of billing, without the transfer of checkpoints
+    push_bytes_per_s: float
 
 
 def shape_key(model: Model) -> str:
@@ -328,6 +358,53 @@ def remember(
         }
     )
     _save(home, known)
+
+
+def remember_speed(home: Home, run: RunRow, store: Store) -> None:
+    """Store the measured speed and times of a run for the next plan. Does nothing without the run's files at home."""
+    folder = home.run_dir(run.id)
+    try:
+        resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
+        offer = json.loads(home.world.read(folder / LAUNCH_NOTE))["offer"]
+        metrics = MetricLog(store, run_key(run.id, file_names.METRICS)).fresh()
+        speeds: dict[str, list[float]] = {}
+        for metric in metrics:
+            if metric.tokens_per_s:
+                speeds.setdefault(metric.phase, []).append(metric.tokens_per_s)
+        middle = {phase: sorted(seen)[len(seen) // 2] for phase, seen in speeds.items() if len(seen) >= 3}
+        if middle:
+            trip = _trip_of(home, run, store)
+            remember(resolved, offer["device"], offer["num_gpus"], middle, home, provider=offer["provider"], trip=trip)
+    except (OSError, ValueError, KeyError, TypeError, HomingError):
+        return  # these are only hints for the plan, so a failure must not fail a command that has done its work
+
+
+def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
+    """Return the time that the last attempt took in addition to its steps, or None if it failed or has not ended."""
+    last, outcome = home.ledger.lines(run.id)[-1], read_document(store, run_key(run.id, file_names.OUTCOME), Outcome)
+    if outcome is None or outcome.state == "failed" or last.created_at is None or last.destroyed_at is None:
+        return None
+    events = Tail(store, run_key(run.id, file_names.EVENTS)).documents(Event)
+    trip = measure_trip(events, outcome, last.created_at, last.destroyed_at)
+    return asdict(trip) if trip is not None else None
+
+
+def measure_trip(events: Sequence[Event], outcome: Outcome, created_at: float, ended_at: float) -> Trip | None:
+    """Compute the trip times from the files of one attempt in the store, or return None if something is missing."""
+    own = [event for event in events if event.t >= created_at]
+    first = next((event for event in own if event.kind == "first_step"), None)
+    pushes = [event.data for event in own if event.kind == "checkpoint_pushed" and event.data.get("seconds")]
+    if first is None or not pushes or ended_at <= outcome.t:
+        return None
+    start_s = float(first.data["seconds"])
+    rate = statistics.median(push["num_bytes"] / push["seconds"] for push in pushes)
+    last_push_s = float(pushes[-1]["seconds"])
+    return Trip(
+        arrive_s=round(max(0.0, first.t - start_s - created_at), 2),
+        start_s=round(start_s, 2),
+        home_s=round(max(1.0, ended_at - outcome.t - last_push_s), 2),
+        push_bytes_per_s=round(rate, 1),
+    )
 
 
 def _probe(offer: Offer, home: Home, known: dict[str, Any]) -> float | None:

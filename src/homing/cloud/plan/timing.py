@@ -20,37 +20,24 @@ A preemption notice would save those steps, but the estimate does not rely on ge
 
 from __future__ import annotations
 
-import json
 import math
-import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from homing.cloud.artifacts.hub_weights import hub_files, is_from_hub
-from homing.cloud.contact.heartbeats import Tail, read_document
-from homing.cloud.contact.metric_log import MetricLog
-from homing.cloud.home import LAUNCH_NOTE, Home
-from homing.cloud.ledger.ledger import RunRow
-from homing.cloud.plan.speed import FORWARD_SHARE, Pace, Speed, recall, remember
+from homing.cloud.home import Home
+from homing.cloud.plan.speed import FORWARD_SHARE, Pace, Speed, Trip, recall
 from homing.cloud.providers.base import Offer
 from homing.config.estimate.memory import training_memory
-from homing.errors import HomingError
-from homing.store import Store, run_key
 from homing.units import format_bytes, format_duration
-from homing.wire import codec, file_names
-from homing.wire.event_lines import Event, Outcome
 from homing.wire.guard_order import END, LAND, reserve_s
 from homing.wire.run_json import Phase, Run
 
 __all__ = [
     "Odds",
     "Timing",
-    "Trip",
     "checkpoint_bytes",
-    "measure_trip",
     "odds_of",
     "pushing",
-    "remember_speed",
     "timing_of",
 ]
 
@@ -70,16 +57,6 @@ _LEAST_STEPS = 20  # enough steps to measure the speed of a run and to have some
 _END_S = 3.0  # time for the agent to start ending the billing before the next guards act
 ASSUMED_HOURS = 20.0  # hours per preemption of a spot machine, as long as nothing else is known
 _TAKEN = "preempted"  # prefix of the ledger's note for an instance that was preempted
-
-
-@dataclass(frozen=True)
-class Trip:
-    """The time that one run took in addition to its steps."""
-
-    arrive_s: float  # from the create call to the trainer's start
-    start_s: float  # from the trainer's start to its first step
-    home_s: float  # from writing its outcome to the end of billing, without the transfer of checkpoints
-    push_bytes_per_s: float
 
 
 @dataclass(frozen=True)
@@ -228,53 +205,6 @@ def _input_bytes(run: Run, *, is_base_sent: bool) -> int:
 def checkpoint_bytes(run: Run) -> int:
     """Return the size of a checkpoint: trained weights and optimizer state of the largest phase. The rest is small."""
     return max(training_memory(run, phase).checkpoint for phase in run.phases)
-
-
-def remember_speed(home: Home, run: RunRow, store: Store) -> None:
-    """Store the measured speed and times of a run for the next plan. Does nothing without the run's files at home."""
-    folder = home.run_dir(run.id)
-    try:
-        resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
-        offer = json.loads(home.world.read(folder / LAUNCH_NOTE))["offer"]
-        metrics = MetricLog(store, run_key(run.id, file_names.METRICS)).fresh()
-        speeds: dict[str, list[float]] = {}
-        for metric in metrics:
-            if metric.tokens_per_s:
-                speeds.setdefault(metric.phase, []).append(metric.tokens_per_s)
-        middle = {phase: sorted(seen)[len(seen) // 2] for phase, seen in speeds.items() if len(seen) >= 3}
-        if middle:
-            trip = _trip_of(home, run, store)
-            remember(resolved, offer["device"], offer["num_gpus"], middle, home, provider=offer["provider"], trip=trip)
-    except (OSError, ValueError, KeyError, TypeError, HomingError):
-        return  # these are only hints for the plan, so a failure must not fail a command that has done its work
-
-
-def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
-    """Return the time that the last attempt took in addition to its steps, or None if it failed or has not ended."""
-    last, outcome = home.ledger.lines(run.id)[-1], read_document(store, run_key(run.id, file_names.OUTCOME), Outcome)
-    if outcome is None or outcome.state == "failed" or last.created_at is None or last.destroyed_at is None:
-        return None
-    events = Tail(store, run_key(run.id, file_names.EVENTS)).documents(Event)
-    trip = measure_trip(events, outcome, last.created_at, last.destroyed_at)
-    return asdict(trip) if trip is not None else None
-
-
-def measure_trip(events: Sequence[Event], outcome: Outcome, created_at: float, ended_at: float) -> Trip | None:
-    """Compute the trip times from the files of one attempt in the store, or return None if something is missing."""
-    own = [event for event in events if event.t >= created_at]
-    first = next((event for event in own if event.kind == "first_step"), None)
-    pushes = [event.data for event in own if event.kind == "checkpoint_pushed" and event.data.get("seconds")]
-    if first is None or not pushes or ended_at <= outcome.t:
-        return None
-    start_s = float(first.data["seconds"])
-    rate = statistics.median(push["num_bytes"] / push["seconds"] for push in pushes)
-    last_push_s = float(pushes[-1]["seconds"])
-    return Trip(
-        arrive_s=round(max(0.0, first.t - start_s - created_at), 2),
-        start_s=round(start_s, 2),
-        home_s=round(max(1.0, ended_at - outcome.t - last_push_s), 2),
-        push_bytes_per_s=round(rate, 1),
-    )
 
 
 def _least_steps(phase: Phase) -> int:

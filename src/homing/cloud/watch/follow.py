@@ -19,7 +19,7 @@ from homing.cloud.guard.guard import guard_pass
 from homing.cloud.home import LEDGER, Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import RunRow
-from homing.cloud.plan.timing import remember_speed
+from homing.cloud.plan.speed import remember_speed
 from homing.cloud.reconcile.inventory import is_lost
 from homing.cloud.reconcile.lost_ledger import read_lost
 from homing.cloud.reconcile.reconcile import unread
