@@ -33,7 +33,7 @@ from homing.lm.export import Facts, Order, export
 from homing.lm.generate import generate, load_for_use
 from homing.lm.model import Decoder
 from homing.lm.tokenizer.encode import AWKWARD
-from homing.lm.tokenizer.specials import SPECIALS
+from homing.lm.tokenizer.tokenizer import SPECIALS
 from homing.lm.tokenizer.train_bpe import learn_merges
 from homing.lm.tokenizer.write_files import build_tokenizer_json, write_extras
 from homing.wire.run_json import Model

@@ -158,8 +158,8 @@ def measure_tiktoken(corpus: str, out: str, tokenizer: str, num_threads: str) ->
     import numpy as np
     import tiktoken
 
-    from homing.lm.tokenizer.splits import SPLITS
     from homing.lm.tokenizer.tokenizer import CHAR_TO_BYTE
+    from homing.lm.tokenizer.write_files import SPLITS
 
     vocab = json.loads(Path(tokenizer).read_text(encoding="utf-8"))["model"]["vocab"]
     ranks = {
@@ -179,7 +179,7 @@ def measure_tiktoken(corpus: str, out: str, tokenizer: str, num_threads: str) ->
 def measure_rustbpe(corpus: str, out: str, tokenizer: str) -> dict[str, Any]:
     import rustbpe
 
-    from homing.lm.tokenizer.splits import SPLITS
+    from homing.lm.tokenizer.write_files import SPLITS
 
     began = time.perf_counter()
     documents = Path(corpus).read_bytes().decode().split(MARKER)

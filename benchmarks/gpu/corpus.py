@@ -22,7 +22,7 @@ import numpy as np
 
 from homing.lm.data.shards.read_shards import file_sha256, read_manifest
 from homing.lm.data.shards.write_shards import ShardWriter
-from homing.lm.tokenizer.specials import END_OF_TEXT, SPECIALS
+from homing.lm.tokenizer.tokenizer import END_OF_TEXT, SPECIALS
 from homing.wire import codec, file_names
 from homing.wire.shard_manifest import DataManifest, Split
 

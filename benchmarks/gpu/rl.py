@@ -33,7 +33,7 @@ from homing.lm.model import Decoder
 from homing.lm.phases.rl import Reinforce
 from homing.lm.rl.named_random import draws
 from homing.lm.rl.rollout import Sampler
-from homing.lm.tokenizer.specials import SPECIALS
+from homing.lm.tokenizer.tokenizer import SPECIALS
 from homing.lm.train.optim.param_groups import build_optimizer, clip_gradients
 from homing.wire import run_json as wire
 from homing.wire.run_json import Model, Optimizer, Phase, Rl, RlTask, Run, Schedule

@@ -15,7 +15,7 @@ from tests.cli.typed import Homing
 from tests.lm.tiny import make_data, make_run
 
 from homing.errors import DataError
-from homing.lm.tokenizer.specials import SPECIALS
+from homing.lm.tokenizer.tokenizer import SPECIALS
 from homing.wire.run_json import Base, Rl, RlTask
 
 CHOICES = [{"question": f"the cat {n}", "choices": ["sat", "ran home"], "gold": n % 2} for n in range(6)]

@@ -409,7 +409,7 @@ def test_of_open_weights_no_longer_context_is_named_than_they_were_made_for(
 def test_weights_that_homing_exported_are_asked_in_turns_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tests.lm.model.open_weights.foreign_models import write_reference, write_their_tokenizer
 
-    from homing.lm.tokenizer.specials import CHAT_TEMPLATE
+    from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE
 
     write_reference(here / "upstream", "qwen3", vocab_size=330)
     write_their_tokenizer(here / "upstream", "qwen2", (here / "a.txt").read_text(encoding="utf-8"), num_merges=40)

@@ -32,7 +32,7 @@ from homing.lm.evals.task_file import Choice, Open, TaskFile, read_task
 from homing.lm.evals.text_files import STRETCH_BYTES, Text, held_out_text, measure_text, text_in_files
 from homing.lm.generate import Card, generate
 from homing.lm.model import Decoder
-from homing.lm.tokenizer.specials import CHAT_TEMPLATE, SPECIALS
+from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE, SPECIALS
 from homing.wire.run_json import PhaseData
 
 WORDS = "the cat sat on a mat and the dog ran home to eat red fish at night. "

@@ -17,7 +17,7 @@ from homing.hf_config import config_of
 from homing.lm.model import Decoder, count_params
 from homing.lm.model.frozen_linear import lora_tensors
 from homing.lm.model.lora import adapter_config, add_lora, freeze, merge, merged_sha256
-from homing.lm.tokenizer.specials import SPECIALS
+from homing.lm.tokenizer.tokenizer import SPECIALS
 from homing.lm.tokenizer.train_bpe import learn_merges
 from homing.lm.tokenizer.write_files import build_tokenizer_json, write_extras
 from homing.wire import codec, file_names

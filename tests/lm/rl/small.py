@@ -9,7 +9,7 @@ from typing import Any
 from tiny import count_params, make_data, make_run
 
 from homing.lm.model import Decoder
-from homing.lm.tokenizer.specials import SPECIALS
+from homing.lm.tokenizer.tokenizer import SPECIALS
 from homing.wire.run_json import Rl, RlTask, Run
 
 __all__ = ["make_rl_run", "small_model"]

@@ -17,7 +17,7 @@ from homing.lm.rl.prompter import Prompter, chatml
 from homing.lm.rl.questions import Order, is_held_out
 from homing.lm.rl.tasks import Asked, open_task
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
-from homing.lm.tokenizer.specials import CHAT_TEMPLATE
+from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE
 from homing.wire.run_json import RlTask
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from homing.lm.tokenizer import encode
 from homing.lm.tokenizer.encode import Encoder
-from homing.lm.tokenizer.specials import SPECIALS
+from homing.lm.tokenizer.tokenizer import SPECIALS
 from homing.lm.tokenizer.train_bpe import learn_merges
 from homing.lm.tokenizer.write_files import build_tokenizer_json
 

@@ -16,10 +16,9 @@ from tokenizers import Tokenizer
 from homing.errors import DataError, IntegrityError
 from homing.lm.tokenizer import load_tokenizer
 from homing.lm.tokenizer.encode import AWKWARD, NEW_LETTERS, Encoder, has_new_letter
-from homing.lm.tokenizer.specials import SPECIALS
-from homing.lm.tokenizer.splits import SPLITS, name_of_split
+from homing.lm.tokenizer.tokenizer import SPECIALS
 from homing.lm.tokenizer.train_bpe import learn_merges
-from homing.lm.tokenizer.write_files import build_tokenizer_json, read_facts, write_extras
+from homing.lm.tokenizer.write_files import SPLITS, build_tokenizer_json, name_of_split, read_facts, write_extras
 
 TRAINING = (
     "The quick brown fox's tail isn't 1234567 long; they'll say so.\n\n\tif x == 10:\r\n    pass  # done!!\n"

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 import regex
 
-from homing.lm.tokenizer.splits import pattern_named
 from homing.lm.tokenizer.train_bpe import learn_merges, replay_merges
+from homing.lm.tokenizer.write_files import pattern_named
 
 TEXT = (
     """The cat sat on the mat. The cat's hat is flat; that's that!

@@ -36,7 +36,7 @@ from homing.lm.data.chat.prepare import prepare_chat
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.model.decoder import Decoder
 from homing.lm.phases.chat import Chat
-from homing.lm.tokenizer.specials import CHAT_TEMPLATE
+from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE
 from homing.lm.train.loop import train
 from homing.lm.verify_model import verify
 from homing.wire import codec, file_names

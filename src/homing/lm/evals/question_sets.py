@@ -35,7 +35,7 @@ from homing.lm.rl.rl_metrics import pass_at_k
 from homing.lm.rl.rollout import Sample, Sampler
 from homing.lm.rl.tasks import JUDGES, MAKERS
 from homing.lm.tokenizer import Tokenizer
-from homing.lm.tokenizer.specials import IM_END
+from homing.lm.tokenizer.tokenizer import IM_END
 from homing.questions import Entry, read_entries, shorten_problems
 from homing.wire.run_json import Rl, RlTask
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from homing.errors import DataError
 from homing.lm.export.source_model import Opened
-from homing.lm.tokenizer.specials import PAD
-from homing.lm.tokenizer.splits import name_of_split
-from homing.lm.tokenizer.tokenizer import read_tokenizer_json
+from homing.lm.tokenizer.tokenizer import PAD, read_tokenizer_json
+from homing.lm.tokenizer.write_files import name_of_split
 from homing.wire import file_names
 
 __all__ = ["GgufTokens", "adds_bos", "gguf_tokens"]

@@ -30,7 +30,7 @@ from homing.lm.model.frozen_linear import lora_tensors
 from homing.lm.model.lora import adapter_config
 from homing.lm.model.open_weights import save_weights
 from homing.lm.model.open_weights.write_weights import save_tensors
-from homing.lm.tokenizer.specials import END_OF_TEXT, PAD
+from homing.lm.tokenizer.tokenizer import END_OF_TEXT, PAD
 from homing.wire import file_names
 
 __all__ = ["CODE", "open_with_peft", "write_adapter", "write_hf", "write_tokenizer"]

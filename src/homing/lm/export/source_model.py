@@ -22,7 +22,7 @@ from homing.lm.model import Decoder
 from homing.lm.model.open_weights import WeightFiles, find_weights
 from homing.lm.model.open_weights.read_weights import DTYPES
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
-from homing.lm.tokenizer.specials import IM_START
+from homing.lm.tokenizer.tokenizer import IM_START
 from homing.wire import file_names
 
 __all__ = ["CHAT_PHASES", "Opened", "open_for_export"]

@@ -21,7 +21,7 @@ from homing.errors import DataError
 from homing.lm.generate.sampling import generate, warn
 from homing.lm.model import Decoder, lora
 from homing.lm.tokenizer import Tokenizer
-from homing.lm.tokenizer.specials import IM_END, IM_START, lacks_turns
+from homing.lm.tokenizer.tokenizer import IM_END, IM_START, lacks_turns
 from homing.wire import file_names
 from homing.wire.run_json import Sampling
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from homing.errors import DataError
 from homing.lm.tokenizer import Tokenizer
-from homing.lm.tokenizer.specials import IM_END, IM_START
+from homing.lm.tokenizer.tokenizer import IM_END, IM_START
 
 __all__ = ["TOOL_TOKENS", "Calculator", "compute"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from homing.errors import DataError
 from homing.lm.tokenizer import Tokenizer
-from homing.lm.tokenizer.specials import CHAT_TEMPLATE, IM_END, IM_START, lacks_turns
+from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE, IM_END, IM_START, lacks_turns
 from homing.wire import codec, file_names
 from homing.wire.chat_template import Turns, Unreadable, read_chat_template
 

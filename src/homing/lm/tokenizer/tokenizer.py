@@ -1,5 +1,9 @@
 """Loads tokenizer.json: encode, decode, and the facts that training needs.
 
+Our special tokens have the ids 0, 1, 2, ... before the 256 bytes and the merges. `standard` has all sixteen, so that
+chat and tools need no new embedding rows later; `one` has only <|endoftext|>, so that a vocabulary of N has N - 257
+merges. Text that spells a special token never becomes its id: only homing's own code puts these ids into a stream.
+
 Bytes are written as printable characters, one to one, as in every byte-level BPE (GPT-2's table).
 
 The `tokenizers` package aborts a regex search that takes too long, and some expressions it cannot compile, with a Rust
@@ -13,27 +17,98 @@ import functools
 import gc
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from homing.errors import DataError
-from homing.lm.tokenizer.specials import END_OF_TEXT
 from homing.tokenizer_json import read_tokenizer_bytes
 
 __all__ = [
     "BYTE_TO_CHAR",
     "CHAR_TO_BYTE",
+    "CHAT_TEMPLATE",
     "DOCUMENT_MARKS",
+    "END_OF_TEXT",
+    "IM_END",
+    "IM_START",
+    "PAD",
+    "SPECIALS",
     "TEXT_ENDS",
     "Tokenizer",
     "as_text",
     "document_mark",
+    "lacks_turns",
     "load_tokenizer",
     "panics_as_errors",
     "read_tokenizer_json",
+    "specials_named",
     "specials_of",
 ]
+
+
+END_OF_TEXT = "<|endoftext|>"  # before each document
+IM_START = "<|im_start|>"
+IM_END = "<|im_end|>"  # ends a chat turn
+PAD = "<|pad|>"
+_TOOLS = ["<|tool_call|>", "<|tool_call_end|>", "<|tool_result|>", "<|tool_result_end|>"]
+_RESERVED = [f"<|reserved_{number}|>" for number in range(8)]
+
+SPECIALS: dict[str, list[str]] = {
+    "one": [END_OF_TEXT],
+    "standard": [END_OF_TEXT, IM_START, IM_END, PAD, *_TOOLS, *_RESERVED],
+}
+
+# ChatML, with <|endoftext|> first as before every document, and tools in their own special tokens. Deliberately plain
+# Jinja (no generation tag, no filters but tojson), so that every inference engine can render it.
+CHAT_TEMPLATE = """\
+{{- bos_token }}
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] + '\\n\\n' }}
+    {%- endif %}
+    {{- 'Tools, one a line:\\n' }}
+    {%- for tool in tools %}
+        {{- (tool | tojson) + '\\n' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (tools and loop.first and message['role'] == 'system') %}
+        {{- '<|im_start|>' + message['role'] + '\\n' }}
+        {%- if message['role'] == 'tool' %}
+            {{- '<|tool_result|>' + message['content'] + '<|tool_result_end|>' }}
+        {%- else %}
+            {%- if message['content'] %}
+                {{- message['content'] }}
+            {%- endif %}
+            {%- for call in message['tool_calls'] or [] %}
+                {{- '<|tool_call|>' + (call['function'] | tojson) + '<|tool_call_end|>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+
+def specials_named(name: str) -> list[str]:
+    if name not in SPECIALS:
+        raise DataError(
+            what=f"Unknown set of special tokens: {name!r}",
+            why=f"Known: {', '.join(SPECIALS)}.",
+            fix="Set tokenizer.specials to one of these.",
+        )
+    return SPECIALS[name]
+
+
+def lacks_turns(specials: Container[str]) -> list[str]:
+    """Return the turn markers (<|im_start|>, <|im_end|>) that are missing from these specials."""
+    return [mark for mark in (IM_START, IM_END) if mark not in specials]
 
 
 def _table() -> dict[int, str]:

@@ -9,12 +9,12 @@ has already produced, is left out and replaced by one from a small reserve.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Iterator
 
 from homing.errors import DataError
 from homing.lm.data.text.documents import cut
-from homing.lm.tokenizer.splits import pattern_named
+from homing.lm.tokenizer.trim_heap import release_free_memory
+from homing.lm.tokenizer.write_files import pattern_named
 
 __all__ = ["MAX_SAMPLE_BYTES", "MIN_VOCAB", "learn_merges", "replay_merges", "too_little_text"]
 
@@ -47,15 +47,8 @@ def learn_merges(documents: Iterable[bytes], *, num_merges: int, split: str) -> 
     )
     tokens = [bytes(token) for token, _ in trainer.get_mergeable_ranks()[MIN_VOCAB:]]
     del trainer
-    _give_memory_back()
+    release_free_memory()  # glibc would keep it while the encoder allocates more
     return replay_merges(tokens, num_merges)
-
-
-def _give_memory_back() -> None:
-    """Return freed memory to the system, which glibc would keep while the encoder allocates more. A no-op elsewhere."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def replay_merges(tokens: Iterable[bytes], num_merges: int) -> list[tuple[bytes, bytes]]:

@@ -6,6 +6,10 @@ tokenizer_config.json   names of the special tokens and the ChatML template, for
 vocab.json, merges.txt  the same vocabulary in GPT-2's two files
 
 A third-party tokenizer keeps its own accompanying files (METADATA_FILES) instead.
+
+Text is split into words before merging, by one of two regular expressions and no others. Every reader of tokenizer.json
+must support them: rustbpe and `tokenizers` accept any expression, but gigatoken and llama.cpp know only certain ones by
+name, so a custom expression would train here and load nowhere else.
 """
 
 from __future__ import annotations
@@ -18,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import DataError
-from homing.lm.tokenizer.specials import CHAT_TEMPLATE, END_OF_TEXT, IM_START, PAD
-from homing.lm.tokenizer.splits import name_of_split, pre_tokenizer_named
 from homing.lm.tokenizer.tokenizer import (
     BYTE_TO_CHAR,
+    CHAT_TEMPLATE,
+    END_OF_TEXT,
+    IM_START,
+    PAD,
     TEXT_ENDS,
     as_text,
     document_mark,
@@ -31,11 +37,28 @@ from homing.lm.tokenizer.tokenizer import (
 from homing.wire.file_names import CHAT_TEMPLATE as TEMPLATE_FILE
 from homing.wire.file_names import TOKENIZER, TOKENIZER_CONFIG
 
-__all__ = ["EXTRAS", "METADATA_FILES", "Facts", "build_tokenizer_json", "read_facts", "write_extras"]
+__all__ = [
+    "EXTRAS",
+    "METADATA_FILES",
+    "SPLITS",
+    "Facts",
+    "build_tokenizer_json",
+    "name_of_split",
+    "pattern_named",
+    "read_facts",
+    "write_extras",
+]
 
 EXTRAS = (TOKENIZER_CONFIG, "vocab.json", "merges.txt")
 METADATA_FILES = (TOKENIZER_CONFIG, TEMPLATE_FILE)
 OWN_SPLIT = "its own"
+# Exactly the expression in Llama 3's tokenizer.json; GPT-4's splits text in the same way.
+_GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SPLITS = {"gpt2": _GPT2, "gpt4": _GPT4}
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,7 @@ def build_tokenizer_json(merges: Sequence[tuple[bytes, bytes]], specials: Sequen
         vocab[as_text(left + right)] = len(vocab)
     assert len(vocab) == len(specials) + 256 + len(merges), "a token occurs twice"
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(as_text(left), as_text(right)) for left, right in merges]))
-    tokenizer.pre_tokenizer = pre_tokenizer_named(split)
+    tokenizer.pre_tokenizer = _pre_tokenizer_named(split)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(special, special=True, normalized=False) for special in specials])
     before = processors.TemplateProcessing(
@@ -157,3 +180,46 @@ def _types(part: Any) -> list[str]:
         return []
     inner = [*(part.get("pretokenizers") or []), *(part.get("normalizers") or [])]
     return [str(part.get("type")), *(name for each in inner for name in _types(each))]
+
+
+# --- split patterns ---
+
+
+def pattern_named(name: str) -> str:
+    if name not in SPLITS:
+        raise DataError(
+            what=f"Unknown split: {name!r}",
+            why=f"Known: {', '.join(SPLITS)}. The encoder and llama.cpp support no others.",
+            fix="Set the split of the tokenizer to gpt4 or gpt2.",
+        )
+    return SPLITS[name]
+
+
+def _pre_tokenizer_named(name: str) -> Any:
+    """Return the pre-tokenizer for `tokenizers`: GPT-2's pattern is built in, the other is given as an expression."""
+    from tokenizers import Regex, pre_tokenizers
+
+    if name == "gpt2":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern_named(name)), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def name_of_split(pre_tokenizer: Any) -> str | None:
+    """Return which of our split patterns a `pre_tokenizer` of tokenizer.json is, or None."""
+    if not isinstance(pre_tokenizer, dict):
+        return None
+    if pre_tokenizer.get("type") == "ByteLevel":
+        is_gpt2 = pre_tokenizer.get("use_regex", True) and not pre_tokenizer.get("add_prefix_space", True)
+        return "gpt2" if is_gpt2 else None
+    parts = pre_tokenizer.get("pretokenizers") or []
+    if pre_tokenizer.get("type") != "Sequence" or [part.get("type") for part in parts] != ["Split", "ByteLevel"]:
+        return None
+    words, as_bytes = parts
+    is_plain = words.get("behavior") == "Isolated" and not words.get("invert") and not as_bytes.get("use_regex", True)
+    is_ours = is_plain and not as_bytes.get("add_prefix_space", True)
+    return "gpt4" if is_ours and words.get("pattern") == {"Regex": _GPT4} else None

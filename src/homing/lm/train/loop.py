@@ -26,7 +26,7 @@ from homing.lm.device import peak_flops
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.generate.chat_and_text import sample_texts, write_samples
 from homing.lm.model import lora
-from homing.lm.tokenizer.specials import lacks_turns
+from homing.lm.tokenizer.tokenizer import lacks_turns
 from homing.lm.train.build_phase import build, describe_start
 from homing.lm.train.checkpoints import checkpoint_files
 from homing.lm.train.checkpoints.checkpoint_files import TrainState

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.lm.data.chat.messages import Conversation
-from homing.lm.tokenizer.specials import SPECIALS
+from homing.lm.tokenizer.tokenizer import SPECIALS
 from homing.lm.tokenizer.write_files import build_tokenizer_json, write_extras
 
 __all__ = ["LLAMA", "QWEN", "THINKING", "conversation", "conversations", "make_tokenizer"]

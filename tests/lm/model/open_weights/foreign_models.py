@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from homing.lm.export.gguf_tokens import _QWEN2 as QWEN2_SPLIT
-from homing.lm.tokenizer.splits import SPLITS
 from homing.lm.tokenizer.tokenizer import as_text
 from homing.lm.tokenizer.train_bpe import learn_merges
+from homing.lm.tokenizer.write_files import SPLITS
 
 __all__ = ["FAMILIES", "LLAMA3_ROPE", "write_reference", "write_their_tokenizer"]
 

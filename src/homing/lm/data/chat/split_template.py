@@ -18,7 +18,7 @@ from homing.lm.data.chat.render import ChatTokens, Renderer
 from homing.lm.data.chat.template import ChatTemplate, find_template
 from homing.lm.rl.prompter import in_turns, template_sha256
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
-from homing.lm.tokenizer.specials import CHAT_TEMPLATE
+from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE
 from homing.wire import codec, file_names
 from homing.wire.chat_template import Turns
 

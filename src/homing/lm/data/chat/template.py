@@ -31,7 +31,7 @@ from jinja2.utils import Namespace
 from homing.errors import DataError
 from homing.lm.child_process import exchange
 from homing.lm.data.chat.messages import Fault, Message
-from homing.lm.tokenizer.specials import CHAT_TEMPLATE as OUR_TEMPLATE
+from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE as OUR_TEMPLATE
 from homing.units import format_bytes
 from homing.wire.chat_template import Unreadable, read_chat_template
 from homing.wire.file_names import CHAT_TEMPLATE as TEMPLATE
