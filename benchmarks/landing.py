@@ -45,8 +45,11 @@ from tiny import (  # noqa: E402
 )
 
 from _result import write_proof  # noqa: E402
-from homing.cloud.artifacts.fetch import fetch  # noqa: E402
-from homing.cloud.artifacts.stored_checkpoints import damage, list_checkpoints  # noqa: E402
+from homing.cloud.artifacts.checkpoints import (  # noqa: E402
+    damage,
+    fetch,
+    list_checkpoints,
+)
 from homing.cloud.contact.heartbeats import Tail, read_document  # noqa: E402
 from homing.cloud.home import Home  # noqa: E402
 from homing.cloud.launch.launch import LaunchOrder, draft, launch  # noqa: E402

@@ -33,8 +33,11 @@ from tests.doubles import s3_servers  # noqa: E402
 from tests.doubles.proxy import Proxy  # noqa: E402
 
 from _result import write_proof  # noqa: E402
-from homing.cloud.artifacts.fetch import fetch  # noqa: E402
-from homing.cloud.artifacts.stored_checkpoints import known_hash, list_checkpoints  # noqa: E402
+from homing.cloud.artifacts.checkpoints import (  # noqa: E402
+    fetch,
+    known_hash,
+    list_checkpoints,
+)
 from homing.cloud.home import Home  # noqa: E402
 from homing.cloud.launch.resume import resume_inputs  # noqa: E402
 from homing.cloud.ledger.ledger import LedgerLine, RunRow  # noqa: E402

@@ -20,7 +20,7 @@ from tests.doubles.hub import WRITE
 from tests.doubles.sshd import need_sshd
 from tests.e2e.trips import check_resume_here, files_with, look_at_clouds_more_often, stone
 
-from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import Draft, LaunchOrder, draft, guards, launch

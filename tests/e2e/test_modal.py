@@ -18,7 +18,7 @@ from tests.doubles import modal as modal_double
 from tests.doubles.modal import TOKEN_ID, TOKEN_SECRET, Modal
 from tests.e2e.trips import look_at_clouds_more_often
 
-from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.guard import relaunch
 from homing.cloud.guard.guard import guard_pass
 from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit, propose

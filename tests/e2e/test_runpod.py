@@ -24,7 +24,7 @@ from tests.e2e.trips import (
     wait_for_checkpoint,
 )
 
-from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.contact.ssh_access import find_login
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import guards, launch

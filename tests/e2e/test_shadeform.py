@@ -26,7 +26,7 @@ from tests.e2e.trips import (
     wait_for_checkpoint,
 )
 
-from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.contact.ssh_access import find_login
 from homing.cloud.destroy import destroy_run

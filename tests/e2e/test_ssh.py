@@ -17,7 +17,7 @@ from tests.doubles.container import engine, sshd_inside
 from tests.doubles.s3_servers import ACCESS_KEY, SECRET_KEY, moto
 from tests.doubles.sshd import Sshd, need_sshd, running_sshd
 
-from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.destroy import destroy_run
 from homing.cloud.guard.stop_and_limit import ask_to_stop
 from homing.cloud.home import Home

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.contact.heartbeats import read_reports
 from homing.cloud.home import Home
 from homing.cloud.launch.resume import resume_inputs

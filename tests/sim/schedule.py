@@ -27,7 +27,7 @@ from tests.sim.truth import ROUNDING_USD
 from tests.sim.world import STORE, Proc
 from tests.sim.writer import HostileWriter
 
-from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
 from homing.cloud.guard.guard import guard_pass, wait_for_next
 from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit

@@ -13,7 +13,7 @@ from tests.cloud.rig import clear, make_draft, make_run, trainer_argv
 from tests.doubles.hub import WRITE, Hub
 from tests.doubles.s3_servers import SECRET_KEY, Server
 
-from homing.cloud.artifacts.fetch import fetch
+from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.artifacts.prune import kept_by
 from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home

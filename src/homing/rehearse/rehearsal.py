@@ -20,7 +20,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.artifacts.fetch import Fetched, fetch
+from homing.cloud.artifacts.checkpoints import Fetched, fetch
 from homing.cloud.destroy import destroy_run, end_finding
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import LaunchOrder, draft, guards, launch

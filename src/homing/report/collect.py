@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from homing import __version__
+from homing.cloud.artifacts.checkpoints import best_step, list_checkpoints
 from homing.cloud.artifacts.prune import kept_by
-from homing.cloud.artifacts.stored_checkpoints import best_step, list_checkpoints
 from homing.cloud.contact import action_log
 from homing.cloud.contact.heartbeats import Tail, read_document
 from homing.cloud.contact.metric_log import MetricLog

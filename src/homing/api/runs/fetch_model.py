@@ -10,8 +10,7 @@ from homing.api import notices
 from homing.api.lookup.find_models import MODELS
 from homing.api.lookup.find_runs import find_run, is_stranger, name_here, open_home
 from homing.api.notices import say_problems
-from homing.cloud.artifacts.fetch import Fetched, Shown, choose, fetch, place_of, show
-from homing.cloud.artifacts.stored_checkpoints import best_step
+from homing.cloud.artifacts.checkpoints import Fetched, Shown, best_step, choose, fetch, place_of, show
 from homing.cloud.contact.heartbeats import phases_of
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow

@@ -20,7 +20,7 @@ from homing.api.lookup.find_models import MODELS
 from homing.api.lookup.find_runs import find_any, is_stranger, name_here, open_home, usd
 from homing.api.lookup.local_runs import Trained, look_again, watch_here
 from homing.api.tracking import begin, following, go_on, wanted
-from homing.cloud.artifacts.fetch import place_of
+from homing.cloud.artifacts.checkpoints import place_of
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.ledger.meter import as_limit, at_most, cost

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from homing.api.confirm import Confirm, refuse
 from homing.api.lookup.find_runs import open_home
+from homing.cloud.artifacts.checkpoints import known_hash
 from homing.cloud.artifacts.prune import Removal, not_there, plan_removal, remove
-from homing.cloud.artifacts.stored_checkpoints import known_hash
 from homing.cloud.home import Home
 from homing.errors import UsageError
 from homing.store import NotInStore, Store, open_store

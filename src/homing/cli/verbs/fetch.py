@@ -15,7 +15,7 @@ from homing.api.notices import say_problems
 from homing.api.runs.fetch_model import fetch_model, list_checkpoints
 from homing.cli import output
 from homing.cli.options import Json, RunName
-from homing.cloud.artifacts.fetch import Shown
+from homing.cloud.artifacts.checkpoints import Shown
 from homing.cloud.ledger.ledger import RunRow
 from homing.config.paths import file_called
 from homing.units import format_bytes, format_duration

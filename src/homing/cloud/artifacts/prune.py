@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from homing.cloud.artifacts.stored_checkpoints import best_step, list_checkpoints
+from homing.cloud.artifacts.checkpoints import best_step, list_checkpoints
 from homing.cloud.contact.heartbeats import phases_of, read_document
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, LIVE_STATES, RunRow

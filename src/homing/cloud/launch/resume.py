@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from homing.cloud.artifacts.stored_checkpoints import StoredCheckpoint, damage, list_checkpoints
+from homing.cloud.artifacts.checkpoints import StoredCheckpoint, damage, list_checkpoints
 from homing.cloud.contact.control_request import ask, last_asked
 from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.home import Home

@@ -1,7 +1,10 @@
-"""Fetches a model from the store to this computer and verifies it by hash.
+"""The checkpoints of a run in the store: which are complete, newest and best; fetches one and verifies it by hash.
 
     choose a checkpoint -> its files into a temporary folder, each verified -> renamed to ./models/NAME
                         -> logs, metrics, samples to $HOMING_HOME/runs/<id>/
+
+A checkpoint without a manifest does not count, because the manifest is pushed last, after every file that it names has
+been read back.
 
 A fetch is atomic: if it fails, the previous content stays in place. An earlier, unmodified fetch of the same run is
 replaced. Anything else, including the only copy of a newer checkpoint, is replaced only with `force`. The instance need
@@ -11,26 +14,155 @@ next older intact one is fetched instead, and the damaged ones are reported.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from homing.cloud.artifacts.stored_checkpoints import StoredCheckpoint, best_step, damage, list_checkpoints
-from homing.cloud.contact.heartbeats import phases_of
+from homing.cloud.contact.heartbeats import phases_of, read_document
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.errors import IntegrityError, UsageError
 from homing.store import NotInStore, Store, run_key
-from homing.wire import codec
-from homing.wire import file_names as names
-from homing.wire.checkpoint_manifest import CheckpointManifest
+from homing.wire import codec, file_names
+from homing.wire.checkpoint_manifest import CheckpointManifest, Pointer
 from homing.wire.codec import WireError
 from homing.world import World
 
-__all__ = ["Fetched", "Shown", "choose", "fetch", "place_of", "show"]
+__all__ = [
+    "Fetched",
+    "Shown",
+    "StoredCheckpoint",
+    "best_step",
+    "choose",
+    "damage",
+    "fetch",
+    "known_hash",
+    "list_checkpoints",
+    "place_of",
+    "show",
+]
 
 _FINDER = ".DS_Store"  # macOS Finder creates this file in every folder it opens
-_RUN_DOCUMENTS = (names.EVENTS, names.METRICS, names.METRICS_CSV, names.OUTCOME, names.HEARTBEAT, names.RECORD)
+_RUN_DOCUMENTS = (
+    file_names.EVENTS,
+    file_names.METRICS,
+    file_names.METRICS_CSV,
+    file_names.OUTCOME,
+    file_names.HEARTBEAT,
+    file_names.RECORD,
+)
+
+
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    run_id: str
+    manifest: CheckpointManifest
+    text: bytes  # the text of the manifest as stored
+    problem: str = ""  # why the manifest cannot be trusted; in that case it names no files
+
+    @property
+    def folder(self) -> str:
+        """The path of the checkpoint inside the run directory."""
+        return "/".join((file_names.CHECKPOINTS, self.manifest.phase, file_names.step_dir(self.manifest.step)))
+
+    def key(self, name: str) -> str:
+        return run_key(self.run_id, self.folder, name)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.manifest.files)
+
+
+def list_checkpoints(store: Store, run_id: str, phases: list[str]) -> list[StoredCheckpoint]:
+    """Return the checkpoints, newest first: by phase order in the run, then by step.
+
+    A damaged manifest does not hide the others.
+    """
+    prefix = run_key(run_id, file_names.CHECKPOINTS) + "/"
+    found = []
+    for entry in store.list(prefix):
+        parts = entry.key[len(prefix) :].split("/")
+        if len(parts) == 3 and parts[2] == file_names.MANIFEST and file_names.parse_step(parts[1]) is not None:
+            with contextlib.suppress(NotInStore):  # retention may have deleted it between the list and the read
+                found.append(_load(store, run_id, entry.key))
+    order = {phase: number for number, phase in enumerate(phases)}
+    return sorted(found, key=lambda c: (order.get(c.manifest.phase, -1), c.manifest.step), reverse=True)
+
+
+def best_step(store: Store, run_id: str, phase: str) -> int | None:
+    pointer = read_document(store, run_key(run_id, file_names.CHECKPOINTS, phase, file_names.BEST), Pointer)
+    return pointer.step if pointer is not None else None
+
+
+def known_hash(store: Store, key: str) -> str | None:
+    """Return the sha256 that a key must have: an object's from its name, a file's from its manifest."""
+    folder, _, name = key.rpartition("/")
+    if folder == file_names.STORE_OBJECTS and re.fullmatch(r"[0-9a-f]{64}", name):
+        return name
+    if not folder or name == file_names.MANIFEST:
+        return None
+    try:
+        manifest = codec.loads(CheckpointManifest, store.read(f"{folder}/{file_names.MANIFEST}"))
+    except (NotInStore, WireError):
+        return None
+    return next((file.sha256 for file in manifest.files if file.name == name), None)
+
+
+def damage(store: Store, checkpoint: StoredCheckpoint) -> str:
+    """Return the first file that does not match the manifest, with the reason, or "" if the checkpoint is intact."""
+    if checkpoint.problem:
+        return checkpoint.problem
+    for file in checkpoint.manifest.files:
+        try:
+            digest = store.sha256(checkpoint.key(file.name))
+        except NotInStore:
+            return f"{file.name} is missing"
+        if digest != file.sha256:
+            return f"{file.name} has sha256 {digest[:12]}, its manifest says {file.sha256[:12]}"
+    return ""
+
+
+def _load(store: Store, run_id: str, key: str) -> StoredCheckpoint:
+    text = store.read(key)
+    phase, step = key.split("/")[-3], file_names.parse_step(key.split("/")[-2]) or 0
+    unknown = CheckpointManifest("", run_id, phase, step, 0, False, "", 0, [])
+    try:
+        manifest = codec.loads(CheckpointManifest, text)
+    except WireError as exc:
+        return StoredCheckpoint(run_id, unknown, text, f"its manifest cannot be read ({exc})")
+    seal = manifest.sha256.encode()
+    if seal and hashlib.sha256(text.replace(seal, b"", 1)).hexdigest() != manifest.sha256:
+        return StoredCheckpoint(run_id, unknown, text, "its manifest does not match the sha256 recorded in it")
+    if not seal and (strange_keys := _unknown_keys(text)):
+        # Without this check, a single corrupted character in the name of the hash field would disable verification.
+        return StoredCheckpoint(run_id, unknown, text, f"its manifest has no sha256, but {strange_keys[0]!r}")
+    if (manifest.phase, manifest.step) != (phase, step):
+        return StoredCheckpoint(run_id, unknown, text, f"its manifest belongs to {manifest.phase} {manifest.step}")
+    strange = [file.name for file in manifest.files if not re.fullmatch(r"[\w-][\w.-]*", file.name)]
+    if strange:
+        # A name such as ../../.bashrc would be written outside the target folder.
+        raise IntegrityError(
+            f"{key} lists files that do not belong to a checkpoint.", f"{strange[0]!r}", "Do not use this store."
+        )
+    if file_names.STATE not in {file.name for file in manifest.files}:
+        # The manifest of models/<name>/ has the same step and a hash too, but no run could resume from that folder.
+        return StoredCheckpoint(
+            run_id, unknown, text, f"its manifest lists no {file_names.STATE}: it belongs to a model"
+        )
+    return StoredCheckpoint(run_id, manifest, text)
+
+
+def _unknown_keys(text: bytes) -> list[str]:
+    known = {field.name for field in dataclasses.fields(CheckpointManifest)} | {"schema"}
+    return sorted(set(json.loads(text)) - known)
+
+
+# --- fetching ---
 
 
 @dataclass(frozen=True)
@@ -95,7 +227,7 @@ def place_of(home: Home, run: RunRow, phase: str, models: Path) -> Path:
 
 def _is_inside(home: Home, folder: Path) -> CheckpointManifest | None:
     try:
-        return codec.loads(CheckpointManifest, home.world.read(folder / names.MANIFEST))
+        return codec.loads(CheckpointManifest, home.world.read(folder / file_names.MANIFEST))
     except (OSError, WireError):
         return None
 
@@ -174,7 +306,7 @@ def _fetch_model(
             target = temporary / file.name
             world.mkdir(target.parent)
             store.get(checkpoint.key(file.name), str(target), file.sha256)
-        world.write(temporary / names.MANIFEST, checkpoint.text)
+        world.write(temporary / file_names.MANIFEST, checkpoint.text)
         if not force and _stamps(home, model_dir) != before:
             raise UsageError(
                 what=f"{model_dir} changed during the fetch; it was not overwritten.",
@@ -203,7 +335,7 @@ def _check_replaceable(
     if not _may_replace(home, model_dir):
         raise UsageError(
             what=f"{model_dir} is not a model, so it is not replaced, not even with --force.",
-            why=f"It has neither {names.MANIFEST} nor {names.WEIGHTS}, and its contents would be deleted.",
+            why=f"It has neither {file_names.MANIFEST} nor {file_names.WEIGHTS}, and its contents would be deleted.",
             fix=f"{again} --to FOLDER   with a folder that does not exist yet",
         )
 
@@ -230,7 +362,7 @@ def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
     if there.run_id != checkpoint.run_id:
         return f"It contains another model, {there.phase} step {there.step:,} of {there.run_id or there.run_name}."
     listed = {file.name: file.sha256 for file in there.files}
-    found = [name for name in world.walk(folder) if name not in (names.MANIFEST, _FINDER)]
+    found = [name for name in world.walk(folder) if name not in (file_names.MANIFEST, _FINDER)]
     added = [name for name in found if name not in listed]
     changed = [name for name in found if name in listed and world.sha256(folder / name) != listed[name]]
     changes = [f"changed since it was fetched: {', '.join(changed)}"] if changed else []
@@ -242,7 +374,7 @@ def _last_copy(home: Home, store: Store, checkpoint: StoredCheckpoint, phases: l
     """Return why the folder's model, if it is ahead of its replacement, cannot be fetched again; "" otherwise."""
     if _is_empty(home, folder):
         return ""
-    there = codec.loads(CheckpointManifest, home.world.read(folder / names.MANIFEST))
+    there = codec.loads(CheckpointManifest, home.world.read(folder / file_names.MANIFEST))
     new = checkpoint.manifest
     order = {phase: number for number, phase in enumerate(phases)}
     # run.json does not mention this phase, so its place in the order is unknown.
@@ -275,11 +407,11 @@ def _may_replace(home: Home, folder: Path) -> bool:
     if not home.world.is_dir(folder):
         return False
     there = home.world.listdir(folder)
-    return not there or not {names.MANIFEST, names.WEIGHTS, names.ADAPTER}.isdisjoint(there)
+    return not there or not {file_names.MANIFEST, file_names.WEIGHTS, file_names.ADAPTER}.isdisjoint(there)
 
 
 def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
-    path = model_dir / names.MANIFEST
+    path = model_dir / file_names.MANIFEST
     if not home.world.exists(path) or home.world.read(path) != checkpoint.text:
         return False
     files = checkpoint.manifest.files
@@ -296,7 +428,7 @@ def _fetch_documents(home: Home, store: Store, run: RunRow) -> Path:
     prefix = run_key(run.id) + "/"
     for entry in store.list(prefix):
         name = entry.key[len(prefix) :]
-        if name in _RUN_DOCUMENTS or name.split("/")[0] in (names.LOGS, names.SAMPLES):
+        if name in _RUN_DOCUMENTS or name.split("/")[0] in (file_names.LOGS, file_names.SAMPLES):
             home.world.mkdir((folder / name).parent)
             try:
                 store.get(entry.key, str(folder / name))

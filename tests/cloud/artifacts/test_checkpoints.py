@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.doubles.trainer import write_checkpoint
 
-from homing.cloud.artifacts.stored_checkpoints import damage, known_hash, list_checkpoints
+from homing.cloud.artifacts.checkpoints import damage, known_hash, list_checkpoints
 from homing.cloud.launch.resume import resume_inputs
 from homing.store import FileStore
 from homing.store.push import Pusher
