@@ -1,6 +1,7 @@
 """Local paths: the home folder, the presets, the run file that a name means, and the folder that a run belongs to.
 
     NAME -> ./runs/NAME.yaml (or .yml, .toml, .json)        PATH -> itself        models are in ./models
+    NAME@RUN -> one run of a name, by its id or the end of it
 
 Run names are shared by everything in one home, while run files, data and models belong to a folder.
 
@@ -21,6 +22,7 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -43,6 +45,7 @@ __all__ = [
     "name_in",
     "name_meant",
     "newest_run",
+    "pick_run",
     "preset_dir",
     "preset_of",
     "project_note",
@@ -50,6 +53,7 @@ __all__ = [
     "run_files",
     "shares_with",
     "shown",
+    "split_run",
     "typed_name",
 ]
 
@@ -57,6 +61,7 @@ RUN_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 PROJECT_NOTE = "project.json"
 MODELS = Path("models")
 _RUNS = Path("runs")
+_MOST_SHOWN = 5  # runs in an error
 
 
 def home() -> Path:
@@ -203,6 +208,34 @@ def _is_file(name: str) -> bool:
         return Path(name).is_file()
     except (OSError, ValueError):  # too long for the file system, or contains a null byte
         return False
+
+
+# --- one run of a name: goethe@goethe-20260301-080000-0a1b, goethe@20260301-080000-0a1b and goethe@0a1b ---
+
+
+def split_run(typed: str) -> tuple[str, str]:
+    """Split NAME@RUN into NAME and RUN; RUN is "" for a plain name. A path or an address is a plain name."""
+    name, _, run = typed.partition("@")
+    return (name, run) if name and "/" not in typed and ":" not in typed else (typed, "")
+
+
+def pick_run(name: str, run: str, ids: Sequence[str], *, fix: str) -> str:
+    """Return the id that NAME@RUN means among `ids`, newest first. Raises UsageError if it is none or several."""
+    found = [each for each in ids if each == run] or [each for each in ids if each.endswith(f"-{run}")]
+    if len(found) == 1:
+        return found[0]
+    shown = ", ".join(ids[:_MOST_SHOWN]) + (", ..." if len(ids) > _MOST_SHOWN else "")
+    if found:
+        raise UsageError(
+            what=f"{name}@{run} matches several runs of {name}.",
+            why=f"Matching runs: {', '.join(found[:_MOST_SHOWN])}.",
+            fix=f"{name}@{found[0]}",
+        )
+    raise UsageError(
+        what=f"{name} has no local run {run}.",
+        why=f"Its local runs, newest first: {shown or 'none'}.",
+        fix=f"{name}@{ids[0]}   {fix}" if ids else fix,
+    )
 
 
 # --- the folder that a run belongs to ---

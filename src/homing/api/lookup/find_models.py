@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homing.api import notices
-from homing.api.lookup.run_selector import pick_run, split_run
 from homing.cloud.home import Home
 from homing.cloud.ledger.ownership import is_removed
 from homing.config.parse.key_suggestions import nearest
@@ -37,7 +36,9 @@ from homing.config.paths import (
     home,
     manifest_in,
     name_meant,
+    pick_run,
     run_files,
+    split_run,
 )
 from homing.errors import DataError, HomingError, UsageError
 from homing.wire import codec, file_names

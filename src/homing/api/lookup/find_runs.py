@@ -25,7 +25,6 @@ from pathlib import Path
 from homing.api import notices
 from homing.api.lookup.find_models import finished_here
 from homing.api.lookup.local_runs import Trained, trained_here
-from homing.api.lookup.run_selector import pick_run, split_run
 from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
@@ -38,7 +37,9 @@ from homing.config.paths import (
     belongs_to_other_folder,
     file_called,
     name_meant,
+    pick_run,
     run_files,
+    split_run,
     typed_name,
 )
 from homing.config.paths import home as home_path
