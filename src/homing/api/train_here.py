@@ -27,16 +27,16 @@ from typing import Any
 
 from homing.api import notices
 from homing.api.data.stale_shards import refuse_stale
+from homing.api.extend_run import extending_sets, print_schedule
 from homing.api.extras import need
 from homing.api.lookup.find_models import Chosen, choose_in_run
 from homing.api.lookup.local_runs import ENDING_S, hold, is_limit
-from homing.api.run_changes import as_typed, extending_sets, print_schedule, with_phases
 from homing.api.tracking import begin, following
 from homing.api.trainer_log import Write, printing
 from homing.cloud.home import Home
 from homing.cloud.ledger.mark import new_run_id
 from homing.config.estimate.memory import training_memory
-from homing.config.load import Loaded, load_run
+from homing.config.load import Loaded, as_typed, load_run, with_phases
 from homing.config.paths import (
     PROJECT_NOTE,
     begun_elsewhere,

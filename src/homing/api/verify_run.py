@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from homing.api import notices
 from homing.api.data.stale_shards import refuse_stale
 from homing.api.extras import need
-from homing.api.run_changes import as_typed, with_phases
+from homing.config.load import as_typed, with_phases
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count, format_duration
 from homing.wire import file_names

@@ -194,8 +194,7 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
 
 def _run_in(arguments: list[str]) -> str | None:
     """Return the run as typed, with --set and --smoke; None if the verb takes no run, or a folder was typed."""
-    from homing.api.run_changes import as_typed
-    from homing.config.load import safe_set
+    from homing.config.load import as_typed, safe_set
     from homing.config.paths import RUN_SUFFIXES
 
     verb, named = [*arguments, "", ""][:2]

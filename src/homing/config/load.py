@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,7 @@ from homing.wire import codec, file_names
 from homing.wire.file_names import RUN_FILE
 from homing.wire.run_json import Run
 
-__all__ = ["Loaded", "is_record", "load_run", "preset_dir", "read_record", "safe_set"]
+__all__ = ["Loaded", "as_typed", "is_record", "load_run", "preset_dir", "read_record", "safe_set", "with_phases"]
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,16 @@ def _by_line(mistake: Mistake) -> tuple[bool, int, str]:
 
 
 # --- --set ----------------------------------------------------------------------------------------------------------
+
+
+def with_phases(sets: Sequence[str] | None, phases: str | None) -> list[str]:
+    """Append --phase as the --set that it is short for."""
+    return [*(sets or []), *([f"train.only={phases}"] if phases else [])]
+
+
+def as_typed(sets: Sequence[str] | None, *, is_smoke: bool = False) -> str:
+    """Return the same changes for the next command that a verb prints; without them it would mean another run."""
+    return " --smoke" * is_smoke + "".join(f" --set {shlex.quote(change)}" for change in sets or [])
 
 
 def _apply_sets(source: Source, sets: Sequence[str]) -> list[str]:

@@ -418,7 +418,7 @@ def test_a_finished_run_is_extended_from_its_weights_with_a_schedule_of_its_own(
 
 @pytest.mark.slow
 def test_a_stopped_extension_resumes_and_a_stopped_run_can_be_extended(project: Path) -> None:
-    from homing.api.run_changes import extending_sets
+    from homing.api.extend_run import extending_sets
     from homing.config.load import load_run
     from homing.config.resolve.phase_weights import newest_weights
 

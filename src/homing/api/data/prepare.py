@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from homing.api import notices
 from homing.api.extras import need
-from homing.api.run_changes import as_typed
+from homing.config.load import as_typed
 from homing.errors import DataError, UsageError
 
 if TYPE_CHECKING:

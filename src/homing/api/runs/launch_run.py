@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from homing.api import notices
 from homing.api.data.stale_shards import refuse_stale
+from homing.api.extend_run import extending_sets, print_schedule
 from homing.api.extras import need
 from homing.api.lookup.find_runs import find_run, meet_host, name_here, open_home, usd
 from homing.api.notices import say_problems
-from homing.api.run_changes import as_typed, extending_sets, print_schedule
 from homing.api.tracking import begin, following, wanted
 from homing.cloud.contact import home_guard
 from homing.cloud.destroy import still_billing
@@ -38,7 +38,7 @@ from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.run_commands import Words
 from homing.cloud.try_offers import Exact, is_within_plan, launch_any, name_of, only, without_spot
-from homing.config.load import Loaded, load_run
+from homing.config.load import Loaded, as_typed, load_run
 from homing.config.parse.key_suggestions import tidy_name
 from homing.config.paths import launch_again, refuse_shared, shares_with, typed_name
 from homing.config.resolve.smoke_profile import has_smoke_failed, has_smoke_passed, needs_smoke_first

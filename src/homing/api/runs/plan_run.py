@@ -14,14 +14,13 @@ from typing import Any
 
 from homing.api.data.stale_shards import refuse_stale
 from homing.api.lookup.find_runs import meet_host, open_home
-from homing.api.run_changes import as_typed
 from homing.cloud.home import Home
 from homing.cloud.plan.measured_speeds import load_table
 from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
 from homing.cloud.plan.without_account import Listed, is_without_key, list_prices
 from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.config.estimate.params import sizes
-from homing.config.load import Loaded, load_run
+from homing.config.load import Loaded, as_typed, load_run
 from homing.config.paths import newest_run, typed_name
 from homing.errors import HomingError, NoOffer
 from homing.gpus import find_gpu

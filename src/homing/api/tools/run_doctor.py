@@ -10,10 +10,10 @@ from typing import Any
 
 from homing.api.data.stale_shards import stale_shards
 from homing.api.lookup.find_runs import open_home
-from homing.api.run_changes import as_typed
 from homing.cloud.home import Home
 from homing.cloud.providers.registry import PROVIDERS
 from homing.config import find_run_file, load_run, run_files, typed_name
+from homing.config.load import as_typed
 from homing.doctor.check import Check
 from homing.doctor.run_checks import examine
 from homing.doctor.subject import Examined

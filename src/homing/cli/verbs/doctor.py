@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from homing.api.run_changes import as_typed
 from homing.api.tools.run_doctor import run_doctor
 from homing.cli import output
 from homing.cli.options import Json, Sets
+from homing.config.load import as_typed
 from homing.doctor.check import Check
 from homing.units import counted
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from homing.api.lookup.find_runs import parse_limit, usd
-from homing.api.run_changes import with_phases
 from homing.api.runs.launch_run import LaunchInterrupted, LaunchOptions, Started, launch, machine_words
 from homing.cli import ask, output
 from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes
@@ -18,6 +17,7 @@ from homing.cloud.plan.plan import OfferPlan, Plan
 from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.run_commands import Words
 from homing.cloud.try_offers import name_of
+from homing.config.load import with_phases
 from homing.errors import UsageError
 from homing.units import counted, format_duration, parse_duration
 

@@ -10,7 +10,6 @@ import typer
 
 from homing.api.lookup.find_runs import parse_limit, usd
 from homing.api.notices import say_problems
-from homing.api.run_changes import with_phases
 from homing.api.runs.plan_run import family_rows, load_planned, plan_run, precision_rows
 from homing.cli import output
 from homing.cli.ask import agrees_to_host
@@ -21,7 +20,7 @@ from homing.cloud.plan.offers import rate_age
 from homing.cloud.plan.plan import OfferPlan, Plan, suggested_limit
 from homing.cloud.providers.base import Offer
 from homing.cloud.try_offers import name_of
-from homing.config.load import Loaded
+from homing.config.load import Loaded, with_phases
 from homing.units import format_bytes, format_count, format_duration, format_rate
 from homing.wire import codec
 

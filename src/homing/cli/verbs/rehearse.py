@@ -13,11 +13,10 @@ from homing.api.data.stale_shards import stale_shards
 from homing.api.extras import need
 from homing.api.lookup.find_runs import open_home, parse_limit, usd
 from homing.api.notices import say_problems
-from homing.api.run_changes import as_typed
 from homing.cli import output
 from homing.cli.options import Json, Sets
 from homing.cloud.plan.plan import make_plan, suggested_limit
-from homing.config.load import Loaded, load_run
+from homing.config.load import Loaded, as_typed, load_run
 from homing.config.paths import home as home_path
 from homing.errors import DataError, NoOffer, RunFailed, UsageError
 from homing.rehearse.rehearsal import DEFAULT_LIMIT_USD, Rehearsal, RehearsalOrder, rehearse

@@ -1,7 +1,4 @@
-"""Changes to a run file for one command: `--set`, `--phase`, `--smoke`, and `--extend STEPS`.
-
-with_phases, as_typed            --phase as the --set it is short for; the changes as they must be typed again
-extending_sets, print_schedule   `homing train|launch RUN --extend STEPS`: train a finished or stopped model further
+"""Train a finished or stopped model further: `homing train|launch RUN --extend STEPS`, as the --set it is short for.
 
 newest weights of the last phase -> a new run of that phase from them -> its own warm-up and decay
 
@@ -12,8 +9,6 @@ from the weights only, with its own schedule, and with another seed for another 
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from homing.api import notices
@@ -26,17 +21,7 @@ from homing.units import counted
 from homing.wire import codec, file_names
 from homing.wire.run_json import Phase, Run
 
-__all__ = ["as_typed", "extending_sets", "print_schedule", "with_phases"]
-
-
-def with_phases(sets: Sequence[str] | None, phases: str | None) -> list[str]:
-    """Append --phase as the --set that it is short for."""
-    return [*(sets or []), *([f"train.only={phases}"] if phases else [])]
-
-
-def as_typed(sets: Sequence[str] | None, *, is_smoke: bool = False) -> str:
-    """Return the same changes for the next command that a verb prints; without them it would mean another run."""
-    return " --smoke" * is_smoke + "".join(f" --set {shlex.quote(change)}" for change in sets or [])
+__all__ = ["extending_sets", "print_schedule"]
 
 
 def extending_sets(loaded: Loaded, steps: int, unfinished: Path | None) -> tuple[list[str], bool]:
