@@ -11,8 +11,8 @@ from typing import TextIO
 
 import pytest
 
-from homing.api import trainer_log
-from homing.api.trainer_log import log_path, printing
+from homing.api import train_here
+from homing.api.train_here import log_path, printing
 from homing.cli import output
 
 SAYS = "import sys; print('step 1', flush=True); print('error: boom', file=sys.stderr, flush=True); print('step 2')"
@@ -88,7 +88,7 @@ def test_a_log_that_cannot_be_written_costs_only_the_log(tmp_path: Path) -> None
 def test_a_program_that_the_trainer_left_behind_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_log, "_LAST_LINES_S", 0.2)
+    monkeypatch.setattr(train_here, "_LAST_LINES_S", 0.2)
     left = "import sys; sys.stdin.read()"
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {left!r}]); print('done', flush=True)"
     # It holds the pipes until its own stdin ends, which this test holds.

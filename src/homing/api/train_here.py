@@ -4,10 +4,14 @@ run file -> run.json in a run directory under the home -> `python -m homing.lm.t
 
 The trainer is a separate process here too: Ctrl-C reaches it as one signal, and it saves. The same call resumes the
 newest unfinished run of that name; `fresh` begins another. `extend` trains a finished or stopped model for more steps.
+
+Its output goes to the caller and to the run's logs/trainer.log, as on a rented instance, through one thread per stream.
+Neither a closed terminal nor a full disk may block the trainer: its pipes are always drained.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import os
@@ -18,12 +22,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from homing.api import notices
 from homing.api.data.stale_shards import refuse_stale
@@ -32,7 +36,6 @@ from homing.api.extras import need
 from homing.api.lookup.find_models import Chosen, choose_in_run
 from homing.api.lookup.local_runs import ENDING_S, hold, is_limit
 from homing.api.tracking import begin, following
-from homing.api.trainer_log import Write, printing
 from homing.cloud.home import Home
 from homing.cloud.ledger.mark import new_run_id
 from homing.config.estimate.memory import training_memory
@@ -49,6 +52,7 @@ from homing.config.paths import (
 from homing.config.resolve.smoke_profile import mark_smoke
 from homing.config.weights.open_weights import bring
 from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError
+from homing.redact import redact
 from homing.units import format_bytes, format_usd
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
@@ -56,10 +60,15 @@ from homing.wire.event_lines import Metric, Outcome
 from homing.wire.run_json import Run
 from homing.world import World
 
-__all__ = ["TrainedHere", "ended_as", "last_sample", "newest_unfinished", "train_here"]
+__all__ = ["TrainedHere", "Write", "ended_as", "last_sample", "log_path", "newest_unfinished", "printing", "train_here"]
+
+Write = Callable[[bytes], bool]  # shows one line; False: its reader has left, do not call it again
 
 _RUNS = "runs"
 _SPARE_BYTES = 4 * 2**20  # in addition to the tensors: what the trainer needs free for a save, and logs
+# Time to read what is still in the pipes after the trainer has ended. A process that it left behind may hold them open
+# forever.
+_LAST_LINES_S = 5.0
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -421,3 +430,59 @@ def _last_metric(run_dir: Path) -> Metric | None:
         return codec.loads(Metric, lines[-1])
     except (OSError, ValueError, IndexError):
         return None
+
+
+# --- the trainer's output ---
+
+
+def log_path(run_dir: Path) -> Path:
+    return run_dir / file_names.LOGS / "trainer.log"
+
+
+@contextlib.contextmanager
+def printing(child: subprocess.Popen[bytes], run_dir: Path, *, out: Write | None, err: Write | None) -> Iterator[None]:
+    """Copy the child's output until its last line. `out`, `err`: what shows its lines; None: only logged."""
+    assert child.stdout is not None, "it must be opened with pipes"
+    assert child.stderr is not None, "it must be opened with pipes"
+    keeper = _Keeper(log_path(run_dir))
+    pairs = ((child.stdout, out), (child.stderr, err))
+    threads = [threading.Thread(target=keeper.pass_on, args=pair, daemon=True) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join(_LAST_LINES_S)
+        keeper.close()
+
+
+class _Keeper:
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()  # keeps lines of the two streams from mixing
+        self._file: IO[bytes] | None = None
+        with contextlib.suppress(OSError):  # the terminal still shows it, and metrics.jsonl has the numbers
+            path.parent.mkdir(exist_ok=True)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close()
+
+    def pass_on(self, source: IO[bytes], write: Write | None) -> None:
+        with source:
+            for line in source:
+                with self._lock:
+                    if self._file is not None:
+                        with contextlib.suppress(OSError):
+                            self._file.write(_redacted(line))
+                    if write is not None and not write(line):
+                        write = None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+def _redacted(line: bytes) -> bytes:
+    """Mask keys. A line without a key is unchanged, byte for byte."""
+    text = line.decode("utf-8", "surrogateescape")
+    return redact(text).encode("utf-8", "surrogateescape")
