@@ -1,4 +1,4 @@
-"""Questions that only a person at a terminal can answer: which offer, whether this is the host's fingerprint."""
+"""Questions that only a person at a terminal can answer: which offer to take, whether an SSH fingerprint is right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["agrees_to_host", "agrees_to_next", "agrees_to_rate", "select"]
 
 
 def agrees_to_host(unknown: HostKeyUnknown) -> bool:
-    """Ask the user to compare the fingerprint of a new ssh host; --yes does not answer this question."""
+    """Ask the user to verify the fingerprint of a new SSH host; --yes does not answer this question."""
     if not sys.stdin.isatty():
         return False
     output.say(f"{unknown.what}\n{unknown.why}")
@@ -28,10 +28,10 @@ def agrees_to_host(unknown: HostKeyUnknown) -> bool:
 
 
 def select(plan: Plan, *, yes: bool) -> OfferPlan | None:
-    """Return the offer that the user picks, or None for none.
+    """Return the offer that the user picks, or None if the user quits.
 
-    Without asking, return the best one: with --yes, if it is the only one, or without a terminal (the question that
-    follows then refuses).
+    Return the best offer without asking if --yes is set, if there is only one offer, or if there is no terminal (in
+    that case the next question raises an error).
     """
     if yes or len(plan.offers) == 1 or not sys.stdin.isatty():
         return plan.best
@@ -48,29 +48,32 @@ def select(plan: Plan, *, yes: bool) -> OfferPlan | None:
 
 
 def agrees_to_rate(row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool:
-    """Ask again about a high hourly rate: --yes agrees to the plan, not to a rate above most people's whole run."""
+    """Ask the user to confirm a high hourly rate. --yes is not enough: an hour may cost more than most whole runs."""
     if not is_dear(row.offer, limit_usd_per_hour):
         return True
     rate = usd(row.offer.rate_usd_per_hour)
     question = f"{name_of(row.offer)} costs {rate}/h. Continue?"
     if not sys.stdin.isatty():
-        # A resumed run takes no --set, so the only way is to answer at a terminal.
+        # A resumed run does not accept --set, so the user can confirm only at a terminal.
         again, change = words.to("launch"), f" --set limits.rate={row.offer.rate_usd_per_hour}   or"
         raise UsageError(
             what=f"{name_of(row.offer)} costs {rate}/h, which needs confirmation.",
             why=f"Rates over {usd(DEAR_USD_PER_HOUR)}/h need confirmation, even with --yes, unless limits.rate is set.",
-            fix=f"{again}{'   and' if words.is_resume else change} answer at a terminal",
+            fix=f"{again}{'   and' if words.is_resume else change} confirm at a terminal",
         )
     return output.ask(question, yes=False)
 
 
 def agrees_to_next(row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None, *, yes: bool) -> bool:
-    """Return whether to take the next offer after one is gone; --yes takes it if it costs about what was agreed."""
+    """Return whether to take the next offer if one is gone. --yes accepts an offer close to the agreed cost."""
     more = row.cost_usd - agreed.cost_usd
     if yes and is_within_plan(row, agreed, limit_usd_per_hour):
         return True
     if not sys.stdin.isatty():
-        output.say(f"Skipped: it costs {usd(more)} more to finish than agreed. Allow it with --set limits.rate=...")
+        output.say(
+            f"Offer skipped: finishing the run on it would cost {usd(more)} more than agreed."
+            " Allow it with --set limits.rate=..."
+        )
         return False
     difference = f"{usd(more)} more" if more > 0 else f"{usd(-more)} less"
     return output.ask(f"Use it instead, {difference} to finish?", yes=False)
@@ -83,5 +86,6 @@ def _to_finish(row: OfferPlan) -> list[str]:
 def _picked(plan: Plan, row: OfferPlan) -> OfferPlan:
     more = plan.more_usd(row)
     if more > 0:
-        output.say(f"It costs {usd(more)} more to finish than the cheapest, {name_of(plan.best.offer)}.")
+        cheapest = name_of(plan.best.offer)
+        output.say(f"This offer costs {usd(more)} more to finish the run than the cheapest, {cheapest}.")
     return row

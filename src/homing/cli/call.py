@@ -46,7 +46,7 @@ class LazyVerbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
-            from homing.cli import suggestions  # its tables are needed only after a mistake
+            from homing.cli import suggestions  # imported late, because its tables are needed only after a mistake
 
             raise suggestions.verb(cmd_name, sys.argv[1:], VERBS)
         module = importlib.import_module(f"homing.cli.verbs.{cmd_name}")
@@ -56,8 +56,8 @@ class LazyVerbs(TyperGroup):
             app.command(cmd_name, cls=Verb, help=module.command.__doc__)(module.command)
         return typer.main.get_command(app)
 
-    # typer would turn Ctrl-C, or a closed pipe, into a silent exit during parsing and while the verb runs; the notice
-    # about instances that may still bill would then not be printed.
+    # On Ctrl-C or a closed pipe, typer would exit silently, both during parsing and while the verb runs. The notice
+    # about instances that may still be billing would not be printed.
     def make_context(self, *args: Any, **settings: Any) -> Any:
         with _aborted():
             return super().make_context(*args, **settings)
@@ -81,7 +81,7 @@ def _aborted() -> Iterator[None]:
 
 
 class _ReaderLeft(Exception):
-    """The reader of our output closed the pipe, as in `homing ledger | head`."""
+    """Raised when the reader of our output closes the pipe, as in `homing ledger | head`."""
 
 
 app = typer.Typer(
@@ -124,7 +124,7 @@ def call(typed: list[str]) -> int:
 
 
 def _print_verbs() -> int:
-    """Print the table of verbs as JSON: `homing --help --json`, or --json alone or with --version."""
+    """Print the table of verbs as JSON, for `homing --help --json`, `homing --json` and `homing --version --json`."""
     with contextlib.suppress(BrokenPipeError):
         print(json.dumps({"schema": "homing.verbs/1", "version": homing.__version__, "verbs": STORIES}))
     return 0
@@ -132,14 +132,14 @@ def _print_verbs() -> int:
 
 @contextlib.contextmanager
 def _endings_as_interrupts() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C: a launch must undo what it started, also when its terminal closes.
+    """Treat SIGTERM and SIGHUP like Ctrl-C: a launch must undo what it started, even when its terminal closes.
 
     Only the first signal counts: a system shutdown sends several, and they must not interrupt the undo. A signal that
     was ignored at the start (nohup) stays ignored.
     """
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     if threading.current_thread() is not threading.main_thread():
-        numbers = []  # only the main thread may set handlers; a caller in another thread has its own
+        numbers = []  # only the main thread may set signal handlers
 
     def interrupt(number: int, frame: object) -> NoReturn:
         for each in numbers:
@@ -155,7 +155,7 @@ def _endings_as_interrupts() -> Iterator[None]:
 
 
 def _run_verb(arguments: list[str]) -> tuple[int, str]:
-    """Run the verb. Return the exit code, and the first line of the error that was shown."""
+    """Run the verb and return its exit code and the first line of the error shown, if any."""
     try:
         if arguments[:1] == [complete.INSTALL]:
             return complete.install(arguments), ""
@@ -167,14 +167,14 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
             error.name_run(typed)
         return _show(error)
     except _ClickError as error:
-        # no verb at all, or a group such as `store` without a subcommand
+        # The user typed no verb at all, or a group such as `store` without a subcommand.
         if type(error).__name__ == "NoArgsIsHelpError":
             return _print_help(error.ctx)
         from homing.cli import suggestions
 
         return _show(suggestions.usage(error, sys.argv[1:], VERBS, lambda verb: LazyVerbs().get_command(None, verb)))
     except (KeyboardInterrupt, typer.Abort):
-        with contextlib.suppress(OSError, KeyboardInterrupt):  # the terminal itself may be gone
+        with contextlib.suppress(OSError, KeyboardInterrupt):  # the terminal may have been closed
             _say_interrupted()
         return 130, ""
     except (BrokenPipeError, _ReaderLeft):
@@ -193,7 +193,10 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
 
 
 def _run_in(arguments: list[str]) -> str | None:
-    """Return the run as typed, with --set and --smoke; None if the verb takes no run, or a folder was typed."""
+    """Return the run as the user typed it, with --set and --smoke.
+
+    Return None if the verb takes no run, or if the user typed a folder.
+    """
     from homing.config.load import as_typed, safe_set
     from homing.config.paths import RUN_SUFFIXES
 
@@ -208,8 +211,8 @@ def _run_in(arguments: list[str]) -> str | None:
 
 
 def _say_interrupted() -> None:
-    """Name the runs that Ctrl-C does not end: a run continues when `watch` is interrupted."""
-    # The terminal shows ^C after the open question.
+    """Report the interrupt, and list the runs that continue: interrupting `watch` does not stop a run."""
+    # The terminal shows ^C on the current line, so start a new one.
     output.say("\nInterrupted." if sys.stderr.isatty() else "Interrupted.")
     if not _has_ledger() or output.is_quiet():
         return
@@ -220,7 +223,7 @@ def _say_interrupted() -> None:
 
 
 def _print_help(context: Any) -> tuple[int, str]:
-    """Print the help as --help does: typing only `homing` is not a mistake."""
+    """Print the same help as --help and return exit code 0, because typing only `homing` is not a mistake."""
     try:
         print(context.get_help(), flush=True)
     except BrokenPipeError:
@@ -236,21 +239,21 @@ def _after_the_reader_left() -> tuple[int, str]:
 def _show(error: HomingError) -> tuple[int, str]:
     try:
         output.show_error(error)
-    except OSError:  # `homing plan nope --json | head -c 9`: stderr may still be readable
+    except OSError:  # stdout was closed, as in `homing plan nope --json | head -c 9`, but stderr may still work
         _after_the_reader_left()
-        with contextlib.suppress(OSError):  # the exit code still reports the failure
+        with contextlib.suppress(OSError):  # if stderr is closed too, the exit code still reports the failure
             output.show_error(error)
     return error.exit_code, error.what
 
 
 def _has_ledger() -> bool:
-    # Checked without the control plane, because importing that costs more than most verbs that do not need it.
+    # Check the files directly: importing the ledger takes longer than most verbs that do not need it.
     home = os.path.expanduser(os.environ.get("HOMING_HOME") or "~/.homing")
     return any(os.path.exists(os.path.join(home, *path)) for path in (["ledger.sqlite"], ["backup", "ledger.sqlite"]))
 
 
 def _check_billing(code: int, shown: str) -> int:
-    """After any verb, report instances that no provider confirmed as destroyed; this exit code wins over all others."""
+    """Report instances that no provider has confirmed as destroyed; their exit code overrides the verb's own."""
     if not _has_ledger():
         return code
     from homing.api.lookup.find_runs import last_word
@@ -267,7 +270,7 @@ def _check_billing(code: int, shown: str) -> int:
 
 
 def _help_first(typed: list[str]) -> list[str]:
-    """Rewrite `help`, `help VERB`, `--help VERB` and `version` to the options they mean."""
+    """Rewrite `help`, `help VERB`, `--help VERB` and `version` as the equivalent options."""
     if typed[:1] == ["version"]:
         return ["--version", *typed[1:]]
     if typed[:1] in (["help"], ["--help"], ["-h"]):
@@ -276,7 +279,7 @@ def _help_first(typed: list[str]) -> list[str]:
 
 
 def _fill_watch(arguments: list[str]) -> list[str]:
-    """Fill in a value for `status --watch` without seconds, because click has no options with an optional value."""
+    """Add the default interval to `status --watch` if none is given, because click has no optional option values."""
     filled = []
     for number, argument in enumerate(arguments):
         filled.append(argument)
@@ -287,7 +290,7 @@ def _fill_watch(arguments: list[str]) -> list[str]:
 
 
 def _json_behind(arguments: list[str]) -> list[str]:
-    """Move a --json before the verb to the end, because each verb accepts it only after its name."""
+    """Move --json from before the verb to the end, because verbs accept it only after their name."""
     if arguments[:1] != ["--json"]:
         return arguments
     kept = arguments[1:]

@@ -41,7 +41,7 @@ Sets = Annotated[
 ]
 Phases = Annotated[
     str | None,
-    typer.Option("--phase", metavar="NAMES", help="Only these phases, such as mid+sft; short for train.only."),
+    typer.Option("--phase", metavar="NAMES", help="Use only these phases, such as mid+sft; short for train.only."),
 ]
 TextPaths = Annotated[
     list[str] | None, typer.Option("--text", metavar="PATH", help="Text file, glob or directory; repeatable.")
@@ -64,9 +64,11 @@ Trackers = Annotated[
     list[str] | None,
     typer.Option("--tracker", metavar="NAME", help="Also log to tensorboard, wandb, mlflow or trackio; repeatable."),
 ]
-Wandb = Annotated[bool, typer.Option("--wandb", help="Also log to Weights & Biases; offline without a key.")]
+Wandb = Annotated[bool, typer.Option("--wandb", help="Also log to Weights & Biases; offline if there is no API key.")]
 TrackerName = Annotated[
     str | None, typer.Option("--run-name", metavar="NAME", help="Name of the run in trackers; default: its id.")
 ]
-Base = Annotated[str, typer.Option("--base", metavar="FOLDER|hf:...", help="Base weights the adapter was trained on.")]
+Base = Annotated[
+    str, typer.Option("--base", metavar="FOLDER|hf:...", help="Base weights on which the adapter was trained.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Confirm without asking.")]

@@ -2,18 +2,18 @@
 
 emit(document)   the verb's result: one JSON document with a `schema` field under --json, else nothing
 emit_all(...)    the same, including the verb's final error; nothing else follows on stdout
-table(...)       the same result for people
+table(...)       the result as a table, for people
 say(text)        a message: what is being done, what to do next; silent with -q
-redraw(text)     a running line on a terminal
+redraw(text)     a progress line on a terminal, rewritten in place
 ask(question)    yes or no; refuses if there is no terminal to ask on
 
 Names, logs, samples and errors come from stores, models and providers, so printed text is never trusted: it must not
-move the cursor, change the title or show a secret. JSON documents are written unchanged (JSON escapes control
-characters itself), and so is stdout to a file.
+move the cursor, change the title or show a secret. JSON documents are written unchanged, because JSON itself escapes
+control characters. So is stdout if it is redirected to a file.
 
-filtered()       for one command: pass all of stdout and stderr through `safe`, whoever prints
-safe(text)       replace control characters; newline and tab stay
-draw(...)        the only way around it, for the few escape sequences of our own
+filtered()       pass everything that a command prints to stdout and stderr through `safe`
+safe(text)       replace control characters, but keep newlines and tabs
+draw(...)        write without `safe`; used only for the few escape sequences of our own
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ __all__ = [
     "table",
 ]
 
-# C0 and C1 except newline and tab, delete, and bidirectional overrides; C1 also as lone bytes.
+# The C0 and C1 control characters except newline and tab, the delete character, and bidirectional overrides. C1 also
+# as lone bytes.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
 _SHOWN = "\N{REPLACEMENT CHARACTER}"
-_WIDTH_OF_PIPE = 200  # columns, if the output goes to a program
+_WIDTH_OF_PIPE = 200  # width of tables, in columns, if stdout is not a terminal
 
 _loudness = 0
 _is_json = False
@@ -70,8 +71,8 @@ _ignores_output_errors = False
 def configure(*, loudness: int, is_json: bool) -> None:
     global _loudness, _is_json, _is_all_said, _ignores_output_errors
     _loudness, _is_json, _is_all_said, _ignores_output_errors = loudness, is_json, False, False
-    # A character outside the terminal's encoding, or a file name that is not UTF-8, must not fail the whole output.
-    # stderr behaves like this by default.
+    # A character that the terminal's encoding lacks, or a file name that is not UTF-8, must not make printing fail.
+    # stderr uses the same error handler by default.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -99,19 +100,19 @@ def ignore_output_errors() -> None:
 
 def say(text: str = "", *, end: str = "\n") -> None:
     if not is_quiet():
-        # Flush data first, so that the order is right if both streams go to one file.
+        # Flush stdout first, so that the order is right if both streams go to one file.
         _print("", "", sys.stdout)
         _print(text, end, sys.stderr)
 
 
 def redraw(text: str) -> None:
-    """Replace the running line on a terminal; "" clears it. Silent with -q."""
+    """Replace the progress line on a terminal; "" clears it. Silent with -q."""
     if not is_quiet():
         _print(f"\r{safe(text)}\x1b[K", "", sys.stderr, is_ours=True)
 
 
 def _print(text: str, end: str, stream: TextIO, *, is_ours: bool = False) -> None:
-    """Print to a stream. `is_ours`: external text is already safe, and the escape sequences are our own."""
+    """Print to a stream. With `is_ours`, keep escape sequences: they are our own, and external text is already safe."""
     try:
         if is_ours:
             draw(text + end, stream)
@@ -124,13 +125,13 @@ def _print(text: str, end: str, stream: TextIO, *, is_ours: bool = False) -> Non
 
 
 def silence(stream: TextIO) -> None:
-    """Redirect the stream to /dev/null, so that neither later output nor the interpreter's final flush fails."""
+    """Redirect the stream to /dev/null, so that later output and the interpreter's final flush do not fail."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), stream.fileno())
 
 
 def line_writer(stream: TextIO | None) -> Callable[[bytes], bool] | None:
-    """Return a function that shows a program's output line by line, and returns False once the reader has left."""
+    """Return a function that prints one line of a program's output and returns False once stdout is closed."""
     if stream is None:
         return None
 
@@ -146,7 +147,7 @@ def line_writer(stream: TextIO | None) -> Callable[[bytes], bool] | None:
 
 
 def emit(schema: str, document: dict[str, Any]) -> None:
-    """Print one line of JSON on stdout under --json; otherwise nothing, and the caller prints its table."""
+    """Print one line of JSON on stdout under --json; otherwise print nothing, and the caller prints its table."""
     if _is_json:
         line = {"schema": f"homing.{schema}", **document}
         # If stdout is not UTF-8, let JSON escape the characters: `backslashreplace` escapes would not be valid JSON.
@@ -163,7 +164,7 @@ def emit_all(schema: str, document: dict[str, Any], error: HomingError | None) -
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Print a plain table on stdout; nothing without rows, or under --json, where `emit` has printed everything."""
+    """Print a plain table on stdout. Print nothing if there are no rows, or under --json, which uses `emit` instead."""
     cells = [["" if cell is None else safe(str(cell)) for cell in row] for row in rows]
     if _is_json or not cells:
         return
@@ -172,17 +173,18 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     if plain:
         _print(plain, "\n", sys.stdout)
         return
-    # rich is imported here, not at the top, so that `--help` does not pay for it.
+    # rich is imported here, not at the top, so that it does not slow down `--help`.
     from rich.console import Console
     from rich.text import Text
 
     wide = Console()
     # Without a terminal rich assumes 80 columns and would wrap cells that a script wants to read whole.
     width = wide.width if wide.is_terminal else _WIDTH_OF_PIPE
-    # Cells hold external text, such as logs: [words] in it are not markup, and :words: are not emoji.
+    # Cells contain external text, such as logs, in which [words] are not markup and :words: are not emoji.
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     drawn = _drawn(headers, cells)
-    # If not even the longest words fit, rich would cut them to two letters each; print row by row instead, uncut.
+    # If not even the longest words fit side by side, rich would cut them to two letters each. Print one cell per line
+    # instead, uncut.
     if any(headers) and _least_width(headers, cells) > console.width:
         pairs = [pair for row in cells for pair in (*zip(headers, row, strict=False), None)]
         drawn = _drawn(["", ""], [pair or ("", "") for pair in pairs[:-1] if pair is None or pair[1]])
@@ -194,9 +196,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
 
 
 def _plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the table that rich would draw for a script, much faster.
+    """Return the same table that rich would draw for a script, but much faster.
 
-    "" if cells would have to be wrapped, or contain characters that are not exactly one column wide.
+    Return "" if a cell would have to be wrapped, or contains characters that are not exactly one column wide.
     """
     shown = [list(headers), *rows] if any(headers) else rows
     if not all(cell.isascii() and cell.isprintable() for row in shown for cell in row):
@@ -209,7 +211,7 @@ def _plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _least_width(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """Return the terminal width that the longest word of each column needs, side by side."""
+    """Return the terminal width in which the longest words of all columns fit side by side."""
     from rich.cells import cell_len
 
     columns = itertools.zip_longest(headers, *rows, fillvalue="")
@@ -231,7 +233,7 @@ def _drawn(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 def ask(question: str, *, yes: bool) -> bool:
     """Ask for confirmation; the question names the money.
 
-    `--yes` answers it; without a terminal and --yes, raise UsageError.
+    `--yes` answers it. If there is neither a terminal nor --yes, raise UsageError.
     """
     if yes:
         return True
@@ -272,16 +274,16 @@ def filtered() -> Iterator[None]:
 
 
 def draw(text: str, stream: TextIO) -> None:
-    """Write text with its escape sequences. External parts of it must have gone through `safe` before."""
+    """Write text, keeping its escape sequences. The caller must pass any external text through `safe` first."""
     raw = stream.raw_stream if isinstance(stream, _Filtered) else stream
     raw.write(redact(text))
     raw.flush()
 
 
 def _show_bytes(data: bytes, stream: TextIO) -> None:
-    """Write a program's output to a terminal: keep bytes that are not text, replace control characters."""
-    # Bytes that are not UTF-8 become surrogates here; those in C1, which some terminals obey, count as control
-    # characters.
+    """Write a program's output to a terminal: replace control characters, but keep bytes that are not UTF-8."""
+    # Bytes that are not UTF-8 become surrogates here. Those in the C1 range count as control characters, because some
+    # terminals obey them.
     text = data.decode("utf-8", "surrogateescape")
     if not (isinstance(stream, _Filtered) and stream.is_exact):
         text = redact(safe(text))
@@ -290,7 +292,7 @@ def _show_bytes(data: bytes, stream: TextIO) -> None:
 
 
 class _Filtered:
-    """A text stream that filters `write`; everything else is delegated to the wrapped stream."""
+    """Wraps a text stream: sanitizes what is written, and delegates everything else to the wrapped stream."""
 
     def __init__(self, stream: Any, *, is_exact: bool) -> None:
         self.raw_stream, self.is_exact = stream, is_exact

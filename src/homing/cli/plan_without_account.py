@@ -1,4 +1,4 @@
-"""`homing plan` without offers: hours per GPU, and cost by list price or the user's rate; no provider is asked."""
+"""Output of `homing plan` without provider queries: hours per GPU, and the cost at list price or the user's rate."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def show_listed(planned: Planned) -> None:
     title = f"{run.name} by GPU, estimated without asking providers"
     output.table(headers, (_row(row, limit) for row in rows), title=title)
     if any(row.rate_usd_per_hour is not None and row.provider for row in rows):
-        output.say("Costs use list prices of the dates shown; current prices may differ.")
+        output.say("Costs use the list prices on the dates shown; current prices may differ.")
     if any(row.rate_usd_per_hour is None for row in rows):
-        output.say(f"homing has no list prices for it. Use your own rate: homing plan {typed} --rate 2.50")
+        output.say(f'A rate of "-" means no known list price. Use your own rate: homing plan {typed} --rate 2.50')
     if planned.is_without_key:
         for name in run.cloud.providers:
             account = ACCOUNTS[name]
             output.say(f"No API key for {account.title}. Create one at {account.key_page}, then: homing setup {name}")
-        output.say(f"With a key, plan with live offers: homing plan {typed}")
+        output.say(f"Once you have a key, plan with live offers: homing plan {typed}")
 
 
 def _row(row: Listed, limit: Decimal | None) -> list[str]:

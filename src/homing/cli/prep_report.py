@@ -1,8 +1,8 @@
 """Output of `homing prep`: a progress line during the work, and a report at the end.
 
-short    a few lines, for a run: its run file has the rest
-known    the report familiar from cs336, with its rules: without a run file, or with -v
-neither  one line if nothing was done, none with -q
+short    a few lines, if there is a run file, which contains the rest
+long     the report in the format of cs336, if there is no run file, or with -v
+neither  one line if there was nothing to do; no output with -q
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONG_S = 600.0
 
 
 class Meter:
-    """Progress on stderr: one line rewritten on a terminal, otherwise a line now and then."""
+    """Show progress on stderr: one line that is rewritten on a terminal, otherwise an occasional line."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -46,7 +46,7 @@ class Meter:
         self._begin()
 
     def _begin(self) -> None:
-        """Start with the run's text, or with the data of the next phase."""
+        """Reset the state for the next data to prepare: the run's text, or the data of a phase."""
         self._shown_at = time.monotonic()
         self._stage = ""
         self._has_advised = False
@@ -73,7 +73,7 @@ class Meter:
             output.say(f"Note: {progress.note}")
             return
         if progress.stage == "resumed":
-            output.say("Resuming where the last prep stopped.")
+            output.say("Resuming where the previous prep stopped.")
         if progress.stage not in _STAGES:
             return
         now = time.monotonic()
@@ -86,7 +86,7 @@ class Meter:
             self._advise(progress)
 
     def _advise(self, progress: Progress) -> None:
-        """Once, if it will take long, say how to make it faster."""
+        """Say how to speed up the preparation, once, if it will take long."""
         if progress.eta_s is not None and progress.eta_s > _LONG_S and not self._has_advised:
             self._has_advised = True
             self._clear()
@@ -96,8 +96,8 @@ class Meter:
                 else "fewer entries (tokenizer.vocab_size), a smaller tokenizer.sample, "
             )
             output.say(
-                f"This takes a while. To speed it up: {chosen}more memory and cores, or part of the text first"
-                " (--take 100MB). You can stop at any time; the same command continues."
+                f"This takes a while. To speed it up: {chosen}more memory and cores, or only part of the text for now"
+                " (--take 100MB). You can stop at any time; run the same command to continue."
             )
 
     def _print(self, line: str) -> None:
@@ -125,7 +125,7 @@ def _line(progress: Progress) -> str:
 
 
 def print_report(result: dict[str, Any], *, is_run: bool) -> None:
-    """Print the report. `is_run`: the run file already says what was requested, so the report is short."""
+    """Print the report. If `is_run`, the report is short, because the run file already says what was requested."""
     if output.is_quiet():
         return
     if result["is_reused"] and not output.is_verbose():
@@ -230,7 +230,7 @@ def _range(shards: list[str]) -> str:
 
 
 def _short(folder: str) -> str:
-    """Return the path relative to the working directory, if it is below it."""
+    """Return the folder relative to the working directory if it is inside it, else unchanged."""
     try:
         return str(Path(folder).relative_to(Path.cwd()))
     except ValueError:

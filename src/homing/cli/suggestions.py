@@ -1,10 +1,10 @@
-"""Errors for unknown verbs and options, with a suggestion of what was probably meant. Nothing is guessed and then run.
+"""Errors for unknown verbs and options that suggest what the user probably meant. A guess is never run.
 
 verb    an unknown verb: another tool's name, a typo, the verb after the run, a provider
 usage   an unknown option or value: misspelled, before its verb, another verb's, or a key of the run file
 
-A suggested command line is one that the verb accepts; unknown options are left out of it, and the message says so. Only
-questions are answered directly: `homing help VERB`, `homing version`, `homing --help VERB`.
+The verb accepts the command line that the error suggests. Unknown options are left out of it, and the error says so.
+Only `homing help VERB`, `homing version` and `homing --help VERB` are answered directly, without an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["usage", "verb"]
 
 _PROVIDERS = ("aws", "local", "modal", "runpod", "shadeform", "ssh")
 
-# Other tools' verbs -> ours. Only names that users bring along, not every synonym; typos are found separately.
+# Our verb -> other tools' verbs for it. Only names that users know from other tools, not every synonym; typos are
+# handled separately.
 _WORDS = {
     "runs": "list ls ps jobs queue show",
     "new": "init create",
@@ -63,8 +64,8 @@ _WORDS = {
 }
 _MEANT = {word: ours for ours, words in _WORDS.items() for word in words.split()}
 
-# Other tools' options -> ours, if the verb has it. Keys of the run file are found through the table of `homing
-# explain`.
+# Our option -> the options that other tools use for it. Only options of the typed verb are suggested. Keys of the run
+# file are found through the table of `homing explain`.
 _OPTIONS = {
     "--spend-limit": "--limit --budget --max-cost --max-spend --max-price --cost --dollars",
     "--from": "--preset --template --base --model",
@@ -90,20 +91,20 @@ _OPTIONS = {
     "--follow": "--tail --watch",
     "--every": "--interval --poll",
 }
-# Other tools' options -> our positional argument, by its name in the help.
+# Our positional argument, by its name in the help -> the options that other tools use for it.
 _WORDS_OF = {
     "KEY": "--key --remote-name --remote-path --name",
     "PATH": "--path --file --local-path --local-dir --to --out --output -o --dest",
 }
-# Verbs that other tools have as options: deploy.py --destroy.
+# Our verbs that are options in other tools, such as deploy.py --destroy.
 _AS_OPTION = ("destroy", "fetch", "logs", "status", "stop")
-# Option with this value -> ours.
+# Another tool's option with a certain value -> our option.
 _BY_VALUE = {("--mode", "smoke"): "--smoke"}
 # Other tools pass the run file as an option; here it is the argument after the verb.
 _RUN_FILE = ("--config", "--config-path", "--config-file", "--run-file")
 _EVERYWHERE = ("--help", "--quiet", "--verbose", "--version")
 
-# Subcommands of a group, such as `homing store`, by other tools' names.
+# Our subcommand of a group such as `homing store` -> other tools' names for it.
 _INNER = {"get": "download pull cat", "ls": "list dir", "put": "upload push", "rm": "delete remove del"}
 
 
@@ -131,7 +132,7 @@ def verb(word: str, typed: list[str], verbs: Collection[str]) -> UsageError:
 
 
 def usage(error: Any, typed: list[str], verbs: Collection[str], load: Callable[[str], Any]) -> UsageError:
-    """Return the error for what click refused; `load` returns the command of a verb."""
+    """Return our error for a command line that click rejected; `load` returns the click command of a verb."""
     name = next((word for word in typed if word in verbs), "")
     path = getattr(error.ctx, "command_path", "") or "homing"
     path = path if " " in path else f"homing {name}".strip()
@@ -156,12 +157,12 @@ def usage(error: Any, typed: list[str], verbs: Collection[str], load: Callable[[
 
 
 def _extra(error: Any, path: str, typed: list[str]) -> UsageError:
-    """Return the error for an extra argument. `homing new mine --from tiny book.txt`: the file belongs to an option."""
+    """Return the error for an extra argument, such as a file without its option: `homing new my --from tiny a.txt`."""
     extra = error.message.partition("(s) ")[2].strip("()")
     what = f"`{path}` got an unexpected argument: {extra!r}."
     taken = " ".join(_shown(each) for each in error.ctx.command.params if not each.opts[0].startswith("-"))
     own = _options(error.ctx.command)
-    is_model = "--compare" in own and not Path(extra).is_file()  # a folder may be either
+    is_model = "--compare" in own and not Path(extra).is_file()  # a folder may be a model or text: assume a model
     if "--text" in own and extra in typed and Path(extra).exists() and not is_model:
         flag = "--chat" if "--chat" in own and _is_chat(extra, typed) else "--text"
         place = typed.index(extra)
@@ -181,7 +182,7 @@ def _extra(error: Any, path: str, typed: list[str]) -> UsageError:
 
 
 def _by_option(flags: Iterable[str], key: str, word: str, own: Collection[str], typed: list[str]) -> str:
-    """Return the line with this word moved to its option, or to a --set; "" if there is none."""
+    """Return the command line with this word moved to its option, or to --set; "" if the verb has neither."""
     flag = next((each for each in flags if each in own), "")
     if word not in typed or not (flag or "--set" in own):
         return ""
@@ -191,7 +192,7 @@ def _by_option(flags: Iterable[str], key: str, word: str, own: Collection[str], 
 
 
 def _is_chat(file: str, typed: list[str]) -> bool:
-    """Return whether the file holds conversations. A preset starts with text, in any format."""
+    """Return whether the file probably contains conversations. With a preset, files of any format count as text."""
     from homing.api.data.new_run_data import is_open_weights
 
     begins_with = typed[typed.index("--from") + 1] if "--from" in typed[:-1] else ""
@@ -199,7 +200,7 @@ def _is_chat(file: str, typed: list[str]) -> bool:
 
 
 def _spread_by_the_shell(typed: list[str], params: Iterable[Any]) -> UsageError | None:
-    """Return the error for an unquoted glob such as `--text books/*.txt`, which the shell expands to many words."""
+    """Return the error for an unquoted glob such as `--text books/*.txt`, which the shell expands to many arguments."""
     takes_a_word = {name for each in params if not getattr(each, "is_flag", False) for name in each.opts}
     place = next((n for n, word in enumerate(typed) if word in takes_a_word and n + 2 < len(typed)
                   and all(Path(each).exists() for each in typed[n + 1 : n + 3])), None)  # fmt: skip
@@ -261,7 +262,7 @@ def _option(
             else f"Keys of the run file: {'; '.join(keys)}."
         )
         return UsageError(what, f"{explanation} --set overrides any key for one command.{left_out}", fix)
-    # Options spelled like --set (--list, --seed) are never what was meant by it.
+    # A mistyped --set is not reported as an option that is spelled like it, such as --list or --seed.
     if near := near or (None if wrong == "--set" else _spelled_like(wrong, own)):
         return UsageError(what, f"Did you mean {near}? {_about(own[near])}".rstrip() + left_out, fix)
     if again.words and again.has_ours:
@@ -277,7 +278,7 @@ def _elsewhere(wrong: str, own: Collection[str]) -> str | None:
 
 
 def _spelled_like(wrong: str, own: Collection[str]) -> str | None:
-    # Compare without the dashes, which all share: --step is not --set, nor --mode --smoke.
+    # Compare the names without the dashes, which would make --step look like --set and --mode like --smoke.
     bare = {each.lstrip("-"): each for each in own}
     return bare.get(next(iter(difflib.get_close_matches(wrong.lstrip("-"), list(bare), n=1, cutoff=0.75)), ""))
 
@@ -298,7 +299,7 @@ def _value_of(option: str, typed: list[str]) -> str:
 
 
 def _word_of(wrong: str, command: Any) -> str:
-    """Return KEY or PATH if the verb takes it as an argument and other tools use this option for it; else ""."""
+    """Return KEY or PATH if the verb has that argument and other tools use this option for it; else ""."""
     taken = [_shown(each) for each in command.params if not each.opts[0].startswith("-")]
     return next((word for word, others in _WORDS_OF.items() if word in taken and wrong in others.split()), "")
 
@@ -314,7 +315,7 @@ def _is_ours(word: str, own: Collection[str]) -> bool:
 
 
 def _in_front(wrong: str, name: str, typed: list[str], load: Callable[[str], Any]) -> UsageError:
-    """Return the error for an option before the verb, with the line rewritten so that it comes after."""
+    """Return the error for an option before the verb, with a command line that has the option after it."""
     if not name:
         near = difflib.get_close_matches(wrong, ["--help", "--version", "--json", "--quiet", "--verbose"], n=1)
         why = f"Did you mean {near[0]}?" if near else "Options come after the verb: homing VERB [RUN] [OPTIONS]."
@@ -331,14 +332,14 @@ def _in_front(wrong: str, name: str, typed: list[str], load: Callable[[str], Any
 
 @dataclass(frozen=True)
 class _Corrected:
-    words: list[str]  # a line that the verb accepts; empty if none was found
+    words: list[str]  # a command line that the verb accepts; empty if none was found
     left_out: list[str]
-    keys: list[str]  # run file keys that options became, with a remark on each
-    has_ours: bool  # whether some option was translated to one of the verb's own
+    keys: list[str]  # run file keys into which options were translated, with a remark on each
+    has_ours: bool  # whether at least one unknown option was translated
 
 
 def _corrected(typed: list[str], path: str, command: Any) -> _Corrected:
-    """Rewrite the line with unknown options translated to the verb's own.
+    """Rewrite the command line, translating unknown options into options of the verb.
 
     Options that cannot be translated are left out.
     """
@@ -364,7 +365,7 @@ def _corrected(typed: list[str], path: str, command: Any) -> _Corrected:
         elif named := _word_of(wrong, command):
             by_word[named] = value
         elif (found := _key_of(wrong, value, own))[0]:
-            # A key with a remark does not mean quite the same, so its value does not carry over either.
+            # A remark means that the key differs slightly from the option, so the option's value is not used.
             said += ["--set", f"{found[0]}={'VALUE' if found[1] or not value else value}"]
             keys.append(" ".join(part for part in found if part))
         else:
@@ -376,7 +377,7 @@ def _corrected(typed: list[str], path: str, command: Any) -> _Corrected:
 
 
 def _is_taken(words: list[str], path: str, command: Any) -> bool:
-    """Return whether the verb accepts this line. An invalid value does not matter here."""
+    """Return whether the verb accepts this command line, ignoring invalid values."""
     rest = list(words)
     for part in path.split()[1:]:
         if part in rest:
@@ -385,7 +386,7 @@ def _is_taken(words: list[str], path: str, command: Any) -> bool:
     try:
         with command.make_context(path, rest):
             return True
-    except Exception as exc:  # click errors, recognized by name because click is not imported here
+    except Exception as exc:  # a click error, recognized by its name because click is not imported here
         return type(exc).__name__ == "BadParameter"
 
 
@@ -402,11 +403,11 @@ def _is_run(word: str) -> bool:
 
 
 def _key(option: str, value: str = "") -> tuple[str, str]:
-    """Return the run file key that an option such as --learning-rate or --depth means, and a remark on it.
+    """Return the run file key to which an option such as --learning-rate or --depth refers, and a remark on the key.
 
-    Both are empty if there is no such key, or none that allows this value: --split train is not tokenizer.split.
+    Both are empty if no key matches or the key does not allow this value: --split train is not tokenizer.split.
     """
-    # Imported only after a mistake: loading the schema takes a tenth of a second.
+    # Imported only after a mistake, because loading the schema takes a tenth of a second.
     from homing.config.parse.key_suggestions import FOREIGN
     from homing.config.schema.keys import all_keys, find_keys
 
@@ -419,7 +420,7 @@ def _key(option: str, value: str = "") -> tuple[str, str]:
 
 
 def _could_be(key: str, value: str) -> bool:
-    """Return False for a key with a fixed set of values that does not include this one."""
+    """Return False if the key allows only a fixed set of values that does not include this one."""
     from homing.config.schema.keys import all_keys
 
     kind = all_keys()[key].kind
@@ -451,7 +452,7 @@ def _about(parameter: Any) -> str:
 
 
 def _plain(message: str) -> str:
-    """Rewrite the validator's message in our style: it says `Input` and talks about parsing."""
+    """Rewrite the validator's message in our style, without its word `Input` and its remarks about parsing."""
     kinds = {"a valid integer": "a whole number", "a valid number": "a number", "a valid boolean": "true or false"}
     said = message.partition(", unable to parse")[0].replace("Input should be", "it must be")
     for upstream, ours in kinds.items():
@@ -468,11 +469,11 @@ def _line(typed: list[str]) -> str:
 
 
 def _retyped(wrong: str, right: str, typed: list[str]) -> str:
-    """Return the whole line with the corrected word."""
+    """Return the whole command line with the wrong word corrected."""
     if wrong in typed:
         place = typed.index(wrong)
         first, *options = right.split(" ")
         return _line([*typed[:place], first, *typed[place + 1 :], *options])
-    # An option with its value after `=`.
+    # The wrong word may be an option that has its value after `=`.
     whole = next((word for word in typed if word.partition("=")[0] == wrong), None)
     return _line([right + word[len(wrong) :] if word == whole else word for word in typed]) if whole else _line([right])

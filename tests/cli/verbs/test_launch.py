@@ -347,7 +347,7 @@ def test_launch_selects_by_number_and_shows_the_extra_cost_of_a_choice(
     assert said.code == 0
     assert "Select instance [1-2] or 'q' to quit:" in said.err
     assert "'7' is not one of the choices" in said.err
-    assert "more to finish than the cheapest, local left" in said.err
+    assert "more to finish the run than the cheapest, local left" in said.err
     assert "at $0.40/h, limit $1.00?" in said.err
     assert "Nothing was started" in said.err
 
@@ -477,7 +477,7 @@ def test_a_resume_at_an_expensive_rate_needs_an_answer_at_a_terminal(
     assert cli("launch", "moss", "--spend-limit", "50", "--yes").code == 3
     monkeypatch.setattr("homing.cli.ask.is_dear", lambda offer, limit: True)
     said = cli("launch", "moss", "--spend-limit", "50", "--yes", "--resume")
-    assert "fix homing launch moss --resume   and answer at a terminal\n" in said.err
+    assert "fix homing launch moss --resume   and confirm at a terminal\n" in said.err
 
 
 def test_a_run_file_that_was_never_launched_is_named_by_its_path(cli: Homing) -> None:
