@@ -3,10 +3,10 @@
     directories -> disk -> gpu -> code -> environment -> compiler -> probe        then the agent fetches the inputs
 
 This program runs as `python -m homing.instance.bootstrap boot.json`, straight from the uploaded wheel. It is a separate
-process, so that the agent still enforces the limits if something that it runs hangs or exhausts the memory. Each stage
-is reported with its name and duration. A failed stage ends the run without a retry; a stage that crashes this process
-is started at most MAX_TRIES times. The program needs only the standard library of Python 3.8. If the machine's Python
-is too old to train or cannot create environments, the program installs uv, which finds or downloads a suitable Python.
+process, so that the agent can still enforce the limits if a stage hangs or runs out of memory. Each stage is reported
+with its name and duration. A failed stage ends the run without a retry; a stage that crashes this process is started at
+most MAX_TRIES times. The program needs only the standard library of Python 3.8. If the machine's Python is too old to
+train or cannot create environments, the program installs uv, which finds or downloads a suitable Python.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ MAX_TRIES = 3
 INSTALL_S, PROBE_S = 1800.0, 60.0
 PAUSES_S = (10.0, 30.0)  # pauses before retrying to install packages or a Python
 MIN_PYTHON = [3, 11]
-PYTHON, MIN_UV = ">=3.11,<3.13", (0, 8)  # the Python that uv looks for or downloads if python3 is too old
+PYTHON, MIN_UV = ">=3.11,<3.13", (0, 8)  # the Python versions that uv finds or downloads if python3 is too old
 CHECK_BYTES = 1 << 20
-# Every package is checked against the sha256 from home. Nothing is built from source: build dependencies have no hash.
+# Every package must match the sha256 that home sent. Nothing is built from source, because build dependencies have no
+# hashes.
 VERIFIED = ("--require-hashes", "--only-binary", ":all:")
-# There is one exception. If the driver is too old for PyPI's torch, torch comes from PyTorch's index for the driver's
-# CUDA version, and home does not know the hashes there. The version used at home is tried first, then any in the
-# allowed range, and the stage reports which one was installed.
+# Torch is the one package that may be installed without a hash check. If the driver is too old for PyPI's torch, torch
+# comes from PyTorch's index for the driver's CUDA version, and home does not know the hashes there. The version used at
+# home is tried first, then any in the allowed range, and the stage reports which one was installed.
 UNHASHED_TORCH = ("--only-binary", ":all:", "--index-url")
 ASK = """import sys, importlib.metadata as m
 print(*sys.version_info[:2])
@@ -69,7 +70,7 @@ def run(boot: Boot, world: World) -> int:
     path = folder.path(NOTE)
     note: Dict[str, Any] = json.loads(world.read(path)) if world.exists(path) else {"tries": {}}
     if note.get("is_whole") or note.get("problem"):
-        # An earlier agent on this machine finished the bootstrap, with success or failure.
+        # An earlier bootstrap on this machine already succeeded or failed.
         return 0 if note.get("is_whole") else 1
     for stage in (_directories, _disk, _gpu, _code, _environment, _compiler, _probe):
         name, began = stage.__name__[1:], world.monotonic()
@@ -84,10 +85,10 @@ def run(boot: Boot, world: World) -> int:
             folder.event("stage_failed", problem, stage=name)
             world.write(path, json.dumps({**note, "problem": problem}).encode())
             folder.write(file_names.OUTCOME, Outcome("failed", problem, 1, "", 0, world.now()))
-            if boot.mailbox:  # the store may be unreachable because the programs that access it are not installed
+            if boot.mailbox:  # push the problem by HTTP, because sync, which accesses the store, may not be installed
                 with contextlib.suppress(NetworkError):
-                    # Set a content type. Otherwise urllib declares the body a form, and a store may parse it as form
-                    # fields.
+                    # Set a content type, because urllib's default declares the body to be a form, and a store may parse
+                    # it as form fields.
                     world.http(HttpRequest("PUT", boot.mailbox, {"content-type": "text/plain"}, problem.encode()))
             return 1
         seconds, note["tries"][name] = round(world.monotonic() - began, 2), 0
@@ -175,7 +176,7 @@ def _environment(boot: Boot, spec: Bootstrap, world: World) -> str:
         is_new = True
         uv = _make_env(spec, env, world, is_old=is_old)
         if uses_image_torch:
-            # Append the image's folder after our own packages: its torch may be in a virtual environment.
+            # Add the folder with the image's torch, which may be a virtual environment, after our own packages.
             site = os.path.join(env, "lib", f"python{'.'.join(version)}", "site-packages", "image.pth")
             world.write(site, f"import site; site.addsitedir({folder!r})\n".encode())
         world.write(os.path.join(env, "lock.txt"), wanted.encode())
@@ -193,7 +194,7 @@ def _environment(boot: Boot, spec: Bootstrap, world: World) -> str:
 
 
 def _older_cuda(spec: Bootstrap, world: World) -> str:
-    """Return the driver's CUDA version if it is too old for the index's torch, which would not see the GPU; else ""."""
+    """Return the driver's CUDA version if PyPI's torch needs a newer one to see the GPU; else ""."""
     if not (spec.num_gpus and spec.cuda):
         return ""
     found = re.search(r"CUDA Version:\s*(\d+\.\d+)", world.run(["nvidia-smi"], 30.0).out)
@@ -201,7 +202,7 @@ def _older_cuda(spec: Bootstrap, world: World) -> str:
 
 
 def _runs(torch: str, older: str) -> bool:
-    """Return True if a driver limited to the CUDA version `older` can run this torch ("": the driver is new enough).
+    """Return True if a driver that supports only CUDA `older` can run this torch. If `older` is "", any torch runs.
 
     Within one major version of CUDA, every driver runs every build. A build for a newer major version sees no GPU.
     """
@@ -210,9 +211,9 @@ def _runs(torch: str, older: str) -> bool:
 
 
 def _bring_older_torch(spec: Bootstrap, older: str, pip: List[str], ours: str, world: World) -> None:
-    """Install torch built for a CUDA version that the driver supports: the version used at home, else any in the range.
+    """Install torch built for the driver's CUDA version: the torch version used at home, else any in the allowed range.
 
-    A build without CUDA is never installed, because it would train on the CPU of a machine rented for its GPU.
+    Never install a build without CUDA, which would train on the CPU of a machine that was rented for its GPU.
     """
     fitting = [cuda for cuda in spec.older_cuda if _parts(cuda)[0] == _parts(older)[0]]
     if not fitting:
@@ -227,9 +228,9 @@ def _bring_older_torch(spec: Bootstrap, older: str, pip: List[str], ours: str, w
 
 
 def _make_env(spec: Bootstrap, env: str, world: World, *, is_old: bool) -> str:
-    """Create the environment; return the uv to install with, or "" for pip.
+    """Create the environment; return the path of uv if uv should install the packages, or "" if pip should.
 
-    Ubuntu's Python often cannot create environments. In that case uv creates it.
+    Ubuntu's Python often cannot create environments. In that case uv creates the environment.
     """
     world.rmtree(env)
     if not is_old:
@@ -237,8 +238,8 @@ def _make_env(spec: Bootstrap, env: str, world: World, *, is_old: bool) -> str:
             return "uv" if world.run(["uv", "--version"], 20.0).code == 0 else ""
         world.rmtree(env)
     uv = _uv(spec, world)
-    # The Python that uv downloads is stored next to the environments. On a volume, the environments outlive this
-    # instance and need that Python.
+    # Store the Python that uv downloads next to the environments. Environments on a volume outlive this instance and
+    # still need that Python.
     uv_env = {**world.environment(), "UV_PYTHON_INSTALL_DIR": os.path.join(os.path.dirname(spec.env_dir), "python")}
     # --clear removes the remains of an interrupted attempt; otherwise uv refuses an existing environment.
     _bring(world, [uv, "venv", "--python", PYTHON if is_old else spec.python, "--clear", env], uv_env)
@@ -246,13 +247,13 @@ def _make_env(spec: Bootstrap, env: str, world: World, *, is_old: bool) -> str:
 
 
 def _uv(spec: Bootstrap, world: World) -> str:
-    """Return the machine's uv if it is new enough, else install one pinned version with pip, checked by hash."""
+    """Return the path of uv. If the machine's uv is missing or too old, install a pinned version, verified by hash."""
     if _parts(world.run(["uv", "--version"], 20.0).out) >= MIN_UV:
         return "uv"
     folder = os.path.join(os.path.dirname(spec.env_dir), "uv")
     path, pip = os.path.join(folder, "bin", "uv"), [spec.python, "-m", "pip"]
-    # Run uv instead of only checking that the file exists. A uv on a volume outlives its instance, and the current
-    # instance may have a different architecture.
+    # Run uv instead of only checking that the file exists: on a volume, uv may have been installed by an instance with
+    # a different architecture.
     if world.exists(path) and _parts(world.run([path, "--version"], 20.0).out) >= MIN_UV:
         return path
     if world.run([*pip, "--version"], 60.0).code != 0:
@@ -275,7 +276,7 @@ def _add(world: World, *packages: str) -> None:
 def _bring(world: World, argv: List[str], env: Any = None) -> None:
     """Run an install command with retries, so that a short network outage does not fail the instance.
 
-    pip and uv give up within seconds but keep what they have downloaded.
+    pip and uv themselves give up within seconds, but they keep what they have downloaded.
     """
     deadline = world.monotonic() + INSTALL_S
     for pause_s in PAUSES_S:

@@ -1,13 +1,13 @@
 """The lookout: a monitor on the instance that reports problems to the user and to the agent.
 
-    metrics, limits  -> alert, limit_warning     once each; carries `stops` if the run file says to stop the run
-    notice_url       -> preemption_notice        the instance will be taken away
-    leave_s          -> preemption_notice        the instance reaches its maximum lifetime before the run has ended
-    /proc, the GPU   -> use.json                 utilization, for heartbeats and for the event of a stop
+    metrics, limits  -> alert, limit_warning     reported once each, with `stops` if the run file says to stop the run
+    notice_url       -> preemption_notice        the provider is about to take the instance away
+    leave_s          -> preemption_notice        the instance is close to its maximum lifetime, but the run continues
+    /proc, the GPU   -> use.json                 utilization, for heartbeats and for the event that reports a stop
 
 Like sync, the lookout runs from the code folder on the instance: `python -m homing.instance.monitor boot.json`. The
-agent starts it alongside the trainer, restarts it if it dies, and reads its events. The agent enforces all limits even
-without the lookout.
+agent starts the lookout alongside the trainer, restarts it if it dies, and reads its events. The agent enforces all
+limits even if the lookout is not running.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 LOOK_S, USE_S = 5.0, 60.0  # seconds between checks, and between measurements of the utilization
 WARN_AT = (0.8, 0.6)  # fractions of a limit; only the highest one passed is reported, once
 MAX_LOSSES = 200
-DIVERGED_LINES = 10  # number of metric lines in a row with no loss, or with a loss far above the usual
+DIVERGED_LINES = 10  # the loss has diverged if it is missing or far above normal in this many metric lines in a row
 SLOW_SHARE, SLOW_AFTER_STEPS, SLOW_AFTER_S = 1 / 3, 20, 600.0
 _GPU = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits"]
 _GPU_S = 5.0
@@ -68,7 +68,7 @@ class Lookout(Limits):
         while True:
             try:
                 self.look()
-            except Exception:  # the lookout only reports, and a check that fails now may succeed later
+            except Exception:  # keep running after a failed check, because the next one may succeed
                 log.exception("a lookout check failed; continuing")
             self._world.sleep(self._look_s)
 
@@ -104,17 +104,17 @@ class Lookout(Limits):
         for metric in self._folder.new_lines(file_names.METRICS, Metric):
             last, self._last = self._last, metric
             if last is None or metric.phase != last.phase or metric.step <= last.step:
-                # a new phase began, or the trainer was restarted and resumes from a good checkpoint
+                # Forget the earlier metrics: a new phase began, or the trainer resumed from an earlier checkpoint.
                 self._forget(metric)
             self._judge(metric)
 
     def alarms(self) -> Iterator[tuple[str, str, str]]:
-        """Yield kind, key and text of every condition that holds now. The caller reports each key once."""
+        """Yield the kind, key and text of every alarm that applies now. The caller reports each key only once."""
         by_money = float(self.spend() / self.spend_limit) if self.spend_limit else 0.0
         share = max(by_money, self.elapsed_s() / (self.time_limit_s or math.inf))
         for passed in [at for at in WARN_AT if share >= at][:1]:
             limit = self.nearest()[1]
-            # rounded up, so that the amount shown is never less than the amount paid
+            # Round up, so that the amount shown is never less than the amount spent.
             spent = self.spend().quantize(_CENT, rounding=ROUND_UP)
             text = f"{share:.0%} of a limit is used: ${spent} in {self.elapsed_s():,.0f} s. Nearest: {limit}."
             yield "limit_warning", f"{passed} of {self.spend_limit}, {self.time_limit_s:g} s", text
@@ -165,18 +165,18 @@ class Lookout(Limits):
         return reply.status == 200
 
     def _must_leave(self) -> bool:
-        """Return True once the run must leave this instance, unless a limit is due too and the run ends here anyway."""
+        """Return True if the run must move to another instance now, unless a limit ends the run here anyway."""
         leave_s, is_reported = self._plan.leave_s, f"leave {self._plan.mark}" in self._reported
         return bool(leave_s) and not is_reported and self.elapsed_s() >= leave_s and self.left_s(LAND) > 0
 
     def _token(self) -> str:
-        """Request a new metadata token. That takes a millisecond, and caching one would mean tracking its expiry."""
+        """Request a new metadata token. It is not cached, because a request takes only a millisecond."""
         asked = HttpRequest("PUT", self._plan.notice_token_url, {f"{_TOKEN}-ttl-seconds": "60"}, timeout_s=2.0)
         return self._world.http(asked).body.decode("ascii", "replace").strip()
 
 
 def use_of_machine(world: Machine) -> dict[str, float]:
-    """Return the utilization of CPU, memory, GPU and GPU memory, each 0 to 1, leaving out those not available."""
+    """Return the utilization of CPU, memory, GPU and GPU memory, each from 0 to 1, omitting unavailable values."""
     use: dict[str, float] = {}
     try:
         load = float(world.read("/proc/loadavg").split()[0])

@@ -1,7 +1,7 @@
-"""Entry point of the agent: `python3 -I agent.zip [--dead-man] boot.json`. Needs only the library of Python 3.8.
+"""Entry point of the agent: `python3 -I agent.zip [--dead-man] boot.json`. Needs only Python 3.8's standard library.
 
-The dead-man process is started before anything that can fail. The agent and the dead-man each hold a lock file, and
-each checks the other's lock to see whether it is alive.
+The agent starts the dead-man process before anything that can fail. The agent and the dead-man each hold a lock file,
+and each checks the other's lock to see whether the other is alive.
 """
 
 import logging
@@ -56,13 +56,13 @@ def watch_over(folder: Folder) -> int:
 
 
 def prepare(folder: Folder) -> Optional[Agent]:
-    """Start the dead-man, then return the agent, or None if another agent already runs here.
+    """Start the dead-man, then return the agent, or None if another agent is already running here.
 
     Two agents on one machine would kill each other's child processes.
     """
     try:
         dead_man.start(folder)
-    except OSError as exc:  # the agent retries, and its heartbeat reports that the dead-man is missing
+    except OSError as exc:  # the agent retries the start later, and its heartbeat reports the missing dead-man
         print(f"The dead-man timer could not be started: {exc}", file=sys.stderr)
     return Agent(folder) if take(folder, names.AGENT_LOCK) else None
 
@@ -70,7 +70,7 @@ def prepare(folder: Folder) -> Optional[Agent]:
 def take(folder: Folder, lock: str) -> bool:
     """Return True if the lock was acquired.
 
-    Several tries are made, because the other process holds the lock for a moment each time it checks it.
+    Try several times, because the other process briefly acquires this lock each time it checks it.
     """
     for _ in range(5):
         if folder.world.lock(folder.path(lock)):

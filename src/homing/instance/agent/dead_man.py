@@ -1,11 +1,11 @@
 """The dead-man: a second guard on the instance, in a process that does not depend on the agent.
 
-    before the limit       restarts a dead agent a few times, with pauses in between
-    restarts do not help   pushes everything trained so far, then ends billing after a grace period
-    the limit is near      ends billing, later than the agent would and earlier than the guard at home would
+    before the limit      restarts a dead agent a few times, with pauses in between
+    if restarts fail      waits for a grace period, pushes everything trained so far, then ends billing
+    close to the limit    ends billing, later than the agent would and earlier than the guard at home would
 
-The dead-man ends billing in the same way as the agent and never stops trying, because the instance exists as long as
-this process runs.
+The dead-man ends billing in the same way as the agent and never stops trying: if this process is still running, the
+instance still exists.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from homing.wire.guard_order import DEAD_MAN
 
 log = logging.getLogger(__name__)
 SOURCE = "dead-man"  # the `source` field of the dead-man's events, and the name of its log
-PAUSES_S = (2.0, 15.0, 60.0)  # pauses before each restart of the agent; after the last restart the run has failed
-FORGET_S = 3600.0  # an agent that lived this long resets the restart count
+PAUSES_S = (2.0, 15.0, 60.0)  # pause before each restart of the agent; if the agent dies again, the run has failed
+FORGET_S = 3600.0  # if the agent dies this long after its last restart, the restart count starts over
 GRACE_S = 60.0
-QUICK_TRIES = 20  # failed attempts before the pauses start to grow, because the limit is seconds away
-# time to wait after an accepted request to end billing; if this process still runs then, the instance does too
+# failed attempts to end billing before the pauses between them start to grow; quick at first, as the limit is near
+QUICK_TRIES = 20
+# time to wait after the provider accepts a request to end billing; if this process is still running then, try again
 AGAIN_S = 20.0
 LAST_PUSH_S = 600.0
 
 
 def start(folder: Folder) -> None:
-    """Start the dead-man as a separate process. If one already runs, the new one finds its lock taken and exits."""
+    """Start the dead-man as a separate process. If one is already running, the new one sees its lock and exits."""
     *command, boot_path = folder.boot.agent_argv
     folder.world.mkdir(folder.run_path(names.LOGS))
     folder.start([*command, "--dead-man", boot_path], SOURCE)
@@ -44,13 +45,14 @@ class DeadMan:
         self.folder, self.boot, self.world = folder, folder.boot, folder.world
         self.limits = Limits(folder)
         self.tick_s = min(1.0, self.boot.heartbeat_s)
-        self._alone_since = -1.0  # monotonic time since which no agent has been alive; negative while one is alive
-        # The number of restarts and the boot-clock time of the last one. They are on disk for a later dead-man, and
-        # also in memory in case the disk is full.
+        self._alone_since = -1.0  # monotonic time when the agent was first seen dead; negative while it is alive
+        # The number of agent restarts and the boot-clock time of the last one, stored on disk for a later dead-man and
+        # kept in memory in case the disk is full.
         self._restarts = [*self._read_numbers(names.RESTARTS), 0.0, 0.0][:2]
 
     def run(self) -> None:
-        failed = 0  # number of failures in a row; an accepted request that had no effect must not slow down the retries
+        # number of consecutive failed requests; an accepted request that had no effect does not count as a failure
+        failed = 0
         while True:
             try:
                 why = self.why_end()
@@ -59,14 +61,14 @@ class DeadMan:
                     is_refused = end_billing(self.folder, failed + 1, lambda: self.world.sleep(0.1))
                     failed = failed + 1 if is_refused else 0
                     self.world.sleep(pause_s(max(0, failed - QUICK_TRIES), self.tick_s) if failed else 0.0)
-            except Exception:  # an error, such as one of the disk, must not take down the last guard on this instance
+            except Exception:  # an error, such as a full disk, must not take down the last guard on this instance
                 log.exception("a dead-man check failed; continuing")
             self.world.sleep(self.tick_s)
 
     def why_end(self) -> str:
         """Return the reason to end billing now, or "". Restarts a dead agent along the way."""
         self.limits.follow()
-        # Check the limit first: the early return for an accepted request to end billing must not hide it.
+        # Check the limit first, because after an accepted request to end billing this function returns early.
         if self.limits.left_s(DEAD_MAN) <= 0:
             return f"The {self.limits.nearest()[1]} is near and this instance is still running."
         ended_at = self._read_numbers(names.BILLING_ENDED)[:1]
@@ -96,7 +98,7 @@ class DeadMan:
         return f"The agent died {count + 1} times; the run has failed."
 
     def _push_failure(self) -> None:
-        """Push the failure reason and everything trained so far before billing ends, as the agent would have done."""
+        """Push the failure reason and everything trained so far, as the agent would have done before ending billing."""
         if self.folder.read(names.OUTCOME, Outcome) is None:
             reason = "The agent on the instance died repeatedly."
             self.folder.write(names.OUTCOME, Outcome("failed", reason, 1, t=self.world.now()))

@@ -16,7 +16,7 @@ LONGEST_PAUSE_S = 60.0
 
 
 def pause_s(tries: int, tick_s: float) -> float:
-    """Return the pause before the next attempt, doubling each time up to LONGEST_PAUSE_S."""
+    """Return the pause before the next attempt, which doubles each time up to LONGEST_PAUSE_S."""
     return min(tick_s * 2.0 ** min(tries, 10), LONGEST_PAUSE_S)
 
 
@@ -39,9 +39,9 @@ def wait(world: Machine, pid: int, is_over: Callable[[], bool], tick: Callable[[
 
 
 def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
-    """Try once to end billing, and record the result as an event; return "" on success, else why it failed.
+    """Try once to end billing and record the result as an event; return "" on success, else the reason for the failure.
 
-    On success, a marker file tells the other guard not to start anything else on this instance.
+    On success, also write a marker file that tells the other guard not to start anything else on this instance.
     """
     problem = _ask(folder, tick)
     if problem:
@@ -54,9 +54,9 @@ def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
 
 
 def _ask(folder: Folder, tick: Callable[[], None]) -> str:
-    """Run the command or send the request; return "" on success, else the problem.
+    """Run the command or send the request that ends billing; return "" on success, else the problem.
 
-    Only a 2xx status counts as success: "not found" cannot be true of the instance on which this code is running.
+    Only a 2xx status counts as success. A "not found" must be wrong, because the instance is running this code.
     """
     end, world = folder.boot.end_billing, folder.world
     if end.kind == "command":

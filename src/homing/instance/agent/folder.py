@@ -1,6 +1,7 @@
 """The work folder on the instance: its documents, its events, and the programs started in it.
 
-The agent and the dead-man access it only through this class, so that a faulty or full disk cannot crash either of them.
+The agent and the dead-man access the folder only through class Folder, so that a faulty or full disk cannot crash
+either of them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from homing.world.machine import Machine
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 TAIL_LINES, TAIL_BYTES = 25, 4000
-LEAST_KEY = 8  # shorter values are not redacted
+LEAST_KEY = 8  # minimum length of a secret value that is redacted
 
 
 class Folder:
     def __init__(self, boot: Orders, world: Machine, source: str = "agent") -> None:
-        """Record `source` in all events that this process writes."""
+        """Open the work folder. `source` is the name that all events of this process carry."""
         self.boot, self.world, self.source = boot, world, source
         self._offsets: Dict[str, int] = {}  # number of bytes read so far of each JSON-lines file
 
@@ -48,9 +49,9 @@ class Folder:
         path = self.run_path(name)
         try:
             size, offset = self.world.size(path), self._offsets.get(name, 0)
-            offset = 0 if size < offset else offset  # the trainer truncated the file back to its last checkpoint
+            offset = 0 if size < offset else offset  # after a rollback the file is shorter: read from the start
             data = self.world.read(path, offset, size - offset) if size > offset else b""
-        except OSError:  # the file does not exist yet, or the disk failed
+        except OSError:  # the events or metrics file does not exist yet, or the disk failed
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._offsets[name] = offset + len(whole)
@@ -84,10 +85,10 @@ class Folder:
             log.exception("%s could not be written", name)
 
     def redacted(self, text: str) -> str:
-        """Return `text` with the secrets of this process masked: events and logs are pushed to the store."""
+        """Return `text` with the secrets of this process masked, because events and logs are pushed to the store."""
         names_of_keys = (*self.boot.secret_names, *self.boot.end_billing.header_env.values())
         for value in (os.environ.get(name, "") for name in names_of_keys):
-            # These variables also hold settings. A value such as "1" is not a secret and occurs in many numbers.
+            # Some of these variables contain settings. A value such as "1" is not a secret and occurs in many numbers.
             text = text.replace(value, "***") if len(value) >= LEAST_KEY else text
         return text
 
@@ -100,13 +101,12 @@ class Folder:
     def start(self, argv: List[str], log_name: str, hidden: Sequence[str] = (), **env: str) -> int:
         """Start a program and return its pid.
 
-        The program gets the environment of this process, without the variables in `hidden`, plus `env`.
+        The program gets the environment of this process, minus the variables in `hidden`, plus `env`.
         """
         inherited = {name: value for name, value in self.world.environment().items() if name not in hidden}
         full_env = {**inherited, **env, names.MARK_ENV: self.boot.mark}
         try:
             return self.world.spawn(argv, full_env, self.boot.work_dir, self.log_path(log_name))
-        except (
-            OSError
-        ):  # perhaps only the log could not be opened on a bad disk, and the command that ends billing must still start
+        except OSError:
+            # A bad disk may only prevent opening the log. The command that ends billing must start even without one.
             return self.world.spawn(argv, full_env, self.boot.work_dir, os.devnull)

@@ -3,8 +3,9 @@
     end leftover processes -> bootstrap -> fetch inputs -> train (restart after a crash, obey limits and requests)
     -> outcome -> push -> end billing
 
-Whatever fails, the last three steps still happen, so that a failed run costs no more than its limit. The trainer and
-sync are separate processes. An agent that was killed and restarted finds them again by their mark.
+The last three steps happen even if an earlier step fails, so that a failed run costs no more than its limit. The
+trainer and sync are separate processes. An agent that was killed and restarted finds them by the instance's mark in
+their environment.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from homing.wire.event_lines import Outcome
 from homing.wire.guard_order import END, KILL
 
 log = logging.getLogger(__name__)
-LOG_OF = {"watch": "sync"}  # role -> name of its log, if it differs from the role
-# <mark>/<role>, set only on the agent's children, so that a later agent knows which processes it may kill
+LOG_OF = {"watch": "sync"}  # role of a child process -> name of its log, if different from the role
+# Environment variable with the value <mark>/<role>. Only the agent's children have it, so that a later agent knows
+# which processes it may kill.
 CHILD_ENV = "HOMING_CHILD"
 STATES = {names.EXIT_DONE: "done", names.EXIT_STOPPED: "stopped"}
 MAX_RESTARTS = 2
 PUSH_LIMIT_S = 86400.0  # time for the last push if neither money nor time is limited
 BROKEN_PUSH_S = 30.0  # time for the last push after a failed bootstrap, when the sync program may not be installed
 GUARD_S, CONTROL_S = 10.0, 15.0  # seconds between checks of the dead-man, and between updates of control.json
-CONTROL_CHANGE_S = 2.0  # control.json is not rewritten if the landing time moved by less than this
+CONTROL_CHANGE_S = 2.0  # control.json is not rewritten if the landing time changed by less than this many seconds
 DEAD_MAN_START_S = 5.0
 
 
@@ -45,7 +47,7 @@ class Agent:
         self.tick_s = min(1.0, self.boot.heartbeat_s)
         self.state, self.problem, self.is_pushed, self.is_leaving = "booting", "", False, False
         self.stop_reason, self.stall, self.is_preempted, self.serial = "", "", False, 0
-        # another instance holds the run's lease, so nothing from this one may reach the store
+        # True if another instance holds the run's lease; this instance must then push nothing more to the store
         self.is_superseded = False
         self.children: Dict[str, int] = {}  # role -> pid
         self.watchers: Dict[str, List[str]] = {}  # role -> command to run alongside the trainer
@@ -54,8 +56,8 @@ class Agent:
         self._last_control: Optional[Control] = None
 
     def preempt(self, reason: str) -> None:
-        """Record a preemption; called from a signal handler, so the main loop acts on it within a tick."""
-        if self.is_leaving:  # the command that ends billing is already running and terminates this process too
+        """Record a preemption. This may run in a signal handler, so the main loop reacts to it within a tick."""
+        if self.is_leaving:  # the command that ends billing is running and also terminates this process
             raise SystemExit(0)
         self.is_preempted, self.stop_reason = True, self.stop_reason or reason
 
@@ -65,9 +67,8 @@ class Agent:
         except Exception as exc:
             log.exception("the agent failed")
             outcome = self._outcome(names.EXIT_FAILED, f"The agent failed: {type(exc).__name__}: {exc}")
-        # The outcome is written before the first "pushing" heartbeat, because from then on home trusts it. It is
-        # written again after the children have ended, because a trainer that this agent could not wait for may have
-        # overwritten it.
+        # Write the outcome before the first "pushing" heartbeat, because from then on home trusts the outcome. Write it
+        # again after the child processes have ended, because a trainer that was still running may have overwritten it.
         self.outcome = outcome
         write = self._write_outcome
         for part in (write, self._end_children, write, self._report_outcome, self._push, self._keep, self._say_goodbye):
@@ -89,14 +90,14 @@ class Agent:
         earlier = self.folder.read(names.OUTCOME, Outcome)
         self._end_leftovers()
         if earlier is not None and earlier.t >= self.boot.started_at and not _is_open(earlier):
-            return earlier  # an earlier agent got this far, so only the shutdown is left
+            return earlier  # an earlier agent finished training, so only the shutdown is left
         failed = self._bootstrap() if self.boot.bootstrap_argv else None
         if failed is not None:
             return failed
         self.watchers = {"watch": [*self.boot.sync_argv, "--watch"], "lookout": self.boot.lookout_argv}
         self.state = "fetching"
         if not self._sync_until_done("--fetch", self._must_stop, "The inputs could not be fetched"):
-            # missing or wrong inputs would fail on every other machine too
+            # Missing or wrong inputs would make the run fail on every other machine too, so this outcome is final.
             if self.dog.alarm and not self.is_preempted:
                 tail = self.folder.log_tail("sync")
                 return self._outcome(names.EXIT_FAILED, self.stop_reason, is_final=True, log_tail=tail)
@@ -124,9 +125,10 @@ class Agent:
         return failed
 
     def _end_leftovers(self) -> None:
-        """Stop the child processes of an agent that was killed.
+        """Stop the child processes of an earlier agent that was killed.
 
-        SIGTERM lets its trainer save a checkpoint, from which this agent's trainer resumes."""
+        SIGTERM lets the earlier trainer save a checkpoint, from which the new trainer resumes.
+        """
         is_grace_over, is_over = (self._after(self.boot.stop_grace_s + more) for more in (0.0, end.UNKILLABLE_S))
         ended: Set[int] = set()
         while not is_over():
@@ -142,7 +144,7 @@ class Agent:
             self._event("leftovers_ended", f"Stopped processes {sorted(ended)} of an earlier agent.")
 
     def _run_trainer(self) -> Outcome:
-        """Run the trainer once and return the outcome: its own if it wrote one that matches its exit code."""
+        """Run the trainer once and return its outcome: the one that it wrote, if that matches its exit code."""
         self.world.remove(self.folder.run_path(names.OUTCOME))
         self.stall, self._asked_at, self._is_signalled, self._last_control = "", math.inf, False, None
         self._control()
@@ -165,15 +167,15 @@ class Agent:
         return self._outcome(code, self.stop_reason or words)
 
     def _must_stop(self) -> bool:
-        """Return True if training must stop; the first reason found is kept."""
-        # checked first, so that the preemption is not treated as a limit
+        """Return True if training must stop, and store the first reason found."""
+        # Check for a preemption first, so that it is not treated as a limit.
         if self.dog.is_taken and not self.is_superseded:
             self.preempt(self.dog.alarm)
         if not self.stop_reason and not self.stall:
             self.stop_reason = self.dog.why_stop()
             unsaved = "" if self.stop_reason else self.dog.why_unsaved()
             self.stall = "" if self.stop_reason else unsaved or self.dog.why_stalled()
-            if unsaved:  # also log to stderr, which the provider collects, because the store cannot be reached
+            if unsaved:  # log it to stderr too, which the provider collects, because the store is unavailable
                 log.error("%s", unsaved)
             if self.stop_reason or self.stall:
                 kind = "unsaved" if unsaved else "stalled" if self.stall else "limit_reached"
@@ -182,7 +184,7 @@ class Agent:
         return bool(self.stop_reason or self.stall)
 
     def _is_grace_over(self) -> bool:
-        """Ask the trainer to stop if it must, then send SIGTERM; return True once only SIGKILL is left to try."""
+        """Ask the trainer to stop if training must stop, then send SIGTERM; return True when it is time for SIGKILL."""
         if not self._must_stop() or self.is_superseded:
             return self.is_superseded
         now, why = self.world.monotonic(), self.stop_reason or self.stall
@@ -223,9 +225,9 @@ class Agent:
         self._event(f"run_{final.state}", final.reason, log_tail=final.log_tail)
 
     def _amended(self, outcome: Outcome) -> Outcome:
-        """Return the outcome with facts that the trainer cannot know, such as whether the stop was requested.
+        """Return the outcome with facts added that the trainer cannot know, such as whether the stop was requested.
 
-        A stop that was not requested is not final, because the run resumes on another instance.
+        A stop that nobody requested is not final, because the run resumes on another instance.
         """
         is_preempted = (self.is_preempted or outcome.is_preempted) and outcome.state != "done"
         is_asked_stop = outcome.state == "stopped" and bool(self.stop_reason) and not is_preempted
@@ -235,7 +237,7 @@ class Agent:
 
     def _push(self) -> None:
         is_late, problem = self._after(self._push_limit_s, END), "The last push is not verified"
-        is_tried = self._after(BROKEN_PUSH_S)  # leaves time for one last try if the store refuses permanently
+        is_tried = self._after(BROKEN_PUSH_S)  # time for one last try if the store refuses every push
 
         def is_over() -> bool:
             return self.is_superseded or is_late() or (is_tried() and bool(self.dog.why_unsaved()))
@@ -247,7 +249,7 @@ class Agent:
         unsaved = "No time left to push: only the files listed in pushed.json are in the store."
         self._event("ended_unsaved", self.dog.why_unsaved() or unsaved)
         if self.outcome.state == "done" and not self.is_superseded:
-            # The run is not done if its model cannot be fetched. Another attempt resumes from the newest checkpoint in
+            # If its model cannot be fetched, the run is not done. Another attempt resumes from the newest checkpoint in
             # the store.
             why = f"The final model could not be verified in the store: {self.dog.why_unsaved() or self.problem}"
             log.error("%s", why)
@@ -273,8 +275,8 @@ class Agent:
 
     def _say_goodbye(self) -> None:
         """Push the last heartbeat before billing ends, because afterwards the instance no longer exists."""
-        # Stay inside the limit, unless ending billing has failed. In that case money is being spent anyway, and home
-        # must know.
+        # Stay within the limit, unless an attempt to end billing has failed. In that case the instance is billing
+        # anyway, and home must learn of it.
         spare_s = end.END_TRY_S if self.state == "ending" else min(end.END_TRY_S, self.dog.left_s(END / 2))
         self.state = "ending" if self.state == "ending" else "ended"
         self._beat()
@@ -282,7 +284,7 @@ class Agent:
             self._sync("--once", self._after(spare_s))
 
     def _end_billing(self) -> None:
-        """Retry until billing has ended, without a limit: giving up would leave a billing instance without an agent."""
+        """Retry until billing has ended. Never give up, which would leave a billing instance without an agent."""
         for tries in itertools.count(1):
             try:
                 self.is_leaving = self.boot.end_billing.kind == "command"
@@ -377,7 +379,8 @@ class Agent:
     def _control(self, is_stop: bool = False, reason: str = "") -> None:
         """Write control.json for the trainer.
 
-        `land_by` is set from the start, so that the trainer plans its landing early rather than when time runs out."""
+        Set `land_by` from the start, so that the trainer plans its landing early rather than when time runs out.
+        """
         left_s, name = self.dog.land_s(), self.dog.nearest()[1]
         land_by = None if math.isinf(left_s) else self.world.boottime() + left_s
         known = self._last_control
@@ -390,7 +393,7 @@ class Agent:
 
     def _start(self, role: str, argv: List[str]) -> int:
         hidden = [*self.boot.end_billing.header_env.values()]  # only the agent gets the key that ends billing
-        hidden += [] if role in ("watch", "sync") else self.boot.secret_names  # only sync accesses the store
+        hidden += [] if role in ("watch", "sync") else self.boot.secret_names  # only sync gets the store's keys
         env = {**self.boot.env, CHILD_ENV: f"{self.boot.mark}/{role}"}
         self.children[role] = self.folder.start(argv, LOG_OF.get(role, role), hidden, **env)
         return self.children[role]
@@ -401,7 +404,7 @@ class Agent:
 
     def _run_child(self, role: str, argv: List[str], is_over: Callable[[], bool]) -> int:
         code = end.wait(self.world, self._start(role, argv), is_over, self._tick)
-        # Also kill the processes that the child started and left behind, which would still occupy the GPU.
+        # Also kill the processes that the child left behind, because they would still occupy the GPU.
         self.world.signal(self.children.pop(role), signal.SIGKILL, is_group=True)
         return code
 
@@ -417,7 +420,7 @@ class Agent:
             return 127
 
     def _sync_until_done(self, flag: str, is_over: Callable[[], bool], what: str) -> bool:
-        """Run sync until it succeeds, with growing pauses; return False if `is_over` returned True first."""
+        """Run sync until it succeeds, with growing pauses; return False if `is_over` returns True first."""
         tries = 0
         while not is_over():
             code, tries = self._sync(flag, is_over), tries + 1
@@ -433,5 +436,5 @@ class Agent:
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Return True for a stop that may not have been requested, judging by the trainer's outcome alone."""
+    """Return True if, judging by the trainer's outcome alone, nobody may have requested this stop."""
     return outcome.state == "stopped" and not outcome.is_final and not outcome.is_preempted

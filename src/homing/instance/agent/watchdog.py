@@ -1,7 +1,7 @@
-"""Limits: the spend so far and the time left. Watchdog: reads progress and decides whether training should stop.
+"""Limits: computes the spend and the time left. Watchdog: reads progress and decides whether training should stop.
 
 The limits come from boot.json, and later from the newest control request that the agent accepted. The agent, the
-dead-man and the monitor use them. The watchdog only decides; the supervisor acts.
+dead-man and the monitor all use class Limits. The watchdog only decides; the supervisor acts.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from homing.wire.guard_order import END, LAND, allowed_s, reserve_s
 
 
 def last_beat_at(folder: Folder) -> float:
-    """Return a time at which an earlier agent of this instance was certainly running, or 0.
+    """Return a time at which an earlier agent on this instance was certainly running, or 0 if there is no record.
 
-    It is a lower bound on the current time, even if the clock was set back."""
+    The result is a lower bound on the current time, even if the clock was set back.
+    """
     beat, boot = folder.read(names.HEARTBEAT, Heartbeat), folder.boot
     if beat is None or beat.mark != boot.mark:
         return 0.0
     try:
-        # Use the recorded spend as well: if this clock is behind home's, the time of the heartbeat may precede
-        # started_at.
+        # Use the recorded spend as well: if this machine's clock is behind home's, the time of the heartbeat may
+        # precede started_at.
         dollars = Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)
         return max(beat.t, boot.started_at + float(dollars / Decimal(boot.rate_usd_per_hour) * 3600))
     except ArithmeticError:
@@ -39,7 +40,8 @@ class Limits:
         self._rate = Decimal(self._boot.rate_usd_per_hour)
         known = self._read_clock()
         if known is None:
-            # `started_at` is by home's clock. This clock may be behind it, but the elapsed time must not be negative.
+            # `started_at` comes from home's clock. This machine's clock may be behind, but the elapsed time must not be
+            # negative.
             known_until = max(self._world.now(), last_beat_at(folder))
             known = max(0.0, known_until - self._boot.started_at), self._world.boottime()
         self._before_s, self._began = known
@@ -49,14 +51,15 @@ class Limits:
     def elapsed_s(self) -> float:
         """Return the seconds since billing began.
 
-        Only the first start reads the wall clock, which may be adjusted later in either direction."""
+        Only the first process reads the wall clock, because someone may set it forward or back later.
+        """
         return self._before_s + self._world.boottime() - self._began
 
     def _read_clock(self) -> Optional[Tuple[float, float]]:
-        """Return the values recorded by the first agent or dead-man since this boot, or None.
+        """Return the clock values that the first agent or dead-man recorded after this boot, or None.
 
-        The values are the seconds billed by then and the boot-clock time of that moment. The result is None if nothing
-        was recorded or the instance has rebooted since.
+        The values are a number of billed seconds and the boot-clock time at which they had been billed. The result is
+        None if nothing was recorded or the instance has rebooted since.
         """
         try:
             before, began, started, boot_id = self._world.read(self._folder.path(names.CLOCK)).decode().split(" ")
@@ -67,7 +70,7 @@ class Limits:
 
     def _write_clock(self) -> None:
         words = (self._before_s, self._began, self._boot.started_at, self._world.boot_id())
-        with contextlib.suppress(OSError):  # after a disk error, a later agent falls back to the wall clock
+        with contextlib.suppress(OSError):  # if the write fails, a later agent falls back to the wall clock
             self._world.write(self._folder.path(names.CLOCK), " ".join(map(str, words)).encode())
 
     def spend(self) -> Decimal:
@@ -122,16 +125,16 @@ class Watchdog(Limits):
         self._gaps_s: List[float] = []  # seconds between recent metric lines
         self._first: Optional[Metric] = None  # the first metric of the current trainer in the current phase
         self.metric: Optional[Metric] = None
-        self.furthest: Tuple[int, int] = (0, 0)  # (index of the phase by first appearance, step), which never decreases
-        # the lookout's reason to stop, and whether the instance is being preempted
+        self.furthest: Tuple[int, int] = (0, 0)  # (index of the phase, step); never decreases
+        # the lookout's reason to stop training, and whether that reason is a preemption
         self.alarm, self.is_taken = "", False
-        self._refused_at: Optional[float] = None  # boot-clock time since which the store has refused every push
+        self._refused_at: Optional[float] = None  # boot-clock time at which the store began to refuse every push
         self._refusal = ""
         self._push_s = self._boot.push_s  # time to push a checkpoint; the planned value until one has been measured
         self.begin()
 
     def why_stop(self) -> str:
-        """Return the reason to stop, or "" while no limit is reached."""
+        """Return the reason to stop training, or "" if no limit has been reached and there is no alarm."""
         quiet_s, idle_s = self._world.monotonic() - self._touched, self._boot.idle_limit_s
         if self.left_s(LAND) <= 0:
             return f"The {self.nearest()[1]} is near: ${self.spend():.4f} spent in {self.elapsed_s():.0f} s."
@@ -140,7 +143,7 @@ class Watchdog(Limits):
         return self.alarm
 
     def why_unsaved(self) -> str:
-        """Return why the results of further training could not be saved, or ""."""
+        """Return why the results of further training could not be saved, or "" if they can."""
         limit_s = self._boot.unsaved_limit_s
         refused_s = 0.0 if self._refused_at is None else self._world.boottime() - self._refused_at
         if self._refused_at is None or not 0 < limit_s <= refused_s:
@@ -150,8 +153,8 @@ class Watchdog(Limits):
     def land_s(self) -> float:
         """Return the seconds until the trainer must have everything on disk, so that the push completes before END.
 
-        The push time counts twice, because the weights are pushed again as the model, and everything is read back for
-        verification.
+        The push time counts twice, because the weights are pushed a second time as the model, and everything is read
+        back for verification.
         """
         return min(self.left_s(LAND), self.left_s(END) - self._boot.home_s - 2 * self._push_s)
 
@@ -164,7 +167,7 @@ class Watchdog(Limits):
         return f"The trainer is stuck: no step for {quiet_s:.0f} s, normally {usual_s:.1f} s."
 
     def begin(self) -> None:
-        """Note that a trainer starts now: only later steps count as its own, and loading is not idle time."""
+        """Reset the progress for a trainer that starts now: ignore earlier steps, and do not count loading as idle."""
         self.read()
         self._first = None
         self._touch()
@@ -172,8 +175,9 @@ class Watchdog(Limits):
     def read(self) -> None:
         """Read new events and metrics.
 
-        Progress is a metric line with a new step, an event of the trainer, or an input or checkpoint that was
-        transferred."""
+        Progress means a metric line with a new step, an event from the trainer, or the transfer of an input or a
+        checkpoint.
+        """
         for event in self._folder.new_lines(names.EVENTS, Event):
             if event.kind == "checkpoint_pushed" and event.data.get("seconds"):
                 self._push_s = float(event.data["seconds"])
