@@ -61,7 +61,7 @@ def test_data_is_reported_only_from_the_manifest_that_the_run_used(home: Home, t
     manifest = tmp_path / "data" / file_names.MANIFEST
     manifest.write_text(manifest.read_text().replace("moss.txt", "other.txt"))
     (data,) = read_report(home, trained()).data
-    assert data.problem == "the data in its folder has been prepared again since"
+    assert data.problem == "the data in its folder has been prepared again since the run"
     assert data.files == []
     assert data.splits["train"] == {"num_tokens": 1024}, "as the run itself says"
     manifest.unlink()

@@ -1,13 +1,14 @@
 """Rehearses a whole run for free: plan, launch, train, fetch and destroy on the fake cloud, with injected faults.
 
-    a separate home -> the fake cloud, served -> plan -> launch -> [acts] -> watch -> resume if it was cut short
-                    -> fetch -> destroy -> what is left over -> the cloud's bill against our ledger
+    create a separate home -> start the fake cloud -> plan -> launch -> [acts] -> watch -> resume if interrupted
+                    -> fetch -> destroy -> check for leftovers -> compare the cloud's bill with our ledger
 
-All files are below $HOMING_HOME/rehearsals/<id>, so the real ledger, store and providers are not touched. The code is
-the one that real runs use. Only the cloud is simulated, and its machines are processes on this computer.
+All files are below $HOMING_HOME/rehearsals/<id>, so the real ledger, store and providers are not touched. A rehearsal
+runs the same code as a real run. Only the cloud is simulated, and its machines are processes on this computer.
 
-The verdict compares the bill with the ledger. The bill is authoritative: the fake cloud knows exactly when each machine
-billed. The ledger must list every instance on the bill, with at least its cost and at most the margin more.
+The verdict compares the bill with the ledger. The bill is authoritative, because the fake cloud knows exactly when each
+machine was billed. The ledger must list every instance on the bill. Its cost must not be below the billed cost, and may
+exceed it only by the margin.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from homing.world import World
 __all__ = ["DEFAULT_LIMIT_USD", "OnOutput", "Rehearsal", "RehearsalOrder", "Row", "Verdict", "compare", "rehearse"]
 
 DEFAULT_LIMIT_USD = Decimal("0.25")
-_WATCH_S = 3600.0  # maximum duration of the reduced run
-_LOOK_S = 1.0  # seconds between reports; short, because acts are played between them
-_LINE_S = 10.0  # seconds between the reports that are shown
+_WATCH_S = 3600.0  # maximum duration of the rehearsed run
+_LOOK_S = 1.0  # seconds between progress reports; short, because acts are played between them
+_LINE_S = 10.0  # seconds between the progress reports that are shown to the user
 _MAX_ATTEMPTS = 6
 
-OnOutput = Callable[[str, str], None]  # takes the kind (step | line | fault) and the text
+OnOutput = Callable[[str, str], None]  # a function that takes the kind of output (step | line | fault) and its text
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,13 @@ class Rehearsal:
 
 
 def rehearse(order: RehearsalOrder, home_path: Path, world: World, notify: OnOutput) -> Rehearsal:
-    """Run the rehearsal and leave nothing running. Problems of the rehearsed run are returned, not raised."""
+    """Run the rehearsal and leave nothing running. Return the problems of the rehearsed run instead of raising them."""
     scenes = find_scenes(order.faults)
     folder = home_path / "rehearsals" / new_run_id(order.run.name, world)
     home = Home(folder, world)
     world.mkdir(folder)
     cloud = ServedCloud(folder, world, seed=order.seed, has_guard=order.has_guard)
-    notify("step", f"The fake cloud, served from {folder}")
+    notify("step", f"Start the fake cloud in {folder}")
     cloud.serve()
     acts = Acts([scene.act for scene in scenes.values() if scene.act], home, cloud, notify)
     walk = _Walk(order, home, acts, notify)
@@ -122,8 +123,8 @@ class _Walk:
     def there(self) -> None:
         """Launch and watch until the run is done, on as many machines as it takes.
 
-        `watch` includes the guard, which resumes a preempted run. A run that the rehearsal destroyed is launched again
-        here, as a user would do.
+        `watch` includes the guard, which resumes a preempted run. If an act destroyed the run, launch it again, as a
+        user would do.
         """
         while self.num_attempts < _MAX_ATTEMPTS:
             self.num_attempts += 1
@@ -135,20 +136,20 @@ class _Walk:
                 break
             self.notify("step", f"The run was interrupted: {self._row().reason}")
         if self.acts.left:
-            self.problems.append(f"The run ended before {', '.join(self.acts.left)} could happen.")
+            self.problems.append(f"The run ended before these faults could happen: {', '.join(self.acts.left)}.")
         if self.run is None or self._row().state != "done":
-            self.problems.append(f"The run is not finished after {self.num_attempts} launches.")
+            self.problems.append(f"The run did not finish in {self.num_attempts} launches.")
 
     def back(self) -> None:
         assert self.run is not None, "nothing was launched"
-        self.notify("step", "Fetch the model, verified by hash")
+        self.notify("step", "Fetch the model and verify its hashes")
         model_dir = self.home.path / file_names.STORE_MODELS / self.run.name
         self.fetched = fetch(self.home, self._row(), model_dir)
-        self.notify("line", f"step {self.fetched.manifest.step:,} is in {model_dir}")
-        self.notify("step", "Destroy, confirmed by the provider")
+        self.notify("line", f"the model of step {self.fetched.manifest.step:,} is in {model_dir}")
+        self.notify("step", "Destroy the instance, with the provider's confirmation")
         destroy_run(self.home, self._row())
         for finding in survey(self.home).to_answer:
-            self.notify("line", f"left over: {finding.thing} {finding.id}; it is destroyed")
+            self.notify("line", f"destroying a leftover {finding.thing}: {finding.id}")
             end_finding(self.home, finding)
 
     def _row(self) -> RunRow:
@@ -180,7 +181,7 @@ class _Walk:
             raise
         except HomingError as exc:
             self.failed_launches.append(exc.what)
-            self.notify("line", f"it failed and was undone: {exc.what}")
+            self.notify("line", f"the launch failed and was undone: {exc.what}")
             return False
         return True
 
@@ -204,7 +205,7 @@ class _Walk:
 
 
 def _on_fake(run: Run, home: Home, limit_usd: Decimal, run_id: str) -> Run:
-    """Return the same run for the fake cloud. Its machines are this computer, so no GPU may be requested by name."""
+    """Return the run adapted to the fake cloud, whose machines are processes on this computer: no GPU is requested."""
     return dataclasses.replace(
         run,
         id=run_id,
@@ -220,10 +221,10 @@ _ROUNDING_USD = Decimal("0.000001")
 
 @dataclass(frozen=True)
 class Row:
-    """The costs of one mark: what the cloud billed for it, and what our ledger says."""
+    """The cost of the instances with one mark, according to the cloud's bill and according to our ledger."""
 
     mark: str
-    instances: int  # number of instances with this mark on the bill
+    instances: int  # number of instances on the bill that have this mark
     billed_s: float
     bill_usd: Decimal
     ledger_usd: Decimal
@@ -244,7 +245,7 @@ class Verdict:
 
 
 def compare(bill: list[dict[str, Any]], now: float, lines: list[LedgerLine], limit_usd: Decimal) -> Verdict:
-    """Compare the fake cloud's /double/bill with the ledger. `now` is the time by the cloud's clock."""
+    """Compare the fake cloud's bill (/double/bill) with the ledger. `now` is the time on the cloud's clock."""
     problems = [
         f"{each['kind']} {each['id']} ({each['mark']}) is still billing." for each in bill if each["until"] is None
     ]
@@ -262,7 +263,8 @@ def compare(bill: list[dict[str, Any]], now: float, lines: list[LedgerLine], lim
     problems += _overlaps(machines, now)
     total = sum((Decimal(each["usd"]) for each in bill), Decimal(0))
     if total > limit_usd:
-        problems.append(f"It cost {meter.show_usd(total)}, more than the limit of {meter.show_usd(limit_usd)}.")
+        cost, limit = meter.show_usd(total), meter.show_usd(limit_usd)
+        problems.append(f"The run cost {cost}, which is more than the limit of {limit}.")
     return Verdict(rows, problems)
 
 
@@ -278,10 +280,10 @@ def _disagreement(row: Row, lines: list[LedgerLine]) -> list[str]:
 
 
 def _overlaps(machines: list[dict[str, Any]], now: float) -> list[str]:
-    """Report machines that billed at the same time, because a run must have only one at a time."""
+    """Report machines that were billed at the same time, because a run must have only one at a time."""
     in_order = sorted(machines, key=lambda each: each["since"])
     found = []
     for earlier, later in itertools.pairwise(in_order):
         if (now if earlier["until"] is None else earlier["until"]) > later["since"]:
-            found.append(f"{earlier['id']} and {later['id']} billed at the same time.")
+            found.append(f"{earlier['id']} and {later['id']} were billed at the same time.")
     return found

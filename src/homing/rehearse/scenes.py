@@ -1,10 +1,11 @@
 """The faults that can be rehearsed, by name, and the fake cloud in which they happen.
 
-SCENES        cloud faults, configured beforehand: the n-th create, list or destroy fails; or an act
-Acts          played once during training, when the run has come far enough for it:
-                preempt vanish hang    take the machine; the next such act waits for the next machine
-                store-down cloud-down  temporary; the machine continues
-              One is played before `watch` starts, the others while it runs, because its guard relaunches by itself.
+SCENES        each is a fault of the cloud's API, configured beforehand (such as: the n-th create fails), or an act
+Acts          each is played once during training, as soon as the run has come far enough for it:
+                preempt vanish hang    take the machine away; the next act of this kind waits for the next machine
+                store-down cloud-down  temporary outages; the machine keeps running
+              The first act is played before `watch` starts, the others while `watch` runs, because the guard in `watch`
+              relaunches the run on its own.
 ServedCloud   the fake cloud: a server in a separate process, its controls, and a clean shutdown
 """
 
@@ -44,7 +45,7 @@ class Scene:
     strikes: tuple[Strike, ...] = ()
     rates: dict[str, float] = field(default_factory=dict)
     act: Act = ""
-    fails_launches: int = 0  # how many launches may fail because of this fault; the next one must succeed
+    fails_launches: int = 0  # how many launches may fail because of this fault; the launch after them must succeed
 
 
 SCENES: dict[str, Scene] = {
@@ -111,8 +112,8 @@ def faults_of(scenes: dict[str, Scene]) -> Faults:
     return Faults(rates=rates, strikes=tuple(strike for scene in scenes.values() for strike in scene.strikes))
 
 
-_WAIT_S = 300.0  # maximum time for a run to reach the point at which an act is played
-_SILENCE_S = 10.0  # how long a frozen machine stays silent before the rehearsal destroys it, as a user would
+_WAIT_S = 300.0  # maximum time to wait until a run reaches the point at which an act is played
+_SILENCE_S = 10.0  # how long a frozen machine sends no heartbeat before the rehearsal destroys it, as a user would
 _DOWN_S = 5.0
 _NOTICE_S = 30.0
 _POLL_S = 0.3
@@ -123,10 +124,10 @@ class Acts:
     def __init__(self, acts: list[Act], home: Home, cloud: ServedCloud, notify: Callable[[str, str], None]) -> None:
         self.left = list(acts)
         self._home, self._cloud, self._notify = home, cloud, notify
-        self._taken: list[str] = []  # the marks of machines that an act took
+        self._taken: list[str] = []  # marks of the machines that an act has taken away
 
     def await_first(self, run: RunRow) -> None:
-        """Wait until the next act is due and play it; skip it if the run ends before that."""
+        """Wait until the next act is due and play it; skip the act if the run ends first."""
         if self.left:
             world = self._home.world
             wait_until(lambda: self._due(run) != "later", timeout_s=_WAIT_S, every_s=_POLL_S, world=world)
@@ -142,9 +143,9 @@ class Acts:
             self._play(act, run, instances[0])
 
     def _due(self, run: RunRow) -> Literal["later", "now", "over"]:
-        """Return whether the act is due, judging by the newest heartbeat.
+        """Return whether the next act is due, judging by the newest heartbeat.
 
-        An act is due from the first step on, `vanish` from the first checkpoint on.
+        Act `vanish` is due once there is a checkpoint, any other act after the first step.
         """
         status = look(self._home, run)
         beat = status.reports.heartbeat if status.reports else None
@@ -178,7 +179,7 @@ class Acts:
             self._notify("line", "the cloud is back")
 
     def _wait_for_silence(self, run: RunRow) -> None:
-        """Wait until a frozen machine has been silent for a while, then destroy it as a user would."""
+        """Wait until a frozen machine has sent no heartbeat for a while, then destroy it as a user would."""
 
         def is_silent() -> bool:
             return (look(self._home, run).heartbeat_age_s or 0.0) > _SILENCE_S
@@ -195,7 +196,7 @@ class Acts:
         self._notify("line", f"the store is back after {format_duration(_DOWN_S)}")
 
 
-_START_S = 60.0  # maximum time for the server to respond
+_START_S = 60.0  # maximum time until the fake cloud's server must respond
 _LEAVE_S = 60.0
 
 
@@ -207,19 +208,19 @@ class ServedCloud:
         self._argv += ["--seed", str(seed), *([] if has_guard else ["--no-guard"])]
 
     def serve(self) -> None:
-        """Start the server, or restart it with its old state."""
+        """Start the fake cloud's server, or restart it with its previous state."""
         log = self._folder / "fake-server.log"
         self._pid = self._world.spawn(self._argv, self._world.environment(), self._folder, log)
         failed = HomingError(
             what="The fake cloud did not start.",
-            why=f"It exited or did not answer within {format_duration(_START_S)}; see {log}",
+            why=f"Its server exited or did not respond within {format_duration(_START_S)}; see {log}",
             fix="Try again: homing rehearse RUN",
         )
 
         def answers() -> bool:
             if self._world.poll(self._pid) is not None:
                 raise failed
-            # Ignore the file of an earlier server.
+            # The file may still contain the address of an earlier server, so compare the pid.
             return self._world.exists(self._folder / SERVER) and self._address()["pid"] == self._pid
 
         wait_until(answers, timeout_s=_START_S, every_s=0.05, world=self._world, on_timeout=failed)
@@ -239,7 +240,10 @@ class ServedCloud:
         return [each["id"] for each in bill if each["until"] is None and each["kind"] == "instance"]
 
     def close(self) -> tuple[list[dict[str, Any]], float, list[int]]:
-        """Return the bill, then turn the faults off, end everything that is still alive, and stop the server."""
+        """Turn the faults off, shut down everything that is still alive, stop the server, and return the bill.
+
+        Also return the server's time and the pids of processes that are left. The bill is read before the shutdown.
+        """
         if self._world.poll(self._pid) is not None:
             self.serve()
         said = self._ask("GET", "/double/bill")

@@ -1,8 +1,8 @@
 """Builds the Report of a run from stored data: run directory, ledger, data manifest.
 
-The run directory is read from the store, or from its copy at home. For a launched run the store is authoritative. If
-the store cannot be read, or no longer has the run, the report uses what `fetch` brought home and says so. A missing or
-damaged document leaves its part of the report empty.
+The run directory is read from the store, or from its copy at home. For a launched run, the store is authoritative. If
+the store cannot be read, or no longer contains the run, the report uses the local copy that `fetch` downloaded, and
+says so. If a document is missing or damaged, its part of the report stays empty.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ __all__ = ["Subject", "add_evals", "read_report"]
 
 T = TypeVar("T")
 
-_MOST_FILES = 20  # maximum number of source files listed
+_MOST_FILES = 20  # maximum number of source text files listed in the report
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The run to report on, as found by the caller."""
+    """The run to report on, which the caller has already found."""
 
     id: str
     name: str
     state: str
     reason: str
-    row: RunRow | None  # None if the run was trained on this computer and is not in the ledger
+    row: RunRow | None  # None if the run was trained on this computer, because such a run is not in the ledger
 
 
 def read_report(home: Home, subject: Subject, models: Path = MODELS, metrics: Sequence[Metric] | None = None) -> Report:
-    """Build the report. A caller that follows the run and already has its metrics passes them as `metrics`."""
+    """Return the report on the run. A caller that already has the run's metrics passes them as `metrics`."""
     problems: list[str] = []
     files = _RunFiles(home, subject, problems)
     run, outcome = files.run(), files.document(file_names.OUTCOME, Outcome)
@@ -98,12 +98,12 @@ def read_report(home: Home, subject: Subject, models: Path = MODELS, metrics: Se
 
 
 class _RunFiles:
-    """The run directory, wherever it can be read."""
+    """Reads the run directory from the store, or from its copy at home."""
 
     def __init__(self, home: Home, subject: Subject, problems: list[str]) -> None:
         self.home, self.id, self.problems = home, subject.id, problems
         self.here = FileStore(str(home.path), home.world, create=False)
-        self.is_stored = False  # whether `store` is the store of a launched run
+        self.is_stored = False  # whether `self.store` is the store of a launched run
         self.store: Store = self.here
         if subject.row is not None:
             self.store = self._store_of(subject.row)
@@ -117,7 +117,7 @@ class _RunFiles:
             why = "it has no data for this run"
         except (HomingError, OSError) as exc:
             why = str(exc).splitlines()[0]
-        self.problems.append(f"{row.store} was not read ({why}): this report uses the local copy of the last fetch.")
+        self.problems.append(f"{row.store} was not read ({why}): this report uses the local copy from the last fetch.")
         return self.here
 
     def run(self) -> Run | None:
@@ -181,7 +181,7 @@ class _RunFiles:
     def data_manifest(self, folder: str, sha256: str) -> tuple[DataManifest | None, str]:
         """Find the data manifest by its hash, in the store or the data folder; return it, or None and the problem.
 
-        A different hash means that the data was prepared again later, so the run was not trained on it.
+        If the hash differs, the data was prepared again later, so the run was not trained on what is there now.
         """
         why = "it is neither in the store nor at home"
         for read in self._manifest_places(folder, sha256):
@@ -190,7 +190,7 @@ class _RunFiles:
             except (HomingError, OSError):
                 continue
             if hashlib.sha256(text).hexdigest() != sha256:
-                why = "the data in its folder has been prepared again since"
+                why = "the data in its folder has been prepared again since the run"
                 continue
             try:
                 return codec.loads(DataManifest, text), ""
@@ -201,7 +201,7 @@ class _RunFiles:
     def _manifest_places(self, folder: str, sha256: str) -> Iterator[Callable[[], bytes]]:
         if self.is_stored:
             yield lambda: self.store.read(f"{file_names.STORE_OBJECTS}/{sha256}")
-        # A relative path is relative to the run directory.
+        # If `folder` is a relative path, it is relative to the run directory.
         yield lambda: self.home.world.read(self.home.run_dir(self.id) / folder / file_names.MANIFEST)
 
     def _say(self, exc: Exception) -> None:
@@ -270,7 +270,7 @@ def _kept(where: str, manifest: CheckpointManifest, called: list[str], problem: 
 
 
 def _fetched(run_id: str, models: Path) -> Iterator[Kept]:
-    """Yield the models of this run in ./models."""
+    """Yield the models in the folder `models` that this run trained."""
     for folder in sorted(models.iterdir()) if models.is_dir() else []:
         manifest = manifest_in(folder)
         if manifest is not None and manifest.run_id == run_id:
@@ -313,7 +313,7 @@ def _attempt(line: LedgerLine, now: float, bill: meter.Bill | None) -> Attempt:
 
 
 def _offer(files: _RunFiles) -> dict[str, Any]:
-    """Return the offer that the last launch took, or {} if there is no record of it."""
+    """Return the offer that the last launch used, or {} if there is no record of it."""
     try:
         found = json.loads(files.here.read(run_key(files.id, LAUNCH_NOTE)))["offer"]
     except (NotInStore, ValueError, KeyError, TypeError):
@@ -323,7 +323,7 @@ def _offer(files: _RunFiles) -> dict[str, Any]:
 
 
 def _pushed(files: _RunFiles, row: RunRow) -> Iterator[Kept]:
-    """Yield the models in the store that this run pushed. models/NAME may belong to another run, so that is checked."""
+    """Yield the models in the store that this run pushed. Another run's models/NAME is left out."""
     for folder in (row.id, row.name) if files.is_stored else ():
         key = f"{file_names.STORE_MODELS}/{folder}"
         try:
@@ -339,7 +339,7 @@ _EVAL_SCHEMA = "homing.eval/1"
 
 
 def add_evals(report: Report, file: Path) -> Report:
-    """Return the report with the results in `file` added; raises UsageError if none are for weights of this run."""
+    """Return the report with the results in `file` added. Raise UsageError if none are for this run's weights."""
     document = _read_eval_file(file)
     ours = {sha256 for each in report.kept for sha256 in each.weights.values()}
     try:
@@ -354,8 +354,8 @@ def add_evals(report: Report, file: Path) -> Report:
     if not found:
         raise UsageError(
             what=f"{file} has no results for {report.run}.",
-            why="The weights it measured do not match any stored checkpoint or model of this run.",
-            fix=f"Evaluate it: homing eval {report.run} --out {shlex.quote(str(file))}",
+            why="The evaluated weights do not match any stored checkpoint or model of this run.",
+            fix=f"Evaluate this run: homing eval {report.run} --out {shlex.quote(str(file))}",
         )
     return dataclasses.replace(report, evals=[*report.evals, *found])
 
@@ -379,7 +379,7 @@ def _figures(model: dict[str, Any], sets: list[dict[str, Any]]) -> list[Eval]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a float, or None for a missing number or interval; raises ValueError if it is not finite."""
+    """Return the value as a float, or None if it is missing. Raise ValueError if it is not finite."""
     number = None if value is None else float(value)
     if number is not None and not math.isfinite(number):
         raise ValueError(f"{value!r} is not a finite number")
@@ -406,5 +406,5 @@ def _not_an_eval(file: Path, why: str) -> UsageError:
     return UsageError(
         what=f"{file} is not a result file of homing eval.",
         why=why,
-        fix="Use evals.json, which homing eval RUN --out evals.md writes as well",
+        fix="Use evals.json, which homing eval RUN --out evals.md writes next to evals.md",
     )

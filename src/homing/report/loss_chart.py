@@ -16,7 +16,7 @@ _LEARNED, _HELD_OUT = "#0077bb", "#cc3311"
 
 
 def draw(phases: Sequence[Phase]) -> str:
-    """Return the SVG, or "" if no phase has at least two points."""
+    """Return the losses of all phases as one SVG, or "" if no phase has at least two points."""
     shown = [phase for phase in phases if len(phase.curve) > 1]
     if not shown:
         return ""
@@ -51,7 +51,7 @@ class _Scale:
 
 
 def _panel(phase: Phase) -> list[str]:
-    # In rl the held-out figure is the missing reward, which does not belong in a plot of rewards.
+    # In an rl phase the held-out metric is the missing reward, which does not belong in a plot of rewards.
     held_out = [(each.step, each.loss) for each in phase.validations] if phase.curve_of == "loss" else []
     scale = _Scale([*phase.curve, *held_out])
     parts = [
@@ -95,7 +95,7 @@ def _axes(scale: _Scale, named: str) -> list[str]:
 
 
 def _round(about: float) -> float:
-    """Return a round number close to `about`."""
+    """Return the round number (1, 2 or 5 times a power of ten) closest to `about`."""
     power = 10.0 ** math.floor(math.log10(about))
     return min((power * nice for nice in (1, 2, 5, 10)), key=lambda nice: abs(math.log(nice / about)))
 

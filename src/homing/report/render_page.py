@@ -1,12 +1,12 @@
-"""Renders sections as one page: Markdown, self-contained HTML that loads nothing, or a bug report for the maintainers.
+"""Renders sections as one page: Markdown, self-contained HTML, or a bug report for the maintainers.
 
-Samples, logs, names and addresses are untrusted text. They are sanitized here, and only here: control characters and
-those that change the text direction are shown by number, and characters that are special in the format are escaped.
+Samples, logs, names and addresses are untrusted text. They are sanitized here, and only here: characters that control
+the terminal or the text direction are replaced with their code, and the special characters of the format are escaped.
 
 The report for the maintainers says what happened to a run, without its owner's private data. It leaves out samples,
 names of data files, prompts, and where weights are stored. It masks secret values of this process, anything that looks
 like a key, e-mail addresses, IP addresses, the host name, the user name and the home folder. It keeps marks, instance
-ids and run names, because without them nothing could be compared with the provider's console.
+ids and run names, because without them the report could not be compared with the provider's console.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from homing.report.sections import Block, Picture, Table, Verbatim, Words, headl
 
 __all__ = ["MARK", "anonymous", "picture_of", "render_for_maintainers", "render_html", "render_markdown"]
 
-MARK = "homing report/1"  # in the first lines of a page; the next report may overwrite a file that contains this
+MARK = "homing report/1"  # written at the top of each page: a new report may overwrite a file that starts with this
 
-# The C0 and C1 controls except tab and newline, bidirectional controls, lone surrogates, and other line separators.
+# The C0 and C1 control characters except tab and newline, bidirectional controls, lone surrogates, and the Unicode line
+# and paragraph separators.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARKDOWN = re.compile(r"([\\`*\[\]<>|~&]|(?<![a-zA-Z0-9])_|_(?![a-zA-Z0-9]))")
-# characters that would start a list or a heading at the beginning of a line
+# characters that would make a line of Markdown a list item or a heading
 _START = re.compile(r"^([-+=#]|\d+(?=[.)](\s|$)))")
-# Whatever the page contains, the browser must not load or run anything.
+# The browser must not load or run anything, whatever the page contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
 body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff; }
@@ -53,13 +54,13 @@ svg { max-width: 100%; height: auto; }
 
 
 def picture_of(report: Report) -> str:
-    """Return the SVG of the page, or "" if there is none."""
+    """Return the report's picture as SVG, or "" if there is none."""
     found = (block.svg for section in make_sections(report) for block in section.blocks if isinstance(block, Picture))
     return next(found, "")
 
 
 def render_markdown(report: Report, picture: str = "") -> str:
-    """Render as Markdown. `picture` is the name of the SVG file next to the page; "" leaves the picture out."""
+    """Return the report as Markdown. `picture` names the SVG file next to the page; "" leaves the picture out."""
     parts = [f"<!-- {MARK} -->", f"# {_md(report.name)}", _md_line(headline(report))]
     for section in make_sections(report):
         parts.append(f"## {section.title}")
@@ -95,7 +96,7 @@ def _foot(report: Report) -> str:
 
 
 def _clean(text: str) -> str:
-    """Normalize line endings, and show every other control character by its number."""
+    """Normalize line endings, and replace every other control character with its code, such as \\x1b."""
     text = text.replace("\r\n", "\n")
     return _CONTROL.sub(lambda sign: f"\\x{ord(sign[0]):02x}" if ord(sign[0]) < 256 else f"\\u{ord(sign[0]):04x}", text)
 
@@ -108,7 +109,7 @@ def _one_line(text: str) -> str:
 
 
 def _md(text: str) -> str:
-    """Escape text for the middle of a line, such as a table cell."""
+    """Escape Markdown text that does not start a line, such as the text of a table cell."""
     return _MARKDOWN.sub(r"\\\1", _one_line(text))
 
 
@@ -141,7 +142,7 @@ def _rule(headers: Sequence[str]) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Return a code block with a fence longer than any in the text, so that the text cannot end it."""
+    """Return the text as a code block. Its fence is longer than any in the text, so that the text cannot close it."""
     fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
     return f"{fence}text\n{text}\n{fence}"
 
@@ -193,7 +194,7 @@ def render_for_maintainers(report: Report, home: Home) -> str:
         phase["curve"] = phase["curve"][-3:]
     lines = [dataclasses.asdict(line) for line in home.ledger.lines(report.run)]
     for line in lines:
-        line["account"] = bool(line["account"])  # keep only whether an account was known, not the account itself
+        line["account"] = bool(line["account"])  # report only whether the account was known, not the account itself
     commit, changed = tree_state(home.world)
     facts = {
         "homing": __version__,

@@ -36,7 +36,7 @@ class Data:
     splits: dict[str, dict[str, int]] = field(default_factory=dict)
     num_files: int = 0
     num_bytes: int = 0
-    files: list[dict[str, Any]] = field(default_factory=list)  # the first ones
+    files: list[dict[str, Any]] = field(default_factory=list)  # the first of the `num_files` files
     code_version: str = ""
     problem: str = ""  # why the manifest could not be read
 
@@ -44,7 +44,7 @@ class Data:
 @dataclass(frozen=True)
 class Validation:
     step: int
-    loss: float  # in rl, the missing reward: see wire.checkpoint.figure_of
+    loss: float  # in an rl phase, the missing reward instead; see `figure_of` in wire.checkpoint_manifest
     bits_per_byte: float | None = None
 
 
@@ -52,12 +52,12 @@ class Validation:
 class Phase:
     kind: str
     method: str = ""
-    num_steps: int = 0  # as planned
-    step: int = 0  # reached
-    end_step: int | None = None  # the step at which a landing ended the phase
-    num_tokens: int = 0  # trained on
+    num_steps: int = 0  # planned number of steps
+    step: int = 0  # last step that was reached
+    end_step: int | None = None  # the step at which the phase ended early to stay within a limit
+    num_tokens: int = 0  # number of tokens trained on
     batch_tokens: int = 0
-    eval_tokens: int = 0  # approximate number of held-out tokens in each validation; 0 for all, or unknown
+    eval_tokens: int = 0  # approximate number of held-out tokens in each validation; 0 if all of them or unknown
     optimizer: str = ""
     lr: float | None = None
     weight_decay: float | None = None
@@ -68,10 +68,10 @@ class Phase:
     validations: list[Validation] = field(default_factory=list)
     best: Validation | None = None
     last: Validation | None = None
-    tokens_per_s: float | None = None  # the median over the phase's metric lines
+    tokens_per_s: float | None = None  # the median of the values in the phase's metrics
     mfu: float | None = None
-    seconds: float | None = None  # spent in steps
-    figures: dict[str, float] = field(default_factory=dict)  # the latest of the values that are specific to this phase
+    seconds: float | None = None  # time spent in training steps
+    figures: dict[str, float] = field(default_factory=dict)  # the newest values of metrics that only this phase has
     choices: dict[str, Any] = field(default_factory=dict)  # settings that the trainer chose, from its newest checkpoint
 
 
@@ -83,7 +83,7 @@ class Happening:
     text: str
     phase: str = ""
     step: int | None = None
-    num_alike: int = 0  # number of events of the same kind that are left out after this one
+    num_alike: int = 0  # number of later events of the same kind that the report omits
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Attempt:
     billing: str
     spend_usd: str
     is_at_most: bool
-    provider_usd: str | None  # the provider's own figure, if it reports one
+    provider_usd: str | None  # the amount that the provider reports, if it reports one
     note: str = ""
 
 
@@ -158,15 +158,15 @@ class Report:
     happenings: list[Happening] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     evals: list[Eval] = field(default_factory=list)
-    machines: list[str] = field(default_factory=list)  # the trainer's descriptions of the machines on which it started
+    machines: list[str] = field(default_factory=list)  # the machines on which the trainer started, as it described them
     offer: dict[str, Any] = field(default_factory=dict)  # the offer of the last launch
     attempts: list[Attempt] = field(default_factory=list)
     spend_usd: str | None = None
     spend_limit_usd: str | None = None
     is_at_most: bool = False
-    stored: str = ""  # what remains in the store, and its cost
+    stored: str = ""  # what remains in the store, and what that costs
     kept: list[Kept] = field(default_factory=list)
-    next: list[str] = field(default_factory=list)  # commands
+    next: list[str] = field(default_factory=list)  # commands that the user may run next
     problems: list[str] = field(default_factory=list)  # a sentence for each item that could not be read
 
     def to_dict(self) -> dict[str, Any]:

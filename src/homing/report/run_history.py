@@ -16,8 +16,8 @@ from homing.wire.event_lines import Event, Metric
 __all__ = ["happenings", "machines", "phases", "samples", "unique"]
 
 _MOST_POINTS = 400  # maximum number of points in a curve
-_MOST_ALIKE = 3  # up to this many events of one kind are all shown; of more, only the first and the last
-_MOST_TEXT = 300  # maximum number of characters shown of an event
+_MOST_ALIKE = 3  # if there are more events of one kind than this, only the first and the last are shown
+_MOST_TEXT = 300  # maximum number of characters of an event's text that are shown
 _MOST_SAMPLE = 2000
 # Events that occur in every run are left out. Unknown kinds are shown, because an extra line is better than an
 # unnoticed problem.
@@ -34,14 +34,14 @@ _ROUTINE = frozenset((
 def unique(events: Iterable[Event]) -> list[Event]:
     """Return the events sorted by time, without duplicates.
 
-    A new attempt starts its file with the fetched history, so an event may occur twice.
+    The event file of a new attempt starts with the events of earlier attempts, so an event may occur twice.
     """
     found = {(event.t, event.source, event.kind, event.text): event for event in events}
     return sorted(found.values(), key=lambda event: event.t)
 
 
 def happenings(events: Sequence[Event]) -> list[Happening]:
-    """Return notable events such as preemptions and failures; of many of one kind, only the first and the last."""
+    """Return notable events such as preemptions and failures. Of a frequent kind, return only the first and last."""
     notable = [event for event in events if event.kind not in _ROUTINE]
     alike: dict[str, list[Event]] = {}
     for event in notable:
@@ -61,14 +61,14 @@ def _happening(event: Event, num_alike: int = 0) -> Happening:
 
 
 def machines(events: Iterable[Event]) -> list[str]:
-    """Return what trainers report when they start (version, device, torch), without duplicates."""
+    """Return the descriptions (version, device, torch) that trainers log when they start, without duplicates."""
     return list(dict.fromkeys(event.text for event in events if event.kind == "run_started"))
 
 
 def phases(planned: Sequence[run_json.Phase], metrics: Sequence[Metric], reached: Mapping[str, int]) -> list[Phase]:
     """Return the phases in the order of the run, then those found only in the metrics.
 
-    `reached` holds the steps according to the outcome and the checkpoints.
+    `reached` maps a phase to the last step that the outcome or a checkpoint names.
     """
     plan = {phase.kind: phase for phase in planned}
     kinds = dict.fromkeys([*plan, *(metric.phase for metric in metrics)])
@@ -123,9 +123,9 @@ def _adapter(lora: run_json.Lora) -> str:
 
 
 def _thinned(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Thin out a curve: keep the first and last point, and the lowest and highest of each stretch.
+    """Thin out a curve: keep the first and last point, and the lowest and highest point of each interval.
 
-    So every point shown was really measured, and no spike is lost.
+    Every point that remains was measured, and no spike is lost.
     """
     if len(curve) <= _MOST_POINTS:
         return curve
@@ -143,7 +143,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _seconds(lines: list[Metric]) -> float | None:
-    """Return the time spent in steps, summed over all lines as steps times step time, without time between attempts."""
+    """Return the time spent in training steps, computed from the step times. Time between attempts does not count."""
     begun = [Metric(0.0, "", 0, 0, 0), *lines]
     took = [
         (b.step - a.step) * b.step_s for a, b in itertools.pairwise(begun) if b.step_s is not None and b.step > a.step

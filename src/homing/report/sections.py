@@ -1,6 +1,6 @@
 """Turns a Report into sections of sentences, tables, verbatim text and one picture, independent of the output format.
 
-Everything here is plain text, much of it untrusted (samples, logs, names); `render_page` sanitizes it.
+The sections contain plain text, much of it untrusted (samples, logs, names); `render_page` sanitizes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from homing.wire.checkpoint_manifest import MISSING_REWARD, figure_of
 
 __all__ = ["Block", "Picture", "Section", "Table", "Verbatim", "Words", "headline", "make_sections"]
 
-_MOST_VALIDATIONS = 12  # rows per phase
+_MOST_VALIDATIONS = 12  # maximum number of validations shown per phase
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Table:
-    headers: tuple[str, ...]  # empty for a table of names and values
+    headers: tuple[str, ...]  # empty if the table has no header row, such as a list of names and values
     rows: Sequence[Sequence[str]]
 
 
@@ -55,7 +55,7 @@ class Section:
 
 
 def headline(report: Report) -> str:
-    """Return the run's state in a sentence or two. For an unfinished run, the state comes first."""
+    """Return the run's state in a sentence or two, with a warning in front if the run is not finished."""
     reason = f": {report.reason}" if report.reason else "."
     if report.is_finished:
         return f"The run is done{reason}"
@@ -239,7 +239,7 @@ def _validation(phase: Phase, found: Validation) -> tuple[str, str]:
 
 
 def _few(found: list[Validation], best: Validation | None) -> list[Validation]:
-    """Select validations evenly, always including the first, the best and the last."""
+    """Return evenly spaced validations, always including the first, the best and the last."""
     if len(found) <= _MOST_VALIDATIONS:
         return found
     every = math.ceil(len(found) / (_MOST_VALIDATIONS - 2))
