@@ -87,7 +87,7 @@ def test_a_commit_by_another_in_between_is_not_written_over(hub: Hub, folder: Pa
     repo = hub.add("me/tiny")
     looked = look(ADDRESS, World())
     repo.commits.append(Commit("b" * 40, "upstream", {"README.md": File(b"upstream", is_lfs=False)}))
-    with pytest.raises(StoreError, match="changed by someone else"):
+    with pytest.raises(StoreError, match="Someone else changed"):
         publish(looked, str(folder), names(folder), is_public=False, title="mine")
     assert repo.head.title == "upstream"
 

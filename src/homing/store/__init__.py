@@ -1,4 +1,4 @@
-"""Stores: where runs are kept, independently of any one machine; push and fetch are verified by hashes.
+"""Stores: keep runs independently of any one machine. Hashes verify every push and fetch.
 
 base           the interface of a store           address        parses store addresses
 file           a folder                           s3, hf, modal  a bucket, a repository on the Hub, a Modal Volume
@@ -24,12 +24,12 @@ _PACES = {"file": 0.0, "s3": 5.0, "hf": 60.0, "modal": 10.0}
 
 
 def pace_of(url: str) -> float:
-    """Return the seconds between two pushes to a store of this kind, without opening it."""
+    """Return the minimum number of seconds between two pushes to the store at `url`, without opening the store."""
     return _PACES[scheme_of(url)]
 
 
 def open_store(url: str, world: World, *, create: bool = True) -> Store:
-    """Return the store at `url`. Opening it makes no request; with `create` the first write may create the store."""
+    """Return the store at `url` without making a request. With `create`, the first write may create the store."""
     scheme = scheme_of(url)
     # SDKs are imported only when they are needed, so that `--help` and a `file:` store start fast.
     if scheme == "s3":
@@ -45,5 +45,5 @@ def open_store(url: str, world: World, *, create: bool = True) -> Store:
 
         return open_volume(url, world, create=create)
     rest = url.partition(":")[2]
-    # file:///path is the same folder as file:/path.
+    # file:///path names the same folder as file:/path.
     return FileStore("/" + rest.lstrip("/") if rest.startswith("//") else rest, world, create=create)

@@ -1,9 +1,9 @@
 """Parses the address that a user writes after `store:`. Uses no disk, no network and no SDK.
 
 file:/path/to/folder
-s3://bucket/prefix       also s3:bucket/prefix; ?endpoint=https://...&region=... for R2, MinIO and the like
-hf:OWNER/NAME            a model repository; hf:datasets/OWNER/NAME for a dataset; a further part is a prefix
-modal:VOLUME/prefix      a Modal Volume; ?mount=/path is how a sandbox sees it, written only by homing
+s3://bucket/prefix       also s3:bucket/prefix; ?endpoint=https://...&region=... for R2, MinIO and similar services
+hf:OWNER/NAME            a model repository; hf:datasets/OWNER/NAME for a dataset; /prefix may follow
+modal:VOLUME/prefix      a Modal Volume; homing adds ?mount=/path for a sandbox in which the Volume is mounted
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "scheme_of",
 ]
 
-# URL scheme -> the form of address shown to the user.
+# URL scheme -> the form of its addresses, as shown to the user.
 FORMS = {
     "file": "file:/path/to/folder",
     "s3": "s3://bucket/prefix",
@@ -37,13 +37,13 @@ FORMS = {
 @dataclass(frozen=True)
 class S3Address:
     bucket: str
-    prefix: str  # "" or ends in a slash
+    prefix: str  # either "" or ends in a slash
     endpoint: str = ""
     region: str = ""
 
     @property
     def url(self) -> str:
-        """Return the canonical address, with the endpoint, which the instance has no other way to know."""
+        """Return the canonical address. It includes the endpoint, which the instance could not know otherwise."""
         parts = [f"{name}={value}" for name, value in (("endpoint", self.endpoint), ("region", self.region)) if value]
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/") + ("?" + "&".join(parts) if parts else "")
 
@@ -63,8 +63,8 @@ class HubAddress:
 @dataclass(frozen=True)
 class ModalAddress:
     volume: str
-    prefix: str = ""  # "" or ends in a slash
-    mount: str = ""  # where a sandbox has the Volume mounted; if empty, the Volume is accessed through Modal's API
+    prefix: str = ""  # either "" or ends in a slash
+    mount: str = ""  # the Volume's mount point in a sandbox; if empty, the Volume is accessed through Modal's API
 
     @property
     def url(self) -> str:
@@ -76,7 +76,7 @@ def scheme_of(url: str) -> str:
     scheme, colon, rest = url.partition(":")
     if not colon or scheme not in FORMS:
         raise UsageError(
-            what=f"{url!r} is not a store that homing can open.",
+            what=f"{url!r} is not a store address that homing supports.",
             why=f"Supported: {', '.join(FORMS.values())}",
             fix=f"Set in the run file, for example: store: {FORMS['file']}",
         )
@@ -84,7 +84,7 @@ def scheme_of(url: str) -> str:
         thing = {"file": "folder", "s3": "bucket", "hf": "repository", "modal": "Volume"}[scheme]
         raise UsageError(
             what=f"{url!r} does not name a {thing}.",
-            why=f"`{scheme}:` must be followed by the {thing} of the store. Supported: {', '.join(FORMS.values())}",
+            why=f"`{scheme}:` must be followed by the name of a {thing}. Supported: {', '.join(FORMS.values())}",
             fix=f"Set in the run file, for example: store: {FORMS[scheme]}",
         )
     return scheme
@@ -120,7 +120,7 @@ def parse_hub(url: str) -> HubAddress:
     if not is_named or any(part in ("", ".", "..") for part in rest):
         raise UsageError(
             what=f"{url!r} does not name a repository on the Hub.",
-            why="It needs an owner (you or an organization) and a name.",
+            why="The address must contain an owner (you or an organization) and a name.",
             fix=f"Write: {FORMS['hf']}   or, for a dataset: hf:datasets/OWNER/NAME",
         )
     return HubAddress(repo_type or "model", "/".join(owner_name), "".join(f"{part}/" for part in rest))

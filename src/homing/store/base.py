@@ -1,12 +1,12 @@
 """The interface of a store: put, get, list, delete, create-if-absent.
 
     put / put_bytes      complete or absent, never partial
-    get / read           complete or absent; `get` checks the hash given by the caller, else one from the store if it
-                         can be trusted
-    is_same              whether a local file has the same bytes as a key; reads them if no hash can be trusted
-    sha256               of the bytes that the store itself holds, so that a push can be verified by reading it back
-    list                 raises if the store cannot be listed; never returns an empty list by accident
-    create_if_absent     exactly one of many callers gets True: used for the lease
+    get / read           complete or absent; `get` verifies the hash that the caller passes, or else the store's own
+                         hash if that can be trusted
+    is_same              whether a local file has the same bytes as a key; reads the key if no hash can be trusted
+    sha256               hash of the bytes in the store, so that a push can be verified by reading them back
+    list                 raises if the store cannot be listed, instead of returning an empty list
+    create_if_absent     returns True to exactly one of many callers; used for the lease
     put_many             several files in as few writes as the store allows; each is complete or absent
     pace_s               minimum time between writes: none for a folder, a minute for a Git repository
 
@@ -49,33 +49,33 @@ __all__ = [
 
 
 class NotInStore(StoreError):
-    """The store reported that the key does not exist. After any other StoreError, the key may or may not exist."""
+    """The store reported that the key does not exist. With any other StoreError, the key may or may not exist."""
 
 
 @dataclass(frozen=True)
 class Entry:
     key: str
     num_bytes: int
-    sha256: str | None = None  # None if computing it would mean reading the whole object
+    sha256: str | None = None  # None if computing the hash would require reading the whole object
 
 
 Entries = list[Entry]  # aliases defined here because `list` is a method in the classes below
 Files = list[tuple[str, str]]  # key and local path
 Keys = list[str]
-Progress = Callable[[int, int], None]  # bytes transferred so far, and bytes in total
+Progress = Callable[[int, int], None]  # takes the number of bytes transferred and the total number of bytes
 
 
 def unwatched(done: int, total: int) -> None:
-    """Ignore progress: the default."""
+    """Ignore the progress of a transfer. This is the default."""
 
 
 class Store(Protocol):
     url: str
     pace_s: float  # seconds between two pushes of live files
-    batch_files: int  # maximum number of files per write; above 1 if a write is a commit
+    batch_files: int  # maximum number of files in one call of put_many; more than 1 if each call is a commit
     progress: Progress  # called during transfers to report progress; set by the caller
 
-    # the sha256 in the returned entry is that of the bytes that were read
+    # the returned entry contains the sha256 of the bytes that were read from `path`
     def put(self, key: str, path: str) -> Entry: ...
     def put_many(self, files: Files) -> Entries: ...  # at most `batch_files` files per call
     def put_bytes(self, key: str, data: bytes) -> Entry: ...
@@ -94,7 +94,7 @@ class Store(Protocol):
 
 @runtime_checkable
 class Resuming(Protocol):
-    """A store that keeps the parts of an interrupted push, to resume it. The parts are billed but never listed."""
+    """A store that keeps the parts of an interrupted push, to resume it. The parts are billed but not listed."""
 
     def drop_cut(self, folder: str) -> int: ...  # deletes the parts below this folder and returns how many there were
 
@@ -104,19 +104,18 @@ class Ranged(Protocol):
     """A store that can read part of a value, so that a value larger than memory can be read in parts."""
 
     def num_bytes(self, key: str) -> int: ...
-    # returns fewer bytes at the end of the value
+    # returns fewer than `num_bytes` bytes if the value ends before that
     def read_part(self, key: str, start: int, num_bytes: int) -> bytes: ...
 
 
 @runtime_checkable
 class Versioned(Protocol):
-    """A store that keeps earlier versions, so that a listing and the reads after it can use the same version."""
+    """A store that keeps earlier versions, so that a listing and later reads can use the same version."""
 
     revision: str  # the version to read: a branch or one commit
 
-    def pinned(
-        self, revision: str = ""
-    ) -> Store: ...  # returns this store fixed at one commit: the one that a branch or tag names, or the newest
+    # returns this store fixed at one commit: the one that `revision` (a branch or tag) names, or the newest
+    def pinned(self, revision: str = "") -> Store: ...
 
 
 def not_in_store(key: str, url: str) -> NotInStore:
@@ -130,7 +129,7 @@ def not_in_store(key: str, url: str) -> NotInStore:
 def wrong_content(key: str, url: str, found: str, expected: str, *, kind: str = "sha256") -> IntegrityError:
     return IntegrityError(
         what=f"{key} in {url} is corrupt.",
-        why=f"Its {kind} is {found}, expected {expected}.",
+        why=f"Its {kind} is {found}, but {expected} was expected.",
         fix="Push an intact copy again, or use an older checkpoint.",
     )
 
@@ -147,7 +146,7 @@ def disk_failed(exc: OSError, done: str, key: str, url: str) -> StoreError:
 PROBES = "homing-probe"  # prefix of the temporary keys that preflight writes and deletes
 
 
-# Temporary files are those that World writes before renaming them, and those whose hash `get` has not checked yet.
+# The names of temporary files: files that World has not renamed yet, and files that `get` has not verified yet.
 _TEMPORARY_NAME = re.compile(r"\.(tmp-\d+|part)-[0-9a-f]{8}$")
 
 

@@ -1,13 +1,13 @@
-"""A store in a folder: `file:/abs/path`, and a Modal Volume mounted as a folder in a sandbox.
+"""A store in a folder: `file:/abs/path`, or a Modal Volume that is mounted as a folder in a sandbox.
 
-It gives all the guarantees that base lists and needs no account. A key is a path below the root. The first write
-creates the root if the store was opened with `create`. If the root disappears later (unmounted disk, moved folder),
-every call raises, because a missing disk is not an empty store.
+A folder gives all the guarantees that base lists and needs no account. A key is a path below the root folder. The first
+write creates the root if the store was opened with `create`. If the root disappears later (unmounted disk, moved
+folder), every call raises, because a missing disk is not an empty store.
 
 A mounted Volume needs no SDK and no token, but each write must be followed by a commit. Modal writes a sandbox's
 changes to the Volume when the sandbox ends, or when `sync` runs on the mount point; only committed changes survive the
-loss of the sandbox. So a write is complete once `sync` has returned. In the other direction, the sandbox sees what home
-wrote only after home has asked Modal to reload the mount.
+loss of the sandbox. So a write is complete only when `sync` has returned. Conversely, the sandbox sees what home wrote
+only after home has asked Modal to reload the mount.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from homing.world import World
 
 __all__ = ["FileStore", "MountedVolume"]
 
-_STALE_S = 86400.0  # after this time, an unfinished file is considered abandoned
+_STALE_S = 86400.0  # seconds after which an unfinished file is considered abandoned
 
 
 class FileStore:
@@ -47,7 +47,7 @@ class FileStore:
         self.root = os.path.abspath(os.path.expanduser(root))
         self.url = f"file:{self.root}"
         self._world = world
-        # The root may be created only before it has been seen for the first time. After that, its absence is an error.
+        # The root folder may be created only if it has never been seen. Once it has been seen, its absence is an error.
         self._may_create = create
         self.progress: Progress = unwatched
         self._swept: set[str] = set()
@@ -113,7 +113,7 @@ class FileStore:
         self._check_root()
         with self._as_store_error("checked", key):
             try:
-                # unlike `exists`, `size` distinguishes a missing file from one that cannot be accessed
+                # use `size`, because `exists` does not distinguish a missing file from an inaccessible one
                 self._world.size(path)
             except (FileNotFoundError, NotADirectoryError):
                 self._check_root()
@@ -122,7 +122,7 @@ class FileStore:
 
     def list(self, prefix: str) -> Entries:
         self._check_root()
-        # Walk only the folder that the prefix names; the rest of the prefix is the start of a file name.
+        # Walk only the folder part of the prefix, up to the last slash. The rest of it is the start of a file name.
         folder = prefix.rpartition("/")[0]
         base = os.path.join(self.root, *check_key(folder).split("/")) if folder else self.root
         with self._as_store_error("listed", prefix):
@@ -131,7 +131,7 @@ class FileStore:
             found: Entries = []
             for key in keys:
                 if key.startswith(prefix):
-                    # A file that is deleted after the walk is simply not listed.
+                    # Do not list a file that was deleted after the walk.
                     with contextlib.suppress(FileNotFoundError):
                         found.append(Entry(key, self._world.size(os.path.join(self.root, key))))
         self._check_root()
@@ -173,7 +173,7 @@ class FileStore:
         return path
 
     def _sweep(self, folder: str) -> None:
-        """Delete the files that killed writers left in a folder, once per opened store. Nothing else removes them."""
+        """Delete unfinished files that killed processes left in a folder. Do this once per folder and opened store."""
         if folder in self._swept:
             return
         self._swept.add(folder)
@@ -190,7 +190,7 @@ class FileStore:
         raise StoreRefused(
             what=f"The store {self.url} cannot be reached.",
             why=f"{self.root} does not exist or is not a folder.",
-            fix="Mount it or move it back, or set another store in the run file: store: file:/path",
+            fix="Mount the disk or move the folder back, or set another store in the run file: store: file:/path",
         )
 
     @contextlib.contextmanager
@@ -201,7 +201,7 @@ class FileStore:
             raise disk_failed(exc, done, key, self.url) from exc
 
 
-_COMMIT_S = 600.0  # long, because one commit sends all blocks of a checkpoint
+_COMMIT_S = 600.0  # time limit for a commit; long, because one commit sends all blocks of a checkpoint
 
 
 class MountedVolume(FileStore):
@@ -237,8 +237,8 @@ class MountedVolume(FileStore):
         check_key(key)
         raise StoreError(
             what=f"{key} cannot be created exclusively from a sandbox.",
-            why="Two sandboxes would each create it in their own view of the Volume.",
-            fix="Run this on your own computer: only the home takes leases.",
+            why="Each of two sandboxes could create it in its own view of the Volume.",
+            fix="Run this on your own computer: only home takes leases.",
         )
 
     def _commit(self, key: str) -> None:
@@ -247,5 +247,5 @@ class MountedVolume(FileStore):
             raise StoreError(
                 what=f"{key} was written but not committed to {self.url}.",
                 why=f"`sync {self._mount}` exited with code {done.code}: {(done.err or done.out).strip()[-300:]}",
-                fix="homing retries with the next push.",
+                fix="Nothing to do: homing retries with the next push.",
             )

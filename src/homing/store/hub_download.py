@@ -1,11 +1,11 @@
 """Downloads open weights from the Hub directly to the instance, without a token.
 
-    url -> FILE.part (resumed after an interruption) -> size and sha256 from the Hub, checked -> FILE
+    url -> FILE.part (resumed after an interruption) -> compare with the Hub's size and sha256 -> FILE
 
-A file is complete and verified, or absent. HTTP 429, server errors and broken connections are retried with growing
-pauses that respect Retry-After, until PATIENCE_S have passed without a new byte. Wrong bytes are discarded and
-downloaded once more. Permanent errors (no such file, access denied) fail at once. In that case HubFailed is raised and
-the run does not train.
+A file is complete and verified, or absent. After HTTP 429, a server error or a broken connection, the download is
+retried with growing pauses that respect Retry-After, until PATIENCE_S seconds have passed without a new byte. Wrong
+bytes are discarded and downloaded once more. A permanent error (no such file, access denied) raises HubFailed at once,
+and the run does not train.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from homing.world import NetworkError, World
 __all__ = ["PATIENCE_S", "HubFailed", "take_from_hub"]
 
 PATIENCE_S = 600.0
-_REPORT_EVERY_S = 60.0  # far below any idle limit, so that a slow transfer is not taken for an idle run
+_REPORT_EVERY_S = 60.0  # far below any idle limit, so that a slow download is not mistaken for an idle run
 _LONGEST_WAIT_S = 60.0
 _TRIES_AT_WRONG_BYTES = 2
 _CHUNK = 1 << 20
@@ -29,7 +29,7 @@ _TOO_MANY, _NOT_SATISFIABLE = 429, 416
 
 
 class HubFailed(StoreError):
-    """A file that the Hub listed when the run was launched cannot be downloaded."""
+    """Raised if a file that the Hub listed at launch cannot be downloaded."""
 
 
 def take_from_hub(item: Input, path: str, world: World, notify: Callable[[str, str], None]) -> None:
@@ -39,7 +39,8 @@ def take_from_hub(item: Input, path: str, world: World, notify: Callable[[str, s
     """
     taking = _Taking(item, f"{path}.part", world, notify)
     failures, wrong, moved_at = 0, 0, world.monotonic()
-    furthest = taking.num_bytes  # bytes that a server without range support sends again are not progress
+    # A server without range support sends the same bytes again, which is not progress.
+    furthest = taking.num_bytes
     while True:
         problem, wait_s = taking.resume()
         if taking.num_bytes > furthest:
@@ -65,11 +66,11 @@ class _Taking:
         self.item, self.part, self.world, self.notify = item, part, world, notify
         self.num_bytes, self._hash, self._reported_at = 0, hashlib.sha256(), world.monotonic()
         while self.world.exists(part) and (chunk := world.read(part, self.num_bytes, _CHUNK)):
-            # A partial file left by an earlier process.
+            # An earlier process left a partial file, so resume from it.
             self._count(chunk)
 
     def resume(self) -> tuple[str, float]:
-        """Send one request; return the problem, or "", and the number of seconds that the Hub asks us to wait."""
+        """Send one request. Return the problem ("" if none) and how many seconds the Hub asks us to wait."""
         if self.num_bytes >= self.item.num_bytes:
             return "", 0.0
         had = self.num_bytes
@@ -84,7 +85,7 @@ class _Taking:
                 f"the connection dropped after {self.num_bytes:,} of {self.item.num_bytes:,} bytes" if is_cut else ""
             ), 0.0
         if had and answer.status in (200, 206, _NOT_SATISFIABLE):
-            self.throw_away()  # the server ignored our offset and starts from the beginning
+            self.throw_away()  # the server ignored our offset and sent the file from its beginning
             return f"HTTP {answer.status} when resuming", 0.0
         if answer.status != _TOO_MANY and answer.status < 500 and answer.status != 200:
             raise _failed(self.item, f"HTTP {answer.status}")
@@ -92,7 +93,7 @@ class _Taking:
         return f"HTTP {answer.status}" + (" and no bytes" if answer.status == 200 else ""), _seconds(asked)
 
     def _start_again_unless_whole(self) -> None:
-        """Discard the partial file unless it is as long as the bytes received; on a full disk some may be lost."""
+        """Discard the partial file if it lacks bytes that were received, as may happen on a full disk."""
         there = self.world.size(self.part) if self.world.exists(self.part) else 0
         if there != self.num_bytes:
             self.throw_away()
@@ -112,7 +113,7 @@ class _Taking:
         return self.num_bytes == self.item.num_bytes and self._hash.hexdigest() == self.item.sha256
 
     def throw_away(self) -> str:
-        """Delete the partial file and return what was wrong with it."""
+        """Delete the partial file and return a description of its problem."""
         found, size = self._hash.hexdigest(), self.num_bytes
         self.world.remove(self.part)
         self.num_bytes, self._hash = 0, hashlib.sha256()
@@ -129,5 +130,5 @@ def _failed(item: Input, why: str) -> HubFailed:
     return HubFailed(
         what=f"{item.path} could not be downloaded from the Hub.",
         why=f"{item.url}: {why}.",
-        fix="Launch again; or download the weights (hf download) and set the folder: model.from: FOLDER",
+        fix="Launch again, or download the weights (hf download) and set the folder: model.from: FOLDER",
     )

@@ -2,8 +2,8 @@
 
     runs/<id>/lease/00000001.json ...    written once by create-if-absent, never changed; the highest number counts
 
-Used by home and by the instance; only home takes leases, in cloud/ledger/ownership.py. Raises if the store cannot be
-read, so that an outage never makes an instance look superseded.
+Home and the instance use this module; only home takes leases, in cloud/ledger/ownership.py. Each function raises if the
+store cannot be read, so that an outage never makes an instance look superseded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def lease_key(run_id: str, number: int) -> str:
 
 
 def read_lease(store: Store, run_id: str, number: int) -> Lease | None:
-    """Return the lease with this number, or None if it was not taken; raises IntegrityError if it is damaged."""
+    """Return the lease with this number, or None if there is none. Raise IntegrityError if the lease is damaged."""
     key = lease_key(run_id, number)
     try:
         return codec.loads(Lease, store.read(key))
@@ -36,7 +36,7 @@ def read_lease(store: Store, run_id: str, number: int) -> Lease | None:
 
 
 def newest(store: Store, run_id: str) -> Lease | None:
-    """Return the current lease, or None. A listing may be stale, so the numbers after its last one are tried too."""
+    """Return the current lease, or None. A listing may be out of date, so also try the numbers after its last one."""
     prefix = run_key(run_id, file_names.LEASES) + "/"
     listed = [entry.key.removeprefix(prefix).removesuffix(".json") for entry in store.list(prefix)]
     number = max((int(name) for name in listed if name.isdigit()), default=0)
@@ -44,9 +44,9 @@ def newest(store: Store, run_id: str) -> Lease | None:
 
 
 def newer(store: Store, run_id: str, number: int) -> Lease | None:
-    """Return the highest lease above `number`, or None.
+    """Return the lease with the highest number above `number`, or None.
 
-    There are no gaps, because each lease is taken after reading the one before it.
+    The numbers have no gaps, because home takes a lease only after reading the previous one.
     """
     found = None
     while True:
@@ -64,9 +64,9 @@ class Fence:
         self._newest: Lease | None = None
 
     def superseded_by(self) -> Lease | None:
-        """Return the newer lease that names another instance, or None. Makes one small read while nothing has changed.
+        """Return the newer lease that names another instance, or None. If there is no newer lease, read only one key.
 
-        A newer lease taken to adopt the run names this instance's own mark, so the instance continues.
+        If another home adopts the run, its lease names this instance's own mark, so the instance continues.
         """
         found = newer(self._store, self._run_id, self._number)
         if found is not None:

@@ -1,15 +1,16 @@
 """Before anything is rented: check that a store works by using it, and find the credentials for the instance.
 
-    reachable -> it exists -> right region, right token -> write a probe, read it back, create it only once, delete it
+    the store responds -> it exists -> region and token are right -> write a probe, read it back, try to create it
+    twice, delete it
 
-Each failure is a StoreError that says what to change. The result is notes for the user: what was found, and what to
-know before relying on the store. Without `needs_write` nothing is written, as --dry-run requires.
+Each failure is a StoreError that says what to change. `preflight` returns notes for the user: what it found, and what
+to know before relying on the store. Without `needs_write`, it writes nothing, as --dry-run requires.
 
-`secrets` returns what an instance needs to reach the store as environment variables, so that it is never in a file, an
-argument or a log.
+`secrets` returns the credentials that an instance needs for the store, as environment variables, so that they never
+appear in a file, an argument or a log.
 
 s3     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), region and endpoint
-hf     the token under both of its names, whichever is set here, and HF_ENDPOINT if set
+hf     the token under both of its names, even if only one of them is set here, and HF_ENDPOINT if set
 file   nothing
 modal  the account's token, only for instances on this computer; a rented one never gets it (a sandbox has the Volume
        mounted, and other providers cannot use this store)
@@ -35,13 +36,13 @@ from homing.world import World
 
 __all__ = ["TO_BE_CREATED", "preflight", "secrets", "try_out"]
 
-TO_BE_CREATED = "a launch creates it"  # part of the note of `preflight` on a store that does not exist yet
+TO_BE_CREATED = "a launch creates it"  # part of the note that `preflight` returns if the store does not exist yet
 
 
 def preflight(url: str, world: World, *, needs_write: bool = True, create: bool = True) -> list[str]:
-    """Check the store and return notes; raises StoreError.
+    """Check the store and return notes for the user. Raise StoreError if the store cannot be used.
 
-    Without `create` a missing store is not created: a resumed run needs the store it started with.
+    Without `create`, never create a missing store, because a resumed run needs the store that it started with.
     """
     store = open_store(url, world, create=create and needs_write)
     notes = _look(store, needs_write)
@@ -51,12 +52,12 @@ def preflight(url: str, world: World, *, needs_write: bool = True, create: bool 
 
 
 def try_out(url: str, world: World) -> None:
-    """Only write the probe. Raises if the store does not exist, and does not create it."""
+    """Write, read and delete a probe, without any other check. Raise StoreError if the store does not exist."""
     _try_out(open_store(url, world, create=False), world)
 
 
 def _look(store: Store, needs_write: bool) -> list[str]:
-    """Run the checks for this kind of store."""
+    """Run the checks that apply to this kind of store, and return notes for the user."""
     if isinstance(store, S3Store):
         return _look_s3(store, needs_write)
     if isinstance(store, HubStore):
@@ -64,7 +65,7 @@ def _look(store: Store, needs_write: bool) -> list[str]:
     if isinstance(store, VolumeStore):
         return _look_modal(store, needs_write)
     if not needs_write:
-        # Nothing to check: the first push creates a missing folder.
+        # A missing folder is no error, because the first push creates it.
         with contextlib.suppress(StoreError):
             store.list("runs/")
     return []
@@ -80,22 +81,22 @@ def _look_s3(store: S3Store, needs_write: bool) -> list[str]:
     named = address.region or (region_of(address) if connection.is_amazon else "")
     if named and is_inside and named != is_inside:
         raise StoreError(
-            what=f"{store.url} is in another region.",
+            what=f"The bucket of {store.url} is in another region.",
             why=f"The bucket {address.bucket} is in {is_inside}, not in {named}.",
             fix=f"Add ?region={is_inside} to the store's address, or set AWS_REGION={is_inside}",
         )
     store.list(f"{PROBES}/")
     notes = [f"{address.bucket} is reachable at {connection.where} with the credentials from {connection.source}"]
     if connection.is_temporary:
-        notes.append("warning: these credentials are temporary; a run that outlasts them can no longer push")
+        notes.append("warning: these credentials are temporary; a run can no longer push once they expire")
     if swept:
-        notes.append(f"aborted {swept} uploads that had been unfinished for more than a day")
+        notes.append(f"aborted {swept} incomplete uploads, idle for more than a day")
     return notes
 
 
 def _look_hub(store: HubStore, needs_write: bool) -> list[str]:
     if needs_write:
-        store.head()  # creates a private repository if there is none
+        store.head()  # also creates a private repository if there is none
     else:
         try:
             store.list("runs/")
@@ -112,7 +113,7 @@ def _look_modal(store: VolumeStore, needs_write: bool) -> list[str]:
     if needs_write and store.may_create:
         return [f"creating {store.url} with {store.connection.who}"]
     if needs_write:
-        store.list("")  # raises the error for a missing Volume
+        store.list("")  # raises an error, because the Volume is missing
     return [f"{store.url} does not exist; {TO_BE_CREATED}"]
 
 
@@ -130,7 +131,7 @@ def _try_out(store: Store, world: World) -> None:
         store.delete_many([one, two])
         if store.exists(one) or store.exists(two):
             raise _broken(store, "Deleted data is still present.")
-    except BaseException:  # the probe is deleted on Ctrl-C too
+    except BaseException:  # delete the probe after any failure, even after Ctrl-C
         with contextlib.suppress(StoreError):
             store.delete_many([one, two])
         raise
@@ -153,9 +154,9 @@ _HUB_AS_THEY_ARE = ("HF_ENDPOINT",)
 
 
 def secrets(url: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables for the instance, or none if the user has no keys.
+    """Return the environment variables that give the instance access to the store; empty if the user has no keys.
 
-    Without keys, a role assigned to the machine may be sufficient.
+    Even without keys, the instance may have access through a role assigned to it.
     """
     scheme = scheme_of(url)
     if scheme == "s3":
@@ -198,6 +199,6 @@ def _hub_token(environment: Mapping[str, str]) -> dict[str, str]:
         try:
             from huggingface_hub import get_token
         except ImportError:
-            return {}  # opening the store reports the missing extra
+            return {}  # the missing extra is reported when the store is opened
         token = get_token() or ""
-    return dict.fromkeys(NAMES, token) if token else {}  # the instance uses the first of the two names as well
+    return dict.fromkeys(NAMES, token) if token else {}  # set both names, because the instance prefers the first one

@@ -1,7 +1,7 @@
 """Publishes a folder to a repository on the Hub in one commit; a new repository is private unless requested otherwise.
 
-    look     which user we are, whether the token may write, what the repository already contains
-    publish  create the repository if missing -> one commit on top of the state seen by `look` -> compare the result
+    look     finds out who the user is, whether the token may write, and what the repository already contains
+    publish  creates the repository if missing -> makes one commit on top of the state that `look` saw -> verifies it
 
 Weights of an earlier model that are not in the folder are deleted in the same commit, because a mixture of old and new
 files would not load as either model.
@@ -31,8 +31,8 @@ class Looked:
     user: str
     exists: bool
     is_private: bool
-    commit: str  # "" if the repository does not exist
-    # the files in the repository, without those that the Hub adds itself
+    commit: str  # the newest commit, or "" if the repository does not exist
+    # the files in the repository, except those that the Hub itself adds
     files: list[str] = field(default_factory=list)
 
 
@@ -46,7 +46,7 @@ class Published:
 
 
 def look(address: HubAddress, world: World) -> Looked:
-    """Inspect the repository; raises before anything is created if the token does not allow publishing."""
+    """Inspect the repository without creating anything. Raise StoreError if the token does not allow publishing."""
     connection = connect(address, world)
     repo = {"repo_id": address.repo_id, "repo_type": address.repo_type}
     if not connection.token:
@@ -107,8 +107,8 @@ def publish(
     except hub_failures() as exc:
         if status_of(exc) in (409, 412):
             raise StoreError(
-                what=f"{address.url} was changed by someone else in the meantime.",
-                why="You agreed to replace its earlier content.",
+                what=f"Someone else changed {address.url} in the meantime.",
+                why="You agreed to replace the earlier content, not the new one.",
                 fix="Check what changed, then publish again.",
             ) from exc
         raise connection.raised(exc, "published") from exc
@@ -118,9 +118,9 @@ def publish(
 
 
 def _compare(connection: Connection, repo: dict[str, str], folder: str, names: list[str], commit: str) -> int:
-    """Compare the Hub's listing with the local files and return the total size; raises StoreError.
+    """Compare the files on the Hub with the local files and return their total size.
 
-    Checks all sizes, and the sha256 of large files.
+    Compare all sizes, and the sha256 of large files. Raise StoreError if they differ.
     """
     try:
         tree = {item.path: item for item in connection.api.list_repo_tree(recursive=True, revision=commit, **repo)}
@@ -142,8 +142,8 @@ def _compare(connection: Connection, repo: dict[str, str], folder: str, names: l
     if odd:
         raise StoreError(
             what=f"{connection.address.url} does not contain what was pushed.",
-            why=f"Different files: {', '.join(odd[:6])}.",
-            fix="Publish again. The previous commit is still there.",
+            why=f"These files differ: {', '.join(odd[:6])}.",
+            fix="Publish again. The previous commit is still in the repository's history.",
         )
     return total
 

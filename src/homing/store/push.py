@@ -2,8 +2,8 @@
 
     live files       run.json, metrics, events, heartbeat, logs, samples, outcome: pushed again whenever they change
     checkpoints      newest first; content, read back and compared, then its manifest.json, then latest and best
-    retention        checkpoints that the trainer deleted are deleted here too, but only after a newer verified one
-    models/<name>/   the weights of a run that ended, with everything needed to use them; never replaces another run's
+    retention        also deletes from the store what the trainer deleted, once a newer checkpoint is verified
+    models/<name>/   weights of a finished run and everything needed to use them; never replaces another run's model
 
 Files that came from the store or belong to home (request.json, record.json) are never pushed back.
 """
@@ -29,17 +29,17 @@ from homing.world import World
 __all__ = ["Pushed", "Pusher"]
 
 _NOT_OURS = (file_names.REQUEST, file_names.RECORD, file_names.USE)
-_RESUME_ONLY = (file_names.OPTIMIZER, file_names.STATE)  # files left out of models/<name>/
+_RESUME_ONLY = (file_names.OPTIMIZER, file_names.STATE)  # checkpoint files that are not pushed to models/<name>/
 
 Step = tuple[str, int]  # phase, step
-Stamp = tuple[int, float]  # size and modification time, which show whether a file has changed
+Stamp = tuple[int, float]  # a file's size and modification time, which show whether it has changed
 T = TypeVar("T")
 
 
 @record("pushed", 1)
 @dataclass(frozen=True)
 class Pushed:
-    """Content of pushed.json in the run directory: the newest checkpoint that was verified in the store."""
+    """The content of pushed.json in the run directory: the newest checkpoint that was verified in the store."""
 
     t: float
     phase: str = ""
@@ -55,24 +55,24 @@ class Pusher:
     store: Store
     world: World
     _pushed_as: dict[str, Stamp] = field(default_factory=dict)  # the stamps of live files when they were last pushed
-    # Keyed by the stamp of their manifest, because the same step may be saved again after resuming from an older
-    # checkpoint.
+    # Verified checkpoints with the stamp of their manifest, because a run that resumes from an older checkpoint may
+    # save the same step again.
     _verified: dict[Step, Stamp] = field(default_factory=dict)
-    _damaged: dict[Step, Stamp] = field(
-        default_factory=dict
-    )  # checkpoints with a file that does not match the local manifest
-    _mirrored: list[Step] = field(default_factory=list)  # the local checkpoints at the time retention was last mirrored
+    # checkpoints with a file that does not match the local manifest
+    _damaged: dict[Step, Stamp] = field(default_factory=dict)
+    # the local checkpoints when `mirror_retention` last ran
+    _mirrored: list[Step] = field(default_factory=list)
     _phases: list[str] = field(default_factory=list)
     _reported: Pushed | None = None
-    _live_at: float = float("-inf")  # the time of the last push of live files
+    _live_at: float = float("-inf")  # when live files were last pushed
 
     # --- complete passes ---
 
     def push_changes(self, *, is_settled: bool = True) -> None:
-        """Push everything that is new since the last pass; used by --watch.
+        """Push everything that has changed since the last pass; used by --watch.
 
-        Until `is_settled`, checkpoints are still being fetched, so one that is missing locally was not deleted by
-        retention.
+        Without `is_settled`, checkpoints are still being fetched, so retention did not delete those that are missing
+        locally.
         """
         self.push_live()
         self.push_checkpoints()
@@ -81,7 +81,7 @@ class Pusher:
             self.mirror_retention()
 
     def push_everything(self, *, is_settled: bool = True) -> None:
-        """Push everything and read it back; used by --once. Raises if anything worth keeping is not in the store."""
+        """Push everything and read it back; used by --once. Raise StoreError if a checkpoint is not in the store."""
         self._verified.clear()
         self._damaged.clear()
         self.push_checkpoints()
@@ -91,14 +91,14 @@ class Pusher:
             self.mirror_retention()
         self._pushed_as.clear()  # push all live files again, because earlier pushes were not read back
         self.push_live(is_verified=True)
-        # A damaged checkpoint is reported as lost only if no intact one is left.
+        # Report a damaged checkpoint as missing only if there is no intact one.
         missing = [step for step in self.local_steps() if step not in self._verified and step not in self._damaged]
         if missing or (self._damaged and not self._verified):
             lost = ", ".join(f"{phase} step {step}" for phase, step in missing or self._damaged)
             raise StoreError(
                 what=f"Not every checkpoint is in {self.store.url}.",
                 why=f"Missing: {lost}.",
-                fix="Push again; the run directory still has them.",
+                fix="Push again; the run directory still contains them.",
             )
 
     # --- live files ---
@@ -106,14 +106,14 @@ class Pusher:
     def push_live(self, is_verified: bool = False) -> None:
         """Push changed live files, the heartbeat last.
 
-        So when a new heartbeat arrives, everything that it reports is in the store already.
+        When a new heartbeat arrives, everything that it reports is thus already in the store.
         """
         self._live_at = self.world.monotonic()
         found = [name for name in self._walk() if not name.startswith(f"{file_names.CHECKPOINTS}/")]
         self._push_files(sorted(found, key=lambda name: (name == file_names.HEARTBEAT, name)), is_verified)
 
     def _push_live_between(self) -> None:
-        """Push live files during a long push, to keep the heartbeat fresh; at most every `pace_s` of the store."""
+        """Push live files during a long push, so that the heartbeat stays current; at most once per `store.pace_s`."""
         if self.world.monotonic() - self._live_at >= self.store.pace_s:
             self.push_live()
 
@@ -138,8 +138,7 @@ class Pusher:
         changed = [name for name in found if stamps[name] not in (None, self._pushed_as.get(name))]
         for batch in _batches(changed, self.store.batch_files):
             for name, entry in self._put_those_there(batch):
-                # Keep the stamp of the bytes that were read, not of the file as it is now: logs and heartbeats keep
-                # changing.
+                # Keep the stamp that was taken before the push, because logs and heartbeats keep changing.
                 if is_verified and self.store.sha256(entry.key) != entry.sha256:
                     raise _read_back_differs(entry.key, self.store)
                 stamp = stamps[name]
@@ -147,7 +146,7 @@ class Pusher:
                 self._pushed_as[name] = stamp
 
     def _put_those_there(self, batch: list[str]) -> list[tuple[str, Entry]]:
-        """Push a batch, leaving out files that have vanished in the meantime (deleted or renamed)."""
+        """Push a batch of files, skipping those that have been deleted or renamed in the meantime."""
         try:
             entries = self.store.put_many([(run_key(self.run_id, name), self._path(name)) for name in batch])
         except StoreError:
@@ -160,7 +159,7 @@ class Pusher:
     # --- checkpoints ---
 
     def local_steps(self) -> list[Step]:
-        """Return the complete local checkpoints, oldest first: those with a manifest, which is written last."""
+        """Return the complete local checkpoints, oldest first. A complete one has a manifest, which is written last."""
         return self._ordered(
             (parts[1], step)
             for parts in (name.split("/") for name in self._walk())
@@ -170,7 +169,7 @@ class Pusher:
         )
 
     def push_checkpoints(self) -> None:
-        """Push checkpoints newest first, because after an outage the newest is the one that must not be lost."""
+        """Push checkpoints, newest first, because after an outage the newest one matters most."""
         for phase, step in reversed(self.local_steps()):
             stamp = self._stamp(f"{_folder(phase, step)}/{file_names.MANIFEST}")
             if stamp is None or stamp in (self._verified.get((phase, step)), self._damaged.get((phase, step))):
@@ -179,13 +178,13 @@ class Pusher:
                 if self._push_checkpoint(phase, step):
                     self._verified[(phase, step)] = stamp
             except IntegrityError as exc:
-                # Pushing a damaged checkpoint again cannot repair it, and the others must still be pushed.
+                # Do not retry: another push cannot repair a damaged checkpoint, and the others must still be pushed.
                 self._damaged[(phase, step)] = stamp
                 self.event("checkpoint_damaged", f"{exc.what} {exc.why}", phase, step)
         self._report()
 
     def _push_checkpoint(self, phase: str, step: int) -> bool:
-        """Return True if the checkpoint is complete and verified in the store; False if it was deleted locally."""
+        """Push a checkpoint and verify it in the store. Return False if it was deleted locally in the meantime."""
         folder, begun = _folder(phase, step), self.world.monotonic()
         manifest_key = run_key(self.run_id, folder, file_names.MANIFEST)
         try:
@@ -197,20 +196,20 @@ class Pusher:
             raise IntegrityError(f"The manifest of {folder} cannot be read.", str(exc)) from exc
         was_there = self._read_or_none(manifest_key)
         if was_there not in (None, text):
-            # The same step was saved again after resuming from an older one. Delete the old manifest first, so that the
-            # old checkpoint does not count while its content is replaced.
+            # The run resumed from an older checkpoint and saved this step again. Delete the old manifest first, so that
+            # the old checkpoint does not count while its content is being replaced.
             self.store.delete(manifest_key)
         for batch in _batches(manifest.files, self.store.batch_files):
             if not self._push_parts(folder, batch):
                 return False
             self._push_live_between()
         if was_there == text:
-            return True  # it was pushed earlier, and has now been verified again
+            return True  # the checkpoint was pushed earlier, and has now been verified again
         self.store.put_bytes(manifest_key, text)
         if self.store.read(manifest_key) != text:
             raise _read_back_differs(manifest_key, self.store)
         num_bytes = sum(file.num_bytes for file in manifest.files)
-        # the agent uses this to reserve time for the last push
+        # the agent uses the measured seconds to reserve time for the last push
         reported = {"num_bytes": num_bytes, "seconds": self.world.monotonic() - begun}
         self.event(
             "checkpoint_pushed", f"{folder} is in the store: {num_bytes:,} bytes verified.", phase, step, **reported
@@ -238,7 +237,7 @@ class Pusher:
                 self.store.delete(entry.key)
                 raise IntegrityError(
                     what=f"{folder}/{file.name} is corrupt on this computer.",
-                    why=f"Its sha256 is {entry.sha256}, the manifest says {file.sha256}.",
+                    why=f"Its sha256 is {entry.sha256}, but the manifest says {file.sha256}.",
                 )
             if self.store.sha256(entry.key) != file.sha256:
                 raise _read_back_differs(entry.key, self.store)
@@ -255,7 +254,7 @@ class Pusher:
     def mirror_retention(self) -> None:
         """Delete checkpoints in the store that no longer exist locally.
 
-        Only checkpoints older than a verified one are deleted, and never those that latest.json or best.json names.
+        Delete only checkpoints that are older than a verified one, and never one that latest.json or best.json names.
         """
         local = self.local_steps()
         if local == self._mirrored or not self._verified:
@@ -277,8 +276,8 @@ class Pusher:
                 and (phase, step) not in kept
                 and (phase, file_names.step_dir(step)) not in here
             ):
-                # Delete the manifest first: without it, an interrupted deletion leaves nothing that counts as a
-                # checkpoint.
+                # Delete the manifest first: if the deletion is interrupted, the files left without a manifest do not
+                # count as a checkpoint.
                 keys = sorted(in_store[(phase, step)], key=lambda key: not key.endswith(f"/{file_names.MANIFEST}"))
                 self.store.delete_many(keys)
                 self._verified.pop((phase, step), None)
@@ -287,9 +286,9 @@ class Pusher:
     # --- the final model ---
 
     def push_model(self) -> None:
-        """Push models/<name>/: the newest complete checkpoint of a run that is done or stopped.
+        """Push the newest complete checkpoint of a run that is done or stopped to models/<name>/.
 
-        The state needed only for resuming is left out.
+        Leave out the state that is needed only for resuming.
         """
         outcome = self._load_local(Outcome, file_names.OUTCOME)
         steps = [step for step in self.local_steps() if step in self._verified]
@@ -319,11 +318,11 @@ class Pusher:
             self.event("model_pushed", f"The model is at {prefix}/ in {self.store.url}.", *steps[-1])
 
     def _model_prefix(self) -> str:
-        """Return models/<name>, or models/<run id> if that name belongs to another run, whose model must be kept."""
+        """Return models/<name>, or models/<run id> if models/<name> contains the model of another run."""
         named = f"{file_names.STORE_MODELS}/{self.run_name}"
         text = self._read_or_none(f"{named}/{file_names.MANIFEST}")
         if text is None:
-            return named  # nothing is there, or the remains of a push that never wrote its manifest
+            return named  # the folder is empty, or contains the remains of a push that never wrote its manifest
         try:
             is_ours = codec.loads(CheckpointManifest, text).run_id == self.run_id
         except WireError:
@@ -350,7 +349,7 @@ class Pusher:
     # --- helpers ---
 
     def _walk(self) -> list[str]:
-        """Return the files to push. Hidden files are left out, because they are locks and unfinished checkpoints."""
+        """Return the files to push. Hidden files are skipped, because they are locks and unfinished checkpoints."""
         found = [name for name in self.world.walk(self.run_dir) if "/." not in f"/{name}" and ".tmp" not in name]
         return [name for name in found if name not in _NOT_OURS and not is_temporary_file(name)]
 
@@ -358,7 +357,7 @@ class Pusher:
         return os.path.join(self.run_dir, name)
 
     def _stamp(self, name: str) -> Stamp | None:
-        """Return the size and modification time, or None if the file has been removed or renamed."""
+        """Return a file's size and modification time, or None if the file has been removed or renamed."""
         try:
             return self.world.size(self._path(name)), self.world.modified_at(self._path(name))
         except OSError:
@@ -368,7 +367,7 @@ class Pusher:
         return sorted(steps, key=self._order)
 
     def _order(self, step: Step) -> tuple[int, str, int]:
-        """Sort key: phases in the order of the run, then steps."""
+        """Return a sort key for checkpoints: by phase in the order of the run, then by step."""
         if not self._phases and self.world.exists(self._path(file_names.RUN)):
             try:
                 self._phases = [
@@ -400,7 +399,7 @@ def _folder(phase: str, step: int) -> str:
 
 
 def _sealed(manifest: CheckpointManifest) -> bytes:
-    """Return the manifest with its own sha256 filled in, computed over the document with that field empty."""
+    """Return the manifest as bytes with its own sha256, which is computed while that field is empty."""
     empty = codec.dumps(dataclasses.replace(manifest, sha256=""), indent=1).encode()
     return codec.dumps(dataclasses.replace(manifest, sha256=hashlib.sha256(empty).hexdigest()), indent=1).encode()
 
@@ -416,7 +415,7 @@ def _pointed_at(key: str, store: Store) -> int:
 
 def _read_back_differs(key: str, store: Store) -> StoreError:
     return StoreError(
-        what=f"{key} reads back from {store.url} with different content.",
-        why="The store lost or changed it, or another process is writing to the same run.",
+        what=f"{key} was read back from {store.url} with different content.",
+        why="The store lost or changed the content, or another process is writing to the same run.",
         fix="Push again; if this persists, use another store.",
     )

@@ -1,6 +1,6 @@
 """Monthly cost of keeping data in a store, at published prices for standard storage.
 
-Prices are in dollars per GB (10^9 bytes) and month, without tax, requests, transfer and free tiers. Those of S3
+Prices are in dollars per GB (10^9 bytes) per month, excluding tax, requests, transfer and free tiers. The prices of S3
 Standard (first 50 TB, by region) and Cloudflare R2 were published in 2025. Modal charges for Volumes per GiB, at the
 price that `modal billing rates` showed in 2026. If no published price is known, only the size is reported: for a
 self-hosted service, for any other region, and for the Hub, whose plans include storage.
@@ -45,7 +45,7 @@ class Kept:
 
     num_bytes: int
     usd_per_month: Decimal | None  # None if no published price is known
-    rate: str  # the source of the price, for display
+    rate: str  # the price and where it comes from, for display
 
     def __str__(self) -> str:
         if self.usd_per_month is None:
@@ -59,7 +59,7 @@ class Kept:
 
 
 def kept(url: str, num_bytes: int, region: str = "", endpoint: str = "") -> Kept:
-    """Return size and monthly cost. `region` and `endpoint` are used if the address does not contain them."""
+    """Return the size and monthly cost of data in a store. `region` and `endpoint` are defaults for the address."""
     scheme = scheme_of(url)
     if scheme == "file":
         return Kept(num_bytes, None, "in your own folder, free of charge")

@@ -3,7 +3,7 @@
     python -m homing.store.sync --boot boot.json --fetch   fetch inputs from the store, and open weights from the Hub,
                                                            to the work folder, verified
                                                  --watch   push changes and fetch requests, until terminated
-                                                 --once    push everything and read it back; exit 0 only if all is there
+                                                 --once    push everything and read it back; exit 0 only on success
 
 Sync is a separate process in the trainer's environment, so that a store that hangs or an SDK that crashes takes down
 neither the trainer nor the watchdog. In each mode, sync first checks the run's lease: if a newer lease names another
@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 60.0
 _MISSING_TRIES = 3  # tries before a missing input ends the run
-_FETCHED = "fetched"  # a file in the work folder with the hash of the boot.json for which the inputs were fetched
+_FETCHED = "fetched"  # file in the work folder with the hash of the boot.json whose inputs have been fetched
 
 
 class Superseded(HomingError):
-    """A newer lease names another instance, so this one must not write to the store any more."""
+    """Raised if a newer lease names another instance, so that this instance must stop writing to the store."""
 
     exit_code = file_names.EXIT_SUPERSEDED
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     world = world or World()
     try:
         boot = codec.loads(Boot, world.read(args.boot))
-        # Never recreate a missing store: a new, empty one would look like success.
+        # Never create a missing store again: pushing to a new, empty store would look like success.
         store = open_store(boot.store, world, create=False)
         if not args.watch:  # --watch checks before each pass
             _check_lease_if_readable(boot, store, world)
@@ -87,8 +87,8 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
 def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
     """Fetch every input to its path and verify its hash, unless the correct file is already there.
 
-    Inputs that an earlier attempt left in the run directory are fetched only once. After that, this attempt appends to
-    them or deletes them by retention, and fetching them again would undo its work.
+    Fetch inputs for the run directory, which earlier attempts wrote, only once. This attempt then appends to them or
+    deletes them by retention, and fetching them again would undo its work.
     """
     pusher = _pusher(boot, store, world)
     world.mkdir(_run_dir(boot))
@@ -99,7 +99,7 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
             continue
         if world.exists(path) and world.size(path) == item.num_bytes and world.sha256(path) == item.sha256:
             continue
-        # The agent and sync append events before the history arrives, so the history is placed before their lines.
+        # The agent and sync write events before the earlier events are fetched. Put the earlier ones in front.
         begun = world.read(path) if item.path == f"run/{file_names.EVENTS}" and world.exists(path) else b""
         if begun and hashlib.sha256(begun[: item.num_bytes]).hexdigest() == item.sha256:
             continue
@@ -113,8 +113,8 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
             _keep(boot, item, path, world)
         if begun:
             world.append(path, begun)
-        # Written as an event, not only as a log line, so that the agent's watchdog does not mistake a long fetch for an
-        # idle run.
+        # Write an event, not only a log line, so that the agent's watchdog does not mistake a long fetch for an idle
+        # run.
         pusher.event("input_fetched", f"{text}.")
     world.write(os.path.join(boot.work_dir, _FETCHED), _this(boot))
 
@@ -137,8 +137,8 @@ def _take_from_store(boot: Boot, item: Input, path: str, pusher: Pusher) -> None
             text = f"Cannot fetch {item.path}: {item.key} {wrong} {pusher.store.url}, try {tries} of {_MISSING_TRIES}."
             log.warning("%s", text)
             if tries == _MISSING_TRIES:
-                # Handled like weights that the Hub refuses: the agent ends the run with this reason, and no other
-                # instance is started.
+                # On this event the agent ends the run, and no other instance is started, as if the Hub had refused the
+                # weights.
                 fix += f" To push it again, run on the computer with the data: homing launch {boot.run_id} --resume"
                 pusher.event("input_missing", f"{text} {fix}", stops=boot.mark)
                 raise
@@ -146,21 +146,21 @@ def _take_from_store(boot: Boot, item: Input, path: str, pusher: Pusher) -> None
 
 
 def _take_from_hub(boot: Boot, item: Input, path: str, pusher: Pusher) -> float:
-    """Download one input from the Hub; return the seconds it took."""
+    """Download one input from the Hub and return the number of seconds that it took."""
     since = pusher.world.monotonic()
     try:
         take_from_hub(item, path, pusher.world, pusher.event)
         return pusher.world.monotonic() - since
     except HubFailed as exc:
-        # Retrying would only cost money, so write an event with this instance's mark, on which the agent stops.
+        # A retry would only cost money. The mark in this event makes the agent on this instance stop the run.
         pusher.event("weights_refused", f"{exc.what} {exc.why}", stops=boot.mark)
         raise
 
 
 def _kept_at(boot: Boot, item: Input) -> str:
-    """Return the path on the volume where an input is kept, or "".
+    """Return the path on the volume at which an input is kept, or "" if it is not kept.
 
-    Only inputs that the run never writes to are kept: shards and tokenizer.
+    The volume keeps only inputs that the run never changes: shards and tokenizer.
     """
     folder = boot.bootstrap.inputs_dir if boot.bootstrap else ""
     return os.path.join(folder, item.sha256) if folder and item.path.startswith("data/") else ""
@@ -179,12 +179,12 @@ def _keep(boot: Boot, item: Input, path: str, world: World) -> None:
     kept = _kept_at(boot, item)
     if kept:
         world.mkdir(os.path.dirname(kept))
-        world.remove(kept)  # a damaged copy
+        world.remove(kept)  # remove a damaged copy, if there is one
         world.link(path, kept)
 
 
 def push_once(boot: Boot, store: Store, world: World) -> None:
-    """Push everything and read it back; raises a HomingError that says what is missing."""
+    """Push everything and read it back. Raise a HomingError that says what is missing."""
     pusher = _pusher(boot, store, world)
     try:
         bring_request(boot, store, world)
@@ -207,11 +207,11 @@ def watch(boot: Boot, store: Store, world: World) -> None:
         try:
             _check_lease(boot, fence, pusher)
             bring_request(boot, store, world)
-            # Reading is cheap in every store, but writing is not: a commit every few seconds would exceed the Hub's
-            # rate limit.
+            # Push less often than requests are read: reads are cheap in every store, but a commit every few seconds
+            # would exceed the Hub's rate limit.
             if world.monotonic() >= due_at:
                 pusher.push_changes(is_settled=_is_fetched(boot, world))
-                # Home waits for the agent's first heartbeat while the instance bills, so push it without delay.
+                # Push the agent's first heartbeat without delay, because home is waiting for it.
                 has_spoken = world.exists(os.path.join(_run_dir(boot), file_names.HEARTBEAT))
                 due_at = world.monotonic() + (store.pace_s if has_spoken else 0.0)
         except Superseded:
@@ -227,7 +227,7 @@ def watch(boot: Boot, store: Store, world: World) -> None:
 
 
 def bring_request(boot: Boot, store: Store, world: World) -> None:
-    """Copy the latest request from home out of the store to the file that the agent reads."""
+    """Copy home's latest request from the store to the file that the agent reads."""
     path = os.path.join(_run_dir(boot), file_names.REQUEST)
     try:
         wanted = store.read(run_key(boot.run_id, file_names.REQUEST))
@@ -247,15 +247,15 @@ def _check_lease(boot: Boot, fence: Fence, pusher: Pusher) -> None:
     if lease is None:
         return
     text = f"The home {lease.owner} on {lease.host} holds lease {lease.number}, for {lease.mark or 'no instance'}."
-    with contextlib.suppress(OSError):  # this instance must stop even if the disk is full
+    with contextlib.suppress(OSError):  # this instance must stop pushing even if the disk is full
         pusher.event("superseded", f"{text} {boot.mark} stops pushing.")
     raise Superseded(f"{boot.mark} was superseded.", text, "The new owner resumes the run.")
 
 
 def _check_lease_if_readable(boot: Boot, store: Store, world: World) -> None:
-    """Check the lease, but ignore errors of the store, because an outage must not make an instance look superseded.
+    """Check the lease, but ignore store errors, because an outage must not make an instance look superseded.
 
-    The operation that follows reports whether the store responds.
+    If the store does not respond, the next operation reports that.
     """
     try:
         _check_lease(boot, _fence(boot, store), _pusher(boot, store, world))
@@ -275,7 +275,7 @@ def _this(boot: Boot) -> bytes:
 
 
 def _is_living(path: str) -> bool:
-    """Return True if the run itself keeps writing or deleting this input."""
+    """Return True if the run itself may change or delete this input."""
     return path.startswith("run/") and path not in (f"run/{file_names.RUN}", f"run/{file_names.RUN_FILE}")
 
 
@@ -286,8 +286,8 @@ def _report_failure(boot: Boot, pusher: Pusher, exc: HomingError | OSError, fail
         if failures == 1:
             pusher.event("push_failing", f"Push failed; retrying: {problem}")
         if isinstance(exc, StoreRefused) and failures & (failures - 1) == 0:
-            # A failing store is reported at the first failure and then occasionally. After limits.unsaved the agent
-            # stops the run.
+            # Report a store's refusal at failure 1, 2, 4, 8 and so on. If it lasts for limits.unsaved, the agent stops
+            # the run.
             _report_refusal(boot, pusher, exc)
         pusher.report_problem(problem)
 
@@ -307,5 +307,5 @@ def _run_dir(boot: Boot) -> str:
 if __name__ == "__main__":
     # The agent ends --watch with SIGTERM. Exit normally, so that no partially written file is left in the store.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    redact_crashes()  # the log is pushed to the store, and this process holds the store's keys
+    redact_crashes()  # a traceback in the log, which is pushed, could contain the store's keys
     raise SystemExit(main())

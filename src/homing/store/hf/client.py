@@ -1,12 +1,13 @@
-"""Client for the Hub: credentials, single requests, and the mapping of its errors to ours.
+"""Client for the Hub: credentials, single requests, and the mapping of the Hub's errors to ours.
 
-    connect        endpoint and token: HF_ENDPOINT and `hub_token.NAMES`, else the token saved by `hf auth login`
+    connect                finds the endpoint and the token: HF_ENDPOINT and the variables in `hub_token.NAMES`, else
+                           the token saved by `hf auth login`
     connection.api         huggingface_hub's HfApi, for commits; large files use LFS
     connection.fetch       a GET or HEAD through World: follows redirects, sends the token only to the Hub itself
-    connection.error       maps an SDK exception or a status to what, why, fix, with the masked token that was used
+    connection.error       maps a status to a StoreError that names the token used, masked
 
-huggingface_hub's exceptions are caught by the names that it exports: its releases 1 and 2 use different HTTP libraries,
-and its `HTTPError` is the base class in both.
+Only exceptions that huggingface_hub itself exports are caught, because its releases 1 and 2 use different HTTP
+libraries. Its `HTTPError` is the base class of their exceptions in both.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Connection:
     api: Any
     endpoint: str
     token: str
-    token_source: str  # which token it is, masked for display
+    token_source: str  # the masked token and where it comes from, for display
     world: World
 
     def resolve_url(self, name: str, revision: str) -> str:
@@ -52,21 +53,21 @@ class Connection:
             reply = self._try(HttpRequest(method, url, {**self._own(url), **(headers or {})}, timeout_s=TIMEOUT_S))
             named = {**_named(reply.headers), **named}
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
-                if not self._is_hub(url):  # the ETag of a different host says nothing about the content of the file
+                if not self._is_hub(url):  # another host's ETag is not a hash of the file's content
                     reply.headers.pop("etag", None)
                 return HttpResponse(reply.status, {**reply.headers, **named}, reply.body)
             further = urljoin(url, reply.headers["location"])
             if method == "HEAD" and urlsplit(further).netloc != urlsplit(url).netloc:
-                # A different host serves the bytes, at a URL signed only for GET. The redirect itself proves that the
-                # file exists.
+                # Do not follow the redirect: another host serves the bytes, at a URL signed only for GET. The redirect
+                # itself proves that the file exists.
                 return HttpResponse(200, {**reply.headers, **named}, b"")
             url = further
         raise StoreError(f"{self.address.url} redirects too many times.", url.split("?")[0], "Try again.")
 
     def _own(self, url: str) -> dict[str, str]:
-        """Return the authorization header for a request to the Hub, and none for other hosts.
+        """Return the authorization header if the URL is on the Hub, and no headers for other hosts.
 
-        Other hosts serve the bytes of files. They need no token and must not see ours.
+        Other hosts serve the contents of files. They need no token and must not see ours.
         """
         return {"Authorization": f"Bearer {self.token}"} if self.token and self._is_hub(url) else {}
 
@@ -103,7 +104,7 @@ class Connection:
             )
         return StoreError(
             what=f"{key or 'The store'} could not be {done} in {self.address.url}.",
-            why=f"{self.endpoint} did not answer: {type(exc).__name__}: {str(exc)[:300]}",
+            why=f"{self.endpoint} did not respond: {type(exc).__name__}: {str(exc)[:300]}",
             fix="Check the network, and HF_ENDPOINT if it is set, then try again.",
         )
 
@@ -113,7 +114,7 @@ class Connection:
             page = f"{self.endpoint}/{'datasets/' * is_dataset}{repo}"
             return f"{repo} is gated, and {token} has no access.", f"Request access: {page}"
         if code == "RevisionNotFound":
-            return f"{repo} has no such branch, tag or commit.", "Fix the part after the @."
+            return f"{repo} has no such branch, tag or commit.", "Fix the part after the @ in the address."
         if status == 401 and not self.token:
             return (
                 f"{repo} is private or does not exist, and there is no token.",
@@ -121,7 +122,7 @@ class Connection:
             )
         if status in (401, 404) or code == "RepoNotFound":
             why = f"{token} cannot see a repository {repo}: it does not exist, is private, or the token is invalid."
-            if is_dataset:  # for a dataset repository, which is more often a source of training text than a store
+            if is_dataset:  # do not suggest creating it: a dataset repository is usually a source of training text
                 return why, "Fix the name, or use another token: export HF_TOKEN=..."
             return why, f"Create it: hf repo create {repo} --private   or fix `store:`, or use another token"
         if status == 403:
@@ -156,7 +157,7 @@ def connect(address: HubAddress, world: World) -> Connection:
 
 
 class UploadFailed(OSError):
-    """Map a failed upload to an error. The SDK raises only RuntimeError; the real reason is in its cause."""
+    """A failed upload, with the reason in its message. The SDK raises a RuntimeError whose cause is the real error."""
 
     def __init__(self, exc: BaseException) -> None:
         cause = exc.__cause__ or exc
@@ -165,9 +166,9 @@ class UploadFailed(OSError):
 
 
 def hub_failures() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that huggingface_hub may raise for refusals and broken connections.
+    """Return the exceptions that huggingface_hub may raise if a request is refused or a connection breaks.
 
-    OSError covers those that are not listed.
+    OSError is the base class of the ones that are not listed.
     """
     from huggingface_hub import errors
 
@@ -179,7 +180,7 @@ def status_of(exc: BaseException) -> int:
 
 
 def code_of(exc: BaseException | None) -> str:
-    """Return the Hub's error code, such as EntryNotFound; "" if there is none."""
+    """Return the Hub's error code, such as EntryNotFound, or "" if the exception has none."""
     return str(getattr(getattr(exc, "response", None), "headers", {}).get("X-Error-Code", ""))
 
 

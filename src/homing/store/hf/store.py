@@ -1,12 +1,12 @@
 """A store in a repository on the Hugging Face Hub: `hf:OWNER/NAME`, created private.
 
-    put, put_many     one commit for all given files; large files use LFS
-    get, sha256       download in ranges, all from one commit; `get` checks the given hash, else the one that the Hub
-                      reports
-    is_same           compares with the Hub's hash, without downloading
-    pinned            the same store at one commit, so that a list and the reads after it are consistent
-    create_if_absent  a commit that names its parent: the Hub rejects it if another commit was made in between
-    list              of the newest commit
+    put, put_many     make one commit for all given files; large files use LFS
+    get, sha256       download in ranges, all from one commit; `get` verifies the given hash, or else the one that the
+                      Hub reports
+    is_same           compares a local file with the Hub's hash, without downloading
+    pinned            returns the same store fixed at one commit, so that a list and later reads are consistent
+    create_if_absent  makes a commit that names its parent; the Hub rejects it if another commit was made in between
+    list              lists the files of the newest commit
 
 A commit is expensive and rate-limited, so live files are pushed together once a minute (pace_s, batch_files). Reads go
 through World; commits go through huggingface_hub, which opens its own connections.
@@ -47,9 +47,9 @@ _PIECE = 16 << 20
 _IN_MEMORY = 8 << 20
 _GROWING = (".jsonl", ".log", ".csv", ".txt")
 _RETRIES = Retries(tries=6, first_s=0.5, longest_s=8.0)
-_RACES = 40  # an exclusive write gives up after losing this many races in a row
+_RACES = 40  # an exclusive write gives up after other writers have committed first this many times in a row
 _CONFLICTS = (409, 412)
-_ABSENT = "EntryNotFound"  # the Hub's error code for a missing key or folder; a missing repository has a different code
+_ABSENT = "EntryNotFound"  # the Hub's error code for a missing key or folder; not used for a missing repository
 _PASSING = (408, 429, 500, 502, 503, 504)
 
 
@@ -94,7 +94,7 @@ class HubStore:
         finally:
             for temporary in temporary_files:
                 self._world.remove(temporary)
-        # The SDK hashed the bytes that it sent, so this is the hash of the bytes that were pushed.
+        # The SDK hashed the bytes that it sent, so `upload_info` contains the hash of the bytes that were pushed.
         infos = [addition.upload_info for addition in additions]
         total = sum(info.size for info in infos)
         self.progress(total, total)
@@ -140,7 +140,7 @@ class HubStore:
         return digest.hexdigest()
 
     def is_same(self, key: str, path: str) -> bool:
-        """Return True if the local file equals the Hub's, which is downloaded only if the Hub reports no hash."""
+        """Return True if the local file equals the one on the Hub. Download it only if the Hub reports no hash."""
         reply = self._look(key, self.revision)
         if reply is None:
             raise not_in_store(key, self.url)
@@ -191,7 +191,7 @@ class HubStore:
         self.delete_many([key])
 
     def delete_many(self, keys: Keys) -> None:
-        """Delete in one commit, so that a checkpoint disappears all at once."""
+        """Delete all keys in one commit, so that a checkpoint disappears all at once."""
         from huggingface_hub import CommitOperationDelete
 
         names = [self._name(key) for key in keys]
@@ -202,8 +202,8 @@ class HubStore:
 
     def create_if_absent(self, key: str, data: bytes) -> bool:
         name = self._name(key)
-        # The title distinguishes our commit from one by someone else with the same bytes. The SDK skips a commit that
-        # would change nothing, and returns the newest commit as if it were ours.
+        # The random title distinguishes our commit from another writer's commit with the same bytes. The SDK skips a
+        # commit that would change nothing, and returns the newest commit as if it were ours.
         title = f"homing {self._world.random_hex(16)}: create {key}"
         for number in range(_RACES):
             parent = self.head()
@@ -218,7 +218,7 @@ class HubStore:
                         continue
                     if status_of(exc):
                         raise
-                    # No response: the commit may have been made anyway.
+                    # The Hub did not respond, but it may have made the commit anyway.
                     if self._title_of(self.head()) == title:
                         return True
                     raise
@@ -240,10 +240,9 @@ class HubStore:
     # --- used by preflight ---
 
     def head(self) -> str:
-        """Return the newest commit, after creating the repository as private if it is missing and may be created."""
-        may_create = (
-            self._may_create
-        )  # read before the request, because another thread may create the repository meanwhile
+        """Return the newest commit. Create a private repository first if there is none and `create` allows it."""
+        # Read the flag before the request, because another thread may create the repository during it.
+        may_create = self._may_create
         with self._as_store_error("checked", ""):
             try:
                 return str(self.connection.api.repo_info(**self._repo).sha)
@@ -265,7 +264,7 @@ class HubStore:
         return CommitOperationAdd(path_in_repo=name, path_or_fileobj=source)
 
     def _still(self, path: str, temporary_files: Keys) -> str | bytes:
-        """Return content that cannot change during the push: the SDK hashes the file first and reads it again later."""
+        """Return content that cannot change during the push, because the SDK hashes a file first and reads it later."""
         if self._world.size(path) <= _IN_MEMORY:
             return self._world.read(path)
         if not path.endswith(_GROWING):
@@ -275,7 +274,7 @@ class HubStore:
         return temporary_files[-1]
 
     def _commit(self, operations: Operations, title: str) -> None:
-        """Commit, with retries. Repeating a commit is safe, because the same bytes change nothing."""
+        """Make a commit, with retries. Repeating a commit is safe, because the same bytes change nothing."""
         for number in range(1, _RETRIES.tries + 1):
             may_create = self._may_create
             try:
@@ -311,9 +310,9 @@ class HubStore:
     # --- reading ---
 
     def _chunks(self, key: str) -> Iterator[tuple[bytes, int, str]]:
-        """Yield the file in ranges, each with the total size and the hash that the Hub reports.
+        """Yield the file in ranges, each with the file's total size and the hash that the Hub reports.
 
-        The first response names the commit from which all further ranges are read.
+        All ranges come from the same commit, which the first response names.
         """
         name, offset, total, revision = self._name(key), 0, 1, self.revision
         while offset < total:
@@ -340,7 +339,7 @@ class HubStore:
 
     @contextlib.contextmanager
     def _as_store_error(self, done: str, key: str) -> Iterator[None]:
-        connection = self.connection  # outside the try, so that a missing extra is reported as such
+        connection = self.connection  # connect outside the try, so that a missing extra raises its own error
         try:
             yield
         except hub_failures() as exc:
@@ -348,9 +347,9 @@ class HubStore:
 
 
 class _Expected:
-    """The hash that the Hub reports for a file, known without a download.
+    """The hash that the Hub reports for a file, without a download.
 
-    It is the sha256 of a large file, the Git blob hash of a small one.
+    For a large file it is the sha256, for a small one the Git blob hash.
     """
 
     def __init__(self, tag: str, num_bytes: int) -> None:
@@ -375,5 +374,5 @@ class _Expected:
 
 
 def _tag(headers: dict[str, str]) -> str:
-    """Return the ETag of the file itself: the "linked" ETag if a different host serves the bytes."""
+    """Return the ETag of the file itself, which is the "linked" ETag if another host serves the bytes."""
     return headers.get("x-linked-etag", headers.get("etag", "")).removeprefix("W/").strip('"')

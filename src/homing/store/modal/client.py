@@ -1,8 +1,8 @@
-"""Client for Modal: credentials, single calls with a deadline, and the mapping of its errors to ours.
+"""Client for Modal: credentials, single calls with a deadline, and the classification of Modal's errors.
 
-    connect     MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, else the profile written by `modal setup`
-    connection.call     one call of the SDK; the SDK sets no deadline, so each call gets one here
-    kind_of       classifies an exception of the SDK: absent, exists, busy, refused, silent
+    connect             uses MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, else the profile written by `modal setup`
+    connection.call     makes one SDK call with a deadline, because the SDK sets none
+    kind_of             classifies an SDK exception: absent, exists, busy, refused, silent
 
 The store and the provider share this client. The SDK is loaded on first use and does its own network I/O on its own
 thread.
@@ -38,27 +38,27 @@ Kind = Literal["absent", "exists", "busy", "refused", "silent"]
 TOKEN_ENV = ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET")
 PROFILE_PATH = "~/.modal.toml"
 TIMEOUT_S = 60.0
-_OPEN_S = 15.0  # shorter than the SDK's own limit, with which it keeps trying for a minute
+_OPEN_S = 15.0  # time limit for connecting; the SDK itself would keep trying for a minute
 _NO_MORE_TEXT = 300
 # One client per account and server, because each client has its own connection and background work.
 _CLIENTS: dict[tuple[str, str], Any] = {}
 
 
 class Shut(Exception):
-    """Modal does not respond at all. The message comes from the SDK."""
+    """Raised if Modal does not respond at all. The message comes from the SDK."""
 
 
 @dataclass(frozen=True)
 class Connection:
     sdk: Any
     client: Any
-    who: str  # which token it is, masked for display
-    environment: str = ""  # a namespace inside the workspace; "" means the default one
+    who: str  # the masked token, or where it comes from, for display
+    environment: str = ""  # a Modal environment, which is a namespace inside the workspace; "" for the default one
 
     def call(self, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
         """Run one call with a deadline.
 
-        `make` returns the SDK's own coroutine (`.aio`): only that can be cancelled, and it cleans up when it is.
+        `make` returns the SDK's own coroutine (`.aio`), the only kind of call that can be cancelled cleanly.
         """
         import asyncio
 
@@ -66,7 +66,7 @@ class Connection:
 
 
 def has_account(environment: Mapping[str, str], world: World) -> bool:
-    """Return True if a token is configured; needs neither the SDK nor the network."""
+    """Return True if a Modal token is configured. This needs neither the SDK nor the network."""
     if all(environment.get(name) for name in TOKEN_ENV):
         return True
     return world.exists(os.path.expanduser(environment.get("MODAL_CONFIG_PATH", "") or PROFILE_PATH))
@@ -90,14 +90,14 @@ def connect(world: World, verb: str = "launch") -> Connection:
     server = check_address(str(modal.config.config.get("server_url")), "MODAL_SERVER_URL")
     key = (server, token_id)
     if key not in _CLIENTS:
-        # Create a client with this token. The SDK's single client per process would not follow a change of account.
+        # Create our own client for this token: the SDK's single client per process would ignore a change of account.
         _CLIENTS[key] = _knock(modal, token_id, token_secret)
     who = f"MODAL_TOKEN_ID {token_id[:3]}...{token_id[-2:]}" if token_id else "the token of the Modal profile"
     return Connection(modal, _CLIENTS[key], who, str(modal.config.config.get("environment") or ""))
 
 
 def failures() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that a call may raise because of Modal, the network or the deadline."""
+    """Return the exceptions that a call may raise if Modal or the network fails or the deadline passes."""
     import aiohttp
     import grpclib.exceptions
     import modal.exception
@@ -107,7 +107,7 @@ def failures() -> tuple[type[BaseException], ...]:
 
 
 def kind_of(exc: BaseException) -> Kind:
-    """Classify an exception. Anything but a clear response is "silent": the call may have taken effect."""
+    """Classify an exception. Without a clear response, it is "silent", and the call may have taken effect."""
     from modal import exception as said
 
     if isinstance(exc, (said.NotFoundError, FileNotFoundError)):
@@ -129,7 +129,7 @@ def kind_of(exc: BaseException) -> Kind:
 
 
 def text_of(exc: BaseException) -> str:
-    """Return the SDK's message, shortened."""
+    """Return the message of an SDK exception, shortened."""
     return (str(exc).strip() or type(exc).__name__)[:_NO_MORE_TEXT]
 
 
@@ -151,7 +151,7 @@ def _knock(modal: Any, token_id: str, token_secret: str) -> Any:
         raise UsageError(
             what="Modal rejected the token." if by_token else "The Modal profile has no token.",
             why=text_of(exc),
-            fix="Log in: modal setup   or create a new token at https://modal.com/settings/tokens",
+            fix="Log in: modal setup   or create a new token: https://modal.com/settings/tokens",
         ) from exc
     except failures() as exc:
         raise Shut(text_of(exc)) from exc

@@ -1,12 +1,12 @@
 """A store in a Modal Volume (version 2): `modal:VOLUME`, created by the first write.
 
-    at home       through the SDK: put, list and read are calls to Modal, which see what was committed
-    in a sandbox  through the mount (`?mount=/path`): files, and after each write a commit by `sync` on the mount point
+    at home       uses the SDK: put, list and read are calls to Modal, which see only what was committed
+    in a sandbox  uses files on the mount (`?mount=/path`), with a commit by `sync` on the mount point after each write
 
-Modal documents no exclusive write for Volumes, so a Modal Dict of the same name decides create_if_absent: `put` with
-skip_if_exists returns True to exactly one of many callers. Each caller first stages its data under a temporary name,
-which it puts into the Dict; if the winner dies before it has finished, another caller finishes its write. A sandbox has
-no token, so create_if_absent raises there.
+Modal documents no exclusive write for Volumes, so create_if_absent uses a Modal Dict named after the Volume: the Dict's
+`put` with skip_if_exists returns True to exactly one of many callers. Each caller first stages its data under a
+temporary name, which it puts into the Dict. If the winner dies before it has finished, another caller finishes the
+winner's write. A sandbox has no token, so create_if_absent raises there.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from homing.world import Retries, World
 __all__ = ["VolumeStore", "open_volume"]
 
 T = TypeVar("T")
-# An alias defined here because `list` is a method in the class.
+# This alias is needed because `list` is a method in the class below.
 Things = list[Any]
 Pairs = list[tuple[str, Any]]  # a name in the Volume, and its content as bytes or a local path
-_RETRIES = Retries(tries=3, first_s=1.0)  # on top of the SDK's own retries, which last about a second
+_RETRIES = Retries(tries=3, first_s=1.0)  # in addition to the SDK's own retries, which last about a second
 _RACES = 20
 _IN_MEMORY = 8 << 20
 _GROWING = (".jsonl", ".log", ".csv", ".txt")
-_SLOWEST_BYTES_PER_S = 250_000  # the slowest transfer for which a call still waits
-_VERSION = 2  # only Volumes of this version can be committed from a running sandbox
+_SLOWEST_BYTES_PER_S = 250_000  # a slower transfer runs into the deadline of its call
+_VERSION = 2  # version of the Volume; only version 2 can be committed from a running sandbox
 
 
 def open_volume(url: str, world: World, *, create: bool) -> Store:
@@ -136,7 +136,7 @@ class VolumeStore:
 
     def exists(self, key: str) -> bool:
         name = self._name(key)
-        # For a file, iterdir yields the file itself; for a folder, it yields the folder's content.
+        # The SDK's iterdir yields a file itself, but for a folder its content.
         return any(entry.path.strip("/") == name and _is_file(entry) for entry in self._entries(name, False, key))
 
     def list(self, prefix: str) -> Entries:
@@ -150,9 +150,9 @@ class VolumeStore:
         return [Entry(name[len(self.address.prefix) :], names[name]) for name in kept]
 
     def delete(self, key: str) -> None:
-        """Delete a key, beginning with its claim.
+        """Delete a key: first its claim, then its file.
 
-        After a crash in between, a file without a claim is left, which still blocks the key.
+        A crash in between leaves a file without a claim, which still makes create_if_absent return False.
         """
         name = self._name(key)
         self._withdraw(name, key)
@@ -182,7 +182,7 @@ class VolumeStore:
                 fix="Try again.",
             )
         finally:
-            with contextlib.suppress(StoreError):  # named like a temporary file, so that it is never mistaken for a key
+            with contextlib.suppress(StoreError):  # a staged file that remains is never listed, because of its name
                 self._remove(temporary, key)
 
     # --- used by preflight ---
@@ -197,7 +197,7 @@ class VolumeStore:
     # --- exclusive write ---
 
     def _claim(self, name: str, temporary: str, key: str) -> bool:
-        """Return True if we claimed the key. The value in the Dict distinguishes a lost response from a lost race."""
+        """Return True if we claimed the key. If Modal's response is lost, the Dict's value shows who claimed it."""
         claims = self._claims
         is_ours = self._do("claimed", key, lambda: claims.put.aio(name, temporary, skip_if_exists=True))
         return bool(is_ours) or self._holder(name, key) == temporary
@@ -211,12 +211,12 @@ class VolumeStore:
         self._do("deleted", key, lambda: claims.pop.aio(name, None))
 
     def _is_finished(self, name: str, key: str) -> bool:
-        """Return True if the claim's holder has written its file, copying it from the staged data if necessary."""
+        """Return True if the file of the claim's holder exists, after copying it from the staged data if necessary."""
         if self.exists(key):
             return True
         holder = self._holder(name, key)
         if holder is None:
-            return False  # the claim was withdrawn in the meantime
+            return False  # the holder's claim was withdrawn in the meantime
         try:
             self._finish(str(holder), name, key)
         except _Gone:
@@ -244,7 +244,7 @@ class VolumeStore:
         self._do("written", key, upload, TIMEOUT_S + num_bytes / _SLOWEST_BYTES_PER_S)
 
     def _read(self, key: str, take: Callable[[bytes], None], begin: Callable[[], None]) -> str:
-        """Read a file and return its sha256. `begin` is called before each try, because a retry starts over."""
+        """Read a file and return its sha256. Call `begin` before each try, because each try starts over."""
         name, total, volume = self._name(key), self._size(key), self._volume()
 
         async def read() -> str:
@@ -278,7 +278,7 @@ class VolumeStore:
         try:
             return self._do("listed", key, look)
         except _Gone:
-            # Either the folder or the Volume is missing, and a missing Volume is not an empty store.
+            # Raise if the whole Volume is missing. Only a missing folder means that there are no entries.
             self._hydrate(may_create=False)
             return []
 
@@ -289,7 +289,7 @@ class VolumeStore:
         except _Gone:
             self._hydrate(may_create=False)
 
-    # Report local disk errors as such. A full disk does not mean that Modal is down, and retrying would not help.
+    # Report errors of the local disk as such: a full disk does not mean that Modal is down, and retries would not help.
 
     def _begin(self, temporary: str, key: str) -> None:
         with self._reading(key):
@@ -300,9 +300,9 @@ class VolumeStore:
             self._world.append(temporary, data)
 
     def _still(self, key: str, path: str, temporary_files: Keys) -> tuple[Any, Entry]:
-        """Return content that cannot change during the push, with its entry.
+        """Return content that cannot change during the push, and its entry.
 
-        The SDK hashes a file first and reads it again later.
+        Otherwise a file could change between the SDK's two reads: one to hash it, one to upload it.
         """
         if self._world.size(path) <= _IN_MEMORY:
             data = self._world.read(path)
@@ -313,10 +313,10 @@ class VolumeStore:
             return temporary_files[-1], Entry(key, self._world.size(temporary_files[-1]), digest)
         return path, Entry(key, self._world.size(path), self._world.sha256(path))
 
-    # Volume and Dict are looked up before a call begins, because each lookup is itself a call.
+    # Look up the Volume and the Dict before a call begins, because each lookup is itself a call.
 
     def _volume(self, *, is_write: bool = False) -> Any:
-        """Return the Volume; only a write creates a missing one, so that a dry run leaves nothing behind."""
+        """Return the Volume. Only a write creates a missing Volume, so that a dry run leaves nothing behind."""
         if self._handle is None:
             self._handle = self._hydrate(may_create=is_write and self.may_create)
         return self._handle
@@ -346,7 +346,7 @@ class VolumeStore:
 
     @contextlib.contextmanager
     def _reading(self, key: str) -> Iterator[None]:
-        """Map errors of the local disk to StoreError."""
+        """Convert errors of the local disk to StoreError."""
         try:
             yield
         except OSError as exc:
@@ -357,8 +357,9 @@ class VolumeStore:
             ) from exc
 
     def _do(self, done: str, key: str, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
-        """Run a call, and retry it if Modal gave no clear response. All calls made this way are idempotent."""
-        connection = self.connection  # outside the try, so that a missing extra or account is reported as such
+        """Run a call, and retry it if Modal gives no clear response. All calls made this way are idempotent."""
+        # Connect outside the try, so that a missing extra or account raises its own error.
+        connection = self.connection
         for is_last in _RETRIES.attempts(self._world):
             try:
                 return connection.call(make, timeout_s)
@@ -373,7 +374,7 @@ class VolumeStore:
             return _Gone(
                 what=what,
                 why=f"Modal has no such Volume, or it was deleted: {text_of(exc)}",
-                fix=f"List the volumes: modal volume list   Launching again creates {self.address.volume}",
+                fix=f"List the volumes: modal volume list   The next launch creates {self.address.volume}.",
             )
         fixes = {
             "refused": f"Check the account and the Volume: modal volume list   (using {self.connection.who})",
@@ -384,7 +385,7 @@ class VolumeStore:
 
 
 class _Gone(StoreRefused):
-    """Modal reports that the Volume, or the requested file in it, does not exist."""
+    """Raised if Modal reports that the Volume, or the requested file in it, does not exist."""
 
 
 def _is_file(entry: Any) -> bool:

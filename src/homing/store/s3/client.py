@@ -1,10 +1,10 @@
-"""Client for an S3 service, with timeouts, and the mapping of its errors to ours.
+"""Client for an S3 service, with timeouts, and the mapping of the service's errors to ours.
 
-    connect(address)            boto3 with a deadline on every call and a few retries
-    connection.error(exc, ...)  an SDK exception -> StoreError with what, why and the command that fixes it
+    connect(address)            returns a boto3 client with a deadline on every call and a few retries
+    connection.error(exc, ...)  maps an SDK exception to a StoreError with what, why and the command that fixes it
 
 boto3 opens its own connections instead of using World, so the simulator uses the folder store. Keys and tokens are
-never shown: an error names only the source of the credentials.
+never shown: an error names only where the credentials come from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Connection", "code_of", "connect", "is_absent", "region_of", "s3_fai
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 ATTEMPTS = 5
-_DEFAULT_REGION = "us-east-1"  # signing requires a region, but self-hosted services rarely check which
+_DEFAULT_REGION = "us-east-1"  # signing a request requires a region, but self-hosted services rarely check which one
 _SOURCES = {
     "env": "the environment (AWS_ACCESS_KEY_ID)",
     "shared-credentials-file": "the credentials file (~/.aws/credentials)",
@@ -62,14 +62,14 @@ _MEANINGS["403"] = _MEANINGS["Forbidden"] = _MEANINGS["AllAccessDisabled"] = _ME
 _MEANINGS["404"] = _MEANINGS["NoSuchBucket"]
 _MEANINGS["ExpiredTokenException"] = _MEANINGS["TokenRefreshRequired"] = _MEANINGS["ExpiredToken"]
 _MEANINGS["ServiceUnavailable"] = _MEANINGS["503"] = _MEANINGS["SlowDown"]
-# The codes among `_MEANINGS` that the user must fix; the others are transient.
+# Codes in `_MEANINGS` of errors that the user must fix; the other codes are transient.
 _REFUSALS = frozenset(_MEANINGS) - {"SlowDown", "ServiceUnavailable", "503"}
 _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301")
 
 
 @dataclass(frozen=True)
 class Connection:
-    """A client, the address that it accesses, and the source of its credentials."""
+    """A boto3 client, the address that it accesses, and the source of its credentials."""
 
     address: S3Address
     client: Any
@@ -78,7 +78,7 @@ class Connection:
 
     @property
     def is_temporary(self) -> bool:
-        """Return True if the keys come with a session token, because those expire after some hours."""
+        """Return True if the keys include a session token, which means that they expire after some hours."""
         return bool(getattr(self.credentials, "token", None))
 
     @property
@@ -142,17 +142,17 @@ def _is_amazon(client: Any) -> bool:
 
 
 def region_of(address: S3Address) -> str:
-    """Return the region that the user set in the address or the environment; "" if none."""
+    """Return the region that the user set in the address or the environment, or "" if there is none."""
     import boto3
 
     return address.region or str(boto3.session.Session().region_name or "")
 
 
 def s3_failures() -> tuple[type[Exception], ...]:
-    """Return the base classes of all SDK errors. Only errors that come from a response carry a code."""
+    """Return the base classes of all SDK errors, or () if the SDK is missing."""
     try:
         from botocore.exceptions import BotoCoreError, ClientError
-    # without the SDK nothing can have raised its errors; the current exception says that it is missing
+    # Without the SDK, nothing can raise its errors. The caller's ImportError reports that it is missing.
     except ImportError:
         return ()
     return (BotoCoreError, ClientError)

@@ -1,11 +1,10 @@
 """A store in a bucket: `s3://bucket/prefix` on AWS, R2, MinIO and other services with the S3 API.
 
-    put               one PUT, or a multipart upload that can be resumed (s3_transfer); the service checks the hashes
-    get               to a temporary file, resumed by range after an interruption, even by a later process; verified,
-                      then renamed
-    sha256, is_same   of the bytes as read back: the service's own checksum proves nothing, because some services
-                      return whatever checksum they were given
-    create_if_absent  If-None-Match: *. Raises for a service that accepts two such writes to one key
+    put               makes one PUT, or a multipart upload that can be resumed (s3.transfer); the service checks hashes
+    get               downloads to a temporary file, verifies it, then renames it; after an interruption, even a later
+                      process can resume
+    sha256, is_same   read the bytes back, because some services return whatever checksum they were given
+    create_if_absent  writes with If-None-Match: *; raises if the service accepts two such writes to one key
 
 Disk access goes through World, but boto3 does its own network I/O, so the simulator uses the folder store instead.
 """
@@ -41,7 +40,7 @@ from homing.world import World
 
 __all__ = ["S3Store"]
 
-_MAKER = "homing-maker"  # marks objects made by create_if_absent, to distinguish a lost response from a lost race
+_MAKER = "homing-maker"  # metadata that names the writer of an object, in case the response to its write is lost
 
 
 class S3Store:
@@ -84,12 +83,12 @@ class S3Store:
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
         head = self._head(key)
         temporary = self._temporary_path(path, key, head)
-        # without a hash, damage in the partial file of a killed process would go unnoticed, so start over
+        # Without a hash, damage in a partial file that a killed process left would go unnoticed, so start over.
         if sha256 is None:
             self.world.remove(temporary)
         is_begun = self._size(temporary) > 0
         digest = self._fetch(key, temporary, head)
-        if is_begun and digest != sha256:  # the old partial file may be damaged, so retry once before blaming the store
+        if is_begun and digest != sha256:  # the earlier partial file may be damaged, so download everything once more
             self.world.remove(temporary)
             digest = self._fetch(key, temporary, head)
         if sha256 is not None and digest != sha256:
@@ -99,7 +98,7 @@ class S3Store:
             self.world.rename(temporary, path)
 
     def _fetch(self, key: str, temporary: str, head: Any) -> str:
-        """Download the missing part and return the hash of the whole file."""
+        """Download the rest of the file and return the hash of the whole file."""
         with self._as_store_error("fetched", key):
             digest, have = self._begun(temporary, head["ContentLength"])
             for piece in transfer.stream(self.connection, self._name(key), self.world, have, head["ETag"]):
@@ -148,8 +147,7 @@ class S3Store:
             for page in pages:
                 for item in page.get("Contents", []):
                     key = item["Key"][len(self.address.prefix) :]
-                    # A key that ends in a slash is a folder placeholder that some other program created. Our keys are
-                    # files.
+                    # Skip keys that end in a slash, which are folder placeholders created by other programs.
                     if not key.endswith("/") and not is_temporary_file(key):
                         found.append(Entry(key, int(item["Size"])))
         return sorted(found, key=lambda entry: entry.key)
@@ -169,7 +167,7 @@ class S3Store:
 
     def drop_cut(self, folder: str) -> int:
         with self._as_store_error("deleted", folder):
-            # -inf aborts all of them, however recent they seem, because clocks differ.
+            # With -inf, sweep aborts every upload, even one that seems to be from the future because clocks differ.
             return transfer.sweep(self.connection, self.world, f"{folder}/", untouched_s=-math.inf)
 
     def create_if_absent(self, key: str, data: bytes) -> bool:
@@ -177,9 +175,9 @@ class S3Store:
         with self._as_store_error("written", key):
             if not self.is_exclusive():
                 raise StoreError(
-                    what=f"{self.url} cannot keep two homes from owning one run.",
+                    what=f"{self.url} cannot prevent two homes from owning one run.",
                     why=f"{self.connection.where} accepts a write with If-None-Match: * although the key exists.",
-                    fix="Use a service that honours it (AWS S3, R2, MinIO), or another store: hf:OWNER/NAME",
+                    fix="Use a service that honours this header (AWS S3, R2, MinIO), or another store: hf:OWNER/NAME",
                 )
             return self._create(name, data)
 
@@ -198,7 +196,7 @@ class S3Store:
     # --- used by preflight ---
 
     def is_exclusive(self) -> bool:
-        """Test once per opened store that the second of two writes with If-None-Match to a new key fails."""
+        """Return True if the second of two writes with If-None-Match to a new key fails. Test this only once."""
         if self._is_exclusive is None:
             name = f"{self.address.prefix}{PROBES}/{self.world.random_hex(16)}"
             try:
@@ -214,11 +212,11 @@ class S3Store:
                 transfer.send_small(self.connection, name, data, IfNoneMatch="*", Metadata={_MAKER: maker})
             except s3_failures() as exc:
                 if code_of(exc) in ("PreconditionFailed", "412"):
-                    # If the response to the first try was lost, the retry fails although the object is ours.
+                    # If the response to our first try was lost, the retry fails although we wrote the object.
                     return self._maker_of(name) == maker
                 if code_of(exc) not in ("ConditionalRequestConflict", "409"):
                     raise
-                self.world.sleep(0.2)  # another write to the key was in progress, and a retry shows which of them won
+                self.world.sleep(0.2)  # another write to the key was in progress; retry to see which one succeeded
             else:
                 return True
         return self._maker_of(name) == maker
@@ -233,7 +231,7 @@ class S3Store:
         return self.address.prefix + check_key(key)
 
     def _look(self, key: str) -> Any:
-        """Return the object's metadata, or None. A missing bucket gives the same 404, so the bucket is checked too."""
+        """Return the object's metadata, or None. Check the bucket too, because a missing bucket gives the same 404."""
         name = self._name(key)
         with self._as_store_error("checked", key):
             try:
@@ -252,7 +250,7 @@ class S3Store:
         return head
 
     def _temporary_path(self, path: str, key: str, head: Any) -> str:
-        """Return a temporary name that depends only on the object, so that a later process can resume a killed get."""
+        """Return a temporary name derived from the object, so that a later process can resume an interrupted get."""
         version = f"{self.url} {key} {head['ETag']} {head['ContentLength']}"
         return f"{path}.part-{hashlib.sha256(version.encode()).hexdigest()[:8]}"
 

@@ -1,9 +1,9 @@
 """Transfers files to and from a bucket in parts, so that an interruption loses at most the part in transit.
 
-    send     small: one PUT.  large: multipart; an interrupted upload is found by listing, its finished parts are
-             compared with the file by size and hash, and only the missing ones are sent
-    stream   yields one object in chunks; resumes by range after an interruption, of the same object version only
-    sweep    aborts uploads below our prefix that were untouched for a day: they are billed but appear in no listing
+    send     uploads a small file with one PUT and a large one in parts. To resume, it looks for an interrupted upload
+             in the bucket, compares the finished parts with the file by size and hash, and sends only missing parts
+    stream   yields one object in chunks; after an interruption, resumes by range with the same version of the object
+    sweep    aborts uploads below our prefix that had no activity for a day: they are billed but not listed as objects
 
 Parts are sent one after another, so at most one is lost when the connection breaks. No local record of an upload is
 kept, because the bucket's own list is more reliable and also works from another machine.
@@ -29,7 +29,7 @@ PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _STALE_S = 86_400.0
 _PIECE = 1 << 20
-_RETRIES = Retries(tries=5, first_s=0.5, longest_s=8.0)  # counts tries in a row without a single new byte
+_RETRIES = Retries(tries=5, first_s=0.5, longest_s=8.0)  # only consecutive tries without a new byte count
 _NO_CHECKSUM = ("NotImplemented", "InvalidArgument", "InvalidRequest", "XNotImplemented")
 
 
@@ -40,21 +40,21 @@ class Sent:
 
 
 class _OtherContent(Exception):
-    """The upload that was found belongs to different content or was aborted, so a new one must be started."""
+    """Raised if an interrupted upload has different content or was aborted, so that a new upload must be started."""
 
 
 @dataclass(frozen=True)
 class _Upload:
     id: str
     has_sha256: bool
-    parts: dict[int, dict[str, Any]]  # finished earlier
+    parts: dict[int, dict[str, Any]]  # part number -> a part that was uploaded before the interruption
 
 
 # --- upload ---
 
 
 def send_small(connection: Connection, key: str, data: bytes, **extra: Any) -> Sent:
-    """Upload with one PUT, with hashes that the service checks. A service without SHA-256 support gets only the MD5."""
+    """Upload with one PUT and hashes for the service to check: MD5, and SHA-256 if the service supports it."""
     digest = hashlib.sha256(data)
     call = {"Bucket": connection.address.bucket, "Key": key, "Body": data, "ContentMD5": _md5(data), **extra}
     try:
@@ -67,7 +67,7 @@ def send_small(connection: Connection, key: str, data: bytes, **extra: Any) -> S
 
 
 def send(connection: Connection, key: str, path: str, world: World, part_bytes: int, progress: Progress) -> Sent:
-    """Upload the file at its current length; data appended during the upload is ignored."""
+    """Upload the file up to its current length, ignoring data that is appended during the upload."""
     size = world.size(path)
     if size <= part_bytes:
         sent = send_small(connection, key, world.read(path))
@@ -84,7 +84,7 @@ def send(connection: Connection, key: str, path: str, world: World, part_bytes: 
     except _OtherContent as exc:
         raise StoreError(
             what=f"{key} could not be pushed to {connection.address.url}.",
-            why="The upload was aborted while it ran: another process is writing the same key.",
+            why="The upload was aborted before it finished: another process is writing the same key.",
             fix="See who owns the run: homing runs   then push again",
         ) from exc
 
@@ -149,7 +149,7 @@ def _complete(
     except s3_failures() as exc:
         if code_of(exc) not in ("NoSuchUpload", "InvalidPart", "InvalidPartOrder"):
             raise
-        # The response to an earlier try may have been lost although the object is complete. Only its bytes can tell.
+        # The response to an earlier try may have been lost although the object is complete, so compare the bytes.
         if not _holds(connection, key, sha256, world):
             raise _OtherContent from exc
 
@@ -193,7 +193,10 @@ def _resumable(connection: Connection, key: str, world: World) -> list[_Upload]:
 
 
 def sweep(connection: Connection, world: World, below: str = "", untouched_s: float = _STALE_S) -> int:
-    """Abort uploads below our prefix, or a folder in it, that were untouched for `untouched_s`; return how many."""
+    """Abort uploads below our prefix that had no activity for `untouched_s`, and return how many there were.
+
+    `below` limits this to one folder.
+    """
     aborted = 0
     for listed in _uploads(connection, connection.address.prefix + below):
         parts = _parts(connection, listed["Key"], listed["UploadId"])
@@ -205,7 +208,7 @@ def sweep(connection: Connection, world: World, below: str = "", untouched_s: fl
 
 
 def _touched_at(listed: dict[str, Any], parts: list[dict[str, Any]]) -> float:
-    """Return the last activity of an upload. Its start alone is not enough: a large file may take longer than a day."""
+    """Return the time of an upload's last activity. Its start does not suffice: a large file may take over a day."""
     return float(max(moment.timestamp() for moment in [listed["Initiated"], *(p["LastModified"] for p in parts)]))
 
 
@@ -214,7 +217,7 @@ def _uploads(connection: Connection, prefix: str) -> list[dict[str, Any]]:
         Bucket=connection.address.bucket, Prefix=prefix
     )
     found: list[dict[str, Any]] = []
-    # rclone returns NoSuchUpload if a bucket never had an upload.
+    # rclone's server returns NoSuchUpload if a bucket has never had an upload.
     _unless_gone(lambda: found.extend(upload for page in pages for upload in page.get("Uploads", [])))
     return found
 
@@ -243,14 +246,14 @@ def _unless_gone(call: Callable[[], Any]) -> bool:
 
 
 def stream(connection: Connection, key: str, world: World, offset: int = 0, etag: str = "") -> Iterator[bytes]:
-    """Yield the object's bytes from `offset` on, all from the version `etag`, or from that of the first response."""
+    """Yield the object's bytes from `offset` on, all of one version: `etag`, or else that of the first response."""
     total, failures = -1, 0
     while offset != total:
         reply = _open_range(connection, key, offset)
         total, etag, before = offset + int(reply["ContentLength"]), etag or reply["ETag"], offset
         if reply["ETag"] != etag:
             raise StoreError(
-                what=f"{key} changed in {connection.address.url} while it was read.",
+                what=f"{key} changed in {connection.address.url} while homing was reading it.",
                 why="Another process is writing the same key.",
                 fix="Try again.",
             )
