@@ -153,7 +153,7 @@ def test_a_silent_store_gets_a_message_and_does_not_delay_shutdown(
     source.one.is_reported.clear()
     monkeypatch.setattr(app_module, "_FIRST_S", 0.0)
     answer = client.get(f"/api/runs/{HERE}")
-    assert (answer.status_code, "No answer" in answer.json()["error"]["message"]) == (504, True)
+    assert (answer.status_code, "No data" in answer.json()["error"]["message"]) == (504, True)
     monkeypatch.setattr(app_module, "_FIRST_S", 1e9)
     answers: list[httpx.Response] = []
     asker = threading.Thread(target=lambda: answers.append(client.get(f"/api/runs/{HERE}")))

@@ -3,9 +3,8 @@
 A provider adds its own checks with an optional method, `checks() -> list[Check]`, which only reads. A prepaid provider
 also has `balance()`, which returns the remaining funds and the current spend per hour, or None if the provider does not
 report them. Both `doctor` and `launch` check the balance before anything is rented. When the balance runs out, the
-provider stops the machines without a last checkpoint and before the results are saved. So the balance is compared with
-what the run may cost while there is still time to add funds. A low balance is only a warning, because funds may be
-added during the run.
+provider stops the machines without a last checkpoint and before the results are saved. So the balance is compared in
+advance with what the run may cost. A low balance is only a warning, because the user may add funds during the run.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ State = Literal["ok", "warning", "fault", "skipped"]
 class Check:
     name: str  # subject.question: runpod.key, ssh.client
     state: State
-    text: str  # the finding, as a sentence
+    text: str  # the result of the check, as a sentence
     fix: str = ""  # a command to type or a key to change
-    page: str = ""  # where to get what is missing, or read more
+    page: str = ""  # a page on which to get what is missing or read more
 
     @property
     def is_finding(self) -> bool:
@@ -37,7 +36,7 @@ class Check:
 
 @runtime_checkable
 class Checked(Protocol):
-    """A provider with checks beyond whether its key works: permissions, quota, balance."""
+    """A provider that offers more checks than whether its key works, such as permissions and quota."""
 
     def checks(self) -> list[Check]: ...
 
@@ -47,7 +46,7 @@ def ok(name: str, text: str) -> Check:
 
 
 def skipped(name: str, text: str, fix: str = "", page: str = "") -> Check:
-    """Return a skipped check for something that does not seem to be needed. `fix` and `page` say how to get it."""
+    """Return a skipped check, for something that is probably not needed. `fix` and `page` say how to get it."""
     return Check(name, "skipped", text, fix, page)
 
 
@@ -62,7 +61,7 @@ def fault(name: str, text: str, fix: str, page: str = "") -> Check:
 @dataclass(frozen=True)
 class Balance:
     left_usd: Decimal
-    rate_usd_per_hour: Decimal  # the rate of everything that the account rents now, whoever rented it
+    rate_usd_per_hour: Decimal  # the rate of everything that is now rented in this account, by any user
 
 
 @runtime_checkable
@@ -70,14 +69,12 @@ class Prepaid(Protocol):
     name: str
     page: str
 
-    def balance(
-        self,
-        # reported by the provider, never estimated; None if this key may not see it or there was no response
-    ) -> Balance | None: ...
+    # the balance that the provider reports, never an estimate; None if the key may not see it or there was no response
+    def balance(self) -> Balance | None: ...
 
 
 def check_balance(provider: Prepaid, needed_usd: Decimal | None) -> Check:
-    """Check the balance. `needed_usd` is what the run may still cost, or None if no run or no limit is known."""
+    """Check the balance. `needed_usd` is the most that the run may still cost, or None if that is unknown."""
     name, account = f"{provider.name}.balance", ACCOUNTS.get(provider.name)
     title, page = (account.title, account.usage_page) if account else (provider.name, provider.page)
     balance = provider.balance()

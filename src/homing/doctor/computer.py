@@ -1,7 +1,6 @@
 """Checks of this computer: Python, packages, torch and GPU, SSH, tools, Docker, disk, home folder, .env, clock.
 
-Renting a machine does not need Docker. `homing image build` does, and keeps a failed container so that its log can be
-read.
+Only `homing image build` needs Docker. It keeps a failed container so that the user can read its log.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ __all__ = [
 
 _KEYS = "keys"  # folder in which ssh_access stores the keys
 _LEAST_PYTHON = (3, 11)
-_LEAST_SSH = (7, 6)  # released in 2017; supports all options that we use
-_LEAST_DISK_BYTES = 2 * 10**9  # required if no run is named
-_MOST_SKEW_S = 120.0  # AWS rejects signatures that are off by five minutes; we warn earlier
+_LEAST_SSH = (7, 6)  # the oldest OpenSSH that supports all options we use, released in 2017
+_LEAST_DISK_BYTES = 2 * 10**9  # free disk space required if no run is named
+_MOST_SKEW_S = 120.0  # maximum clock error without a warning; AWS rejects signatures that are off by five minutes
 _CLOCK_S = 10.0
 _TORCH_S = 120.0
 _TOOL_S = 20.0
@@ -77,7 +76,7 @@ def check_python(examined: Examined) -> list[Check]:
 
 
 def check_packages(examined: Examined) -> list[Check]:
-    """Check the packages without which no command works."""
+    """Check the packages that every command needs."""
     core = [each for each in examined.facts.get("packages", []) if not each["extra"]]
     bad = [problem for each in core if (problem := _package_problem(each))]
     if bad:
@@ -86,7 +85,7 @@ def check_packages(examined: Examined) -> list[Check]:
 
 
 def check_extras(examined: Examined) -> list[Check]:
-    """Check that the needed extras are installed, and that all installed extras have a supported version."""
+    """Check that the needed extras are installed and that the packages of all extras have supported versions."""
     packages = [each for each in examined.facts.get("packages", []) if each["extra"] in _EXTRAS]
     found = []
     for extra in _EXTRAS:
@@ -108,7 +107,7 @@ _EXTRAS = ("lm", "aws", "hub", "modal", "parquet", "trackers")
 
 
 def check_torch(examined: Examined) -> list[Check]:
-    """Check that torch loads and sees every GPU that the driver sees. `packages.lm` checks its version."""
+    """Check that torch loads and sees every GPU that the driver sees. Check `packages.lm` covers torch's version."""
     versions = {each["name"]: each["version"] for each in examined.facts.get("packages", [])}
     if not versions.get("torch"):
         return [skipped("torch.loads", "torch is not installed.", pip_install("lm"))]
@@ -154,7 +153,7 @@ def check_ssh(examined: Examined) -> list[Check]:
         found.append(fault("ssh.client", text, install, page))
     else:
         found.append(ok("ssh.client", f"OpenSSH {version[1]}.{version[2]}."))
-    # Without arguments, the program would prompt for an output file; with the path of a missing key it just fails.
+    # Pass the path of a missing key, so that ssh-keygen just fails. Without arguments it would prompt for a file name.
     keygen = world.run(["ssh-keygen", "-l", "-f", str(examined.home.path / "no-such-key")], timeout_s=_TOOL_S)
     if keygen.code == 127:
         return [
@@ -165,7 +164,7 @@ def check_ssh(examined: Examined) -> list[Check]:
 
 
 def check_ssh_keys(examined: Examined) -> list[Check]:
-    """Check that only the owner can read the private keys, because ssh refuses keys that others can read."""
+    """Check that only the owner can read the private keys, because ssh rejects keys that other users can read."""
     world, folder = examined.home.world, examined.home.path / _KEYS
     if not world.exists(folder):
         return [skipped("ssh.keys", "None yet; the first launch on a rented instance creates one.")]
@@ -231,7 +230,7 @@ def check_env_file(examined: Examined) -> list[Check]:
 
 
 def check_env_values(examined: Examined) -> list[Check]:
-    """Find values that cannot be keys: placeholders, or keys copied together with quotes or blanks."""
+    """Find environment variables with values that cannot be keys: placeholders, and keys with quotes or spaces."""
     env, found = examined.home.world.environment(), []
     for account in ACCOUNTS.values():
         for name in account.keys:
@@ -249,9 +248,9 @@ def check_env_values(examined: Examined) -> list[Check]:
 
 
 def check_clock(examined: Examined) -> list[Check]:
-    """Compare the clock with the Date header of the providers' responses, requested in parallel.
+    """Compare this computer's clock with the Date headers of the providers' responses, requested in parallel.
 
-    With a wrong clock, signed requests are rejected.
+    If the clock is wrong, providers reject signed requests.
     """
     world, env = examined.home.world, examined.home.world.environment()
     urls = [url for name in examined.providers if (url := _api_url(name, env))]
@@ -260,7 +259,7 @@ def check_clock(examined: Examined) -> list[Check]:
 
 
 def clock_warning(home: Home, provider: str) -> str:
-    """Return a warning if this computer's clock differs too much from the provider's; "" otherwise."""
+    """Return a warning if this computer's clock differs too much from the provider's, or ""."""
     url = _api_url(provider, home.world.environment())
     if not url:
         return ""  # no clock to compare with
@@ -274,11 +273,11 @@ def _api_url(provider: str, env: Mapping[str, str]) -> str:
 
 
 def compare_clocks(world: World, urls: list[str]) -> list[Check]:
-    """Compare this computer's clock with the Date header of each response."""
+    """Compare this computer's clock with the Date header of the first URL that reports one."""
     calls = [lambda url=url: world.http(HttpRequest("GET", url, timeout_s=_CLOCK_S)) for url in urls]
     for url, reply in zip(urls, world.together(calls, _CLOCK_S), strict=True):
         if isinstance(reply, (NetworkError, TimeoutError)):
-            continue  # the check of the provider's key reports that it cannot be reached
+            continue  # another check, that of the provider's key, reports that the provider cannot be reached
         if isinstance(reply, Exception):
             raise reply
         if not reply.headers.get("date"):
@@ -312,13 +311,13 @@ def _holds(version: tuple[int, ...], sign: str, bound: tuple[int, ...]) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Parse the leading numbers: 2.13.0+cpu -> 2, 13, 0. A version range does not depend on the rest."""
+    """Parse the leading numbers of a version: 2.13.0+cpu -> 2, 13, 0. The rest does not matter for a version range."""
     plain = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     return tuple(int(part) for part in plain[0].split(".")) if plain else ()
 
 
 def _nearest(path: Path, examined: Examined) -> Path:
-    """Return the folder, or its nearest existing parent, because the home folder is created on the first write."""
+    """Return the folder, or its nearest existing parent if it does not exist yet."""
     while not examined.home.world.exists(path) and path != path.parent:
         path = path.parent
     return path

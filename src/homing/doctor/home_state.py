@@ -1,4 +1,4 @@
-"""Checks of homing's own files at home: whether the ledger can be trusted, and whether any instance is left over."""
+"""Checks of homing's own files at home: whether the ledger is intact, and whether an instance may be left over."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["check_guard", "check_ledger", "check_owner", "check_privacy", "check
 
 
 def check_owner(examined: Examined) -> list[Check]:
-    """Check the owner id, the six characters that are part of every mark of ours.
+    """Check the owner id: six characters that are part of the mark of each of our instances.
 
     If the owner id changed, we would not recognize our own instances.
     """
@@ -30,7 +30,7 @@ def check_owner(examined: Examined) -> list[Check]:
     try:
         owner, runs, lost = lost_owner(home), unknown_runs(home), " ".join(what_is_lost(home))
     except HomingError:
-        owner, runs, lost = "", {}, ""  # the ledger cannot be read, which a later check reports
+        owner, runs, lost = "", {}, ""  # the ledger cannot be read; `check_ledger` reports that
     if lost:
         fix = (
             f"homing adopt {shlex.quote(runs[next(iter(runs))])}   lists what is there"
@@ -44,7 +44,7 @@ def check_owner(examined: Examined) -> list[Check]:
 
 
 def check_privacy(examined: Examined) -> list[Check]:
-    """Check that only the owner can read the home folder. Looser permissions are corrected and reported."""
+    """Check that only the owner can read the home folder. Fix permissions that are too loose, and report them."""
     home, world = examined.home, examined.home.world
     if not world.is_dir(home.path):
         return [skipped("home.private", f"{home.path} does not exist yet.")]
@@ -79,7 +79,7 @@ def check_privacy(examined: Examined) -> list[Check]:
 
 
 def check_ledger(examined: Examined) -> list[Check]:
-    """Check that the ledger opens, that its schema is known, and that its pages are intact."""
+    """Check that the ledger can be opened and read, and that its database pages are intact."""
     world, path = examined.home.world, examined.home.path / LEDGER
     if not examined.home.has_ledger:
         return [skipped("ledger.sound", "None yet; nothing was launched from this home.")]
@@ -92,7 +92,7 @@ def check_ledger(examined: Examined) -> list[Check]:
         return [fault("ledger.sound", " ".join(f"{exc.what} {exc.why}".split()), exc.fix or fix)]
     except OSError as exc:
         return [fault("ledger.sound", f"{path} cannot be read: {exc}", fix)]
-    if file.said:  # an earlier check repaired the ledger, or read it from a copy
+    if file.said:  # an earlier access restored the ledger, or read it from a copy
         text = " ".join(file.said)
         is_whole = "restored from its backup" in text
         return [(warning if is_whole else fault)("ledger.sound", text, "homing runs   compares it with your providers")]
@@ -108,7 +108,7 @@ def check_unconfirmed(examined: Examined) -> list[Check]:
     try:
         lines = examined.home.ledger.unconfirmed()
     except HomingError:
-        return [skipped("ledger.ends", "The ledger cannot be read.")]  # already reported above, with its fix
+        return [skipped("ledger.ends", "The ledger cannot be read.")]  # `check_ledger` reports this with its fix
     if lines:
         marks = ", ".join(line.mark for line in lines)
         text = f"No provider has confirmed that {marks} is destroyed; it may still be billing."
@@ -117,7 +117,7 @@ def check_unconfirmed(examined: Examined) -> list[Check]:
 
 
 def check_guard(examined: Examined) -> list[Check]:
-    """Warn if an instance is billing and no guard runs at home. This is no fault: the instance has its own guards."""
+    """Warn if an instance is billing and no guard runs at home. It is not a fault: the instance has its own guards."""
     try:
         open_ = examined.home.ledger.open_lines() if examined.home.has_ledger else []
     except HomingError:

@@ -1,6 +1,7 @@
 """Checks of the providers and the Hub: is there a key, does it work, are its permissions sufficient, are there offers?
 
-All providers are checked in parallel, each with a deadline: key -> list_owned -> its own checks() -> balance -> offers
+All providers are checked in parallel, with a deadline. For each: key -> list_owned -> its own checks() -> balance ->
+offers
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from homing.world import HttpRequest, NetworkError
 __all__ = ["check_hub", "check_providers"]
 
 ANSWER_S = 45.0
-_DUMMY_OWNER = "000000"  # a placeholder, because checking a home must not create its owner id
+_DUMMY_OWNER = "000000"  # a placeholder for the owner id, because a check must not create one
 
 
 def check_providers(examined: Examined) -> list[Check]:
@@ -46,18 +47,18 @@ def check_providers(examined: Examined) -> list[Check]:
 
 
 def _ask_all(names: list[str], examined: Examined) -> list[Any]:
-    """Check all providers in parallel, and notify the user which ones are still pending."""
+    """Check all providers in parallel, and tell the user which of them have not responded yet."""
     waiting = list(names)
 
     def notify() -> None:
         if waiting:
-            examined.notify(f"{', '.join(waiting)}; at most {ANSWER_S:g} s")
+            examined.notify(f"{', '.join(waiting)} (at most {ANSWER_S:g} s)")
 
     def ask(name: str) -> list[Check]:
         try:
             return _check_provider(name, examined)
         finally:
-            if name in waiting:  # otherwise the provider responded after the deadline
+            if name in waiting:  # false if the provider responded after the deadline
                 waiting.remove(name)
                 notify()
 
@@ -68,7 +69,7 @@ def _ask_all(names: list[str], examined: Examined) -> list[Any]:
 
 
 def check_hub(examined: Examined) -> list[Check]:
-    """Check that a Hub token, if set, is accepted and may write."""
+    """Check that the Hub accepts the token, if one is set, and that the token may write."""
     account, world = ACCOUNTS["hub"], examined.home.world
     token, source = token_in(world.environment())
     is_needed = examined.run is not None and examined.run.store.startswith("hf:")
@@ -112,8 +113,8 @@ def _check_provider(name: str, examined: Examined) -> list[Check]:
     except MissingExtra as exc:
         return [fault(f"{name}.client", f"{exc.what} {exc.why}", exc.fix)]
     except UsageError as exc:
-        # The provider needs more than an account (a host, a running server), so this is a fault only if the user named
-        # it.
+        # This provider needs more than an account, such as a host or a running server. Report a fault only if the user
+        # named the provider.
         make = fault if examined.is_needed else skipped
         return [make(f"{name}.key", " ".join(f"{exc.what} {exc.why}".split()), exc.fix)]
     except (HomingError, OSError) as exc:
@@ -128,7 +129,7 @@ def _check_provider(name: str, examined: Examined) -> list[Check]:
 
 
 def _ask_itself(provider: Checked, name: str) -> list[Check]:
-    """Return the provider's own checks. It responded a moment ago, but may fail now."""
+    """Return the results of the provider's own checks, or one fault if the provider fails to respond now."""
     try:
         return provider.checks()
     except (HomingError, OSError) as exc:

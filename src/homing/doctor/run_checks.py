@@ -1,11 +1,11 @@
-"""`homing doctor`: every check that is possible before money is spent. Creates nothing.
+"""`homing doctor`: every check that is possible before money is spent. The checks rent and create nothing.
 
-here        this computer: Python, packages, torch and GPU, SSH, disk, home, .env, clock
+computer    this computer: Python, packages, torch and GPU, SSH, disk, home, .env, clock
 home        homing's own files: ledger, owner, guard, unconfirmed destroys
-run         the run file, its placeholders, data and store (writes a probe there and deletes it again)
+run         the run file, its placeholders, data and store (writes a probe to the store, then deletes it)
 providers   every provider that is configured or named: key, permissions, quota, offers
 
-This module has the checks of a run, the table CHECKS, which lists all checks, and `examine`, which runs them.
+This module contains the checks of a run, the table CHECKS, which lists all checks, and `examine`, which runs them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_run_file(examined: Examined) -> list[Check]:
 
 
 def check_placeholders(examined: Examined) -> list[Check]:
-    """Find placeholders such as YOUR_BUCKET in the run file, except in comments: finding them later costs money."""
+    """Find placeholders such as YOUR_BUCKET in the run file, outside comments. Finding them later would cost money."""
     if not examined.run_text:
         return [skipped("run.placeholders", _NO_RUN)]
     lines = [line.partition(" #")[0] for line in examined.run_text.splitlines()]
@@ -92,7 +92,7 @@ def check_limit(examined: Examined) -> list[Check]:
 def check_store(examined: Examined) -> list[Check]:
     """Check that the store is reachable.
 
-    If it exists, write a probe, read it back, test create-if-absent and delete it.
+    If the store exists, write a probe, read it back, test create-if-absent, and delete the probe.
     """
     if examined.run is None:
         return [skipped("store.reached", _NO_RUN), skipped("store.probe", _NO_RUN)]
@@ -129,7 +129,7 @@ def _check_folder_to_be(url: str, examined: Examined) -> list[Check]:
     return [ok("store.reached", f"{url} does not exist yet; {TO_BE_CREATED}."), probe]
 
 
-# Each entry is the text shown while a check runs, and the check.
+# All checks, in order: the text that the user sees while the check runs, and the check.
 CHECKS: list[tuple[str, Callable[[Examined], list[Check]]]] = [
     ("Python", check_python),
     ("packages", check_packages),
@@ -160,7 +160,7 @@ CHECKS: list[tuple[str, Callable[[Examined], list[Check]]]] = [
 
 
 def examine(examined: Examined) -> Iterator[Check]:
-    """Yield each result as it arrives, because some checks use the network and may be slow."""
+    """Run all checks. Yield each result as soon as it is known, because checks that use the network may be slow."""
     for subject, question in CHECKS:
         examined.notify(subject)
         yield from question(examined)

@@ -17,7 +17,7 @@ from homing.wire.run_json import Run
 __all__ = ["Examined"]
 
 _FACTS_S = 60.0
-# Runs in a separate process, so that modules that are already loaded do not affect the result.
+# This code runs in a separate process, so that modules that are already loaded do not affect the result.
 _FACTS = """
 import json, re, sys
 from importlib import metadata
@@ -38,18 +38,18 @@ print(json.dumps({"python": list(sys.version_info[:3]), "packages": found}))
 @dataclass
 class Examined:
     home: Home
-    folder: Path  # the folder with .env and ./runs
+    folder: Path  # the folder that contains .env and runs/
     run: Run | None = None
-    run_text: str = ""  # the text of the run file, as written
-    typed: str = ""  # how to name this run in a command, since its file may have a different name
+    run_text: str = ""  # the text of the run file, as the user wrote it
+    typed: str = ""  # the run as the user named it, for suggested commands; its file may have a different name
     run_error: HomingError | None = None  # why the run file could not be read
     is_prepared: bool = True
     named: tuple[str, ...] = ()  # providers named on the command line
-    notify: Callable[[str], None] = lambda text: None  # shows the current check to the user
+    notify: Callable[[str], None] = lambda text: None  # called with the name of each check, to show it to the user
 
     @cached_property
     def providers(self) -> list[str]:
-        """The providers named on the command line, or else those of the run, or else all that are configured here."""
+        """The providers to check: those on the command line, else those of the run, else all that are configured."""
         if self.named:
             return list(self.named)
         if self.run is not None:
@@ -58,12 +58,12 @@ class Examined:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the providers are required because they were named on the command line or in a run file."""
+        """Whether the providers are required, because the user named them or a run file."""
         return bool(self.named) or self.run is not None
 
     @cached_property
     def extras(self) -> set[str]:
-        """The extras that the named run and providers need. Every run needs "lm" at home to prepare its data."""
+        """The extras that the named run and providers need. Every run needs extra `lm` to prepare its data at home."""
         wanted = {extra for name in self.providers if self.is_needed and (extra := PROVIDERS.get(name, ("", None))[1])}
         if self.run is not None:
             by_store = {"s3": {"aws"}, "hf": {"hub"}, "modal": {"modal"}}
@@ -72,7 +72,7 @@ class Examined:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Python and package versions, or {} if the interpreter printed nothing usable."""
+        """The versions of Python and of the packages, or {} if the interpreter printed nothing usable."""
         world = self.home.world
         done = world.run([world.python(), "-c", _FACTS], timeout_s=_FACTS_S)
         try:

@@ -6,12 +6,12 @@ The follower retries forever and never blocks a run. The record of what was sent
 line. When training rolls back to a checkpoint, the end of metrics.jsonl is cut off and rewritten. The sink is then
 rewound to the first line that differs from the list.
 
-`start` runs a follower as a separate process, one per run and tracker. Its files:
+`start` runs a follower as a separate process, one per run and tracker. The files of a follower:
 
 $HOMING_HOME/runs/<run id>/trackers/NAME.order   what to follow and where to send it; secrets stay in the environment
-                                    NAME.json    what was sent
-                                    NAME.lock    held while it runs
-                                    NAME.log     errors
+                                    NAME.json    the record of what was sent
+                                    NAME.lock    locked while the follower runs
+                                    NAME.log     the follower's log, with errors
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
 _LONGEST_PAUSE_S = 300.0
-# A run that is silent for this long will probably never report its end. Its follower can be restarted at any time.
+# After this long without new metrics, the follower gives up, because the run will probably never report its end. The
+# user can restart the follower at any time.
 SILENT_S = 86400.0
 
 
@@ -46,11 +47,11 @@ SILENT_S = 86400.0
 class Following:
     tracker: str
     run_id: str
-    name: str  # the name that the tracker shows
-    folder: str  # folder at home for the run's trackers
-    files: str  # where a tracker keeps its own files
-    run_dir: str = ""  # folder that holds the metrics; "" if they are in `store`
-    store: str = ""  # the store that holds the metrics
+    name: str  # the run's name in the tracker
+    folder: str  # folder at home with the files of the run's followers
+    files: str  # folder in which the tracker keeps its own files
+    run_dir: str = ""  # folder that contains the metrics; "" if they are in `store`
+    store: str = ""  # address of the store that contains the metrics
     config: dict[str, Any] = field(default_factory=dict)
 
     def path(self, suffix: str) -> Path:
@@ -73,7 +74,7 @@ def is_following(following: Following, world: World) -> bool:
 
 
 class Source(Protocol):
-    """Source of the metrics. `read` returns b"" if there are none yet, and raises if they cannot be read."""
+    """The place from which metrics are read. `read` returns b"" if the file does not exist, and raises if it fails."""
 
     def read(self, name: str) -> bytes: ...
 
@@ -118,9 +119,9 @@ class Follower:
         self.sent = _load(self.state_path, self.world)
 
     def follow(self, every_s: float = EVERY_S) -> str:
-        """Follow until the run has an outcome and everything is sent; return the state of the run.
+        """Follow the run until it has an outcome and all metrics are sent; return the state of the run.
 
-        Gives up after SILENT_S without a new line. The state is "" if there is no outcome by then.
+        Give up after SILENT_S seconds without a new line. Return "" if there is no outcome by then.
         """
         active_at = self.world.monotonic()
         while True:
@@ -137,7 +138,7 @@ class Follower:
             self.world.sleep(min(every_s * 2**self.num_failed, _LONGEST_PAUSE_S) if self.num_failed else every_s)
 
     def catch_up(self) -> bool:
-        """Send the lines that were not sent yet; return False if source or tracker failed and a retry is needed."""
+        """Send the lines that have not been sent yet. Return False if the source or the tracker failed."""
         try:
             lines = self._lines()
             num_same = _num_same(self.sent, [short for short, _ in lines])
@@ -147,7 +148,7 @@ class Follower:
             self.sent = [short for short, _ in lines] if lines else self.sent
             _save(self.state_path, self.sent, self.world)
         except Exception as exc:
-            # Third-party packages may raise anything, so log the exception and retry with a new sink.
+            # A tracker's package may raise any exception, so log it and retry later with a new sink.
             log.warning("%s failed; retrying: %s: %s", self.tracker, type(exc).__name__, exc)
             self.sink = None
             self.num_failed = min(self.num_failed + 1, 10)
@@ -156,7 +157,7 @@ class Follower:
         return True
 
     def _lines(self) -> list[tuple[str, Metric | None]]:
-        """Return the complete lines, each with its hash and its metric, which is None if the line cannot be parsed."""
+        """Return the hash and the metric of each complete line. The metric is None if the line cannot be parsed."""
         data = self.source.read(file_names.METRICS)
         whole = data[: data.rfind(b"\n") + 1]
         return [(hashlib.sha256(line).hexdigest()[:12], _parse(line)) for line in whole.splitlines()]
@@ -174,7 +175,7 @@ class Follower:
         try:
             data = self.source.read(file_names.OUTCOME)
             return codec.loads(Outcome, data).state if data else ""
-        except Exception as exc:  # an unknown state does not mean that the run has ended
+        except Exception as exc:  # if the outcome cannot be read, assume that the run has not ended
             log.warning("could not check whether the run has ended: %s", exc)
             return ""
 
@@ -182,7 +183,7 @@ class Follower:
         try:
             if self.sink is not None:
                 self.sink.close(state)
-        except Exception as exc:  # a third-party package may raise anything, and everything that could be sent was sent
+        except Exception as exc:  # a tracker's package may raise any exception; all metrics have been sent by now
             log.warning("%s did not close: %s", self.tracker, exc)
 
 
@@ -204,7 +205,7 @@ def _load(path: Path, world: World) -> list[str]:
     try:
         return [str(each) for each in json.loads(world.read(path))["sent"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # an empty record makes the follower start from the beginning
+        return []  # with an empty record, the follower starts from the beginning
 
 
 def _save(path: Path, sent: list[str], world: World) -> None:

@@ -3,8 +3,8 @@
 MLflow        a folder at home, or a server behind a tunnel; servers that are open to the network are rejected
 TensorBoard   event files, with tensorboard's own writer; loads neither torch nor tensorflow
 trackio       a local SQLite file, opened with `trackio show --project homing`; no server, no account
-W&B           without a key it records offline, and `wandb sync` uploads it later. Steps are a separate metric
-              (`PHASE/step`), because W&B's own step may only increase, and a run that rolls back logs some steps again
+W&B           records offline if there is no key; `wandb sync` uploads the records later. The step is a separate metric
+              (`PHASE/step`), because W&B's own step can only increase, and a run that rolls back logs some steps again
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ToMlflow", "ToTensorBoard", "ToTrackio", "ToWandb", "check_uri", "mo
 
 URI_ENV = "MLFLOW_TRACKING_URI"
 _TAG = "homing.run"
-_BATCH = 900  # below MLflow's maximum of 1000 per call
+_BATCH = 900  # number of metrics per call; MLflow allows at most 1000
 _STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
@@ -33,7 +33,7 @@ def uri_of(what: What) -> str:
 
 
 def check_uri(uri: str) -> None:
-    """Raise UsageError unless the server is on loopback, because MLflow has no password or encryption by default."""
+    """Raise UsageError if the server is not on loopback, because MLflow has no password or encryption by default."""
     parts = urlsplit(uri)
     if parts.scheme in ("http", "https") and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         port = parts.port or 5000
@@ -48,7 +48,7 @@ class ToMlflow:
     def __init__(self, what: What) -> None:
         uri = uri_of(what)
         check_uri(uri)
-        # A folder needs neither a server nor a database, but MLflow requires that it be enabled explicitly.
+        # MLflow can write to a folder without a server or a database, but only if this variable allows it.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.entities import Metric as Point
         from mlflow.tracking import MlflowClient
@@ -100,7 +100,7 @@ class ToTensorBoard:
         self._summary = summary_pb2.Summary
         self._folder = str(what.folder / "tensorboard" / what.run_id)
         self._new: Any = EventFileWriter
-        self._writers: dict[str, Any] = {}  # one writer per phase, because steps restart in each
+        self._writers: dict[str, Any] = {}  # one writer per phase, because each phase starts again at step 0
 
     def log(self, metric: Metric) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in values_of(metric).items()]
@@ -108,7 +108,7 @@ class ToTensorBoard:
         self._writer(metric.phase).add_event(event)
 
     def rewind(self, metric: Metric) -> None:
-        """Make readers discard the values from this step on."""
+        """Write an event that makes TensorBoard discard the values from this step on."""
         session = self._session(status=self._session.START)
         event = self._event(wall_time=metric.t, step=metric.step, session_log=session)
         self._writer(metric.phase).add_event(event)
@@ -139,7 +139,7 @@ class ToTrackio:
         self._waiting.append(metric)
 
     def rewind(self, metric: Metric) -> None:
-        """Do nothing, because each line has its own id, so values logged again appear next to the first ones."""
+        """Do nothing: each line has its own id, so values that are logged again appear next to the first ones."""
 
     def flush(self) -> None:
         if not self._waiting:
@@ -151,7 +151,7 @@ class ToTrackio:
             steps=[m.step for m in self._waiting],
             timestamps=[datetime.datetime.fromtimestamp(m.t, tz=datetime.UTC).isoformat() for m in self._waiting],
             config=self._what.config,
-            # A line with an existing id is not inserted twice.
+            # Because of these ids, trackio does not insert the same line twice.
             log_ids=[f"{self._what.run_id}-{m.phase}-{m.step}-{m.t}" for m in self._waiting],
             run_id=self._what.run_id,
         )
@@ -166,7 +166,7 @@ _START_S = 60.0
 
 
 def mode_of(environment: dict[str, str]) -> str:
-    """Return WANDB_MODE if set, else "offline" if there is no key, because a prompt for a key would block forever."""
+    """Return WANDB_MODE if set, else "online", or "offline" without a key: a prompt for one would block forever."""
     return environment.get(MODE_ENV) or ("online" if environment.get(KEY_ENV) else "offline")
 
 
@@ -197,7 +197,7 @@ class ToWandb:
         self._run.log({**values, f"{metric.phase}/step": metric.step, f"{metric.phase}/t": metric.t})
 
     def rewind(self, metric: Metric) -> None:
-        """Do nothing, because steps that are logged again appear next to the first ones."""
+        """Do nothing: steps that are logged again appear next to the first ones."""
 
     def flush(self) -> None:
         """Do nothing, because W&B's own process has the values as soon as `log` returns."""

@@ -1,7 +1,7 @@
 """The interface of a tracker sink: open -> log each metric -> rewind after a rollback -> flush -> close.
 
 A sink raises whatever its package raises. The follower catches the exception, reopens the sink and sends the metrics
-again. So sending the same metric twice must do no more harm than drawing a point twice.
+again. Therefore, sending the same metric twice must do no more harm than drawing a point twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRACKERS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class What:
-    """The run as shown in a tracker."""
+    """The run to be tracked, as a sink needs to know it."""
 
     run_id: str
     name: str
@@ -44,10 +44,10 @@ class Sink(Protocol):
 
     def log(self, metric: Metric) -> None: ...
 
-    # training rolled back, and everything from this step on will be logged again
+    # called after training rolled back to an earlier step; everything from this metric's step on will be logged again
     def rewind(self, metric: Metric) -> None: ...
 
-    def flush(self) -> None: ...  # when this returns, the values logged so far are safe
+    def flush(self) -> None: ...  # returns when all logged values are safe
 
     def close(self, state: str) -> None: ...  # done | failed | stopped, or "" if the run may continue
 
@@ -58,7 +58,7 @@ def open_sink(name: str, what: What) -> Sink:
 
 
 def check_tracker(name: str, *, verb: str) -> None:
-    """Check that the tracker exists and is installed; raises UsageError or MissingExtra."""
+    """Raise UsageError if the tracker is unknown, or MissingExtra if its package is not installed."""
     if name not in TRACKERS:
         raise UsageError(
             what=f"Unknown tracker: {name!r}.", why=f"Known: {', '.join(TRACKERS)}.", fix="Use --tracker tensorboard"
@@ -70,7 +70,7 @@ def check_tracker(name: str, *, verb: str) -> None:
 def values_of(metric: Metric) -> dict[str, float]:
     """Return the values of a metric by name, leaving out missing values, phase, step and time."""
     found = dataclasses.asdict(metric)
-    found.update(found.pop("more"))  # values specific to this phase are added to the others
+    found.update(found.pop("more"))  # add the values that only this phase has
     return {name: float(value) for name, value in found.items() if name not in _PLACE and value is not None}
 
 

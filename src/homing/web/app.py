@@ -1,13 +1,13 @@
 """Routes of `homing serve`: a page for people, /v1 for programs.
 
     GET  /                     the page; it loads nothing external, and takes the token from the URL fragment
-    GET  /health               liveness
-    GET  /v1/models            the one model
-    POST /v1/chat/completions  conversations, for a chat model
-    POST /v1/completions       a text to continue
+    GET  /health               health check
+    GET  /v1/models            a list with the one model that is served
+    POST /v1/chat/completions  the answer to a conversation, if the model is a chat model
+    POST /v1/completions       the continuation of a text
 
-Everything under /v1 requires the token. Requests wait in a short queue. After a client disconnects, generation stops at
-the next token.
+Everything under /v1 requires the token. Requests wait in a short queue. When a client disconnects, the server stops
+generating its text at the next token.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from homing.web.worker import QueueFull, Text, Worker
 
 __all__ = ["make_app", "serving"]
 
-NUM_WAITING = 8  # number of requests that may wait while one is answered
+NUM_WAITING = 8  # number of requests that may wait while another one is being answered
 MAX_BODY_BYTES = 4 * 1024 * 1024
-_JSON_BYTES = 6  # JSON takes at most this many bytes for one byte of text: it escapes a control character as six
-_ENVELOPE_BYTES = 256 * 1024  # room for the names, roles and settings around the text
+_JSON_BYTES = 6  # maximum number of JSON bytes per byte of text, which a control character needs when it is escaped
+_ENVELOPE_BYTES = 256 * 1024  # maximum size of everything in a request except its text: names, roles and settings
 _BODY_S = 60.0
 _RETRY_S = "5"
 _HERE = "GET /v1/models, POST /v1/chat/completions and POST /v1/completions"
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 def serving(
     session: GenerationSession, sock: socket.socket, *, token: str, hosts: list[str], defaults: Defaults
 ) -> Iterator[Server]:
-    """Serve the model on the socket, which `loopback_server.listen` opened, until the block ends."""
+    """Serve the model until the `with` block ends. The socket comes from `loopback_server.listen`."""
     worker = Worker(num_waiting=NUM_WAITING)
     app = make_app(session, worker, token=token, hosts=hosts, defaults=defaults)
     server = Server(app, sock, worker.close, "homing-serve")
@@ -71,7 +71,7 @@ def serving(
 def make_app(
     session: GenerationSession, worker: Worker, *, token: str, hosts: Sequence[str], defaults: Defaults | None = None
 ) -> Starlette:
-    """Build the app. It accepts only the host names in `hosts`, as a protection against DNS rebinding."""
+    """Return the app. It accepts only the host names in `hosts`, to protect against DNS rebinding."""
     routes = _Routes(session, worker, token, defaults or Defaults())
     return Starlette(
         routes=[
@@ -114,7 +114,7 @@ class _Routes:
     def _card(self) -> dict[str, Any]:
         mode = "chat" if self._session.is_chat else "completion"
         head = {"id": self._session.name, "object": "model", "created": self._created, "owned_by": "homing"}
-        # Additions to OpenAI's format for the page: chat or completion, context length, and the default settings.
+        # The page needs more than OpenAI's format contains: chat or completion, context length, and default settings.
         given = self._defaults
         defaults = {"max_tokens": given.num_tokens, "temperature": given.temperature, "top_k": given.top_k}
         return {**head, "mode": mode, "context": self._session.context, "defaults": defaults}
@@ -164,8 +164,8 @@ class _Routes:
         spoken, in_turns = Spoken(0), wanted.messages is not None
 
         def work(is_wanted: Callable[[], bool]) -> Iterator[str]:
-            # This runs in the worker's thread, one prompt at a time, because encoding twenty long prompts at once would
-            # need too much memory.
+            # Encode in the worker's thread, one prompt at a time, because encoding many long prompts at once would need
+            # too much memory.
             if wanted.messages is None:
                 ids = self._session.begin(wanted.prompt, is_wanted)
             else:
@@ -185,9 +185,9 @@ class _Routes:
         return await _whole(request, text, answer)
 
     async def _accepted(self, request: Request, text: Text, wanted: Wanted) -> None:
-        """Wait until the worker has encoded the prompt, so that an error can still be sent with its own status.
+        """Wait until the worker has encoded the prompt, so that an error can still set the status of the response.
 
-        A client that disconnects while waiting is removed from the queue.
+        If the client disconnects while waiting, its request leaves the queue.
         """
         async with _given_up_with(request.receive, text):
             try:
@@ -196,8 +196,8 @@ class _Routes:
                 raise self._refused_length(exc, wanted) from None
             except Fault as fault:
                 raise Refusal(f"Invalid conversation for this model: {fault.text}.", param="messages") from fault
-            except DataError as exc:  # raised for a chat template that has exceeded its limits too often
-                # Do not send a 500: clients would retry, and each retry would delay everyone else's requests.
+            except DataError as exc:  # raised if the chat template has exceeded its limits too often
+                # Do not send status 500: clients would retry, and each retry would delay everyone else's requests.
                 _log.warning("%s", exc)
                 message = f"The chat template of this model cannot be used. {exc.why}"
                 raise Refusal(message, param="messages", code="chat_template_failed") from exc
@@ -213,7 +213,7 @@ class _Routes:
             f" {self._session.context:,} tokens."
         )
         field = "prompt" if wanted.messages is None else "messages"
-        # The status is 400 because clients that truncate prompts look for it.
+        # Send status 400, the default, because clients that truncate long prompts look for it.
         return Refusal(message, param=field, code="context_length_exceeded")
 
     def _check_token(self, request: Request) -> None:
@@ -233,15 +233,14 @@ async def _whole(request: Request, text: Text, answer: Answer) -> Response:
             said = "".join([piece async for piece in text])
         except Exception as exc:
             raise _failed(exc) from exc
-    if (
-        not text.is_wanted
-    ):  # the client disconnected, or the server is shutting down; only in the latter case does the client see this
+    if not text.is_wanted:
+        # The client disconnected, or the server is shutting down. Only in the latter case can the client see the error.
         raise _ending()
     return JSONResponse(answer.whole(said))
 
 
 class _Stream(Response):
-    """Sends events as they are generated. Unlike Starlette's own response, it detects a disconnect at any time."""
+    """Sends server-sent events as text is generated. Unlike Starlette's own class, it always detects a disconnect."""
 
     def __init__(self, text: Text, answer: Answer) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -274,7 +273,7 @@ class _Stream(Response):
 
 @contextlib.asynccontextmanager
 async def _given_up_with(receive: Receive, text: Text) -> AsyncIterator[None]:
-    """Cancel the text if the client disconnects while the response is produced, or if producing the response fails."""
+    """Cancel the text if the client disconnects before the response is complete, or if producing the response fails."""
 
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -309,7 +308,7 @@ async def _refused(request: Request, exc: Exception) -> Response:
 
 async def _no_route(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException), "registered for it"
-    # List the routes, for a client with a wrong base_url or one that uses an unsupported part of the API.
+    # List the routes, because the client may have a wrong base_url or use a part of the API that is not supported.
     here = f" Available: {_HERE}." if exc.status_code == 404 else ""
     refusal = Refusal(f"{request.method} {request.url.path}: {exc.detail}.{here}", status=exc.status_code)
     return JSONResponse(refusal.body, exc.status_code, exc.headers)
@@ -321,12 +320,12 @@ async def _broken(request: Request, exc: Exception) -> Response:
 
 
 async def _client_left(request: Request, exc: Exception) -> Response:
-    return Response(status_code=400)  # the client disconnected in the middle of the body, so no one reads this response
+    return Response(status_code=400)  # the client disconnected while sending the body, so nobody receives this response
 
 
 def _page() -> Callable[[Request], Awaitable[Response]]:
     html = files("homing.web").joinpath("page.html").read_text(encoding="utf-8")
-    # The policy allows only the page's own script and style, by their hashes, and requests to its own server.
+    # The policy allows only the page's own script and style, identified by hash, and requests to its own server.
     own = {tag: _sha256(re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)) for tag in ("script", "style")}
     policy = (
         f"default-src 'none'; script-src {own['script']}; style-src {own['style']}; connect-src 'self';"

@@ -24,19 +24,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = ["HEADERS_S", "MOST_OPEN", "MOST_PER_CLIENT", "Server", "hosts_for", "listen"]
 
-HEADERS_S = 10.0  # seconds from the connection, or from the first byte of a request, until its headers must be complete
+# Seconds within which the headers of a request must be complete, counted from its first byte, or for the first request
+# from the time of the connection.
+HEADERS_S = 10.0
 # The maximum number of open connections. A browser needs a handful. Without a limit, a thousand connections that never
 # finish their headers would use up all file descriptors, and the server could not respond to anyone.
 MOST_PER_CLIENT = 128
 MOST_OPEN = 256
-_BACKLOG = 64  # number of connections accepted at once, before older ones can be closed to make room
+_BACKLOG = 64  # number of connections that may arrive at once, before the server can close older ones to make room
 
-# How long to wait for a client that does not read its response, after everything in progress has been cancelled.
+# How many seconds a shutdown waits for clients that do not read their responses, which have all been cancelled.
 _GRACE_S = 5
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, on a different port if this one is taken.
+    """Return a listening socket on `port`, or on another port if `port` is taken.
 
     `host` is an address or a name of this machine.
     """
@@ -58,7 +60,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def hosts_for(host: str) -> list[str]:
-    """Return the host names to accept, which are all if `host` is the unspecified address (0.0.0.0 or ::)."""
+    """Return the host names to accept: all of them if `host` is the unspecified address (0.0.0.0 or ::)."""
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:
             return ["*"]
@@ -79,13 +81,13 @@ class Server:
         )  # fmt: skip
         self._server, self._give_up, self._sock = uvicorn.Server(config), give_up, sock
         self.failure: BaseException | None = None
-        # An event is used instead of the thread's join. After a Ctrl-C during join, Python considers the thread ended,
-        # and the next join returns at once while streams are still open.
+        # Wait for an event instead of joining the thread. If Ctrl-C interrupts a join, Python considers the thread
+        # ended, and the next join returns at once, while streams are still open.
         self._is_over = threading.Event()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def wait(self) -> None:
-        """Wait until the server ends by itself, which only happens if it fails, and raise its exception."""
+        """Wait until the server stops, and raise its exception. Without a call of `end`, it stops only if it fails."""
         self._is_over.wait()
         if self.failure is not None:
             raise self.failure
@@ -98,7 +100,7 @@ class Server:
     def _run(self) -> None:
         try:
             self._server.run(sockets=[self._sock])
-        except BaseException as exc:  # raised in the thread that calls wait()
+        except BaseException as exc:  # store the exception, which wait() raises in the caller's thread
             self.failure = exc
         finally:
             self._is_over.set()
@@ -107,8 +109,8 @@ class Server:
 class _Connection(H11Protocol):
     """A client connection with a deadline for the headers of each request.
 
-    If too many connections are open, the one that has waited longest without a request is closed. If all are busy, the
-    new one is closed.
+    If too many connections are open, the server closes the oldest one that has no request in progress. If all are busy,
+    it closes the new one.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -121,7 +123,7 @@ class _Connection(H11Protocol):
         others = [cast(_Connection, each) for each in self.connections]
         same = [each for each in others if each._host == self._host]
         for group, most in ((same, MOST_PER_CLIENT), (others, MOST_OPEN)):
-            # Connections closed in this iteration of the event loop are still in the set.
+            # Skip connections that were closed in this iteration of the event loop, which are still in the set.
             open_ = [each for each in group if not each.transport.is_closing()]
             if len(open_) > most:
                 waiting = [each for each in open_ if each._is_waiting and each is not self]
@@ -131,7 +133,7 @@ class _Connection(H11Protocol):
         super().data_received(data)
         if not self._is_waiting:
             self._disarm()
-        elif self._deadline is None:  # these are the first bytes of the next request on this connection
+        elif self._deadline is None:  # the data begins the next request on this connection
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -144,7 +146,7 @@ class _Connection(H11Protocol):
 
     @property
     def _is_waiting(self) -> bool:
-        """True if no request is being handled: the client sent nothing, or its headers are incomplete."""
+        """True if no request is being handled, because the client sent none or its headers are incomplete."""
         return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
 
     def _arm(self) -> None:

@@ -1,10 +1,10 @@
 """A loaded model for the server: prompt -> ids -> chunks of text, each safe to send.
 
-    size -> messages -> the model's own template -> ids ┐
-    size -> text     -> <|endoftext|> + ids             ┴-> generate -> chunks -> up to a stop string -> Spoken
+    messages -> check their size -> the model's own template -> ids ┐
+    text     -> check its size   -> <|endoftext|> + ids             ┴-> generate -> chunks -> stop string -> Spoken
 
 A text ends where the model ends it, at a stop string, after the maximum number of tokens, or when the context is full.
-The server never continues from a truncated conversation.
+The server never truncates a conversation to make it fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GenerationSession", "GivenUp", "Settings", "Spoken", "TooLong", "up_to_stop"]
 
-_FIRST_PART = 1 << 14  # characters
+_FIRST_PART = 1 << 14  # number of characters that are encoded at first
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class Settings:
 
 @dataclass
 class Spoken:
-    """Token counts and state of a text, updated while it is generated."""
+    """The token counts and the state of a text, updated while the text is generated."""
 
     num_prompt_tokens: int
     num_tokens: int = 0
-    is_ended: bool = False  # ended by the model or a stop string; otherwise the text reached the maximum length
+    is_ended: bool = False  # True if the model or a stop string ended the text, False if it reached its maximum length
 
 
 class TooLong(Exception):
-    """A prompt that is too long to leave room in the context."""
+    """Raised if a prompt is so long that the context has no room for an answer."""
 
     def __init__(self, num_tokens: int, *, is_at_least: bool) -> None:
         super().__init__(num_tokens)
@@ -58,7 +58,7 @@ class TooLong(Exception):
 
 
 class GivenUp(Exception):
-    """The client is no longer waiting for the text."""
+    """Raised if the client is no longer waiting for the text."""
 
 
 class GenerationSession:
@@ -68,8 +68,8 @@ class GenerationSession:
         self.context = model.shape.context
         self._model, self._tokenizer = model, tokenizer
         self._prompter = Prompter(folder, tokenizer) if learned_to_answer(card) else None
-        self._rendering = Lock()  # rendering needs a lock, because a template keeps its own state meanwhile
-        # A text with more bytes than this cannot fit, because no token has more bytes than the longest one.
+        self._rendering = Lock()  # only one thread may render a template at a time, because templates have state
+        # A prompt with more bytes than this cannot fit, even if each of its tokens is the longest one.
         self.max_prompt_bytes = self.context * max(1, *tokenizer.token_bytes())
 
     @property
@@ -77,30 +77,33 @@ class GenerationSession:
         return self._prompter is not None
 
     def check_bytes(self, texts: Iterable[str]) -> None:
-        """Raise TooLong for texts that no tokenization could make fit, without encoding them."""
+        """Raise TooLong if the texts could not fit however they are tokenized. The texts are not encoded for this."""
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if num_bytes > self.max_prompt_bytes:
             longest = self.max_prompt_bytes // self.context
             raise TooLong(-(-num_bytes // longest), is_at_least=True)
 
     def ask(self, messages: list[Message], is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
-        """Return a conversation as ids, with the assistant's turn opened; raises Fault if the template rejects it."""
+        """Return a conversation as ids, including the start of the assistant's turn.
+
+        Raise Fault if the template rejects the conversation.
+        """
         assert self._prompter is not None, "a base model has no chat template"
         for message in messages:
-            if len(message["content"]) > _FIRST_PART:  # checked before the template makes copies of the text
+            if len(message["content"]) > _FIRST_PART:  # check long texts before the template makes copies of them
                 self._encode(message["content"], is_wanted)
         with self._rendering:
             return self._checked(self._prompter.prompt(messages))
 
     def begin(self, text: str, is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
-        """Return the beginning of a document as ids."""
+        """Return the ids of a text that the model is to continue, starting with the end-of-text token."""
         return self._checked([self._tokenizer.end_of_text_id, *self._encode(text, is_wanted)])
 
     def _encode(self, text: str, is_wanted: Callable[[], bool]) -> list[int]:
-        """Encode a text from its beginning in parts that double in size.
+        """Encode a text: at first only a short beginning of it, then one twice as long, and so on to the whole text.
 
-        If a text is far too long, only enough of it is encoded to detect that, and a disconnect is noticed between two
-        parts.
+        If the text is far too long, only enough of it is encoded to detect that. Between two tries, a disconnect is
+        noticed.
         """
         part = _FIRST_PART
         while True:
@@ -110,7 +113,7 @@ class GenerationSession:
             (ids,) = self._tokenizer.encode_many([text[:part]])
             if part >= len(text):
                 return ids
-            # The text that follows may change the last tokens of a part, so the limit is twice the context.
+            # The rest of the text may change the last tokens of this part, so allow twice the context.
             if len(ids) > 2 * self.context:
                 raise TooLong(len(ids), is_at_least=True)
             part *= 2
@@ -123,14 +126,14 @@ class GenerationSession:
     def speak(
         self, ids: Sequence[int], settings: Settings, spoken: Spoken, *, in_turns: bool, is_wanted: Callable[[], bool]
     ) -> Iterator[str]:
-        """Yield chunks of text and keep `spoken` up to date. `is_wanted` is checked before each token."""
+        """Yield chunks of generated text and update `spoken`. Call `is_wanted` before each token."""
         room = min(settings.num_tokens, self.context - len(ids))
         stop_ids = self._prompter.stop_ids if in_turns and self._prompter else self._tokenizer.stop_ids
         made = generate(
             self._model, ids, num_tokens=room, temperature=settings.temperature, top_k=settings.top_k,
             seed=settings.seed, stop_ids=stop_ids,
         )  # fmt: skip
-        # Close the generator even if the rest is not wanted, because its captured buffers hold GPU memory until then.
+        # Close the generator even if it is not exhausted, because its buffers occupy GPU memory until it is closed.
         with closing(cast("Generator[int]", made)):
             is_stopped = yield from up_to_stop(
                 decode_stream(self._tokenizer, _counted(made, spoken, is_wanted)), settings.stop
@@ -147,7 +150,7 @@ def _counted(ids: Iterator[int], spoken: Spoken, is_wanted: Callable[[], bool]) 
 def up_to_stop(chunks: Iterable[str], stops: Sequence[str]) -> Generator[str, None, bool]:
     """Yield the text before the first stop string, which may span several chunks; return whether there was one.
 
-    Text that may be the beginning of a stop string is held back until that is certain.
+    Hold back text that may be the beginning of a stop string until the following text decides it.
     """
     held = ""
     for piece in chunks:
@@ -166,5 +169,5 @@ def up_to_stop(chunks: Iterable[str], stops: Sequence[str]) -> Generator[str, No
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return how many characters at the end of the text are the beginning of the stop string."""
+    """Return the number of characters at the end of the text that could be the beginning of the stop string."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

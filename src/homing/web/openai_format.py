@@ -1,8 +1,8 @@
 """The formats of OpenAI's API: request body -> Wanted, generated text -> responses and chunks, refusals -> errors.
 
-Nothing is silently ignored. An unsupported field that would change the answer raises an error that names it, unless it
-has a value that changes nothing (`n: 1`, `top_p: 1`). Fields that never change an answer, such as `user`, are accepted.
-A null value is the same as leaving the field out.
+Fields that would change the answer are never silently ignored. If such a field is not supported, an error names it,
+unless it has a value that changes nothing (`n: 1`, `top_p: 1`). Fields that never change an answer, such as `user`, are
+accepted. A null value is the same as leaving the field out.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["Answer", "Defaults", "Refusal", "Wanted", "event", "read_body", "rea
 Body = dict[str, Any]
 
 _KNOWN = {"model", "stream", "stream_options", "max_tokens", "temperature", "top_k", "seed", "stop"}
-# Fields that do not change the answer: who asks, for what purpose, and how the request is billed and stored.
+# Fields that never change the answer: they say who sends the request and why, and how it is billed and stored.
 _HARMLESS = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
-# Values with which these fields change nothing.
+# Unsupported field -> the values with which the field changes nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -43,13 +43,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
 }
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_COLDEST = 1e-6  # below this, sampling is greedy anyway; far below it, dividing the logits by it overflows
+_COLDEST = 1e-6  # lowest temperature: sampling is already greedy there, and far below, dividing the logits overflows
 _MAX_STOPS = 4
 _MAX_STOP_LETTERS = 1_000
 
 
 class Refusal(Exception):
-    """An error in the format that OpenAI's clients expect."""
+    """An error that is sent in the format that OpenAI's clients expect."""
 
     def __init__(
         self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None, kind: str = ""
@@ -57,14 +57,14 @@ class Refusal(Exception):
         super().__init__(message)
         self.status = status
         kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
-        # A lone surrogate in a field's name can be parsed but not encoded.
+        # JSON may contain a field name with a lone surrogate, which could not be encoded in the response.
         message, param = _sendable(message), param and _sendable(param)
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """The settings for a request that does not specify them."""
+    """The sampling settings for requests that do not specify their own."""
 
     num_tokens: int = 200
     temperature: float = 0.8
@@ -76,7 +76,7 @@ class Wanted:
     settings: Settings
     is_stream: bool
     has_usage: bool  # whether to send a final chunk with the token counts
-    messages: list[Message] | None = None  # of a conversation
+    messages: list[Message] | None = None  # the conversation, or None for a text completion
     prompt: str = ""  # the prompt of a text completion
 
 
@@ -130,7 +130,7 @@ def _check_fields(body: Body, own: set[str]) -> None:
 
 
 def _check_model(body: Body, model: str) -> None:
-    """Raise a 404 if the request names a different model. Without a name, the only model is used."""
+    """Raise a 404 if the request names a model other than the one that is served. The name may be missing."""
     if body.get("model", model) != model:
         message = f"Unknown model {body['model']!r}; this server has {model!r}."
         raise Refusal(message, status=404, param="model", code="model_not_found")
@@ -216,13 +216,13 @@ def _sendable(text: str) -> str:
 def _text(text: str, where: str) -> str:
     try:
         text.encode()
-    except UnicodeEncodeError as exc:  # JSON can contain a lone surrogate
+    except UnicodeEncodeError as exc:  # a JSON string may contain a lone surrogate
         raise Refusal(f"{where} is not valid Unicode: {exc.reason}.", param=where) from exc
     return text
 
 
 class Answer:
-    """The response to one request in the format of its route, complete or in chunks."""
+    """Formats the response to one request as its route requires, either complete or in chunks."""
 
     def __init__(self, model: str, wanted: Wanted, spoken: Spoken) -> None:
         self._is_chat, self._has_usage, self._spoken = wanted.messages is not None, wanted.has_usage, spoken
@@ -269,7 +269,7 @@ class Answer:
 def event(document: dict[str, Any] | str) -> bytes:
     """Return one server-sent event.
 
-    ASCII JSON contains no line breaks, nor characters that clients treat as such, so one line is one event.
+    ASCII JSON contains neither line breaks nor characters that clients treat as line breaks, so one line is one event.
     """
     data = document if isinstance(document, str) else json.dumps(document)
     return f"data: {data}\n\n".encode()

@@ -2,8 +2,8 @@
 
     submit(work) -> Text -> [ async for chunk in text ] ...        cancel() at any time, from any thread
 
-Two texts at once would each take twice as long and need the memory of both. If the queue is full, submit raises
-immediately.
+If two texts were generated at once, each would take twice as long, and both would need memory. If the queue is full,
+submit raises QueueFull immediately.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 __all__ = ["QueueFull", "Text", "Worker"]
 
-# A function that yields chunks. Its argument says whether they are still wanted. It yields an empty first chunk once
-# the request is accepted, which means that it has been encoded and fits.
+# A function that yields the chunks of a text. Its argument is a function that says whether the text is still wanted.
+# The first chunk is empty, and means that the prompt has been encoded and fits into the context.
 Work = Callable[[Callable[[], bool]], Iterator[str]]
 
 
@@ -25,7 +25,7 @@ class QueueFull(Exception):
 
 
 class Text:
-    """Chunks passed from the worker's thread to the event loop that requested them."""
+    """A text in the queue. Passes its chunks from the worker's thread to the event loop that requested the text."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -38,20 +38,20 @@ class Text:
         return not self._given_up.is_set()
 
     def cancel(self) -> None:
-        """Stop generating at the next token, or before the first one. The reader gets the end of the text at once."""
+        """Stop generating at the next token, or never start. For the reader, the text ends at once."""
         self._given_up.set()
         self._send(None)
 
     async def accepted(self) -> None:
-        """Return once the request is accepted, or at once if it is cancelled; raises the work's exception if it failed.
+        """Return when the request has been accepted or cancelled. Raise the exception of the work if that failed.
 
-        Consumes the first chunk, which is empty.
+        Consume the first chunk, which is empty.
         """
         chunk = await self._chunks.get()
         if isinstance(chunk, Exception):
             raise chunk
         if chunk is None:
-            self._chunks.put_nowait(None)  # puts the end back, so that the next read sees it too
+            self._chunks.put_nowait(None)  # put the end marker back, so that the next read sees it too
 
     async def __aiter__(self) -> AsyncIterator[str]:
         while (chunk := await self._chunks.get()) is not None:
@@ -64,7 +64,7 @@ class Text:
         try:
             for chunk in self._work(lambda: self.is_wanted):
                 self._send(chunk)
-        # only this text fails: its requester gets the exception, and the next texts are still generated
+        # Pass the exception to whoever requested this text, so that the worker can go on to generate other texts.
         except Exception as exc:
             self._send(exc)
         self._send(None)
@@ -78,7 +78,7 @@ class Text:
 
 class Worker:
     def __init__(self, *, num_waiting: int) -> None:
-        """Accept `num_waiting` texts in addition to the one being generated."""
+        """Start the worker. `num_waiting` texts may wait in addition to the one that is being generated."""
         self._num_waiting = num_waiting
         self._waiting: deque[Text] = deque()
         self._current: Text | None = None
@@ -89,7 +89,7 @@ class Worker:
 
     def submit(self, work: Work) -> Text:
         with self._changed:
-            # Texts of clients that disconnected are removed from the queue.
+            # Remove texts from the queue if their clients have disconnected.
             self._waiting = deque(text for text in self._waiting if text.is_wanted)
             num_before = len(self._waiting) + (self._current is not None)
             if self._is_closed or num_before > self._num_waiting:

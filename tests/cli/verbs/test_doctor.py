@@ -53,10 +53,10 @@ def test_doctor_on_a_terminal_prints_each_finding_as_it_comes(
     monkeypatch.setattr("homing.doctor.computer._LEAST_DISK_BYTES", 1 << 80)
     cli("doctor", "--provider", "shadeform", "--provider", "local")
     output = "".join(seen)
-    wanted = ("asking: torch", "asking: the disk", "fault    disk.free", "asking: shadeform, local; at most 45 s")
+    wanted = ("asking: torch", "asking: the disk", "fault    disk.free", "asking: shadeform, local (at most 45 s)")
     assert [output.index(each) for each in wanted] == sorted(output.index(each) for each in wanted)
     assert re.search(r"\r\x1b\[Kfault    disk.free", output), "the line that was rewritten is gone before the finding"
-    assert re.search("asking: (shadeform|local); at most", output), "who has answered is waited for no more"
+    assert re.search(r"asking: (shadeform|local) \(at most", output), "who has answered is waited for no more"
     assert output.endswith("run again: homing doctor --provider shadeform --provider local\n")
 
 

@@ -1,11 +1,11 @@
 """The read-only page about all runs that `homing dashboard` starts. Needs the extra `web`, but no torch.
 
-    section_feed   the content, in sections that are replaced or appended to; written by threads, read by streams
+    section_feed   the content, in sections that are replaced or extended; written by threads, read by streams
     access_check   access control: host, origin, method, token; and the headers of every response
     dashboard_app  the routes: the page, its files, and the feeds as JSON and as server-sent events
 
     page.html, page.css, page.js    the page; uplot.js and uplot.css are uPlot 1.6.32, with its license next to them
 
-Only `homing.cli` imports this package. It has no access to the home folder, stores or providers: all data arrives as a
-feed.
+Only `homing.cli` imports this package. The package itself does not access the home folder, stores or providers: all
+data arrives as feeds.
 """

@@ -1,12 +1,12 @@
-"""Access control in front of all routes. It is the same for every path, so that none can be forgotten.
+"""Access control in front of all routes. The same checks apply to every path, so that no route can be forgotten.
 
-    host      one of our own names, sent once     else 400: DNS rebinding
-    origin    none, or this page itself           else 403: a page of another site
-    method    GET                                 else 405: nothing here can be changed
-    token     on everything but the page itself   else 401
+    host      must be one of our own names, sent once      else 400 (DNS rebinding)
+    origin    must be absent, or the page's own            else 403 (a page of another site)
+    method    must be GET                                  else 405 (the server is read-only)
+    token     required except for the page and its files   else 401
 
-Every response, refusals included, carries headers that restrict what a browser may do with it. No other origin may read
-a response, and there are no cookies.
+Every response, even an error, carries headers that restrict what a browser may do with it. No other origin may read a
+response, and there are no cookies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["OPEN", "AccessCheck"]
 
-# The page and its files are the same for everyone and contain no information about any run.
+# Paths that need no token. The page and its files are the same for everyone and contain no information about any run.
 OPEN = ("/", "/page.css", "/page.js", "/uplot.css", "/uplot.js", "/health")
 
 _HEADERS = {
@@ -48,7 +48,7 @@ class AccessCheck:
         self._app, self._token, self._hosts = app, token.encode(), frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # there are no websockets, and nothing happens when the server starts or ends
+        if scope["type"] != "http":  # ignore websockets and lifespan events, which the dashboard does not use
             return
 
         async def send_guarded(message: Message) -> None:
@@ -86,7 +86,7 @@ class AccessCheck:
 
 
 def _name_in(host: str) -> str:
-    """Return the host without its port, which differs behind a tunnel. An IPv6 address keeps its brackets."""
+    """Return the host name without its port, which may differ behind a tunnel. An IPv6 address keeps its brackets."""
     name, colon, port = host.rpartition(":")
     if colon and port.isascii() and port.isdigit():
         host = name
@@ -94,11 +94,11 @@ def _name_in(host: str) -> str:
 
 
 def _is_own(headers: Headers, host: str, *, is_open: bool) -> bool:
-    """Return True unless another origin made the request, judging by headers that browsers set and no page can change.
+    """Return True unless the request comes from another origin. The headers that show this are set by the browser.
 
-    Programs other than browsers send none of these headers. For them only the token counts.
+    No page can change these headers. Programs other than browsers do not send them, so for those only the token counts.
     """
     if any(origin != f"http://{host}" for origin in headers.getlist("origin")):
         return False
-    # A link on another site may lead to the page itself, because the page still asks for the token.
+    # Links on other sites may open the page itself, because the page still asks for the token.
     return is_open or all(site in ("same-origin", "none") for site in headers.getlist("sec-fetch-site"))

@@ -1,12 +1,12 @@
 """Routes of the dashboard, all read-only.
 
-    GET /                        the page, and its files: page.css page.js uplot.css uplot.js
-    GET /health                  liveness
-    GET /api/runs                all runs and what is billing now; /api/runs/live: the same as server-sent events
-    GET /api/runs/RUN            one run as it is now; /api/runs/RUN/live: the same as server-sent events
+    GET /                        the page; its files are /page.css, /page.js, /uplot.css and /uplot.js
+    GET /health                  health check
+    GET /api/runs                all runs and what is billing now; /api/runs/live sends the same as a stream of events
+    GET /api/runs/RUN            one run as it is now; /api/runs/RUN/live sends the same as a stream of events
 
-A stream first sends everything, then only what is new. If there is nothing new, it sends a comment now and then, so
-that the browser and the server each notice when the other is gone.
+A stream first sends everything, then only what is new. If there is nothing new, it occasionally sends a comment, so
+that the browser and the server each notice if the other is gone.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from homing.web.dashboard.section_feed import Feed, Place
 
 __all__ = ["NoSuchRun", "Source", "make_app"]
 
-_LOOK_S = 0.25  # seconds between checks of a stream's feed for additions
-_FIRST_S = 30.0  # maximum time for the first read of a run that was not being watched
+_LOOK_S = 0.25  # seconds after which a stream checks its feed for new data
+_FIRST_S = 30.0  # maximum time to wait for the first data of a feed
 _FIRST_LOOK_S = 0.05
-_QUIET_S = 10.0  # seconds of silence before a stream sends a comment; page.js waits three times as long
+_QUIET_S = 10.0  # seconds without new data before a stream sends a comment; page.js reconnects after three times this
 _FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -49,10 +49,10 @@ class NoSuchRun(LookupError):
 
 
 class Source(Protocol):
-    """Provides the feeds. May be called from any thread."""
+    """Provides the feeds. Its methods may be called from any thread."""
 
     @property
-    def is_ending(self) -> bool: ...  # if True, streams must end
+    def is_ending(self) -> bool: ...  # True if the dashboard is shutting down and streams must end
     def all_runs(self) -> AbstractContextManager[Feed]: ...  # the feed stays open while it is read
     def one_run(self, run_id: str) -> AbstractContextManager[Feed]: ...  # raises NoSuchRun
 
@@ -71,7 +71,7 @@ def make_app(source: Source, *, token: str, hosts: Sequence[str]) -> ASGIApp:
         exception_handlers={HTTPException: _no_route, NoSuchRun: _no_run, Exception: _broken},
     )
     app.router.redirect_slashes = False  # do not redirect paths with a trailing slash
-    # the outermost layer, so that even internal errors get its headers
+    # Make the access check the outermost layer, so that even internal errors get its headers.
     return AccessCheck(app, token=token, hosts=hosts)
 
 
@@ -95,13 +95,13 @@ class _Routes:
         return _Live(self._source, await self._one_run(request))
 
     async def _one_run(self, request: Request) -> AbstractContextManager[Feed]:
-        # In a thread, because finding the run may require disk access.
+        # Find the run in a thread, because this may require disk access.
         return await asyncio.to_thread(self._source.one_run, request.path_params["run"])
 
     async def _now(self, opened: AbstractContextManager[Feed], schema: str) -> Response:
-        """Respond after the first read, so that data that is not known yet does not look empty.
+        """Respond once the feed has its first data, because before that it would look empty.
 
-        This polls instead of blocking a thread, because shutdown would have to wait for that thread.
+        Poll instead of blocking a thread, because a shutdown would have to wait for that thread.
         """
         deadline = asyncio.get_running_loop().time() + _FIRST_S
         with opened as feed:
@@ -109,13 +109,13 @@ class _Routes:
                 if self._source.is_ending:
                     return _error("The dashboard is shutting down.", 503)
                 if asyncio.get_running_loop().time() >= deadline:
-                    return _error(f"No answer for {_FIRST_S:g} s. Reload, or run: homing doctor", 504)
+                    return _error(f"No data within {_FIRST_S:g} s. Reload, or run: homing doctor", 504)
                 await asyncio.sleep(_FIRST_LOOK_S)
             return JSONResponse({"schema": schema, **feed.whole()})
 
 
 class _Live(Response):
-    """Server-sent events, one for each new part of the feed. Instead of holding a thread, the stream polls the feed."""
+    """Sends one server-sent event for each new part of the feed. The stream polls the feed, so it needs no thread."""
 
     def __init__(self, source: Source, opened: AbstractContextManager[Feed]) -> None:
         super().__init__(media_type="text/event-stream")
@@ -165,7 +165,7 @@ async def _listening(receive: Receive) -> AsyncIterator[asyncio.Event]:
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return a route for a file. The file is read when the app is created, so no request can name a file."""
+    """Return the handler for one file. Read the file now, so that no request can name another file."""
     content = files("homing.web.dashboard").joinpath(name).read_bytes()
 
     async def answer(request: Request) -> Response:

@@ -1,9 +1,9 @@
-"""The content of the dashboard, in sections that are replaced or appended to. Threads write it, streams read it.
+"""The content of the dashboard, in sections that are replaced or extended. Threads write it, streams read it.
 
-    feed.put("head", {...})               replaces the value, if it differs
-    feed.add("points", [...])             appends; with `most` the oldest items are dropped
-    feed.renew("points", [...])           starts over: a trainer rolled back to a checkpoint
-    feed.since(place) -> place, parts     what a reader has not seen yet; only the new items of an appended section
+    feed.put("head", {...})               replaces the value of a section, if it differs
+    feed.add("points", [...])             appends items to a section; with `most`, drops the oldest ones
+    feed.renew("points", [...])           replaces all items of a section, after a rollback to a checkpoint
+    feed.since(place) -> place, parts     returns what a reader has not seen yet: new values, and new items
 
 Each reader keeps its own position and the feed does not track its readers, so a reader that leaves needs no clean-up.
 """
@@ -17,15 +17,15 @@ from typing import Any
 
 __all__ = ["Feed", "Place"]
 
-Place = dict[str, tuple[int, int]]  # section -> its version and how much of it the reader has seen
+Place = dict[str, tuple[int, int]]  # section -> the version and the number of items that the reader has seen
 
 
 @dataclass
 class _Section:
     edition: int = 0
     value: Any = None
-    items: list[Any] | None = None  # None if the section is replaced instead of appended to
-    num_dropped: int = 0  # number of items dropped from the beginning
+    items: list[Any] | None = None  # None if the section has a value that is replaced, not items that are appended
+    num_dropped: int = 0  # number of old items that were dropped
 
     @property
     def end(self) -> int:
@@ -36,7 +36,7 @@ class _Section:
 class Feed:
     _sections: dict[str, _Section] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    is_reported: threading.Event = field(default_factory=threading.Event)  # set by the writer after its first update
+    is_reported: threading.Event = field(default_factory=threading.Event)  # set after the writer's first update
 
     def put(self, name: str, value: Any) -> None:
         with self._lock:
@@ -62,9 +62,9 @@ class Feed:
             del section.items[:-most]
 
     def since(self, place: Place) -> tuple[Place, list[dict[str, Any]]]:
-        """Return the new position and the parts not seen yet.
+        """Return the reader's new position and the parts that it has not seen yet.
 
-        `is_new` in a part means that its items replace all earlier ones of the section.
+        If `is_new` is set in a part, its items replace all earlier items of the section.
         """
         with self._lock:
             parts = []
@@ -80,6 +80,6 @@ class Feed:
             return {name: (each.edition, each.end) for name, each in self._sections.items()}, parts
 
     def whole(self) -> dict[str, Any]:
-        """Return every section, for readers that read only once."""
+        """Return the content of every section, for readers that read only once."""
         _, parts = self.since({})
         return {part["section"]: part.get("value", part.get("items")) for part in parts}
