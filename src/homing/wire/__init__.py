@@ -1,8 +1,8 @@
 """File formats that cross machines: the files of the run directory and the documents in them.
 
-codec                strict writers, lenient readers
+codec                converts dataclasses to JSON and back: strict when writing, lenient when reading
 file_names           file and folder names that writers and readers share
-instance_names       the agent's part of file_names
+instance_names       the part of file_names that ships with the agent
 run_json             run.json, the resolved run
 boot_json            boot.json, the configuration of an instance
 agent_orders         the agent's part of boot.json, including how to end billing
@@ -12,7 +12,7 @@ event_lines          events.jsonl, metrics.jsonl, outcome.json
 checkpoint_manifest  manifest.json inside a checkpoint
 shard_manifest       manifest.json next to token shards
 stored_record        the run's record and leases in the store
-chat_template        the chat template as text, and turns.json, the text that it puts around messages
+chat_template        reads a chat template as text, and defines turns.json, the text that it puts around messages
 
-Standard library only, Python 3.8: the agent runs on whatever Python an image has.
+This package uses only the standard library of Python 3.8, because the agent runs on whatever Python an image has.
 """

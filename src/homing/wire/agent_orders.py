@@ -1,8 +1,8 @@
 """The agent's part of boot.json. It holds no secrets and no provider code.
 
-How to end billing is data: one command or one HTTP request, written by the provider's adapter. So the agent can end any
-instance without knowing its provider. The programs that the agent starts are data too, so it knows neither the trainer
-nor the store.
+How to end billing is data: one command or one HTTP request, which the provider's adapter writes. So the agent can end
+any instance without knowing its provider. The commands that the agent starts are data too, so the agent knows neither
+the trainer nor the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class EndBilling:
     argv: List[str] = field(default_factory=list)
     method: str = ""
     url: str = ""
-    # header name -> the environment variable that holds its value
+    # HTTP header -> the environment variable that contains its value
     header_env: Dict[str, str] = field(default_factory=dict)
     body: str = ""
 
@@ -36,24 +36,24 @@ class Orders:
     end_billing: EndBilling
     started_at: float  # when billing began
     rate_usd_per_hour: str
-    spent_before_usd: str  # by earlier attempts
+    spent_before_usd: str  # dollars spent by earlier attempts
     spend_limit_usd: Optional[str]
     time_limit_s: float
     idle_limit_s: float
     stall_factor: float
     heartbeat_s: float = 5.0
     stop_grace_s: float = STOP_GRACE_S  # time from the stop request until the trainer gets SIGKILL
-    # environment of the programs that the agent starts, without secrets
+    # environment variables for the programs that the agent starts; contains no secrets
     env: Dict[str, str] = field(default_factory=dict)
-    # Names of the variables with keys for the store, which sync gets and the trainer does not.
+    # Names of the environment variables that contain the store's keys. Sync gets them, the trainer does not.
     secret_names: List[str] = field(default_factory=list)
     agent_argv: List[str] = field(default_factory=list)  # command with which the dead-man restarts a dead agent
     # The command to run before training; empty if the machine already has everything it needs.
     bootstrap_argv: List[str] = field(default_factory=list)
     # The command to run alongside the trainer, for alerts, preemption notices and utilization.
     lookout_argv: List[str] = field(default_factory=list)
-    unsaved_limit_s: float = 0.0  # how long to train while the store refuses every push; 0 for until some other limit
+    unsaved_limit_s: float = 0.0  # how long training may continue while the store refuses every push; 0 for no limit
     push_s: float = 0.0  # planned time to push a checkpoint, replaced by the measured time after the first push
-    # time from the last save to the end of billing besides the push: starting processes, reading back
+    # time needed between the last save and the end of billing in addition to the push: starting processes, reading back
     home_s: float = 0.0
-    keep_on_failure_s: float = 0.0  # how long a failed instance is kept for inspection, inside the limit
+    keep_on_failure_s: float = 0.0  # how long to keep a failed instance for inspection, within its limits

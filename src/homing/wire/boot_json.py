@@ -20,37 +20,37 @@ __all__ = ["Boot", "Bootstrap", "EndBilling", "Input"]
 class Input:
     """A file that the instance needs before training: its key in the store, its path and its hash."""
 
-    key: str  # "" if `url` is set
+    key: str  # the file's key in the store; "" if `url` is set
     path: str  # path relative to the instance's work folder
     num_bytes: int
     sha256: str
-    url: str = ""  # address of open weights on the Hub, which the instance downloads itself without a token
+    url: str = ""  # URL of open weights on the Hub, which the instance downloads directly, without a token
 
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """What the machine must have before training; a part with an empty value is skipped."""
+    """What the machine must have before training. The bootstrap skips a requirement whose value is empty."""
 
     folders: List[str] = field(default_factory=list)  # folders to create in addition to run/ and data/
     disk_bytes: int = 0
     code: str = ""  # name of a wheel in the work folder, which is unpacked into code_dir
     code_sha256: str = ""
     code_dir: str = ""
-    lock: List[str] = field(default_factory=list)  # name==version --hash=..., without torch
+    lock: List[str] = field(default_factory=list)  # requirements (name==version --hash=...) except torch
     torch: str = ""  # torch==version, installed unless the version in the image is in torch_range (from, below)
     torch_lock: List[str] = field(default_factory=list)  # requirements with hashes for torch and all its dependencies
-    uv: str = ""  # uv==version --hash=..., installed if it is needed and missing
+    uv: str = ""  # requirement uv==version --hash=..., installed if uv is needed but missing
     torch_range: List[str] = field(default_factory=list)
-    cuda: str = ""  # CUDA version of the torch in the index; a driver older than that gets a different wheel
-    older_cuda: List[str] = field(default_factory=list)  # CUDA versions of those different wheels, best first
-    torch_index: str = ""  # where to find those wheels: <torch_index>/cu129
-    python: str = ""  # the interpreter from which the environment is created
-    env_dir: str = ""  # a fingerprint is appended to this path, and <work folder>/env links to the result
-    # names under which the driver may report the GPU, in a-z0-9 only
+    cuda: str = ""  # CUDA version of torch on PyPI; a machine with an older driver gets another torch wheel
+    older_cuda: List[str] = field(default_factory=list)  # CUDA versions of the wheels for older drivers, best first
+    torch_index: str = ""  # URL of PyTorch's wheels for older drivers, to which /cu129 or similar is appended
+    python: str = ""  # the interpreter that creates the environment
+    env_dir: str = ""  # path of the environment, to which a fingerprint is appended; <work folder>/env links to it
+    # names by which the driver may report the GPU, reduced to a-z and 0-9
     gpu_names: List[str] = field(default_factory=list)
     num_gpus: int = 0
-    may_add: bool = False  # system packages may be installed, because no one else uses the machine after the run
-    inputs_dir: str = ""  # folder that keeps inputs by hash, so that a later instance need not fetch them again
+    may_add: bool = False  # whether system packages may be installed, because nobody else will use the machine
+    inputs_dir: str = ""  # folder on a volume that keeps inputs by hash, so that later instances need not fetch them
     probe_argv: List[str] = field(default_factory=list)
     probe_floor: Dict[str, float] = field(default_factory=dict)  # measurement -> the lowest acceptable value
 
@@ -65,14 +65,14 @@ class _Run:
 
 @record("boot", 1)
 @dataclass(frozen=True)
-class Boot(Orders, _Run):  # the order of the bases matters: the fields of _Run have no defaults and must come first
-    fence: int = 0  # number of the lease under which the instance was launched; 0 for no lease
-    notice_url: str = ""  # where the provider announces a preemption; any 200 response is a notice
-    notice_token_url: str = ""  # a PUT there returns the token that notice_url requires, as in EC2's metadata service
-    # phase -> tokens per second; less than a third of it counts as slow
+class Boot(Orders, _Run):  # _Run must be the last base: its fields have no defaults, so they must come first
+    fence: int = 0  # number of the lease under which the instance was launched; 0 if there is no lease
+    notice_url: str = ""  # URL at which the provider announces a preemption; any 200 response is a notice
+    notice_token_url: str = ""  # URL whose PUT returns the token for notice_url, as in EC2's metadata service
+    # phase -> planned tokens per second; the instance counts as slow below a third of this
     planned_speeds: Dict[str, float] = field(default_factory=dict)
     on_divergence: str = "alert"  # alert | stop
     on_slow: str = "alert"  # alert | stop
     bootstrap: Optional[Bootstrap] = None  # None if the machine has everything it needs
     leave_s: float = 0.0  # seconds after billing began at which the run must move to another instance; 0 for never
-    mailbox: str = ""  # URL that receives the log by HTTP PUT if booting fails before the store can be reached
+    mailbox: str = ""  # URL that receives the error by HTTP PUT if the bootstrap fails; works without a store client

@@ -1,11 +1,11 @@
 """Reads a tokenizer's chat template as text, from its own file or tokenizer_config.json, and defines turns.json.
 
-turns.json holds the text that the template puts around messages, extracted at home by `lm.data.chat.split_template`:
+turns.json contains the text that the template puts around messages. `lm.data.chat.split_template` extracts it at home:
 
 begin USER end | begin_system SYSTEM system_user USER end | ... USER user_assistant ASSISTANT assistant_user USER end
 
-This module does not evaluate Jinja: only `lm.data.chat.template`, at home, interprets a template. `config` and the
-trainer need to know only whether there is a template, and which one.
+This module does not evaluate Jinja; only `lm.data.chat.template` does, at home. `config` and the trainer only need to
+know whether there is a template, and which one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["FoundTemplate", "Turns", "Unreadable", "read_chat_template", "refuse
 @record("turns", 1)
 @dataclass(frozen=True)
 class Turns:
-    """The text around messages, with special tokens by name. None: the template forbids that sequence of turns."""
+    """The text around messages, with special tokens by name. None means that the template forbids such turns."""
 
     template_sha256: str  # sha256 of the template's text
-    begin: str  # the text before the first turn, if that is a user turn
-    end: str  # the text after the last turn, including the opening of the assistant turn
+    begin: str  # the text before the first message, if the user wrote it
+    end: str  # the text after the last message, including the start of the assistant's turn
     markers: Dict[str, int] = field(default_factory=dict)  # special token -> id
     end_id: Optional[int] = None  # id of the token with which the assistant ends a turn
     is_trimmed: bool = False  # whether the template strips the whitespace around messages
@@ -40,7 +40,7 @@ class Turns:
 
 
 class Unreadable(ValueError):
-    """The file at `path` exists but cannot be read; the message says why."""
+    """Raised if the file at `path` exists but cannot be read. The message says why."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(why)
@@ -50,19 +50,19 @@ class Unreadable(ValueError):
 @dataclass(frozen=True)
 class FoundTemplate:
     source: str  # the text of the template, or "" if there is none
-    path: Path  # the file that the template was read from
+    path: Path  # the file from which the template was read
     config: Dict[str, Any] = field(default_factory=dict)  # the content of tokenizer_config.json, or {} if there is none
 
 
 def read_chat_template(folder: Path) -> FoundTemplate:
-    """Return the chat template next to the tokenizer in `folder` (data, a checkpoint or a model); raises Unreadable."""
+    """Return the chat template in `folder` (data, a checkpoint or a model). Raise Unreadable if it cannot be read."""
     path = folder / file_names.TOKENIZER_CONFIG
     refuse_link_outside(path)
     config = _object(path) if path.is_file() else {}
     own = folder / file_names.CHAT_TEMPLATE
     refuse_link_outside(own)
-    # Newer writers use this file, which takes precedence in transformers too. A trailing line break, such as one that
-    # an editor added, is kept.
+    # Newer tools write chat_template.jinja, which takes precedence in transformers too. Keep a trailing line break,
+    # even one that an editor added.
     if own.is_file():
         try:
             return FoundTemplate(own.read_text(encoding="utf-8"), own, config)
@@ -75,7 +75,7 @@ def refuse_link_outside(path: Path) -> None:
     """Raise Unreadable if `path` is a symlink that leads outside its folder.
 
     A folder from an untrusted source could link to any file on this computer, which would then be sent with the run. A
-    snapshot in the Hub cache may link to the blobs of its own repository.
+    snapshot in the Hub cache, however, may link to the blobs of its own repository.
     """
     if not path.is_symlink():
         return
@@ -96,7 +96,7 @@ def _object(path: Path) -> Dict[str, Any]:
 
 
 def _default(value: Any) -> str:
-    """Return the template, or the one named "default" if there are several."""
+    """Return the chat template, or the one named "default" if there are several."""
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")

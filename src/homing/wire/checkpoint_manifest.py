@@ -17,7 +17,7 @@ MISSING_REWARD = "missing reward"
 
 
 def figure_of(phase: str) -> str:
-    """Return what `val_loss` means in a phase. Phases of kind rl store the missing reward there instead of a loss."""
+    """Return what `val_loss` means in a phase: the held-out loss, but the missing reward in rl."""
     return MISSING_REWARD if phase == "rl" else "held-out loss"
 
 
@@ -32,10 +32,10 @@ class FileHash:
 class Stage:
     """One phase in the history of the weights."""
 
-    phase: str  # the phase, or "base" for open weights
+    phase: str  # name of the phase, or "base" for open weights
     method: str = "full"
     run_id: str = ""
-    address: str = ""  # for a base only: hf:OWNER/NAME@COMMIT, or its folder
+    address: str = ""  # address of open weights: hf:OWNER/NAME@COMMIT, or a folder; "" for a trained phase
     step: int = 0
     num_tokens: int = 0
     val_loss: Optional[float] = None
@@ -50,9 +50,9 @@ class CheckpointManifest:
     run_id: str
     phase: str
     step: int
-    num_tokens: int  # number of tokens trained on so far in this phase
+    num_tokens: int  # number of tokens on which this phase has trained
     is_final: bool
-    config_sha256: str  # sha256 of model, phase and data in run.json, which must match to resume
+    config_sha256: str  # sha256 of model, phase and data in run.json; must match for the run to resume
     seed: int
     files: List[FileHash]
     val_loss: Optional[float] = None
@@ -64,13 +64,13 @@ class CheckpointManifest:
     made_at: float = 0.0
     # Settings such as attention, micro-batch and precision, which the trainer chose and which are part of its state.
     choices: Dict[str, Any] = field(default_factory=dict)
-    # the phases in order, such as base -> mid -> sft -> rl, with this one last
+    # all phases that produced the weights, in order, such as base -> mid -> sft -> rl; the last one is this phase
     lineage: List[Stage] = field(default_factory=list)
-    sha256: str = ""  # sha256 of this file with this field empty, which protects the list of hashes too
+    sha256: str = ""  # sha256 of this manifest with this field empty, so that the list of hashes is protected too
 
 
 def reported_checkpoint(manifest: CheckpointManifest) -> str:
-    """Describe a checkpoint for messages: pretrain step 60 of goethe-20260101-000000-abcd."""
+    """Return a description of a checkpoint for messages: pretrain step 60 of goethe-20260101-000000-abcd."""
     return f"{manifest.phase} step {manifest.step:,} of {manifest.run_id or manifest.run_name}"
 
 
@@ -79,7 +79,7 @@ def reported_checkpoint(manifest: CheckpointManifest) -> str:
 class Pointer:
     """The content of latest.json and best.json in checkpoints/<phase>/.
 
-    It is a file that names a step, not a symlink, so that any store can hold it.
+    The file names a step. It is not a symlink, because not every store could keep one.
     """
 
     step: int

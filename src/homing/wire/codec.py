@@ -2,7 +2,8 @@
 
 A writer checks every field against its annotation, so that a wrong type fails on the machine that wrote it. A reader
 ignores unknown keys and fills in defaults for missing ones, so that an older `homing` can read what a newer one wrote.
-It rejects only values that it cannot use, and names the path of the field."""
+It rejects only values that it cannot use, and the error names the path of the field.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ T = TypeVar("T")
 
 
 class WireError(ValueError):
-    """The document does not have the expected form."""
+    """Raised if a document does not have the expected form."""
 
 
 def record(name: str, version: int) -> Callable[[Type[T]], Type[T]]:
-    """Mark a class as a top-level document, which is written with `schema: homing.NAME/VERSION`."""
+    """Return a decorator that makes a class a top-level document with the field `schema: homing.NAME/VERSION`."""
 
     def mark(cls: Type[T]) -> Type[T]:
         cls.SCHEMA = f"homing.{name}/{version}"  # type: ignore[attr-defined]  # not on every dataclass; see schema_of
@@ -35,7 +36,7 @@ def schema_of(obj: object) -> str:
 
 
 def dump(obj: Any) -> Dict[str, Any]:
-    """Return a JSON-ready dict; raises WireError if a value does not fit its annotation."""
+    """Return the object as a JSON-ready dict. Raise WireError if a value does not match its annotation."""
     checked = load(type(obj), dataclasses.asdict(obj))
     return {**({"schema": schema_of(obj)} if schema_of(obj) else {}), **dataclasses.asdict(checked)}
 
@@ -48,8 +49,8 @@ def dumps(obj: Any, indent: Optional[int] = None) -> str:
 
 
 def load(cls: Type[T], data: Any, path: str = "") -> T:
-    """Build `cls` from `data`, ignoring unknown keys and filling in defaults; raises WireError for unusable values."""
-    shape: Any = cls  # a dataclass, which Type[T] does not express
+    """Build a `cls` from `data`, ignoring unknown keys and filling in defaults. Raise WireError for unusable values."""
+    shape: Any = cls  # typed as Any, because Type[T] does not say that `cls` is a dataclass
     path = path or cls.__name__
     if not isinstance(data, dict):
         raise WireError(f"{path}: expected an object, got {type(data).__name__}")
@@ -60,7 +61,7 @@ def load(cls: Type[T], data: Any, path: str = "") -> T:
     for name, hint, kind, is_optional, is_needed in _fields(shape):
         if name in data:
             value = data[name]
-            # Fast path: most values are plain and of the right type, and a metrics file holds very many of them.
+            # Fast path: most values are plain and of the right type, and a metrics file contains a great many values.
             if (type(value) is kind and (kind is not float or math.isfinite(value))) or (value is None and is_optional):
                 values[name] = value
             else:
@@ -85,7 +86,7 @@ def _hints(cls: Any) -> Dict[str, Any]:
 
 @functools.lru_cache(maxsize=None)
 def _fields(cls: Any) -> List[Tuple[str, Any, Any, bool, bool]]:
-    """Return for each field: name, annotation, plain type or None, whether it may be None, whether it is required."""
+    """Return each field's name, annotation, plain type or None, whether it may be None, and whether it is required."""
     found = []
     for field in dataclasses.fields(cls):
         hint = _hints(cls)[field.name]

@@ -27,7 +27,7 @@ class Control:
 
     stop: bool = False
     reason: str = ""
-    land_by: Optional[float] = None  # boot-clock time by which the final checkpoint must be on disk; set from the start
+    land_by: Optional[float] = None  # boot-clock time by which the final checkpoint must be on disk
 
 
 @record("request", 1)
@@ -41,7 +41,7 @@ class Request:
     spend_limit_usd: Optional[str] = None
     time_limit_s: Optional[float] = None
     t: float = 0.0
-    # seconds since billing began, by home's clock, because the instance's clock may be behind
+    # seconds since billing began, measured by home's clock, because the instance's clock may be behind
     age_s: Optional[float] = None
 
 
@@ -64,29 +64,29 @@ class Heartbeat:
     tokens_per_s: Optional[float] = None
     mfu: Optional[float] = None
     step_s: Optional[float] = None
-    # Seconds until the phase ends, as planned or by landing. This is the trainer's estimate from Metric.
+    # Seconds until the phase ends, either as planned or early by landing: the trainer's estimate, copied from Metric.
     eta_s: Optional[float] = None
     trainer_pid: Optional[int] = None
-    end_step: Optional[int] = None  # set while landing, when the run ends at this step, before num_steps
-    is_pushed: bool = False  # whether everything worth keeping is in the store, verified
+    end_step: Optional[int] = None  # the step at which the phase will end while the run is landing, before num_steps
+    is_pushed: bool = False  # whether all results are in the store and verified
     problem: str = ""
     has_dead_man: bool = False  # whether the dead-man, a second guard process on the instance, is alive
     time_limit_s: float = 0.0
     use: Dict[str, float] = field(default_factory=dict)  # utilization, see Use
-    plan_s: Optional[float] = None  # set while landing: seconds until the originally planned end
+    plan_s: Optional[float] = None  # seconds until the originally planned end; set only while the run is landing
 
 
 @record("use", 1)
 @dataclass(frozen=True)
 class Use:
-    """The utilization of the machine, as written by the lookout."""
+    """The content of use.json: the utilization of the machine, which the lookout measures."""
 
-    # utilization of cpu, memory, gpu and gpu_memory, each 0 to 1
+    # cpu | memory | gpu | gpu_memory -> utilization, from 0 to 1
     shares: Dict[str, float] = field(default_factory=dict)
 
 
-# CLOCK_BOOTTIME exists only on Linux. On macOS, CLOCK_MONOTONIC runs during sleep too; elsewhere it is the closest
-# available clock.
+# CLOCK_BOOTTIME exists only on Linux. On macOS, CLOCK_MONOTONIC runs during sleep too; on other systems it is the
+# closest available clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 

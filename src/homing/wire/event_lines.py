@@ -1,4 +1,4 @@
-"""The lines of events.jsonl and metrics.jsonl, from which every view of a run is built, and outcome.json."""
+"""The content of events.jsonl, metrics.jsonl and outcome.json. Every view of a run is built from the first two."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Metric:
     lr: Optional[float] = None
     grad_norm: Optional[float] = None
     tokens_per_s: Optional[float] = None
-    mfu: Optional[float] = None  # 0 to 1; None if the peak FLOP/s of the device is unknown
+    mfu: Optional[float] = None  # model FLOP/s utilization, from 0 to 1; None if the device's peak FLOP/s are unknown
     step_s: Optional[float] = None
     memory_bytes: Optional[int] = None
     val_loss: Optional[float] = None
     val_bits_per_byte: Optional[float] = None
     val_perplexity: Optional[float] = None
-    end_step: Optional[int] = None  # the step at which a landing ends, before num_steps; None while the plan holds
+    end_step: Optional[int] = None  # the step at which a landing phase will end early; None if it runs as planned
     more: Dict[str, float] = field(default_factory=dict)  # values specific to this phase, such as the reward in rl
-    # Seconds until this phase is trained, evaluated and saved, from measured speeds. Every ETA shown comes from this
-    # value.
+    # Seconds until this phase is trained, evaluated and saved, computed from measured speeds. Every ETA that homing
+    # shows comes from this value.
     eta_s: Optional[float] = None
-    plan_s: Optional[float] = None  # set while landing: seconds until the originally planned end
+    plan_s: Optional[float] = None  # seconds until the originally planned end; set only while the run is landing
 
 
 @record("outcome", 1)
@@ -57,6 +57,6 @@ class Outcome:
     phase: str = ""
     step: int = 0
     t: float = 0.0
-    is_final: bool = False  # whether no further attempt is needed
-    is_preempted: bool = False  # the instance was taken away, and the run resumes on another one
+    is_final: bool = False  # True if no further attempt is needed
+    is_preempted: bool = False  # True if the instance was taken away and the run resumes on another one
     log_tail: str = ""  # the trainer's last log lines, if it failed

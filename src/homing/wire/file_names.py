@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Optional
 
-from homing.wire.instance_names import *  # noqa: F403  the agent's part of this list, which ships with it
+from homing.wire.instance_names import *  # noqa: F403  names that ship with the agent
 
 RUN_FILE = "run.yaml"
 RUN = "run.json"
@@ -23,18 +23,16 @@ CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
 LATEST = "latest.json"
 BEST = "best.json"
-TRAINER_LOCK = ".trainer.lock"  # locked while a trainer runs in the folder; the file remains as evidence that one ran
+TRAINER_LOCK = ".trainer.lock"  # locked while a trainer runs in the folder; remains as evidence that a trainer ran
 STARTER_FD_ENV = "HOMING_STARTER_FD"  # file descriptor of a pipe that closes when the trainer's parent process ends
-TYPED_ENV = (
-    # the run's name as the user typed it, with the options that change its run file, for the trainer's messages
-    "HOMING_TYPED"
-)
+# the run's name as the user typed it, with the options that change its run file, for the trainer's messages
+TYPED_ENV = "HOMING_TYPED"
 PUSHED = "pushed.json"
 BOOT = "boot.json"
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-CHAT_TEMPLATE = "chat_template.jinja"  # newer tools store the template in this file, older ones in the file above
+CHAT_TEMPLATE = "chat_template.jinja"  # chat template in newer tools; older ones store it in tokenizer_config.json
 TURNS = "turns.json"  # the text that the chat template puts around messages, for a trainer without a template engine
 GENERATION = "generation_config.json"  # the recommended sampling settings and stop tokens of open weights
 WEIGHTS = "model.safetensors"
@@ -48,7 +46,7 @@ STORE_OBJECTS = "objects"
 STORE_RUNS = "runs"
 STORE_MODELS = "models"
 RECORD = "record.json"
-LEASES = "lease"  # folder below the run, which contains 00000001.json and so on
+LEASES = "lease"  # folder in the run's folder that contains 00000001.json and so on
 
 
 def step_dir(step: int) -> str:

@@ -1,11 +1,11 @@
-"""File names on an instance that the agent shares with other programs. file_names.py has the other names."""
+"""File names on an instance that the agent shares with other programs. file_names.py contains all other names."""
 
 from __future__ import annotations
 
 # Files in the work folder, next to boot.json.
 RUN_DIR = "run"
-AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # locked while the process is alive
-CLOCK = "clock"  # how long billing had been running at a given boot-clock time
+AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # each locked while its process is alive
+CLOCK = "clock"  # a boot-clock time, and the seconds billed until then
 RESTARTS = "restarts"  # how often the dead-man restarted the agent, and the boot-clock time of the last restart
 BILLING_ENDED = "billing-ended"  # boot-clock time at which the request to end billing was accepted
 
@@ -13,7 +13,7 @@ BILLING_ENDED = "billing-ended"  # boot-clock time at which the request to end b
 CONTROL = "control.json"
 REQUEST = "request.json"
 HEARTBEAT = "heartbeat.json"
-LIMITS = "limits.json"  # a Request with the limits that the agent last accepted, which the dead-man follows
+LIMITS = "limits.json"  # a Request with the limits that the agent last accepted; the dead-man uses them too
 USE = "use.json"
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
@@ -29,8 +29,8 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_STOPPED = 75
 
-# The exit code of store.sync if a newer lease names another instance, so that this one pushes nothing more.
+# The exit code of store.sync if a newer lease names another instance. This instance must then push nothing more.
 EXIT_SUPERSEDED = 76
 
-# Set in the environment of every process on our instances. The local and ssh providers find their processes by it.
+# Environment variable of every process on our instances. The local and ssh providers use it to find their processes.
 MARK_ENV = "HOMING_MARK"

@@ -15,7 +15,7 @@ from homing.wire.codec import record
 class RopeScaling:
     """RoPE scaling as in Llama 3.1.
 
-    Low frequencies are divided by `factor`, high ones are kept, and those in between are interpolated.
+    Low frequencies are divided by `factor`, high frequencies are kept, and those in between are interpolated.
     """
 
     factor: float
@@ -40,22 +40,22 @@ class Model:
     rope_base: float = 10000.0
     norm_eps: float = 1e-6
     rope_scaling: Optional[RopeScaling] = None
-    # the context length that loaded weights support, if larger than `context`; 0 if it is the same
+    # the context length that the open weights support, if it is larger than `context`; otherwise 0
     max_context: int = 0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes computed by `config.estimate.params`; the trainer checks its own counts against them."""
+    """Sizes that `config.estimate.params` computes. The trainer compares its own counts with them."""
 
-    num_params: int  # counts every parameter once, and a tied head not twice
-    num_matmul_params: int  # blocks and head, without the embedding lookup
-    flops_per_token: float  # 6 N_matmul + 12 L d T, forward and backward
+    num_params: int  # number of parameters; counts a tied head only once
+    num_matmul_params: int  # number of parameters in the blocks and the head, excluding the embedding lookup
+    flops_per_token: float  # 6 N_matmul + 12 L d T, for the forward and the backward pass
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A public file on the Hub, with size and hash as the Hub reports them."""
+    """A public file on the Hub, with the size and the hash that the Hub reports."""
 
     name: str
     num_bytes: int
@@ -64,10 +64,10 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Base:
-    """Open weights that the run starts from."""
+    """The open weights from which the run starts."""
 
-    address: str  # hf:OWNER/NAME@COMMIT, or the folder as the user named it
-    # folder with config.json and the weights, except hub_files; relative to the run directory; "" until fetched
+    address: str  # hf:OWNER/NAME@COMMIT, or the folder as the user typed it
+    # folder with config.json and the weights except hub_files, relative to the run directory; "" until fetched
     dir: str
     dtype: str = ""  # dtype of the weights according to config.json: bfloat16, ...
     licence: str = ""
@@ -96,11 +96,11 @@ class Optimizer:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
-    momentum: float = 0.95  # of Muon
-    momentum_start: float = 0.0  # Muon's momentum at the first step, from which it increases; 0 if it is constant
+    momentum: float = 0.95  # Muon's momentum
+    momentum_start: float = 0.0  # Muon's momentum at the first step, if it increases during training; else 0
     # decay of Muon's per-row second-moment estimate, which normalizes the rows; 0 turns it off
     variance_beta: float = 0.0
-    is_cautious: bool = False  # whether Muon decays weights only where the update itself moves them towards zero
+    is_cautious: bool = False  # whether Muon decays only those weights that the update itself moves towards zero
     clip: float = 1.0  # maximum global gradient norm; 0 turns clipping off
     states: str = "fp32"  # fp32 | int8: format of AdamW's two moments
 
@@ -115,15 +115,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class RlTask:
-    """A task of an rl phase. A relative path is relative to the data folder; an empty hash is not checked."""
+    """A task of an rl phase. Relative paths are relative to the data folder. If a hash is empty, it is not checked."""
 
     kind: str  # gsm8k | arithmetic | spelling | prompts
-    weight: float = 1.0  # its share of the prompts, relative to the other tasks
-    file: str = ""  # JSON lines, for gsm8k and prompts
+    weight: float = 1.0  # the task's share of the prompts, relative to the other tasks
+    file: str = ""  # path of a JSON lines file, for gsm8k and prompts
     file_sha256: str = ""
-    val_file: str = ""  # held-out lines; if empty, a tenth of the file
+    val_file: str = ""  # path of the held-out lines; if empty, a tenth of `file` is held out
     val_file_sha256: str = ""
-    difficulty: int = 1  # 1 to 5, for arithmetic and spelling
+    difficulty: int = 1  # from 1 to 5, for arithmetic and spelling
     calculator: str = "auto"  # auto | on | off
     reward: str = ""  # path of the user's own reward.py
     reward_sha256: str = ""
@@ -136,13 +136,13 @@ class Rl:
     samples_per_prompt: int = 16
     max_new_tokens: int = 256
     temperature: float = 1.0
-    top_k: int = 0  # 0: off
-    advantage: str = "std"  # std | mean: whether to divide by the group's standard deviation
-    kl: float = 0.0  # weight of the KL penalty towards the initial weights of the phase
+    top_k: int = 0  # number of most likely tokens to sample from; 0 for all
+    advantage: str = "std"  # std | mean: only std divides by the group's standard deviation
+    kl: float = 0.0  # weight of the KL penalty, which keeps the model close to the initial weights of the phase
     updates_per_rollout: int = 1
     clip_low: float = 0.2  # has an effect only with more than one update per rollout
     clip_high: float = 0.2
-    pass_reward: float = 1.0  # a reward of at least this counts as passed
+    pass_reward: float = 1.0  # a sample passes if its reward is at least this
     eval_prompts: int = 64
     eval_samples: int = 4
     rollout_rows: int = 0  # number of samples generated at a time; 0 for all at once
@@ -154,7 +154,7 @@ class Rl:
 
 @dataclass(frozen=True)
 class Lora:
-    """Settings of the adapters of a lora or qlora phase; lm.model.lora implements them."""
+    """Adapter settings of a lora or qlora phase. lm.model.lora implements them."""
 
     rank: int = 16
     alpha: float = 32.0  # the adapter is scaled by alpha / rank, or with rsLoRA by alpha / sqrt(rank)
@@ -173,32 +173,32 @@ class PhaseData:
     manifest_sha256: str = ""  # "" until prepared
     num_train_tokens: int = 0
     num_val_tokens: int = 0
-    question: str = ""  # the first user question in chat data
+    question: str = ""  # the first question of a user in the chat data
 
 
 @dataclass(frozen=True)
 class Phase:
-    kind: str  # pretrain | mid | sft | rl; also the folder under checkpoints/
+    kind: str  # pretrain | mid | sft | rl; also the name of the phase's folder in checkpoints/
     method: str  # full | lora | qlora
     num_steps: int
     batch_tokens: int  # tokens in one optimizer step
-    micro_batch: int  # number of rows of `context` tokens at a time; 0 lets the trainer pick what fits
+    micro_batch: int  # number of rows of `context` tokens per forward pass; 0 lets the trainer pick what fits
     optimizer: Optimizer
     schedule: Schedule
-    eval_every: int  # number of steps; 0 for only at the end
+    eval_every: int  # number of steps between validations; 0 to validate only at the end
     eval_tokens: int
-    save_every: int  # number of steps; 0 for only at the end
-    save_every_s: float  # a checkpoint is also saved after this many seconds; 0 turns this off
-    sample_every: int  # number of steps; 0 for once with each checkpoint
+    save_every: int  # number of steps between checkpoints; 0 to save only at the end
+    save_every_s: float  # maximum number of seconds between checkpoints; 0 for no maximum
+    sample_every: int  # number of steps between samples; 0 to sample whenever a checkpoint is saved
     keep_last: int  # number of checkpoints kept in addition to the best one
     init_from: str = ""  # a checkpoint folder to start from; "" for fresh weights
-    init_base: str = ""  # the folder of the weights that the adapter in init_from was trained on, if it holds one
-    data: Optional[PhaseData] = None  # None for the text of the run
+    init_base: str = ""  # if init_from contains an adapter, the folder with the weights on which it was trained
+    data: Optional[PhaseData] = None  # the phase's own data; None if it trains on the text of the run
     lora: Optional[Lora] = None  # used by the methods lora and qlora
     rl: Optional[Rl] = None  # used by phases of kind rl
     recompute: str = "none"  # none | half | all: how many blocks recompute their activations instead of keeping them
     offload: str = "none"  # none | optimizer: what is kept in host memory instead of GPU memory
-    sample_prompts: List[str] = field(default_factory=list)  # if empty, the prompts of the run
+    sample_prompts: List[str] = field(default_factory=list)  # prompts for samples; if empty, those of the run are used
 
 
 @dataclass(frozen=True)
@@ -214,45 +214,45 @@ class Train:
     device: str = "auto"  # auto | cpu | cuda | mps
     precision: str = "auto"  # auto | fp32 | bf16
     compile: str = "auto"  # auto | on | off
-    # set by launch on a rented GPU, so that the trainer fails without a GPU instead of using the CPU
+    # True on a rented GPU, so that the trainer fails if it sees no GPU, instead of using the CPU
     needs_gpu: bool = False
     attention: str = "auto"  # auto | cudnn | flash | efficient | math
-    graphs: str = "auto"  # auto | on | off: run micro-batches as CUDA graphs; has the same default as in the run file
+    graphs: str = "auto"  # auto | on | off: whether to run micro-batches as CUDA graphs; default as in the run file
     is_deterministic: bool = False
-    num_threads: int = 0  # 0 for as many as the machine has
+    num_threads: int = 0  # number of CPU threads; 0 for as many as the machine has
     num_ranks: int = 0  # number of training processes, one per GPU; 0 for as many as there are GPUs
-    log_every: int = 10  # steps
-    max_bad_steps: int = 10  # the run stops after this many non-finite steps in a row
+    log_every: int = 10  # number of steps between metric lines
+    max_bad_steps: int = 10  # the run stops after this many consecutive steps with a non-finite loss or gradient
     time_limit_s: float = 0.0  # wall-clock limit for the trainer; 0 for none
     writes_csv: bool = False
 
 
 @dataclass(frozen=True)
 class Limits:
-    spend_usd: Optional[str] = None  # a decimal string: dollars are never floats
-    time_s: float = 0.0  # 0: none
+    spend_usd: Optional[str] = None  # an amount as a decimal string, because dollars are never floats
+    time_s: float = 0.0  # time limit in seconds; 0 for none
     idle_s: float = 1800.0
-    unsaved_s: float = 1800.0  # how long to train while the store refuses every push; 0 for until some other limit
-    stall_factor: float = 10.0  # the run counts as stalled after this many usual step times without a step
+    unsaved_s: float = 1800.0  # how long training may continue while the store refuses every push; 0 for no limit
+    stall_factor: float = 10.0  # training counts as stalled if a step takes this many times as long as usual
     rate_usd_per_hour: Optional[str] = None
     on_divergence: str = "alert"  # alert | stop
     on_slow: str = "alert"  # alert | stop
-    relaunches: int = 10  # how often the guard may relaunch the run after an instance was preempted or lost
+    relaunches: int = 10  # how many times the guard may relaunch the run after an instance is preempted or lost
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """An SSH host as named in the run file."""
+    """An SSH host from the run file."""
 
     host: str
-    user: str = ""  # if empty, the local user name
+    user: str = ""  # user name on the host; if empty, the local user name
     port: int = 22
-    key_file: str = ""  # path of a private key; if empty, ssh's own defaults
-    host_key: str = ""  # TYPE BASE64; if empty, the key from known_hosts, or one that the user confirms once
+    key_file: str = ""  # path of a private key; if empty, ssh uses its default keys
+    host_key: str = ""  # the host's public key (TYPE BASE64); if empty, the one in known_hosts or confirmed by the user
     known_hosts: str = "~/.ssh/known_hosts"
     work_dir: str = ".homing"  # folder on the host; a relative path is relative to the user's home directory
     rate_usd_per_hour: str = "0.36"
-    python: str = ""  # an interpreter on the host that has torch; if empty, an environment is created from the lock
+    python: str = ""  # a Python on the host that has torch; if empty, homing creates an environment from its lock file
 
 
 @dataclass(frozen=True)
@@ -269,12 +269,12 @@ class Cloud:
 
 @dataclass(frozen=True)
 class RunInput:
-    """A file that is sent with the run in addition to its own text."""
+    """A file that the run needs in addition to its own text, such as open weights."""
 
-    path: str  # path in the data folder of the instance
-    source: str  # path at home, or hf:OWNER/NAME@COMMIT/FILE for a file that the instance downloads from the Hub itself
+    path: str  # path relative to the instance's data folder
+    source: str  # path at home, or hf:OWNER/NAME@COMMIT/FILE if the instance downloads the file from the Hub
     sha256: str
-    num_bytes: int = 0  # set for a file from the Hub, which may not exist at home
+    num_bytes: int = 0  # size of a file on the Hub, because it may not exist at home; otherwise 0
 
 
 @record("run", 1)
@@ -291,9 +291,9 @@ class Run:
     limits: Limits
     cloud: Cloud
     store: str  # such as file:/home/me/.homing/store
-    base: Optional[Base] = None  # None if trained from scratch
-    inputs: List[RunInput] = field(default_factory=list)  # set at launch
+    base: Optional[Base] = None  # None if the model is trained from scratch
+    inputs: List[RunInput] = field(default_factory=list)  # filled in at launch
     id: str = ""  # NAME-yyyymmdd-hhmmss-xxxx, assigned at launch
     code_version: str = ""
     run_file_sha256: str = ""
-    origin: Dict[str, str] = field(default_factory=dict)  # such as "model.width" -> "derived from model.depth"
+    origin: Dict[str, str] = field(default_factory=dict)  # key -> source: "model.width" -> "derived from model.depth"

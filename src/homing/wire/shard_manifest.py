@@ -1,12 +1,12 @@
 """Defines manifest.json next to token shards: what they contain, how much, from which text, and their hashes.
 
-A shard `train-00000.bin` holds only tokens, little-endian, of type `dtype`: concatenated documents, each preceded
-by <|endoftext|>, or by the special tokens of the model family that the tokenizer comes from. `train-00000.idx` is
-little-endian uint64: the token offset at which each document starts, then the shard's token count, so document i of the
-shard is tokens [idx[i], idx[i+1]).
+A shard `train-00000.bin` contains only tokens, little-endian, of type `dtype`: concatenated documents, each preceded
+by <|endoftext|>, or by the special tokens of the model family that the tokenizer comes from. `train-00000.idx` contains
+little-endian uint64 values: the token offset at which each document starts, then the number of tokens in the shard. So
+document i of the shard consists of tokens [idx[i], idx[i+1]).
 
-Shards of conversations have a third file, `train-00000.mask`: one byte per token, 1 if the token is trained on. In
-these shards, each document is a conversation and begins with whatever the chat template puts first.
+Shards of conversations have a third file, `train-00000.mask`: one byte per token, 1 if the model is trained on the
+token. In these shards, each document is a conversation, and begins with whatever the chat template puts first.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Shard:
     num_bytes: int
     sha256: str
     index_sha256: str
-    mask_name: str = ""  # if empty, every token is trained on
+    mask_name: str = ""  # name of the mask file; if empty, the model is trained on every token
     mask_sha256: str = ""
 
     def files(self) -> List[Tuple[str, int, str]]:
-        """Return name, size and sha256 of each file of the shard."""
+        """Return the name, size and sha256 of each of the shard's files."""
         index = (self.index_name, 8 * (self.num_documents + 1), self.index_sha256)
         mask = [(self.mask_name, self.num_tokens, self.mask_sha256)] if self.mask_name else []
         return [(self.name, self.num_bytes, self.sha256), index, *mask]
@@ -40,19 +40,19 @@ class Shard:
 class Split:
     num_tokens: int
     num_documents: int
-    num_text_bytes: int  # UTF-8 bytes of the text that the tokens encode
+    num_text_bytes: int  # size in UTF-8 bytes of the text that the tokens encode
     shards: List[Shard]
 
 
 def val_share(splits: Dict[str, Split]) -> float:
-    """Return the fraction of all tokens that is held out."""
+    """Return the fraction of all tokens that is held out for validation."""
     total = sum(split.num_tokens for split in splits.values())
     return splits["val"].num_tokens / total if total and "val" in splits else 0.0
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    path: str  # the path as the user named it
+    path: str  # the path as the user typed it
     num_bytes: int
     sha256: str
 
@@ -63,10 +63,10 @@ class DataManifest:
     dtype: str  # uint16 | uint32
     vocab_size: int
     tokenizer_sha256: str
-    specials: List[str]  # in the order of their ids, which are 0, 1, ... in a tokenizer that homing trained
+    specials: List[str]  # special tokens in the order of their ids, which are 0, 1, ... if homing trained the tokenizer
     splits: Dict[str, Split]  # train, val
     source: List[SourceFile]
-    source_sha256: str  # sha256 of the source list, which changes if any input changes
+    source_sha256: str  # sha256 of the list of source files, which changes if any of them changes
     settings: Dict[str, Any] = field(default_factory=dict)
     code_version: str = ""
     template_sha256: str = ""  # sha256 of the chat template; "" for plain text

@@ -1,4 +1,4 @@
-"""The run's record in the store, from which another machine can adopt the run."""
+"""The run's record in the store, which allows another computer to adopt the run, and the run's leases."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ class Attempt:
     offer: str = "?"
     limit_usd: Optional[str] = None
     state: str = "unknown"
-    guard: str = ""  # a sentence that describes the provider's own spend guard
+    guard: str = ""  # a sentence about how the provider itself limits spending
     note: str = ""
-    host: str = ""  # the host and home that launched the instance; the folder of a `local` instance is in that home
+    # the computer and the home folder that launched the instance; the files of a `local` instance are in that home
+    host: str = ""
     home: str = ""
-    # the provider account that rented the instance; the keys of other accounts do not show it
+    # the provider account that rented the instance, which keys of other accounts cannot see
     account: Optional[str] = None
 
 
 @record("lease", 1)
 @dataclass(frozen=True)
 class Lease:
-    """runs/<id>/lease/<number>.json, written once by create-if-absent and never changed; the highest number counts.
+    """The content of runs/<id>/lease/<number>.json, which create-if-absent writes once. The highest number counts.
 
-    It says which home owns the run and which instance may write into its prefix. An instance with a different mark has
-    been superseded: it ends its own billing and writes nothing more.
+    A lease says which home owns the run and which instance may write into the run's prefix. An instance with a
+    different mark has been superseded: it ends its own billing and writes nothing more.
     """
 
     number: int
     run_id: str
-    owner: str  # six characters that identify the home
-    host: str  # for display
-    mark: str  # mark of the instance that may write; "" if there is none
+    owner: str  # six characters that identify the home that owns the run
+    host: str  # host name of the owner's computer, for display
+    mark: str  # mark of the instance that may write to the store; "" if there is none
     t: float
-    nonce: str = ""  # distinguishes two processes in one home, and a lost response from a lost race
+    nonce: str = ""  # random value by which a process recognizes its own lease, even if the response was lost
 
 
 @record("run-record", 1)
@@ -59,7 +60,7 @@ class RunRecord:
     updated_at: float = 0.0
     store: str = ""  # the store's address as the owner writes it
     created_at: float = 0.0
-    time_limit_s: float = 0.0  # 0: none
+    time_limit_s: float = 0.0  # time limit in seconds; 0 for none
     run_file_sha256: str = ""
     reason: str = ""
     exit_code: Optional[int] = None

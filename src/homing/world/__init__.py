@@ -2,11 +2,11 @@
 
     machine     Machine: what every machine has; ships to the instance with the agent
     home        World(Machine): adds what home and the store need
-    retries     Retries: how often a call is tried, and how long to wait in between
-    The simulator subclasses World; each method is then a point at which it may yield, fail or kill the caller.
+    retries     Retries: how many times a call is tried, and how long to wait in between
 
-Code that takes a `world` does not use `time`, `open`, `os`, `subprocess`, `sqlite3` or `urllib` directly, so that a
-failure scenario can be replayed exactly from its seed.
+The simulator subclasses World. In each method, it may switch to another process, fail, or kill the caller. Code that
+takes a `world` does not use `time`, `open`, `os`, `subprocess`, `sqlite3` or `urllib` directly, so that a failure
+scenario can be replayed exactly from its seed.
 """
 
 from homing.world.home import Database, DatabaseDamaged, MemoryDatabase, World, reads_only

@@ -37,10 +37,10 @@ _CHUNK = 1 << 20
 
 
 class World(Machine):
-    _private: str = ""  # files below this folder are readable only by the user
+    _private: str = ""  # only the user can read files below this folder; "" for none
 
     def keep_private(self, folder: PathLike) -> None:
-        """Make this folder, and everything created below it from now on, readable by its owner only."""
+        """From now on, create this folder and everything below it so that only its owner can read it."""
         self._private = os.path.abspath(folder)
 
     def random_hex(self, num_chars: int) -> str:
@@ -76,7 +76,7 @@ class World(Machine):
         return bool(self._private) and (full == self._private or full.startswith(self._private + os.sep))
 
     def _make_private(self, path: PathLike) -> None:
-        """Create an empty file that only its owner can read, if there is none yet."""
+        """Create an empty file that only its owner can read, if the path is private and there is no file yet."""
         if self._is_private(path) and not os.path.exists(path):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
@@ -86,7 +86,7 @@ class World(Machine):
     def create(self, path: PathLike, data: bytes) -> bool:
         """Create a file; return False if it already exists. The file is complete or absent, as with `write`."""
         try:
-            # link(2) is the only call that both fails for an existing name and never exposes an unfinished file.
+            # Only link(2) both fails if the name exists and never exposes an unfinished file.
             with whole(path, os.link, 0o600 if self._is_private(path) else 0o644) as file:
                 file.write(data)
         except FileExistsError:
@@ -128,28 +128,28 @@ class World(Machine):
         return os.stat(path).st_mode & 0o777
 
     def may_write(self, path: PathLike) -> bool:
-        """Return True if this process may write the file, or into the folder. Checks only the permissions."""
+        """Return True if the permissions allow this process to write to the file, or into the folder."""
         return os.access(path, os.W_OK)
 
     def modified_at(self, path: PathLike) -> float:
         return os.path.getmtime(path)
 
     def stamp(self, path: PathLike) -> tuple[int, int, int, int]:
-        """Return size, mtime and ctime in ns, and inode. As long as these are unchanged, so is the file.
+        """Return a file's size, mtime and ctime in ns, and inode. If these are unchanged, so is the file.
 
-        ctime is included because no program can reset it.
+        ctime is included because programs cannot set it.
         """
         found = os.stat(path)
         return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
     def listdir(self, path: PathLike) -> list[str]:
-        """Return the sorted names in a folder; raises if the folder does not exist."""
+        """Return the sorted names in a folder. Raise OSError if the folder does not exist."""
         return sorted(os.listdir(path))
 
     def walk(self, path: PathLike) -> list[str]:
         """Return the relative paths of all files below a folder, sorted, with forward slashes.
 
-        Raises if a folder cannot be listed.
+        Raise OSError if a folder cannot be listed.
         """
         root = os.fspath(path)
         tree = os.walk(root, onerror=_unless_gone)
@@ -177,16 +177,16 @@ class World(Machine):
     # --- concurrency ---
 
     def together(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Any]:
-        """Run the calls in threads; return the result or the exception of each, in order.
+        """Run the calls in threads, and return the result or the exception of each call, in order.
 
-        The result of a call that takes too long is a TimeoutError, and its thread is abandoned.
+        For a call that takes too long, return a TimeoutError and abandon its thread.
         """
         answers: list[Any] = [TimeoutError(f"no answer within {timeout_s:g} s") for _ in calls]
 
         def make(index: int, call: Callable[[], Any]) -> None:
             try:
                 answers[index] = call()
-            except Exception as exc:  # the exception is the call's result, which the caller judges
+            except Exception as exc:  # return the exception as the call's result; the caller decides what it means
                 answers[index] = exc
 
         threads = [threading.Thread(target=make, args=pair, daemon=True) for pair in enumerate(calls)]
@@ -195,17 +195,17 @@ class World(Machine):
         deadline = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return list(answers)  # a copy, so that late results do not change it
+        return list(answers)  # return a copy, which results that arrive late do not change
 
     # --- network ---
 
     def stream(self, request: HttpRequest, seconds: float) -> HttpResponse:
-        """Read a response that may never end, for at most `seconds` or until it is silent for the request's timeout."""
+        """Read a response that may never end. Stop after `seconds`, or if no data arrives for the request's timeout."""
         deadline, chunks = time.monotonic() + seconds, list[bytes]()
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
             with opener.open(req, timeout=request.timeout_s) as reply:
-                with contextlib.suppress(TimeoutError):  # the response is silent, so everything available has arrived
+                with contextlib.suppress(TimeoutError):  # a timeout means that all data available has arrived
                     while time.monotonic() < deadline and (chunk := reply.read1(_CHUNK)):
                         chunks.append(chunk)
                 return _response(reply, b"".join(chunks))
@@ -218,12 +218,13 @@ class World(Machine):
     def download(
         self, url: str, path: PathLike, max_bytes: int, take: Callable[[bytes], None], timeout_s: float = 60.0
     ) -> HttpResponse:
-        """Download `url`, appending to a file that may hold its beginning; each chunk is also passed to `take`.
+        """Download `url` to a file, or only the rest if the file contains the beginning; pass each chunk to `take` too.
 
         Redirects are followed, so the request carries no secrets, only our user agent and the range. The file is
-        written only for a 200 from the start or a 206 that begins exactly where the file ends; for any other response
-        the file is left alone and the body is not read. One byte more than `max_bytes` may be read, to detect that
-        there is more. A broken connection raises NetworkError; the bytes received so far are kept.
+        written only if the status is 200 for an empty file, or 206 with a range that begins exactly where the file
+        ends. For any other response, the file is left unchanged and the body is not read. Up to one byte more than
+        `max_bytes` is read, to detect a body that is too long. If the connection breaks, NetworkError is raised, and
+        the file keeps the bytes received until then.
         """
         offset = self.size(path) if self.exists(path) else 0
         headers = {"User-Agent": "homing", **({"Range": f"bytes={offset}-"} if offset else {})}
@@ -260,40 +261,39 @@ class World(Machine):
 
 
 class DatabaseDamaged(OSError):
-    """The file is not an SQLite database, or its pages contradict each other."""
+    """Raised if a file is not an SQLite database, or is a damaged one."""
 
 
 class Database:
     """An SQLite database, with one durable transaction per call.
 
-    It is opened for each call, so that no handle can leak into a forked or killed process.
+    The database is opened for each call, so that no handle leaks into a forked process.
     """
 
     def __init__(self, path: PathLike) -> None:
         self._path = os.fspath(path)
 
     def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
-        """Run the statements in one transaction; return the rows of the last one. SQLite's errors become OSError.
+        """Run the statements in one transaction; return the rows of the last statement. SQLite's errors become OSError.
 
-        Only a CREATE statement creates an absent database. Any other statement raises FileNotFoundError if there is
-        none.
+        If the database does not exist, a CREATE statement creates it. Without one, FileNotFoundError is raised.
         """
         with self._errors():
             try:
                 return self._execute(statements)
             except sqlite3.OperationalError as exc:
-                # SQLite's own errors have a name; Python's error for text that cannot be decoded has none.
+                # An error from SQLite has a name. Python's own error for text that cannot be decoded has none.
                 if not getattr(exc, "sqlite_errorname", "").startswith("SQLITE_IOERR_SHM"):
                     raise
-                # The disk is too full for the shared-memory file. With exclusive locking, SQLite keeps that index in
-                # memory instead.
+                # The disk is too full for SQLite's shared-memory file. With exclusive locking, SQLite keeps the content
+                # of that file in memory instead.
                 return self._execute(statements, is_alone=True)
 
     def image(self) -> bytes:
-        """Return the whole database as bytes, with everything that was committed.
+        """Return the whole database as bytes, including everything that was committed.
 
-        Nothing is written next to the database, so this also works in a read-only folder. Raises FileNotFoundError if
-        the database is absent.
+        This writes nothing next to the database, so it also works in a read-only folder. It raises FileNotFoundError if
+        the database does not exist.
         """
         if not os.path.exists(self._path):
             raise FileNotFoundError(errno.ENOENT, "no such database", self._path)
@@ -312,12 +312,12 @@ class Database:
     def restore(self, image: bytes, *, is_replacing: bool = False) -> None:
         """Create the database from the bytes of another one, completely or not at all.
 
-        Raises FileExistsError if there is one already, unless `is_replacing`.
+        If the database already exists, replace it if `is_replacing` is set, else raise FileExistsError.
         """
-        # the existing write-ahead log holds transactions and must stay
+        # Check first: the write-ahead log of an existing database contains transactions and must not be deleted.
         if not is_replacing and os.path.exists(self._path):
             raise FileExistsError(errno.EEXIST, "the database already exists", self._path)
-        for suffix in ("-wal", "-shm"):  # left by the previous database; SQLite would replay them into this one
+        for suffix in ("-wal", "-shm"):  # delete files of the previous database, which SQLite would replay
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path + suffix)
         with whole(self._path, os.replace if is_replacing else os.link, 0o600) as file:
@@ -337,22 +337,22 @@ class Database:
         if not os.path.exists(self._path):
             if not any(sql.startswith("CREATE") for sql, _ in statements):
                 raise FileNotFoundError(errno.ENOENT, "no such database", self._path)
-            # SQLite creates its other files with the same mode as the database.
+            # SQLite gives its other files the same permissions as the database file.
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))
-        # Closing rolls back what was not committed.
+        # Closing the connection rolls back a transaction that was not committed.
         with contextlib.closing(_connect(self._path)) as connection:
             connection.row_factory = sqlite3.Row
             connection.text_factory = _as_text
             if is_alone:
                 connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-            with contextlib.suppress(sqlite3.OperationalError):  # another process is switching the mode right now
+            with contextlib.suppress(sqlite3.OperationalError):  # another process is just switching the mode
                 connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             return _transact(connection, statements)
 
 
 class MemoryDatabase(Database):
-    """An in-memory database, either empty or loaded from the image of another one. Thread-safe."""
+    """An in-memory database, either empty or loaded from the image of another database. Thread-safe."""
 
     def __init__(self, image: bytes = b"") -> None:
         super().__init__("a copy in memory")
@@ -361,8 +361,8 @@ class MemoryDatabase(Database):
         self._connection.row_factory = sqlite3.Row
         self._connection.text_factory = _as_text
         if image:
-            # Bytes 18 and 19 hold the file format version. Version 2 means WAL, which an in-memory database does not
-            # have.
+            # Bytes 18 and 19 contain the file format version. Change 2 (WAL) to 1, because an in-memory database cannot
+            # use WAL.
             self._connection.deserialize(image[:18] + b"\x01\x01" + image[20:])
 
     def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -383,7 +383,7 @@ class MemoryDatabase(Database):
 
 
 def _transact(connection: sqlite3.Connection, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[dict[str, Any]]:
-    # A read-only transaction does not wait for writers, because one may have been suspended (Ctrl-Z) during its write.
+    # A read-only transaction must not wait for writers, because a writer may have been suspended (Ctrl-Z).
     connection.execute("BEGIN" if reads_only(statements) else "BEGIN IMMEDIATE")
     rows: list[dict[str, Any]] = []
     for sql, params in statements:
@@ -398,19 +398,19 @@ def reads_only(statements: Sequence[tuple[str, Sequence[Any]]]) -> bool:
 
 def _image(path: str) -> bytes:
     with contextlib.closing(_connect(path)) as connection:
-        # this also opens the write-ahead log, or fails
+        # Run a query, so that SQLite opens the write-ahead log too, or fails.
         connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchall()
         return connection.serialize()
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    # mode=rw never creates a missing database.
+    # With mode=rw, SQLite never creates a missing database.
     uri = f"file:{urllib.parse.quote(os.path.abspath(path))}?mode=rw"
     return sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)
 
 
 def _temporary_folder() -> str:
-    """Return a folder for a temporary copy, which is /dev/shm if every disk is full or read-only."""
+    """Return a folder for a temporary copy. It is /dev/shm if all other folders are full or read-only."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:
@@ -424,7 +424,7 @@ def _as_text(data: bytes) -> str:
 
 def _unless_gone(exc: OSError) -> None:
     if not isinstance(exc, FileNotFoundError):
-        # A folder may be removed during the walk. Any other error would hide files, so it is raised.
+        # Ignore a folder that was removed during the walk, but raise any other error, which would hide files.
         raise exc
 
 
@@ -433,9 +433,9 @@ def _response(reply: Any, body: bytes = b"") -> HttpResponse:
 
 
 def _chunks(reply: Any, left: int, url: str) -> Iterator[bytes]:
-    """Yield at most `left` bytes of the body in chunks.
+    """Yield at most `left` bytes of the response body, in chunks.
 
-    Only errors while reading become NetworkError, so that the caller's disk errors are not taken for network errors.
+    Only errors while reading become NetworkError, so that the caller's disk errors do not look like network errors.
     """
     while left > 0:
         try:

@@ -1,6 +1,6 @@
-"""Machine: access to the clock, disk, processes and network of any machine. The agent uses nothing else.
+"""Machine: access to the clock, disk, processes and network of any machine. The agent has no other access to them.
 
-The module ships with the agent, so it is synchronous and needs only the standard library of Python 3.8.
+This module ships with the agent, so it is synchronous and needs only the standard library of Python 3.8.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from homing.wire.control_files import boot_clock_s
 __all__ = ["Completed", "HttpRequest", "HttpResponse", "Machine", "NetworkError", "PathLike", "Process"]
 
 PathLike = Union[str, "os.PathLike[str]"]
-_locks: List[int] = []  # file descriptors that stay open until this process ends
+_locks: List[int] = []  # file descriptors of locks, which stay open until this process ends
 
 
 class NetworkError(OSError):
-    """There was no response: refused, reset, timed out or unresolvable. The request may have taken effect anyway."""
+    """Raised if there was no response to a request. The request may have taken effect anyway."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class Process:
-    """A process and its start time; the pair distinguishes it from a later process with the same pid."""
+    """A process, identified by its pid and its start time, because a later process may have the same pid."""
 
     pid: int
     started: str
@@ -70,21 +70,21 @@ class Machine:
         return time.time()
 
     def boottime(self) -> float:
-        """Return the time of a clock that cannot be set and that runs during sleep. Use it for billed time.
+        """Return the time of a clock that cannot be set and that runs while the machine sleeps. Use it for billed time.
 
-        The clock is the same in all processes of this machine until it reboots.
+        All processes on this machine share this clock, which restarts when the machine reboots.
         """
         return boot_clock_s()
 
     def boot_id(self) -> str:
-        """Return an id that changes on every reboot; "" if the machine has none."""
+        """Return an id that changes with every reboot, or "" if the machine has none."""
         try:
             return self.read("/proc/sys/kernel/random/boot_id").decode().strip()
         except OSError:
             return ""
 
     def monotonic(self) -> float:
-        """Return the time of a clock that never goes back and has no meaning in other processes. Use it for waits."""
+        """Return the time of a clock that never goes back. Use it for waits, but only within this process."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
@@ -98,12 +98,12 @@ class Machine:
             return file.read(max_bytes)
 
     def write(self, path: PathLike, data: bytes, mode: int = 0o644) -> None:
-        """Write a file that is complete or absent: write and sync a temporary file, rename it, sync the rename."""
+        """Write a file completely or not at all: write and sync a temporary file, rename it, and sync the rename."""
         with whole(path, os.replace, mode) as file:
             file.write(data)
 
     def append(self, path: PathLike, data: bytes) -> None:
-        """Append with a single write to an O_APPEND file, so that lines from several writers never mix."""
+        """Append to a file with a single write and O_APPEND, so that lines from several writers never mix."""
         with open(path, "ab", buffering=0) as file:
             file.write(data)
 
@@ -114,7 +114,7 @@ class Machine:
         os.makedirs(path, exist_ok=True)
 
     def remove(self, path: PathLike) -> None:
-        """Delete a file; succeeds if it is already absent."""
+        """Delete a file. Succeed even if the file does not exist."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
@@ -127,14 +127,14 @@ class Machine:
             os.close(fd)
             return False
         except OSError:
-            pass  # the file system has no locks, and a guard without a lock is better than no guard
-        _locks.append(fd)  # kept open, because closing it would release the lock
+            pass  # the file system does not support locks, and a guard without a lock is better than no guard
+        _locks.append(fd)  # keep the file open, because closing it would release the lock
         return True
 
     def is_locked(self, path: PathLike) -> bool:
         """Return True if another process holds the lock.
 
-        The check acquires the lock for a moment, so a process that wants the lock must try more than once.
+        The check briefly acquires the lock, so a process that wants the lock must try more than once.
         """
         try:
             with open(path, "rb") as file:
@@ -142,7 +142,7 @@ class Machine:
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # also returned if the file system has no locks, so that no process is ever considered dead
+            return True  # also if the file system does not support locks, so that no process is considered dead
         return False
 
     # --- processes ---
@@ -150,7 +150,8 @@ class Machine:
     def spawn(self, argv: Sequence[str], env: Dict[str, str], cwd: PathLike, log: PathLike) -> int:
         """Start a program in its own session and return its pid.
 
-        It survives the death of this process and is not affected by Ctrl-C."""
+        The program continues if this process dies, and Ctrl-C does not affect it.
+        """
         with open(log, "ab") as out:
             files: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
             child = _Child(list(argv), env=env, cwd=cwd, start_new_session=True, **files)
@@ -158,7 +159,10 @@ class Machine:
         return child.pid
 
     def poll(self, pid: int) -> Optional[int]:
-        """Return the exit code of a child that `spawn` started here (negative for a signal), or None while it runs."""
+        """Return the exit code of a child process (negative for a signal), or None while it runs.
+
+        This process must have started the child with `spawn`.
+        """
         return _children[pid].poll()
 
     def signal(self, pid: int, number: int, is_group: bool = False) -> bool:
@@ -176,7 +180,7 @@ class Machine:
     def run(
         self, argv: Sequence[str], timeout_s: float, env: Optional[Dict[str, str]] = None, stdin: str = ""
     ) -> Completed:
-        """Run a short program until it exits. Its exit code is 124 if it timed out, 127 if it could not start."""
+        """Run a short program until it exits. The exit code is 124 if it timed out, or 127 if it could not start."""
         try:
             text: Dict[str, Any] = {"input": stdin, "encoding": "utf-8", "errors": "replace"}
             done = subprocess.run(list(argv), env=env, capture_output=True, timeout=timeout_s, check=False, **text)
@@ -190,9 +194,9 @@ class Machine:
         return dict(os.environ)
 
     def marked(self, variable: str, prefix: str) -> List[Tuple[Process, str]]:
-        """Return the live processes with VARIABLE=PREFIX... in their environment, each with that value.
+        """Return the live processes whose environment `variable` starts with `prefix`, each with the variable's value.
 
-        Raises if the processes cannot be listed.
+        Raise OSError if the processes cannot be listed.
         """
         seen = _seen_in_proc() if os.path.isdir("/proc/self") else self._seen_by_ps()
         found = [
@@ -210,9 +214,9 @@ class Machine:
     # --- network ---
 
     def http(self, request: HttpRequest) -> HttpResponse:
-        """Send a request and return the response, whatever its status.
+        """Send a request and return the response, whatever its status, without following redirects.
 
-        Raises NetworkError if there is no response. Redirects are not followed.
+        Raise NetworkError if there is no response.
         """
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
@@ -255,10 +259,10 @@ def sync_folder_of(path: PathLike) -> None:
 
 class _Child(subprocess.Popen):  # type: ignore[type-arg]  # Popen[bytes] needs Python 3.9
     def __del__(self) -> None:
-        pass  # subprocess warns about a child that outlives its parent, but ours are meant to do that
+        pass  # suppress the warning of subprocess about a child that outlives its parent, as ours are meant to do
 
 
-# The children are kept so that poll() can reap them without racing the interpreter's own clean-up.
+# Child processes by pid, kept so that poll() can reap them without racing the interpreter's own clean-up.
 _children: Dict[int, _Child] = {}
 
 
@@ -276,9 +280,9 @@ def _seen_in_proc() -> Iterator[Tuple[Process, List[str]]]:
             with open(f"/proc/{name}/environ", encoding="utf-8", errors="replace") as file:
                 words = file.read().split("\0")
             with open(f"/proc/{name}/stat", "rb") as file:
-                # The command may contain spaces and parentheses; the fields after the last parenthesis are plain.
+                # The command name may contain spaces and parentheses, so parse the fields after the last parenthesis.
                 fields = file.read().rsplit(b")", 1)[1].split()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # the process has ended, or it belongs to another user
+            continue  # skip a process that has ended or belongs to another user
         if fields[0] not in (b"Z", b"X"):
             yield Process(int(name), fields[19].decode()), words

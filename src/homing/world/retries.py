@@ -1,4 +1,4 @@
-"""How often a request is tried and how long to wait between two tries. Used wherever a call is repeated."""
+"""How many times a call is tried, and how long to wait between two tries. Used wherever calls are retried."""
 
 import math
 from collections.abc import Iterator
@@ -11,20 +11,20 @@ __all__ = ["Retries"]
 
 @dataclass(frozen=True)
 class Retries:
-    """Tries with a pause between them that doubles up to a maximum."""
+    """A number of tries with pauses between them, which double up to a maximum."""
 
     tries: int
     first_s: float
     longest_s: float = math.inf
 
     def attempts(self, world: Machine) -> Iterator[bool]:
-        """Yield once per try, with a pause between two tries; the value says whether it is the last one."""
+        """Yield once per try, and pause between two tries. The value is True for the last try."""
         for number in range(1, self.tries + 1):
             yield number == self.tries
             if number < self.tries:
                 world.sleep(self.pause_s(number))
 
     def pause_s(self, failures: int, asked_s: float | None = None) -> float:
-        """Return the pause after this many failures in a row, or a longer one that the server asked for."""
+        """Return the pause after this many consecutive failures, or a longer one if the server asked for it."""
         own_s = self.first_s * 2.0 ** min(failures - 1, 32)
         return min(max(own_s, asked_s or 0.0), self.longest_s)
