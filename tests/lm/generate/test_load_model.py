@@ -227,7 +227,10 @@ def test_weights_of_another_shape_are_refused_by_name(checkpoint: Path) -> None:
     seal(checkpoint)
     with pytest.raises(DataError, match="do not fit") as caught:
         load_for_use(checkpoint)
-    assert "model.layers.0.mlp.down_proj.weight is (32, 64) in the file and (32, 96) in the model" in caught.value.why
+    assert (
+        "model.layers.0.mlp.down_proj.weight has shape (32, 64) in the file but (32, 96) in the model"
+        in caught.value.why
+    )
 
 
 def test_a_device_that_is_not_here_is_said_so(checkpoint: Path) -> None:

@@ -172,7 +172,7 @@ def test_weights_that_do_not_fit_are_refused_and_each_one_is_named() -> None:
         model.load_weights(weights)
     why = caught.value.why
     assert "model.norm.weight is missing" in why
-    assert "model.layers.1.mlp.up_proj.weight is (47, 32) in the file and (48, 32) in the model" in why
+    assert "model.layers.1.mlp.up_proj.weight has shape (47, 32) in the file but (48, 32) in the model" in why
     assert "model.layers.9.extra" in why
 
 

@@ -325,7 +325,7 @@ def test_an_adapter_and_its_optimizer_come_back_exactly() -> None:
 
 def test_an_adapter_of_another_rank_is_refused_by_name() -> None:
     model = adapted()
-    with pytest.raises(DataError, match=r"(?s)does not fit.*q_proj.lora_A.weight is \(2, 32\), not \(4, 32\)"):
+    with pytest.raises(DataError, match=r"(?s)does not fit.*q_proj.lora_A.weight has shape \(2, 32\), not \(4, 32\)"):
         model.load_weights(adapted(dataclasses.replace(ALL, rank=2)).weights_for_disk())
 
 
@@ -385,7 +385,7 @@ def test_loading_holds_one_matrix_at_a_time() -> None:
     [
         (lambda t: t.pop("model.norm.weight"), "model.norm.weight is missing"),
         (lambda t: t.update({"model.extra": torch.ones(2)}), "model.extra is not a weight"),
-        (lambda t: t.update({"model.norm.weight": torch.ones(3)}), r"model.norm.weight is \(3,\)"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(3)}), r"model.norm.weight has shape \(3,\)"),
     ],
 )
 def test_a_base_that_does_not_fit_is_refused_by_name(change: Any, words: str) -> None:
@@ -406,8 +406,8 @@ def test_a_base_that_does_not_fit_is_refused_by_name(change: Any, words: str) ->
         ({"targets": ["query"]}, "'query' is not one of q, k, v, o, gate, up, down, all"),
         ({"targets": []}, "nothing would be trained"),
         ({"rank": 0}, "must be at least 1"),
-        ({"dropout": 1.0}, "under 1"),
-        ({"alpha": 0.0}, "above 0"),
+        ({"dropout": 1.0}, "less than 1"),
+        ({"alpha": 0.0}, "greater than 0"),
     ],
 )
 def test_settings_that_cannot_work_are_named(changes: dict[str, Any], words: str) -> None:

@@ -3,10 +3,10 @@
 model_shape     checks a wire Model; lists its parameters; writes config.json, so that transformers can load the weights
 layers          Linear (fp32 master weights, cast to the compute dtype), RMSNorm, RoPE, SwiGLU
 attention       grouped-query attention, with or without a KV cache
-loss            mean cross-entropy without ever holding all logits
+loss            mean cross-entropy without ever having all logits in memory
 decoder         the complete model, and its weight initialization, the same on every device
-lora            adapters on frozen weights: `frozen_linear` computes with these, `nf4` stores them in four bits
-activation_checkpointing   recomputes activations in backward
+lora            adapters on frozen weights: `frozen_linear` multiplies by such weights, `nf4` stores them in four bits
+activation_checkpointing   recomputes activations in the backward pass
 """
 
 from homing.lm.model.attention import KVCache

@@ -1,6 +1,6 @@
 """Activation checkpointing recomputes activations in the backward pass instead of keeping them, to save memory.
 
-    none   every block keeps what its backward needs
+    none   every block keeps what its backward pass needs
     half   every second block keeps only its input: about half of the memory, a sixth more compute
     all    every block keeps only its input: least memory, a third more compute (half more if weights are frozen)
 
@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 __all__ = ["RECOMPUTES", "is_recomputed", "recomputed"]
 
-RECOMPUTES = {"none": 0, "half": 2, "all": 1}  # name -> recompute every n-th block
+# name of the mode -> n, where every n-th block is recomputed (0: no block)
+RECOMPUTES = {"none": 0, "half": 2, "all": 1}
 
 
 def is_recomputed(number: int, every: int) -> bool:
@@ -26,7 +27,7 @@ def is_recomputed(number: int, every: int) -> bool:
 
 
 def recomputed(run: Callable[..., Any], number: int, every: int) -> Callable[..., Any]:
-    """Return `run`, wrapped so that the backward pass recomputes it if block `number` is one of those to recompute."""
+    """Return `run`, wrapped so that the backward pass recomputes it if block `number` is a recomputed one."""
     if not is_recomputed(number, every):
         return run
     return functools.partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)

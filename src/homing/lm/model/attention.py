@@ -29,7 +29,7 @@ __all__ = ["Attention", "KVCache", "RowCache", "attend"]
 
 
 class KVCache:
-    """Keys and values of all positions so far: one preallocated pair per layer, filled from the left."""
+    """The keys and values of all past positions: one preallocated pair of tensors per layer, filled from the left."""
 
     def __init__(
         self, shape: Model, *, batch: int = 1, capacity: int, device: torch.device, dtype: torch.dtype
@@ -38,15 +38,15 @@ class KVCache:
         self.keys_LBGSK = torch.zeros(size, device=device, dtype=dtype)
         self.values_LBGSK = torch.zeros(size, device=device, dtype=dtype)
         self.capacity = capacity
-        self.embedded_B1D: Tensor | None = None  # embedding of the last token, which `swift` uses at the next position
-        self.length = 0  # number of positions filled in every layer, which the decoder advances after the last layer
+        self.embedded_B1D: Tensor | None = None  # embedding of the last token; `swift` uses it at the next position
+        self.length = 0  # number of filled positions, the same in every layer; the decoder updates it after the last
 
     def clear(self) -> None:
-        """Empty the cache. Old contents are never read and will be overwritten."""
+        """Empty the cache. The old keys and values stay in memory, but are never read and will be overwritten."""
         self.length, self.embedded_B1D = 0, None
 
     def add(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Append new positions to a layer, and return all of its keys and values."""
+        """Append the keys and values of new positions to a layer; return all keys and values of that layer."""
         end = self.length + k_BGTK.shape[2]
         assert end <= self.capacity, f"KV cache of {self.capacity} positions asked to hold {end}"
         self.keys_LBGSK[layer, :, :, self.length : end] = k_BGTK
@@ -57,8 +57,8 @@ class KVCache:
         """Attend from new positions to themselves and all cached ones. Other kinds of cache override this method."""
         k_BGSK, v_BGSK = self.add(layer, k_BGTK, v_BGTK)
         T, S = q_BHTK.shape[2], k_BGSK.shape[2]
-        # is_causal aligns at the top left, which is right only for an empty cache. A single new position sees
-        # everything.
+        # torch's is_causal aligns the causal mask at the top left, which is right only if the cache was empty. A single
+        # new position may attend to everything, so it needs no mask.
         is_first = T == S
         mask_TS = None
         if not is_first and T > 1:
@@ -71,7 +71,8 @@ class KVCache:
 def _without_cudnn() -> Iterator[None]:
     """Disable cuDNN attention in this context.
 
-    cuDNN builds a new plan for each sequence length, which with a cache costs tens of milliseconds per token.
+    cuDNN builds a new plan for each sequence length. With a KV cache the length changes with every token, and each plan
+    takes tens of milliseconds.
     """
     was_on = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -114,7 +115,7 @@ class Attention(nn.Module):
         return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
     def _attend_by_kernels(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
-        """Compute the same with one fused matmul for q, k and v, and one kernel for norm and RoPE."""
+        """Compute the same as `forward`, with one fused matmul for q, k and v, and one kernel for norm and RoPE."""
         B, T, _ = x_BTD.shape
         q_BHTK, k_BGTK, v_BGTK = rotate(
             joined(x_BTD, self.q_proj, self.k_proj, self.v_proj), cos, sin,
@@ -129,7 +130,7 @@ class Attention(nn.Module):
 def attend(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, layer: int, cache: KVCache | None, mask: Any = None
 ) -> Tensor:
-    """Compute causal attention among new positions, and to cached ones if there is a cache.
+    """Compute causal attention from the new positions to themselves and to the cached ones, if there is a cache.
 
     `mask` comes from `packed_rows` and is used only without a cache.
     """
@@ -144,13 +145,13 @@ class RowCache(KVCache):
     """A KV cache with a separate position per row.
 
         prompts padded on the right -> read into a plain cache -> `fill`, repeating each row for each of its samples
-        -> one new position of every row at a time, written at `places_B`, seeing all positions up to it
+        -> one new position per row and step, written at `places_B`, which attends to all earlier positions of its row
 
-    While it is empty, prompts of equal length can also be read into it as into a plain cache.
+    While the cache is empty, prompts of equal length can also be read into it as into a plain cache.
 
-    Past a row's position the cache holds padding or leftovers from an earlier text. These are never attended to, and
-    are overwritten when the row gets there. All shapes are fixed by the number of rows and by `reach`, so that a step
-    can be captured as a CUDA graph.
+    Beyond a row's current position the cache contains padding or leftovers from an earlier text. These are never
+    attended to, and are overwritten when the row reaches them. All tensor shapes depend only on the number of rows and
+    on `reach`, so that a step can be captured as a CUDA graph.
     """
 
     def __init__(
@@ -164,8 +165,9 @@ class RowCache(KVCache):
         self._at_S = torch.arange(capacity, device=device)
         self._is_ahead_BS = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
 
-    # `swift` stores the last embedding here and reads it at the next position. The buffer is always the same one, for
-    # captured steps; readers get a copy, because the buffer is overwritten before they use the value.
+    # `swift` stores the embedding of the last token here and reads it at the next position. The buffer is never
+    # reallocated, because CUDA graphs use fixed addresses. Readers get a copy, because the buffer is overwritten before
+    # they use the value.
     @property
     def embedded_B1D(self) -> Tensor | None:
         return self._embedded_B1D.clone()
@@ -175,15 +177,16 @@ class RowCache(KVCache):
         self._embedded_B1D.zero_() if value is None else self._embedded_B1D.copy_(value)
 
     def fill(self, read: KVCache, *, repeats: int) -> None:
-        """Copy the contents of `read`, each of its rows `repeats` times, starting at position 0."""
+        """Copy each row of the cache `read` into this cache `repeats` times, starting at position 0."""
         for mine, source in ((self.keys_LBGSK, read.keys_LBGSK), (self.values_LBGSK, read.values_LBGSK)):
             layers, rows, heads, places, size = source.shape
             per_prompt = mine.view(layers, rows, repeats, heads, self.capacity, size)
             per_prompt[:, :, :, :, :places] = source.unsqueeze(2)
 
     def look(self) -> None:
-        """Compute once per step, for all layers, which positions each row may see."""
-        self.length = 0  # the decoder counts one position for all rows, but here each row has its own
+        """Compute which positions each row may attend to. Call once per step; the result is used in all layers."""
+        # Undo the decoder's update of `length`, which assumes that all rows are at the same position.
+        self.length = 0
         torch.gt(self._at_S, self.places_B.unsqueeze(1), out=self._is_ahead_BS)
 
     def attend(self, layer: int, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
@@ -195,7 +198,7 @@ class RowCache(KVCache):
         keys_BGSK[self._rows_B, :, self.places_B] = k_BGTK[:, :, 0]
         values_BGSK[self._rows_B, :, self.places_B] = v_BGTK[:, :, 0]
         keys_BGSK, values_BGSK = keys_BGSK[:, :, : self.reach], values_BGSK[:, :, : self.reach]
-        # Group the query heads of each KV head, so that one matmul reads the keys once for all of them.
+        # Group the query heads that share a KV head, so that one matmul reads its keys only once for all of them.
         q_BGRK = q_BHTK.reshape(B, keys_BGSK.shape[1], -1, K)
         scores_BGRS = (q_BGRK @ keys_BGSK.transpose(-1, -2)).float() / math.sqrt(K)
         scores_BGRS.masked_fill_(self._is_ahead_BS[:, None, None, : self.reach], -math.inf)

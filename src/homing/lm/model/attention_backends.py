@@ -1,15 +1,15 @@
-"""Selects the attention kernel for this GPU. At the start of a run, candidates are verified and timed.
+"""Selects the attention kernel for this GPU by verifying and timing the candidates at the start of a run.
 
-    candidates  cudnn | flash | efficient, as torch offers them here; math is the reference; auto (torch's own choice)
-                is the fallback if all fail
-    a race      forward and backward on random heads of the model's own shape, timed at its full context; compared on at
-                most 2,048 positions, because math holds all scores; wrong or unsupported candidates are dropped, with
-                the reason
-    segments    FlexAttention against a boolean mask, for rows that hold several texts
+    candidates  cudnn | flash | efficient, where torch supports them; math is the reference; auto (torch's own choice)
+                is the fallback if all candidates fail
+    a race      the forward and backward passes of each candidate are timed on random heads of the model's shape, at its
+                full context; results are compared on at most 2,048 positions, because math keeps all scores in memory;
+                wrong or unsupported candidates are excluded, and the reason is recorded
+    segments    FlexAttention is compared with a boolean mask, for rows that contain several texts
 
-The fastest kernel differs by GPU (docs/development/engine.md, attention), and on some GPUs a candidate has been
-silently wrong, so every one is verified. The choice is recorded in checkpoints and reused when resuming on the same GPU
-model.
+The fastest kernel depends on the GPU (docs/development/engine.md, attention), and on some GPUs a candidate silently
+returned wrong results, so every candidate is verified. The choice is recorded in checkpoints and reused when the run
+resumes on the same GPU model.
 
 Shapes: B rows, H query heads, G KV heads, T positions, K head size.
 """
@@ -40,11 +40,11 @@ ATTENTIONS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-_COMPARED = 2048  # maximum number of positions to compare
-_TOKENS = 16384  # tokens per timed pass, which are enough to fill a GPU and take milliseconds
+_COMPARED = 2048  # maximum number of positions on which a candidate is compared with the reference
+_TOKENS = 16384  # number of tokens in a timed pass: enough to keep a GPU busy, and a pass takes only milliseconds
 _NUM_TIMINGS = 5
-# The allowed relative error against fp32: the rounding of the dtype in sums of this length, with a margin. A wrong
-# kernel is off by about 100%.
+# Maximum relative error of a kernel compared with fp32: the rounding error of the dtype in sums of this length, plus a
+# margin. A wrong kernel is off by about 100%.
 _MOST_ERROR = {torch.bfloat16: 0.03, torch.float16: 0.01, torch.float32: 1e-3}
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -67,7 +67,7 @@ def race_attention(shape: Model, device: torch.device, dtype: torch.dtype, is_ti
 
     def by(backend: SDPBackend) -> Attend:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            # This kernel does not support grouped KV heads, neither here nor in training.
+            # The efficient kernel does not support grouped KV heads, so training expands them for it as well.
             if backend == SDPBackend.EFFICIENT_ATTENTION:
                 k, v = expand_heads(k, q.shape[1]), expand_heads(v, q.shape[1])
             with sdpa_kernel([backend]):
@@ -84,18 +84,18 @@ def race_attention(shape: Model, device: torch.device, dtype: torch.dtype, is_ti
 def race_segments(shape: Model, device: torch.device, dtype: torch.dtype, is_timed: bool = True) -> Race:
     """Choose between FlexAttention and a boolean mask for attention within segments.
 
-    `mask` works everywhere, so it is the reference and the fallback. `flex` must be correct and faster, or only correct
-    if not `is_timed`.
+    `mask` works everywhere, so it is the reference and the fallback. `flex` is chosen only if it is correct and faster;
+    without `is_timed`, being correct is enough.
     """
     if not can_flex(shape.context, device):
         return Race("mask", refused={"flex": f"it needs CUDA and a context of whole blocks, not {shape.context}"})
     heads = _heads(shape, device, dtype)
-    # Make segments end in the middle of blocks.
+    # Choose segment lengths that are not multiples of FlexAttention's block size, so that segments end inside a block.
     lengths = torch.arange(shape.context, device=device) // max(1, shape.context // 4 - 7)
     segments_BT = lengths.expand(len(heads[0]), -1)
 
     def by(is_flex: bool) -> Attend:
-        masks: dict[tuple[int, int], Any] = {}  # created at first use, because the boolean mask of a long row is large
+        masks: dict[tuple[int, int], Any] = {}  # each mask is created at first use: for a long row it is large
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             rows, length = len(q), q.shape[2]
@@ -130,9 +130,9 @@ def race(
             if is_timed:
                 seconds[name] = _time(attend, heads)
                 continue
-            _run(attend, heads)  # checks that it supports the full context too
+            _run(attend, heads)  # raises if the kernel does not support the full context
             return Race(name, {}, refused)
-        # it may be unsupported for this GPU, dtype or shape, which raises many kinds of errors
+        # A kernel that does not support this GPU, dtype or shape may raise almost any kind of exception.
         except Exception as exc:
             refused[name] = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:200]
     winner = min(seconds, key=lambda name: seconds[name]) if seconds else last
@@ -140,9 +140,9 @@ def race(
 
 
 def use_attention(name: str) -> None:
-    """Use this kernel in this process from now on.
+    """Use the attention kernel `name` in this process from now on.
 
-    Where it does not apply (with a mask or a cache), efficient attention is used.
+    Calls that the kernel does not support (those with a mask or a cache) use efficient attention.
     """
     set_chosen(name)
     if name == "auto":
@@ -155,7 +155,7 @@ def use_attention(name: str) -> None:
 
 @contextlib.contextmanager
 def using_attention(name: str) -> Iterator[None]:
-    """Use this kernel in the context, and restore the previous choice at its end."""
+    """Use the attention kernel `name` inside this context, and restore the previous choice on exit."""
     switches, before = torch.backends.cuda, chosen()
     is_on = (switches.cudnn_sdp_enabled(), switches.flash_sdp_enabled(), switches.mem_efficient_sdp_enabled())
     has_math = switches.math_sdp_enabled()
@@ -175,7 +175,7 @@ def _heads(shape: Model, device: torch.device, dtype: torch.dtype) -> tuple[Tens
     B = max(1, _TOKENS // shape.context)
 
     def drawn(num_heads: int) -> Tensor:
-        # This is the memory layout that the projections produce, with positions before heads.
+        # Use the same memory layout as the model's q, k and v projections, with positions before heads.
         size = (B, shape.context, num_heads, shape.head_size)
         return torch.randn(size, device=device, dtype=dtype, generator=generator).transpose(1, 2)
 
@@ -183,9 +183,9 @@ def _heads(shape: Model, device: torch.device, dtype: torch.dtype) -> tuple[Tens
 
 
 def _few(heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return one row, two KV heads with their queries and at most `_COMPARED` positions.
+    """Return a part of `heads` on which to compare kernels: one row, two KV heads and their queries, few positions.
 
-    The input is this small because the reference (math) holds all scores, and the GPU may be small.
+    This part is small because the reference (math) keeps all scores in memory, and the GPU may be small.
     """
     q, k, v = (part[:1, :, :_COMPARED] for part in heads)
     num = min(2, k.shape[1])
@@ -193,7 +193,7 @@ def _few(heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _run(attend: Attend, heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the output and the gradients of queries, keys and values."""
+    """Return the attention output and the gradients of queries, keys and values."""
     with torch.enable_grad():
         leaves = tuple(part.detach().requires_grad_() for part in heads)
         y = attend(*leaves)

@@ -3,8 +3,8 @@
     ids -> embedding -> [ x + attention(norm x) -> x + swiglu(norm x) ] per layer -> norm -> head
 
 The `stock` family is exactly Llama, Qwen2 (bias on q, k, v) or Qwen3 (norm on q and k per head), with the parameter
-names of transformers, so that transformers loads the weights without conversion. The family `swift` has its own stack,
-in the module of that name, and everything around it is shared. This module is independent of shards, steps and files.
+names of transformers, so that transformers loads the weights without conversion. The `swift` family has a different
+stack of layers, in the module `swift`, and shares the rest. This module knows nothing about shards, steps or files.
 
 Shapes: B batch, T positions, D width, V vocabulary, P vocabulary with padding rows.
 """
@@ -33,7 +33,7 @@ from homing.wire.run_json import Lora, Model
 
 __all__ = ["Decoder", "init_weights"]
 
-MOST_SHAPES = 64  # maximum number of graphs compiled per function; torch's default limit is 8
+MOST_SHAPES = 64  # maximum number of graphs that torch.compile may create per function; the default is 8
 MUON_SHARES = {"gate_proj.weight": 0.7, "up_proj.weight": 0.7, "lm_head.weight": 0.04}
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, y_BTD: Tensor | None, cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream and the block's output, which the next norm kernel adds to it."""
+        """Return the residual stream and the block's output, not yet added: the next norm kernel adds them."""
         x_BTD, normed = self.input_layernorm.of_sum(x_BTD, y_BTD)
         y_BTD = self.self_attn(normed, cos, sin, cache, mask)
         x_BTD, normed = self.post_attention_layernorm.of_sum(x_BTD, y_BTD)
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Everything but the head. transformers calls it `model`, hence the prefix of its parameter names."""
+    """The decoder without its output head. Its parameter names start with `model.`, as in transformers."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(shape, layer) for layer in range(shape.num_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.rope = Rope(shape.head_size, shape.context, shape.rope_base, shape.rope_scaling)
-        # The compiled form of each function, used in training only (see Decoder.compile_blocks).
+        # name -> compiled function, used only in training (see Decoder.compile_blocks)
         self.compiled: dict[str, Callable[..., Any]] = {}
         self.recompute_every = 0  # every n-th block is recomputed, in training only (see Decoder.set_recompute)
 
@@ -80,12 +80,12 @@ class Stack(nn.Module):
         cos, sin = self.rope.at(positions)
         mask = isolation.mask if isolation else None
         every = self.recompute_every if torch.is_grad_enabled() and cache is None else 0
-        # When compiled, the first block must look like the others, because a separate graph costs more than adding
-        # zero.
+        # When compiled, the first block must take the same inputs as the others, because compiling a separate graph for
+        # it would cost more than adding zeros.
         y_BTD = x_BTD * 0.0 if compiled else None
         for number, block in enumerate(self.layers):
             if is_recomputed(number, every) and y_BTD is not None:
-                x_BTD, y_BTD = x_BTD + y_BTD, None  # so the backward pass keeps one tensor instead of two
+                x_BTD, y_BTD = x_BTD + y_BTD, None  # add now: one tensor is kept for the backward pass, not two
             x_BTD, y_BTD = recomputed(run, number, every)(block, x_BTD, y_BTD, cos, sin, cache, mask)
         return end(self, x_BTD, y_BTD)
 
@@ -101,16 +101,17 @@ class Decoder(nn.Module):
         check_shape(shape)
         self.shape = shape
         self.compute_dtype = torch.float32
-        # whether to use FlexAttention within segments, which is set only if it was found correct and faster
+        # Whether to use FlexAttention for packed texts; True only if it was found to be correct and faster.
         self.has_flex = False
         self.model: Stack | SwiftStack = SwiftStack(shape) if shape.family == "swift" else Stack(shape)
         self.softcap = SOFTCAP if shape.family == "swift" else 0.0
         # A tied head is the embedding itself and not a separate parameter, as in the files of transformers.
         self.lm_head = None if shape.is_tied else Linear(shape.width, padded_vocab(shape))
-        # Set by lora.add_lora. If set, the base weights are frozen, and only the adapters are trained and saved.
+        # The adapter settings, set by lora.add_lora. If set, the base weights are frozen, and only the adapters are
+        # trained and saved.
         self.lora: Lora | None = None
         self.dropout_clock: DropoutClock | None = None
-        self.base_storage = ""  # storage of frozen weights, set by lora.load_base
+        self.base_storage = ""  # storage format of the frozen base weights, set by lora.load_base
 
     # -- forward passes ----------------------------------------------------------------------------------------------
 
@@ -124,16 +125,16 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return logits (B, T, vocab_size) in fp32.
 
-        With a cache, `ids_BT` continue the cached text. `segments` (B, T) number the texts packed into each row (-1 for
-        padding). Each text is computed as if it were alone.
+        With a cache, `ids_BT` contains the tokens that follow the cached text. `segments` (B, T) numbers the texts
+        packed into each row (-1 for padding). Each text is computed as if it were alone.
         """
         return self._logits(self._hidden(ids_BT, cache, positions, segments))
 
     def next_logits(self, ids_BT: Tensor, cache: KVCache) -> Tensor:
-        """Return the logits (B, vocab_size) in fp32 of the token after the last of `ids_BT`.
+        """Return the logits (B, vocab_size), in fp32, of the next token after `ids_BT`.
 
-        Logits for a whole prompt would take gigabytes (length times vocabulary) and, on a CPU, most of the prefill
-        time.
+        Computing the logits of a whole prompt would take gigabytes of memory (length times vocabulary) and, on a CPU,
+        most of the prefill time.
         """
         return self._logits(self._hidden(ids_BT, cache, None, None)[:, -1])
 
@@ -153,8 +154,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return the mean loss per target, in nats, in fp32. Targets of -100 are masked.
 
-        `weights_BT` holds the weight of each target. `num_targets` is the number in the whole batch, if this is a
-        micro-batch of it.
+        `weights_BT` contains the weight of each target. If the rows are only a micro-batch, `num_targets` is the number
+        of targets in the whole batch.
         """
         h_BTD = self._hidden(ids_BT, None, positions, segments)
         weights_N = None if weights_BT is None else weights_BT.flatten()
@@ -200,21 +201,21 @@ class Decoder(nn.Module):
         return KVCache(self.shape, batch=batch, capacity=capacity, device=self.device, dtype=self.compute_dtype)
 
     def compile_blocks(self, *, is_on: bool = True) -> None:
-        """Compile one block with torch.compile, shared by all layers, in seconds. The whole model would take a minute.
+        """Compile one block with torch.compile for all layers to share: this takes seconds, the whole model a minute.
 
-        The compiled block is used only in training. Evaluation and generation have varying shapes and stay eager.
+        The compiled block is used only in training. Evaluation and generation use varying shapes and run eagerly.
         """
         parts: dict[str, Callable[..., Any]] = {"look_up": look_up, "end": type(self.model).end}
         parts["block"] = type(self.model.layers[0]).forward
         if isinstance(self.model, SwiftStack):
             parts["begin"] = SwiftStack.begin
         if is_on:
-            # There is one graph per row shape and kind of block. At its limit, torch would silently continue
-            # uncompiled. Make it raise instead, so that the trainer can report it.
+            # torch compiles one graph per row shape and kind of block. When the number of graphs reaches torch's limit,
+            # it silently continues uncompiled. Make it raise instead, so that the trainer can report the problem.
             limits = torch._dynamo.config
             limits.recompile_limit = max(MOST_SHAPES, limits.recompile_limit)
             limits.fail_on_recompile_limit_hit = True
-        # Done only on demand, because preparing to compile takes a second.
+        # Call torch.compile only if compilation is enabled, because the call itself takes a second.
         self.model.compiled = {name: torch.compile(part, dynamic=False) for name, part in parts.items() if is_on}
 
     def set_recompute(self, kind: str) -> Decoder:
@@ -225,7 +226,7 @@ class Decoder(nn.Module):
     def set_precision(self, precision: str) -> Decoder:
         """Set the precision of matmuls: `fp32 | bf16 | fp8`. Master weights stay fp32.
 
-        With fp8, matmuls in the blocks use FP8 where their size allows, and everything else bf16.
+        With fp8, the matmuls of the blocks use FP8 if their sizes allow it, and everything else uses bf16.
         """
         if precision == "fp8" and self.lora is not None:
             raise UsageError(
@@ -251,7 +252,7 @@ class Decoder(nn.Module):
         init_weights(self, self.shape, seed, optimizer)
 
     def num_params(self) -> int:
-        """Count every parameter once, without padding rows."""
+        """Return the number of parameters, not counting padding rows. A tied head is counted once."""
         return sum(self.cut_padding(name, p).numel() for name, p in self.named_parameters())
 
     def weights_for_disk(self) -> dict[str, Tensor]:
@@ -265,14 +266,14 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `weights_for_disk` returns; raises DataError naming every tensor that does not fit."""
+        """Load tensors as returned by `weights_for_disk`. Raise DataError naming every tensor that does not fit."""
         if self.lora is not None:
             load_adapter(self, tensors)
             return
         wanted = dict(self.named_parameters())
         given = dict(tensors)
         if self.lm_head is None:
-            # Some writers store the tied head a second time, which is ignored.
+            # Some programs save the tied head as a second copy of the embedding; ignore the copy.
             given.pop("lm_head.weight", None)
         expected = {name: tuple(self.cut_padding(name, parameter).shape) for name, parameter in wanted.items()}
         if problems := misfits(expected, {name: tuple(tensor.shape) for name, tensor in given.items()}):
@@ -282,7 +283,7 @@ class Decoder(nn.Module):
             self.cut_padding(name, parameter).copy_(given[name])
 
     def cut_padding(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the tensor without padding rows of the vocabulary, or unchanged if it has none.
+        """Return the tensor without its vocabulary padding rows; a tensor with no such rows is returned unchanged.
 
         This also works for optimizer state of the same shape.
         """
@@ -298,13 +299,13 @@ def init_weights(model: nn.Module, shape: Model, seed: int, optimizer: str) -> N
     """Initialize all parameters in place, for training with `optimizer`: muon or adamw.
 
     stock   every matrix          normal, std = 0.5 / sqrt(fan-in): 0.02 at width 640
-            o_proj and down_proj  that / sqrt(2 layers), so that the residual stream does not grow with depth
+            o_proj and down_proj  this std / sqrt(2 layers), so that the residual stream does not grow with depth
             norms 1, biases 0
-            for Muon              0.7 times that for gate_proj and up_proj, 0.04 times for an untied head, so that all
-                                  tokens are equally likely at first; worse with AdamW, which leaves that state slowly
+            for Muon              0.7 of this std for gate_proj and up_proj, 0.04 of it for an untied head, so that all
+                                  tokens are equally likely at first; AdamW would need too long to leave that state
     swift   embedding             normal, std 0.8: it is normalized at once, so only its direction counts
             head                  normal, std 0.001: all tokens are equally likely at first
-            q, k, v, values       normal, std = 1 / sqrt(width); up_proj 0.4 times that
+            q, k, v, values       normal, std = 1 / sqrt(width); up_proj 0.4 of this std
             o_proj and down_proj  0: a new block passes its input through
             scales                see _scales; gates nearly 0
 

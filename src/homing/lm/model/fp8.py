@@ -1,11 +1,11 @@
-"""Matrix products in FP8, with one scale per operand chosen so that its largest value just fits.
+"""Matrix products in FP8. Each operand has one scale, chosen so that the operand's largest value just fits.
 
     y = x W^T        x and W in e4m3 (finer), with fast accumulation
     dx, dW           the gradient in e5m2 (wider range), with exact accumulation, against the forward's e4m3 operands
 
 The kernels need multiples of 16 in all dimensions, so rows are padded with zeros where necessary, and the padding is
-cut off again. Tensors saved for the backward pass are FP8 too, half the size of bf16. Scales are computed anew from
-every tensor. So nothing carries over between steps, and a resumed run computes the same as an uninterrupted one.
+cut off again. Tensors saved for the backward pass are FP8 too, half the size of bf16. Scales are recomputed for every
+tensor. So no state carries over between steps, and a resumed run computes the same as an uninterrupted one.
 
 Shapes: N rows, D inputs, F outputs.
 """
@@ -21,18 +21,18 @@ from homing.lm.model.opaque_ops import opaque
 
 __all__ = ["fp8_product", "takes_fp8"]
 
-_LEAST_SIZE = 128  # smaller products are no faster in FP8
-_MULTIPLE = 16  # every dimension must be a multiple of this
+_LEAST_SIZE = 128  # minimum size of a dimension; smaller matrix products are no faster in FP8
+_MULTIPLE = 16  # FP8 matmul kernels require every dimension to be a multiple of this number
 _FINE, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def takes_fp8(num_in: int, num_out: int) -> bool:
-    """Return whether FP8 is possible and worthwhile: both dimensions are multiples of 16 and large enough."""
+    """Return whether a matmul of these sizes can run in FP8 and gains from it: multiples of 16, and large enough."""
     return min(num_in, num_out) >= _LEAST_SIZE and num_in % _MULTIPLE == 0 and num_out % _MULTIPLE == 0
 
 
 def fp8_product(x: Tensor, weight_FD: Tensor) -> Tensor:
-    """Return x W^T in the dtype of x, which has D as its last dimension; W may be fp32 master weights."""
+    """Return x W^T in the dtype of x. The last dimension of x is D; W may be fp32 master weights."""
     return _Fp8Product.apply(x, weight_FD)
 
 

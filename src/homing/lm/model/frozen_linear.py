@@ -2,12 +2,12 @@
 
     y = x W^T + b + scale * drop(x) A^T B^T        W: fp32, bf16 or NF4, never with a gradient; A, B: trained
 
-Layers that read the same x are computed together, each writing its columns of one y, as a single matmul if their
-weights are in one tensor. The backward pass reads W again (NF4 is dequantized a second time), so only x and the
-low-rank x A^T are saved in between. The op is opaque to torch.compile, which optimizes the code around it.
+Layers that read the same x are computed together: each writes its columns of a shared y, and if their weights are in
+one tensor, a single matmul computes them all. The backward pass reads W again (NF4 is dequantized a second time), so
+only x and the low-rank x A^T are saved for it. The op is opaque to torch.compile, which optimizes the code around it.
 
-Dropout uses a generator seeded with (seed, step, row, layer). It carries no state, so a resumed run, or a block that is
-recomputed in the backward pass, drops the same elements.
+Dropout seeds its random generator with (seed, step, row, layer) and keeps no other state, so a resumed run drops the
+same elements, and so does a block that is recomputed in the backward pass.
 
 Shapes: N tokens, D inputs, F outputs of all layers concatenated, R rank times the number of layers with an adapter.
 """
@@ -45,20 +45,20 @@ STORAGES = {"fp32": torch.float32, "bf16": torch.bfloat16, "nf4": torch.uint8}
 class FrozenWeight(nn.Module):
     """One frozen matrix (F, D) in its storage format.
 
-    It consists of buffers, so that it moves with the model but no optimizer sees it.
+    Its tensors are buffers, so they move with the model but are invisible to optimizers.
     """
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
         self.shape = (num_out, num_in)
         self.parts: list[str] = []
-        # The tensor that holds this weight and the following ones, if `lay_together` joined them.
+        # A tensor that contains this weight and the ones after it, if `lay_together` has joined them; else None.
         self.together: Tensor | None = None
 
     @torch.no_grad()
     def fill(self, weight: Tensor, storage: str, device: torch.device) -> FrozenWeight:
         assert tuple(weight.shape) == self.shape, f"{tuple(weight.shape)} is not {self.shape}"
-        # Quantize on the target device, because a GPU takes milliseconds and a CPU seconds.
+        # Quantize on the target device: a GPU takes milliseconds for a matrix, a CPU seconds.
         stored = {"dense": weight.to(device, STORAGES[storage])} if storage != "nf4" else None
         stored = stored or quantize(weight.to(device))._asdict()
         for name, tensor in stored.items():
@@ -67,7 +67,7 @@ class FrozenWeight(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenWeight:
-        """Drop the joined tensor if the weight was moved and is no longer a slice of it."""
+        """Forget the joined tensor if the weight has moved and is therefore no longer a slice of it."""
         before = [tensor.data_ptr() for tensor in self.tensors()]
         super()._apply(fn, recurse)
         if before != [tensor.data_ptr() for tensor in self.tensors()]:
@@ -83,7 +83,7 @@ class FrozenWeight(nn.Module):
 
 @torch.no_grad()
 def lay_together(weights: Sequence[FrozenWeight]) -> None:
-    """Join weights that read the same x into one tensor, with each as a slice.
+    """Join the weights of layers that read the same x into one tensor; each weight becomes a slice of it.
 
     NF4 weights are not joined, because they are dequantized one at a time.
     """
@@ -101,7 +101,7 @@ class DropoutClock:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.step, self.row = 0, 0
-        # Kept on the CPU, where the op reads it without waiting for a device.
+        # The key stays on the CPU, where the op can read its value without waiting for a GPU.
         self.key = torch.zeros((), dtype=torch.int64, device="cpu")
 
     def begin_step(self, step: int, first_row: int = 0) -> None:
@@ -113,7 +113,7 @@ class DropoutClock:
 
 
 class Adapter(nn.Module):
-    """LoRA's A and B, and for DoRA a magnitude per output, all in fp32, whatever the storage of the base."""
+    """LoRA's matrices A and B, plus DoRA's magnitude per output if used; always fp32, even on a quantized base."""
 
     def __init__(self, num_in: int, num_out: int, rank: int, salt: int, clock: DropoutClock, device: Any) -> None:
         super().__init__()
@@ -121,8 +121,9 @@ class Adapter(nn.Module):
         self.lora_B = nn.Parameter(torch.zeros(num_out, rank, device=device))
         self.magnitude: nn.Parameter | None = None
         self.scale, self.dropout, self.clock = 1.0, 0.0, clock
-        self.salt = torch.tensor(salt, dtype=torch.int64, device="cpu")  # not a buffer, so that it stays on the CPU
-        self.lengths: Tensor | None = None  # DoRA's row norms at the time when `hold_lengths` was called
+        # The salt is not registered as a buffer, so that it stays on the CPU when the model moves.
+        self.salt = torch.tensor(salt, dtype=torch.int64, device="cpu")
+        self.lengths: Tensor | None = None  # DoRA's row norms, as of the last call of `hold_lengths`
         self.is_held = False
 
     @torch.no_grad()
@@ -133,7 +134,7 @@ class Adapter(nn.Module):
 
 
 class FrozenLinear(nn.Module):
-    """Replaces a Linear: a frozen weight in its storage format, a frozen bias, and optionally an adapter."""
+    """A replacement for Linear with a frozen weight in its storage format, a frozen bias and an optional adapter."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
@@ -148,11 +149,11 @@ class FrozenLinear(nn.Module):
 
 @dataclass(frozen=True)
 class _Plan:
-    """The non-tensor arguments of a product."""
+    """The arguments of a matrix product that are not tensors."""
 
     widths: tuple[int, ...]  # number of outputs of each layer
     has_adapter: tuple[bool, ...]
-    num_parts: int  # tensors per stored weight: 1, or 4 in NF4; 0 if all weights are one tensor
+    num_parts: int  # number of tensors per stored weight: 1, or 4 in NF4; 0 if all weights are in one tensor
     has_bias: bool
     scale: float
     dropout: float
@@ -194,10 +195,10 @@ def adapted_product(
 def _as_dora(
     y: Tensor, weights: Sequence[FrozenWeight], biases: Sequence[Tensor | None], adapters: Sequence[Adapter | None]
 ) -> Tensor:
-    """Scale every output to the norm given by DoRA's magnitude, then add biases.
+    """Scale every output so that its weight row has the norm given by DoRA's magnitude, then add biases.
 
-    The row norms are treated as constants in the backward pass, as in the paper (arXiv:2402.09353, 4.3). The base sees
-    x without dropout.
+    The row norms are treated as constants in the backward pass, as in the paper (arXiv:2402.09353, 4.3). Dropout
+    applies only to the adapter's input, not to that of the base weights.
     """
     factors = []
     for weight, adapter in zip(weights, adapters, strict=True):
@@ -224,7 +225,7 @@ class _Adapted(torch.autograd.Function):
             x, a_RD, b_Fr, key, list(stored), list(plan.widths), list(plan.has_adapter), plan.num_parts, plan.has_bias,
             plan.scale, plan.dropout,
         )  # fmt: skip
-        # x is needed only for A's gradient. Without an adapter, only the weights are saved.
+        # The backward pass needs x only for the gradient of A, so without an adapter only the weights are saved.
         ctx.save_for_backward(x if a_RD is not None else None, a_RD, b_Fr, h_NR, key, *stored)
         ctx.plan = plan
         return y
@@ -265,8 +266,8 @@ def _product(
     x_ND = x.reshape(-1, x.shape[-1])
     y_NF = x.new_empty(len(x_ND), sum(widths))
     h_NR = x.new_empty(len(x_ND), 0) if a_RD is None else _narrow(x_ND, a_RD, key, dropout)
-    # The narrow products come first. A wide matmul accumulates into y at no extra cost, but a narrow one would have to
-    # read all of y again.
+    # Compute the low-rank products before the wide ones. A wide matmul can accumulate into y at no extra cost, but a
+    # low-rank one would have to read all of y again.
     is_begun = has_bias or b_Fr is not None
     for part in _parts(widths, has_adapter) if is_begun else ():
         y_Nf = y_NF[:, part.columns]
@@ -281,7 +282,7 @@ def _product(
         y_Nf = y_NF[:, columns]
         weight_fD = _dense(tensors, (width, x.shape[-1]), x.dtype)
         torch.addmm(y_Nf, x_ND, weight_fD.t(), beta=1 if is_begun else 0, out=y_Nf)
-        del weight_fD  # NF4 weights were dequantized for this product only
+        del weight_fD  # free the dequantized copy of an NF4 weight before the next one is created
     return y_NF.view(*x.shape[:-1], -1), h_NR
 
 
@@ -302,7 +303,7 @@ def _product_backward(
     stored: list[Tensor], widths: list[int], has_adapter: list[bool], num_parts: int, scale: float, dropout: float,
     needs_dx: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of x, A and B, with empty tensors for those not needed."""
+    """Return the gradients of x, A and B; an unneeded gradient is an empty tensor."""
     dy_NF = dy.reshape(-1, dy.shape[-1])
     num_in = _num_in(stored, widths, num_parts)
     dx_ND = dy.new_empty(len(dy_NF), num_in) if needs_dx else dy.new_empty(0)
@@ -340,13 +341,13 @@ def _row_norms(stored: list[Tensor], a_rD: Tensor, b_fr: Tensor, scale: float) -
 
 @dataclass(frozen=True)
 class _Part:
-    """The position of one layer within the joint product."""
+    """The position of one layer within the joint product of several layers."""
 
     number: int
     width: int
-    columns: slice  # of y
-    adapter: int | None  # its index among the adapters
-    trained_rows: slice  # of B
+    columns: slice  # columns of y that the layer writes
+    adapter: int | None  # index of the layer's adapter among all adapters; None: the layer has no adapter
+    trained_rows: slice  # rows of the joint B that belong to the layer's adapter
 
     def narrow(self, rank: int) -> slice:
         """Return the columns of h that belong to the layer's adapter."""
@@ -385,7 +386,10 @@ def _narrow(x_ND: Tensor, a_RD: Tensor, key: Tensor | None, dropout: float) -> T
 def _narrow_backward(
     x_ND: Tensor, a_RD: Tensor, dh_NR: Tensor, key: Tensor | None, dropout: float, da_RD: Tensor, dx_ND: Tensor | None
 ) -> None:
-    """Write the gradient of A and, if needed, that of x through A. The caller adds the base weights' part."""
+    """Write the gradient of A into `da_RD` and the adapter's part of the gradient of x into `dx_ND`, unless it is None.
+
+    The caller adds the part of the base weights to `dx_ND`.
+    """
     if key is None:
         torch.mm(dh_NR.t(), x_ND, out=da_RD)
         if dx_ND is not None:
@@ -403,7 +407,7 @@ def _narrow_backward(
 
 
 def _kept(x_ND: Tensor, key: Tensor, adapter: int, dropout: float) -> Tensor:
-    """Return 0 where x is dropped and 1 / (1 - dropout) elsewhere, always the same for the same key."""
+    """Return the dropout mask: 0 for dropped elements, else 1 / (1 - dropout). The same key gives the same mask."""
     generator = torch.Generator(x_ND.device).manual_seed(_mix(int(key[0]), int(key[adapter + 1])))
     kept_ND = torch.empty_like(x_ND).bernoulli_(1.0 - dropout, generator=generator)
     return kept_ND.mul_(1.0 / (1.0 - dropout))
@@ -418,7 +422,7 @@ def _num_in(stored: list[Tensor], widths: list[int], num_parts: int) -> int:
 
 
 def _mix(*numbers: int) -> int:
-    """Hash several integers into 63 bits, so that close inputs give distant results (the finalizer of splitmix64)."""
+    """Hash several integers to 63 bits, so that similar inputs give very different hashes (splitmix64's finalizer)."""
     mixed = 0
     for number in numbers:
         mixed = (mixed * 0x9E3779B97F4A7C15 + number + 0x632BE59BD9B4E019) % 2**64
@@ -441,12 +445,12 @@ def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     problems += [f"{name} is not in this adapter." for name in tensors if name not in live]
     for name in live.keys() & tensors.keys():
         if live[name].shape != tensors[name].shape:
-            problems.append(f"{name} is {tuple(tensors[name].shape)}, not {tuple(live[name].shape)}.")
+            problems.append(f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(live[name].shape)}.")
     if problems:
         raise DataError(
             what="The adapter does not fit the model.",
             why="\n".join(sorted(problems)[:12]),
-            fix="Use the rank and targets it was trained with; they are in its adapter_config.json.",
+            fix="Use the rank and targets that the adapter was trained with; its adapter_config.json lists them.",
         )
     for name, tensor in live.items():
         tensor.copy_(tensors[name])

@@ -1,7 +1,7 @@
 """Autograd functions around the Triton kernels that compute parts of a block on CUDA.
 
     swiglu(gate_up)      silu(gate) * up                      rotate(qkv, ...) norm and RoPE of queries and keys
-    sum_norm(x, y, ...)  x + y, and its norm
+    sum_norm(x, y, ...)  x + y, and the norm of this sum
 
 Each op is opaque to torch.compile, which optimizes everything around it. `has_kernels` tells whether the ops can be
 used. If not, callers use an equivalent in plain torch.
@@ -25,7 +25,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def has_kernels(x: Tensor, head_size: int = 2) -> bool:
-    """Return whether the kernels apply: CUDA, bf16, and a head size that is a power of two."""
+    """Return whether the kernels can be used for `x`: they need CUDA, bf16 and a head size that is a power of two."""
     return x.is_cuda and x.dtype == torch.bfloat16 and head_size & (head_size - 1) == 0 and HAS_TRITON
 
 

@@ -2,11 +2,11 @@
 
 Shapes: B batch, T positions, N tokens or any leading dimensions, D width, H heads, K head size, F feed-forward width.
 
-Master weights stay fp32. A matmul is computed in the dtype of its input, so the cast of the embedding output sets the
+Master weights stay fp32. A matmul is computed in the dtype of its input, so casting the embedding output sets the
 precision of the whole model; there is no autocast.
 
-For training on a CPU, RMSNorm and RoPE have hand-written gradients, because memory traffic dominates there, and
-autograd's own version causes twice as much. Other devices and the compiler use the plain form. Tests compare the two.
+For training on a CPU, RMSNorm and RoPE have hand-written gradients: memory traffic dominates there, and autograd's
+version causes twice as much of it. Other devices and the compiler use autograd. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_out, num_in))
         self.bias = nn.Parameter(torch.empty(num_out)) if has_bias else None
-        self.is_fp8 = False  # set by the decoder's set_precision
+        self.is_fp8 = False  # whether to compute in FP8; set by Decoder.set_precision
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_fp8:
@@ -68,22 +68,22 @@ def joined(x: Tensor, *layers: Linear | FrozenLinear) -> Tensor:
         frozen = [layer for layer in layers if isinstance(layer, FrozenLinear)]
         return adapted_product(x, [f.weight for f in frozen], [f.bias for f in frozen], [f.adapter for f in frozen])
     trained = [layer for layer in layers if isinstance(layer, Linear)]
-    # Always computed jointly, because separately each layer would have its own scale and round differently.
+    # In FP8, always compute the layers jointly: separately, each layer would have its own scale and round differently.
     if all(layer.is_fp8 for layer in trained):
         return fp8_product(x, torch.cat([layer.weight for layer in trained]))
-    # Writing into columns with `out` would break a compiled graph.
+    # `_side_by_side` writes into columns of a tensor with `out=`, which would break a compiled graph.
     if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _side_by_side(x, trained)
     biases = [layer.bias.to(x.dtype) for layer in trained if layer.bias is not None]
-    bias = torch.cat(biases) if biases else None  # either all layers have a bias, or none
+    bias = torch.cat(biases) if biases else None  # either all layers have a bias, or none of them does
     return F.linear(x, torch.cat([layer.weight.to(x.dtype) for layer in trained]), bias)
 
 
 def _side_by_side(x: Tensor, layers: Sequence[Linear]) -> Tensor:
-    """Compute `joined` without gradients, where each matmul writes its columns of one result.
+    """Compute the result of `joined` without gradients: one matmul per layer, each writing its columns of the result.
 
-    Concatenating the weights would read and write all of them, and for a single new token the matmul itself reads them
-    only once.
+    The weights are not concatenated, because that would read and write all of them, while the matmul for a single new
+    token reads them only once.
     """
     x_ND, widths = x.reshape(-1, x.shape[-1]), [len(layer.weight) for layer in layers]
     y_NF = x.new_empty(len(x_ND), sum(widths))
@@ -120,7 +120,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
     def of_sum(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return x + y and its norm, fused where possible, so that memory is read once."""
+        """Return x + y and the norm of this sum, in one fused kernel if possible, so that memory is read once."""
         if y is not None and has_kernels(x):
             return sum_norm(x, y, self.weight, self.eps)
         total = x if y is None else x + y
@@ -135,17 +135,17 @@ class Rope(nn.Module):
 
     def __init__(self, head_size: int, context: int, base: float, scaling: RopeScaling | None = None) -> None:
         super().__init__()
-        # Computed in float64 and rounded once, because long contexts need the precision.
+        # Compute the angles in float64 and round them once, because long contexts need the precision.
         frequency_K2 = base ** -(torch.arange(0, head_size, 2, dtype=torch.float64, device="cpu") / head_size)
         if scaling is not None:
             frequency_K2 = frequency_K2 / rope_divisors(frequency_K2, scaling)
         angle_TK2 = torch.outer(torch.arange(context, dtype=torch.float64, device="cpu"), frequency_K2)
-        # Not in the state dict, because they follow from the shape.
+        # cos and sin are not stored in the state dict, because they can be computed from the model's shape.
         self.register_buffer("cos", angle_TK2.cos().float(), persistent=False)
         self.register_buffer("sin", angle_TK2.sin().float(), persistent=False)
 
     def at(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return cos and sin for these positions, broadcastable to (B, H, T, K/2), computed once for all layers."""
+        """Return cos and sin of these positions, broadcastable to (B, H, T, K/2). All layers share them."""
         cos, sin = self.cos[positions], self.sin[positions]
         return (cos, sin) if cos.dim() == 2 else (cos.unsqueeze(1), sin.unsqueeze(1))
 
@@ -158,10 +158,10 @@ class Rope(nn.Module):
 
 
 def rope_divisors(frequency_K2: Tensor, scaling: RopeScaling) -> Tensor:
-    """Return Llama 3.1's divisors of the RoPE frequencies, which extend the context.
+    """Return the divisors of the RoPE frequencies with which Llama 3.1 extends the context.
 
-    The divisor is 1 for frequencies that rotate often within the original context and `factor` for those that hardly
-    rotate. In between, the frequencies are interpolated.
+    The divisor is 1 for frequencies that complete many rotations within the original context, and `factor` for those
+    that hardly rotate. In between, the frequencies are interpolated.
     """
     rotations_K2 = scaling.original_context * frequency_K2 / (2 * math.pi)
     fast = (rotations_K2 - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -186,9 +186,9 @@ class SwiGLU(nn.Module):
 
 
 def has_manual_backward(x: Tensor) -> bool:
-    """Return whether to use the hand-written gradients, which is when training on a CPU in fp32 without a compiler.
+    """Return whether to use the hand-written gradients: only for training on a CPU in fp32 without a compiler.
 
-    A compiler finds the same savings itself.
+    A compiler avoids the extra memory traffic without them.
     """
     is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and torch.is_grad_enabled()
     return is_plain and not torch.compiler.is_compiling()
@@ -236,7 +236,7 @@ class _Rotated(torch.autograd.Function):
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return x cos + swap_halves(x) (-sin, sin).
 
-    This operates on whole heads, because half of a small head is too short to vectorize.
+    The operations work on whole heads, because half of a small head is too short to vectorize.
     """
     left, right = x.chunk(2, dim=-1)
     swapped = torch.cat((right, left), dim=-1)

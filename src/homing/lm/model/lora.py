@@ -5,11 +5,11 @@
     freeze(model, storage)                               the same for a Decoder that is already in memory
     add_lora(model, settings, seed)                      A random, B zero: the model's output does not change
     begin_step(model, step)                              set the dropout seed; call before each step's first forward
-    model.weights_for_disk() / load_weights(tensors)     of such a model: the adapter alone, under peft's names
-    adapter_config(settings, base)                       adapter_config.json as peft reads it
+    model.weights_for_disk() / load_weights(tensors)     return / load only the adapters, under peft's names
+    adapter_config(settings, base)                       return the contents of adapter_config.json for peft
     merge(model)                                         merge the adapters into the weights: a plain Decoder again
     adapters_now(model) / adapters_as(model, then)       copy the current adapters / use such copies in the model
-    lengths_held(model)                                  cache DoRA's row norms while no weights change
+    lengths_held(model)                                  cache DoRA's row norms inside a context
 
 How a phase with method lora or qlora is set up:
 
@@ -21,9 +21,9 @@ How a phase with method lora or qlora is set up:
     optimizer = build_optimizer(model, phase.optimizer)                     # sees the adapter only
     ... lora.begin_step(model, step, first_row=...) at the start of each attempt of a step ...
 
-`tensors` yields (name, tensor) pairs with the names of transformers, reading one tensor at a time. The checkpoint holds
-adapter and optimizer and identifies the base by `base_sha256`. On resume, `check_base` refuses any other base. Only the
-`stock` family supports adapters.
+`tensors` yields (name, tensor) pairs with the names of transformers, reading one tensor at a time. The checkpoint
+contains adapter and optimizer and identifies the base by `base_sha256`. On resume, `check_base` rejects any other base.
+Only the `stock` family supports adapters.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ __all__ = [
     "storage_for",
 ]
 
-# Name in the run file -> module inside a block.
+# name of a target in the run file -> path of its module inside a block
 TARGETS = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -106,17 +106,17 @@ def load_base(
     The hash does not depend on the order of the tensors or on the files they came from. Raises a DataError that names
     the tensors that do not fit.
     """
-    # Keep shapes, not parameters, because each parameter must be freed once its stored form exists.
+    # Remember only the shapes: a reference to a parameter would prevent it from being freed once it has been converted.
     wanted = {name: tuple(model.cut_padding(name, p).shape) for name, p in model.named_parameters()}
     digests: dict[str, str] = {}
     problems: list[str] = []
     for name, tensor in tensors:
         if name == "lm_head.weight" and model.lm_head is None:
-            continue  # this is a redundant copy of a tied head
+            continue  # skip the redundant copy of a tied head, which some programs save
         if name not in wanted or name in digests:
             problems.append(f"{name} appears twice." if name in digests else f"{name} is not a weight of this model.")
         elif tuple(tensor.shape) != wanted[name]:
-            problems.append(f"{name} is {tuple(tensor.shape)} in the file and {wanted[name]} in the model.")
+            problems.append(f"{name} has shape {tuple(tensor.shape)} in the file but {wanted[name]} in the model.")
         else:
             digests[name] = _tensor_sha256(tensor)
             _store(model, name, tensor, storage, torch.device(device))
@@ -143,8 +143,8 @@ def check_base(found_sha256: str, base_sha256: str) -> None:
     if found_sha256 != base_sha256:
         raise IntegrityError(
             what="The adapter in the checkpoint was trained on different base weights.",
-            why=f"Their sha256 is {found_sha256[:16] or 'not given'}...; that of the weights loaded now "
-            f"is {base_sha256[:16]}...",
+            why=f"The checkpoint's base has the sha256 {found_sha256[:16] or '(none recorded)'}..., but the weights "
+            f"loaded now have {base_sha256[:16]}...",
             fix="Set model.from to the original weights, or start over: homing train RUN --fresh",
         )
 
@@ -152,7 +152,7 @@ def check_base(found_sha256: str, base_sha256: str) -> None:
 def merged_sha256(base_sha256: str, settings: Lora, adapter: Mapping[str, Tensor]) -> str:
     """Return a hash that identifies base weights with an adapter merged into them.
 
-    It covers the inputs of the merge rather than the result, which may differ in the last bits between machines.
+    The hash is computed from the inputs of the merge, because its result may differ in the last bits between machines.
     """
     listed = [f"{name} {_tensor_sha256(adapter[name])}" for name in sorted(adapter)]
     how = replace(settings, dropout=0.0, targets=_expand(settings.targets))
@@ -160,10 +160,10 @@ def merged_sha256(base_sha256: str, settings: Lora, adapter: Mapping[str, Tensor
 
 
 def _store(model: Decoder, name: str, tensor: Tensor, storage: str, device: torch.device) -> None:
-    """Store one tensor of the base.
+    """Store one tensor of the frozen base model.
 
-    Matrices of the blocks are kept in `storage`, embedding and head in 16 or 32 bits. Norms and biases, which are small
-    and affect everything, are kept in 32 bits.
+    Matrices of the blocks are stored in the format `storage`, embedding and head in 16 or 32 bits. Norms and biases are
+    stored in 32 bits, because they are small and affect everything.
     """
     path, kind = name.rsplit(".", 1)
     owner = model.get_submodule(path)
@@ -189,9 +189,9 @@ def _replace(model: Decoder, path: str, layer: Linear) -> FrozenLinear:
 
 
 def _tensor_sha256(tensor: Tensor) -> str:
-    """Return the sha256 of dtype, shape and bytes.
+    """Return the sha256 of a tensor's dtype, shape and bytes.
 
-    The bytes are read in chunks, so that a memory-mapped tensor is never copied whole.
+    The bytes are hashed in chunks, so that a memory-mapped tensor is never copied to memory as a whole.
     """
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -216,23 +216,23 @@ def add_lora(model: Decoder, settings: Lora, seed: int) -> None:
         adapter.dropout = settings.dropout
         adapter.lora_A.copy_(_drawn(name, settings.rank, num_in, seed))
         if settings.is_dora:
-            # These are the norms of W itself, because B is zero.
+            # B is still zero, so the row norms of W + scale B A are those of W itself.
             adapter.magnitude = nn.Parameter(row_norms(layer.weight, adapter))
         layer.adapter = adapter
     model.lora, model.dropout_clock = settings, clock
 
 
 def is_same(one: Lora, other: Lora) -> bool:
-    """Return whether an adapter with one of these settings fits the other.
+    """Return whether an adapter trained with one of these settings can be used with the other.
 
-    Dropout affects only training, so it may differ.
+    The dropout may differ, because it affects only training.
     """
     left, right = (replace(settings, dropout=0.0, targets=_expand(settings.targets)) for settings in (one, other))
     return left == right
 
 
 def adapters_now(model: Decoder) -> dict[str, Adapter | None]:
-    """Return a copy of each layer's current adapter, or None if it has no effect yet because B is zero."""
+    """Return layer name -> copy of its current adapter, or None if the adapter has no effect yet because B is zero."""
     return {
         name: copy.deepcopy(adapter).requires_grad_(False) if bool(adapter.lora_B.any()) else None
         for name, layer in _adapted_layers(model)
@@ -242,9 +242,9 @@ def adapters_now(model: Decoder) -> dict[str, Adapter | None]:
 
 @contextlib.contextmanager
 def adapters_as(model: Decoder, then: Mapping[str, Adapter | None]) -> Iterator[None]:
-    """Use the adapters that `adapters_now` returned (None for only the frozen weights) within this context.
+    """Inside this context, use adapters that `adapters_now` returned (None: use the layer's frozen weights alone).
 
-    This is for forward passes without gradients. The trained adapters are not modified.
+    Use this for forward passes without gradients. The adapters in training are not modified.
     """
     layers = _adapted_layers(model)
     live = [layer.adapter for _, layer in layers]
@@ -259,9 +259,10 @@ def adapters_as(model: Decoder, then: Mapping[str, Adapter | None]) -> Iterator[
 
 @contextlib.contextmanager
 def lengths_held(model: Decoder) -> Iterator[None]:
-    """Cache DoRA's row norms while no weights change, instead of computing them in every forward pass.
+    """Inside this context, use cached row norms for DoRA instead of computing them in every forward pass.
 
-    They always use the same memory, because a captured CUDA graph reads fixed addresses.
+    No weights may change in the meantime. The cache always uses the same memory, because a captured CUDA graph reads
+    from fixed addresses.
     """
     layers = [layer for _, layer in _adapted_layers(model)]
     held = [(layer, adapter) for layer in layers if (adapter := layer.adapter) and adapter.magnitude is not None]
@@ -275,13 +276,13 @@ def lengths_held(model: Decoder) -> Iterator[None]:
 
 
 def begin_step(model: Decoder, step: int, first_row: int = 0) -> None:
-    """Set the dropout seed of a step. `first_row` is the row of the batch at which this rank's first pass begins."""
+    """Set the dropout seed of a step. `first_row` is the first row of the step's batch that this rank processes."""
     if model.dropout_clock is not None:
         model.dropout_clock.begin_step(step, first_row)
 
 
 def describe(model: Decoder) -> str:
-    """Return a log line: the trained parameters, the storage of the base and, for NF4, how it is dequantized."""
+    """Return a log line that states what is trained, how the base is stored and, for NF4, what dequantizes it."""
     assert model.lora is not None, "a model without adapters"
     chosen = ", ".join(_expand(model.lora.targets))
     ways = [word for word, is_on in (("rsLoRA", model.lora.is_rslora), ("DoRA", model.lora.is_dora)) if is_on]
@@ -296,9 +297,9 @@ def num_adapter_params(model: Decoder) -> int:
 
 
 def adapter_config(settings: Lora, base: str) -> dict[str, Any]:
-    """Return adapter_config.json with our settings, and with peft's defaults for all other keys.
+    """Return the contents of adapter_config.json: our settings, and peft's defaults for all other keys.
 
-    `base` is a name on the Hub or a folder.
+    `base` is the base model: a name on the Hub, or a folder.
     """
     return {
         "peft_type": "LORA",
@@ -325,7 +326,9 @@ def adapter_config(settings: Lora, base: str) -> dict[str, Any]:
 
 @torch.no_grad()
 def merge(model: Decoder) -> None:
-    """Merge every adapter into its weight, W + scale B A (with DoRA's magnitudes), giving a plain fp32 Decoder.
+    """Turn the model into a plain fp32 Decoder by merging every adapter into its weight: W + scale B A.
+
+    If the adapters use DoRA, their magnitudes are applied too.
 
     The result computes the same as the adapted model. If the base was in NF4, the result includes NF4's rounding. To
     merge into the exact base, load it as fp32 or bf16.
@@ -358,17 +361,17 @@ def _check(model: Decoder, settings: Lora) -> None:
     assert model.lora is None, "the model has adapters already; merge them first"
     problems = []
     if model.shape.family != "stock":
-        problems.append(f"The {model.shape.family} family does not support adapters: no other program could load them.")
+        problems.append(f"The {model.shape.family} family does not support adapters, as no other tool could load them.")
     unknown = [target for target in settings.targets if target not in (*TARGETS, "all")]
     problems += [f"lora.targets: {target!r} is not one of {', '.join((*TARGETS, 'all'))}." for target in unknown]
     if not settings.targets:
-        problems.append("lora.targets is empty: nothing would be trained.")
+        problems.append("lora.targets is empty, so nothing would be trained.")
     if settings.rank < 1:
-        problems.append(f"lora.rank: {settings.rank} must be at least 1.")
+        problems.append(f"lora.rank must be at least 1, not {settings.rank}.")
     if settings.alpha <= 0:
-        problems.append(f"lora.alpha: {settings.alpha} must be above 0.")
+        problems.append(f"lora.alpha must be greater than 0, not {settings.alpha}.")
     if not 0.0 <= settings.dropout < 1.0:
-        problems.append(f"lora.dropout: {settings.dropout} must be at least 0 and under 1.")
+        problems.append(f"lora.dropout must be at least 0 and less than 1, not {settings.dropout}.")
     if problems:
         raise UsageError(
             what="Invalid adapter settings.",

@@ -1,11 +1,11 @@
-"""Cross-entropy of the output head, without ever holding the logits of all tokens.
+"""Cross-entropy of the output head, without ever having the logits of all tokens in memory.
 
     h_ND, W_VD, targets_N  ->  for each chunk of N: logits = h W^T -> loss, and its gradients for h and W
 
-With a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and backward would need them twice. The gradient
-of a sum needs only one factor from the backward pass, so the gradients of each chunk are computed while its logits are
-in memory. That takes three matmuls, as many as the usual way, and the memory of one chunk. On CUDA one kernel turns a
-chunk of logits, in the dtype of h, into their gradients in place; elsewhere, or without Triton, plain torch does it.
+With a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and the backward pass would need twice that. The
+gradient of a sum needs only one factor from the backward pass, so the gradients of each chunk are computed while its
+logits are in memory. That takes three matmuls, as many as usual, but only the memory of one chunk. On CUDA, one kernel
+replaces a chunk of logits, in the dtype of h, by its gradient in place; elsewhere, or without Triton, plain torch does.
 
 The op is opaque to torch.compile: if traced, the chunks would be scheduled together and all be in memory at once.
 
@@ -27,8 +27,8 @@ __all__ = ["IGNORED", "PIECE_LOGITS", "cap", "mean_loss", "token_losses"]
 
 IGNORED = -100  # target of a position excluded from the loss
 
-# Logits per chunk. 2^26 fp32 numbers are 256 MB; smaller batches are one chunk. On CUDA they are kept in bf16, and a
-# larger chunk uses the GPU better.
+# Maximum number of logits per chunk; a smaller batch is a single chunk. 2^26 fp32 numbers are 256 MB. On CUDA, logits
+# are kept in bf16, and a larger chunk uses the GPU better.
 PIECE_LOGITS = 2**26
 PIECE_LOGITS_CUDA = 2**28
 
@@ -43,18 +43,19 @@ def mean_loss(
     weights_N: Tensor | None = None,
     num_targets: int | Tensor | None = None,
 ) -> Tensor:
-    """Return the mean loss in nats over the targets that are not IGNORED, each multiplied by its weight.
+    """Return the mean loss in nats over the targets that are not IGNORED; each loss is multiplied by its weight.
 
-    Divides by their number, or by `num_targets` (the number in the whole batch) if this is a part of a batch. If
-    `num_targets` is a tensor, it must be fp32, on the device and at least 1. Returns 0 if there are no targets, so an
-    empty row has no effect.
+    The sum is divided by the number of these targets, or by `num_targets` (the number in the whole batch) if the tokens
+    are only a part of a batch. If `num_targets` is a tensor, it must be fp32, on the device and at least 1. The result
+    is 0 if there are no targets, so an empty row has no effect.
     """
     if num_targets is None:
         count = (targets_N != IGNORED).sum().clamp(min=1).float()
     elif isinstance(num_targets, Tensor):
         count = num_targets
     else:
-        count = torch.full((), float(max(1, num_targets)), device=h_ND.device)  # a fill does not wait for the device
+        # torch.full does not make the host wait for the device; a copy of a number would.
+        count = torch.full((), float(max(1, num_targets)), device=h_ND.device)
     if torch.is_grad_enabled() and (h_ND.requires_grad or head_PD.requires_grad):
         return _PiecewiseLoss.apply(h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap)
     losses_N = token_losses(h_ND, head_PD, targets_N, vocab_size, softcap)
@@ -62,9 +63,9 @@ def mean_loss(
 
 
 def token_losses(h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, vocab_size: int, softcap: float = 0.0) -> Tensor:
-    """Return the loss of each target in nats, 0 where IGNORED.
+    """Return the loss of each target in nats, or 0 for targets that are IGNORED.
 
-    For evaluation: backward through it would hold all logits.
+    Use this only for evaluation: a backward pass through it would keep all logits in memory.
     """
     num_chunks = _num_chunks(h_ND, head_PD)
     losses = [
@@ -136,7 +137,7 @@ def _loss_and_gradients(
     head = head_PD.to(h_ND.dtype)
     num_chunks = _num_chunks(h_ND, head_PD)
     loss = torch.zeros((), device=h_ND.device)
-    # Sum over the chunks in fp32: in bf16 a late chunk would be lost in rounding against the sum of earlier ones.
+    # Sum over the chunks in fp32: in bf16, a late chunk would be rounded away when added to the sum of earlier ones.
     dhead_PD = torch.zeros(head_PD.shape if has_dhead else 0, device=h_ND.device, dtype=torch.float32)
     dh_ND = torch.empty_like(h_ND)
     chunks = h_ND.chunk(num_chunks)
@@ -166,7 +167,7 @@ def _differentiate(
     capped_nV = cap(logits_nP[:, :vocab_size].float(), softcap)
     is_kept_n1 = (targets_n != IGNORED).unsqueeze(1)
     safe_n1 = targets_n.clamp(min=0).unsqueeze(1)
-    # In place from here on: on a CPU every pass over this much memory counts.
+    # The operations below work in place, because on a CPU every pass over this much memory takes noticeable time.
     dlogits_nV = torch.log_softmax(capped_nV, dim=1)
     losses_n1 = -dlogits_nV.gather(1, safe_n1) * is_kept_n1
     dlogits_nV.exp_().scatter_add_(1, safe_n1, -torch.ones_like(losses_n1))
@@ -188,7 +189,7 @@ def _differentiate_by_kernel(
 
 
 def _add_product(sum_PD: Tensor, left_Pn: Tensor, right_nD: Tensor) -> None:
-    """Compute sum += left @ right in fp32 even for bf16 factors: CUDA matmuls can write wider types than they read."""
+    """Add left @ right to the sum in fp32, even for bf16 factors: CUDA matmuls can write wider types than they read."""
     if sum_PD.is_cuda and left_Pn.dtype != torch.float32:
         torch.addmm(sum_PD, left_Pn, right_nD, out_dtype=torch.float32, out=sum_PD)
     elif left_Pn.dtype == torch.float32:
@@ -202,6 +203,6 @@ def _logits(h_nD: Tensor, head_PD: Tensor, vocab_size: int, softcap: float) -> T
 
 
 def _num_chunks(h_ND: Tensor, head_PD: Tensor) -> int:
-    """Return the smallest number of chunks within the size limit; at least one, and at most one per token."""
+    """Return the smallest number of chunks that are within the size limit: at least one, at most one per token."""
     most = PIECE_LOGITS_CUDA if h_ND.is_cuda and fused_ops.HAS_TRITON else PIECE_LOGITS
     return max(1, min(h_ND.shape[0], -(-h_ND.shape[0] * head_PD.shape[0] // most)))

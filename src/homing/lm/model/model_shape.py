@@ -41,11 +41,11 @@ FAMILIES = ("stock", SWIFT)
 VALUE_GATE_CHANNELS = 12
 SMEAR_GATE_CHANNELS = 24
 
-# Tensor cores need the vocabulary in whole tiles. The padding rows exist only in the trainer's memory: they are masked
-# in the loss and the logits, and cut from everything written to disk.
+# The vocabulary is padded to a multiple of this, because tensor cores work on whole tiles. The padding rows exist only
+# in memory: they are masked in the loss and the logits, and cut from everything written to disk.
 VOCAB_MULTIPLE = 64
-_MAX_LISTED = 12  # maximum number of problems in an error message
-MAX_CONTEXT = 2**21  # twice the longest context that open models claim
+_MAX_LISTED = 12  # maximum number of problems listed in an error message
+MAX_CONTEXT = 2**21  # twice the longest context that any open model claims to support
 
 
 def padded_vocab(shape: Model) -> int:
@@ -74,9 +74,9 @@ def _problems(shape: Model) -> list[str]:
         *("rope_base", "norm_eps"),
     ):
         if getattr(shape, key) <= 0:
-            problems.append(f"model.{key}: {getattr(shape, key)} must be above 0.")
+            problems.append(f"model.{key} must be greater than 0, not {getattr(shape, key)}.")
         elif not math.isfinite(getattr(shape, key)):
-            problems.append(f"model.{key}: {getattr(shape, key)} is not a finite number.")
+            problems.append(f"model.{key} must be a finite number, not {getattr(shape, key)}.")
     if shape.context > MAX_CONTEXT:
         problems.append(f"model.context: {shape.context:,} exceeds {MAX_CONTEXT:,}; the RoPE table would be huge.")
     if problems:
@@ -93,7 +93,7 @@ def _problems(shape: Model) -> list[str]:
         )
     if shape.family == SWIFT and shape.width < SMEAR_GATE_CHANNELS:
         problems.append(
-            f"model.width: {shape.width} is below {SMEAR_GATE_CHANNELS}, the channels that swift's gates read."
+            f"model.width: {shape.width} is less than the {SMEAR_GATE_CHANNELS} channels that swift's gates read."
         )
     # Other implementations of Qwen2 derive the head size as width / heads and have no key to override it.
     if shape.arch == "qwen2" and shape.num_heads * shape.head_size != shape.width:
@@ -142,9 +142,9 @@ def has_value_embedding(shape: Model, layer: int) -> bool:
 
 
 def shape_from_config(config: Any) -> Model:
-    """Return the shape of a Hugging Face config.json.
+    """Return the model shape that a Hugging Face config.json describes.
 
-    Raises for settings that this decoder does not support.
+    Raises an error for settings that this decoder does not support.
     """
     shape = model_of(config)
     check_shape(shape)
@@ -152,11 +152,11 @@ def shape_from_config(config: Any) -> Model:
 
 
 def misfits(wanted: Shapes, given: Shapes) -> list[str]:
-    """Return a sentence for each missing, unknown or misshapen tensor."""
+    """Return one sentence for each tensor that is missing, unknown or of the wrong shape."""
     problems = [f"{name} is missing." for name in wanted if name not in given]
     problems += [f"{name} is not a weight of this model." for name in given if name not in wanted]
     both = [name for name in wanted if name in given and wanted[name] != given[name]]
-    return problems + [f"{name} is {given[name]} in the file and {wanted[name]} in the model." for name in both]
+    return problems + [f"{name} has shape {given[name]} in the file but {wanted[name]} in the model." for name in both]
 
 
 def do_not_fit(problems: Iterable[str]) -> DataError:

@@ -33,14 +33,14 @@ NF4_CODE = (
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-_LEAST = 1e-38  # a block of zeros is divided by this and stays zero
+_LEAST = 1e-38  # minimum divisor of a block, so that a block of zeros stays zero
 
 
 class Nf4(NamedTuple):
-    packed: Tensor  # uint8 (n / 2): two weights per byte, the first in the upper half
+    packed: Tensor  # uint8 (n / 2): two weights per byte, the first one in the upper four bits
     scales: Tensor  # uint8 (b): magnitude of each block, as an index into the dynamic map
     super_scales: Tensor  # fp32 (s)
-    offset: Tensor  # fp32 (): the mean magnitude
+    offset: Tensor  # fp32 (): the mean magnitude of all blocks
 
     @property
     def num_bytes(self) -> int:
@@ -60,7 +60,7 @@ def quantize(weight: Tensor) -> Nf4:
         raise DataError(
             what="Weights with NaN or infinite values cannot be quantized.",
             why=f"A matrix of shape {tuple(weight.shape)} has such values.",
-            fix="Use other weights, or method: lora, which does not quantize.",
+            fix="Use other weights, or set method: lora, which does not quantize them.",
         )
     indices_n = torch.bucketize(scaled_n, _midpoints(code(flat_n.device)), out_int32=True).to(torch.uint8)
     packed = (indices_n[::2] << 4) | indices_n[1::2]
@@ -92,7 +92,7 @@ def dequantize_path(device: torch.device) -> str:
 
 
 def quantize_blocks(flat_n: Tensor, block: int, *, is_signed: bool) -> tuple[Tensor, Tensor]:
-    """Quantize fp32 to uint8 of the same length, and return it with the largest magnitude of each block."""
+    """Quantize fp32 numbers to uint8; return the uint8 numbers and the largest magnitude of each block."""
     scaled_n, magnitudes_b = _scale(flat_n, block)
     table = dynamic_map(is_signed=is_signed, device=flat_n.device)
     return torch.bucketize(scaled_n, _midpoints(table), out_int32=True).to(torch.uint8), magnitudes_b
@@ -107,14 +107,14 @@ def dequantize_blocks(indices_n: Tensor, magnitudes_b: Tensor, block: int, *, is
 def dynamic_map(*, is_signed: bool, device: torch.device) -> Tensor:
     """Return the 256 quantization levels from -1 (or 0) to 1, finer towards zero.
 
-    Seven decades, each with twice the levels of the one below ("8-Bit Approximations for Parallelism in Deep Learning",
-    arXiv:1511.04561). 0 and 1 are included exactly.
+    The levels span seven decades, each with twice as many levels as the one below it ("8-Bit Approximations for
+    Parallelism in Deep Learning", arXiv:1511.04561). 0 and 1 are included exactly.
     """
     steps = [0.0, 1.0]
     for decade in range(7):
         num = 2**decade if is_signed else 2 ** (decade + 1)
         edges = torch.linspace(0.1, 1.0, num + 1, dtype=torch.float32, device="cpu")
-        # In fp32, to match bitsandbytes exactly.
+        # The middles are computed in fp32, to match bitsandbytes exactly.
         middles = (10.0 ** (decade - 6) * ((edges[:-1] + edges[1:]) / 2.0)).tolist()
         steps += [*middles, *(-middle for middle in middles)] if is_signed else middles
     return torch.tensor(sorted(steps), dtype=torch.float32, device="cpu").to(device)
@@ -130,11 +130,14 @@ def _midpoints(table: Tensor) -> Tensor:
 
 
 def _scale(flat_n: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Divide every number by the largest magnitude of its block; return both. The last block may be shorter."""
+    """Divide every number by the largest magnitude of its block; return the quotients and these magnitudes.
+
+    The last block may be shorter than the others.
+    """
     padding = -len(flat_n) % block
     blocks = torch.nn.functional.pad(flat_n, (0, padding)).view(-1, block)
     magnitudes_b = blocks.abs().amax(dim=1)
-    # Multiply by the inverse instead of dividing: this rounds like bitsandbytes, even between two levels.
+    # Multiply by the inverse instead of dividing, to get the same rounding as bitsandbytes even halfway between levels.
     inverse = 1.0 / magnitudes_b.clamp(min=_LEAST)
     return (blocks * inverse.unsqueeze(1)).clamp(-1.0, 1.0).view(-1)[: len(flat_n)], magnitudes_b
 

@@ -1,10 +1,10 @@
 """Registers ops that torch.compile treats as opaque: it optimizes around them and calls them unchanged.
 
-    @opaque("swiglu", like=...)     `like` returns empty outputs of the right shape and dtype for given inputs
+    @opaque("swiglu", like=...)     `like` is a function that returns empty outputs of the right shape and dtype
 
-torch's own decorator for this checks gradients, mutated arguments and aliasing at every call, on the host, which slows
-down small batches. Our ops are called from autograd functions that handle all that, so they are registered directly. An
-op must not mutate its arguments or return one of them.
+torch's own decorator checks gradients, mutated arguments and aliasing on the host at every call, which slows down small
+batches. Our ops are called from autograd functions that make these checks unnecessary, so they are registered directly.
+An op must not mutate its arguments or return one of them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Isolates several conversations packed into one row, so that each is computed as if it were alone.
 
-    segments (B, T)  ->  where each begins  ->  positions that restart there, and a mask that reaches no further back
+    segments (B, T)  ->  start of each segment  ->  positions that restart there, and a mask that ends there
 
-A segment is a run of equal numbers in a row; -1 is padding, which sees only padding and is seen by nothing else. The
-mask is created once and used by every layer: a boolean mask, which any attention kernel can read, or FlexAttention's
-block mask, which skips blocks in which nothing is visible (docs/development/engine.md, attention).
+A segment is a run of equal numbers in a row; -1 is padding, which attends only to padding and which no segment attends
+to. The mask is created once and used by every layer: either a boolean mask, which any attention kernel can read, or
+FlexAttention's block mask, which skips blocks in which nothing is visible (docs/development/engine.md, attention).
 
 Shapes: B batch, T positions, N blocks of positions.
 """
@@ -21,7 +21,7 @@ from homing.lm.model.sdpa import sdpa
 
 __all__ = ["BLOCK", "Isolation", "attend_inside", "can_flex", "isolate"]
 
-BLOCK = 128  # side length of FlexAttention's blocks, in positions
+BLOCK = 128  # number of positions along each side of one of FlexAttention's blocks
 _compiled: dict[str, Any] = {}
 
 
@@ -29,7 +29,7 @@ _compiled: dict[str, Any] = {}
 class Isolation:
     positions_BT: Tensor
     is_start_BT: Tensor
-    mask: Any  # (B, 1, T, T) boolean, or a BlockMask
+    mask: Any  # a boolean tensor (B, 1, T, T), or FlexAttention's BlockMask
 
 
 def isolate(segments_BT: Tensor, *, is_flex: bool = False) -> Isolation:
@@ -38,7 +38,7 @@ def isolate(segments_BT: Tensor, *, is_flex: bool = False) -> Isolation:
     is_start_BT[:, 1:] = segments_BT[:, 1:] != segments_BT[:, :-1]
     at_T = torch.arange(T, device=segments_BT.device)
     begun_BT = torch.where(is_start_BT, at_T, 0).cummax(dim=1).values
-    # Use each segment's start rather than its number: the block mask relies on values that only increase along a row.
+    # Identify segments by their start rather than their number: the block mask needs values that increase along a row.
     mask = _block_mask(begun_BT) if is_flex else _plain_mask(begun_BT)
     return Isolation(at_T - begun_BT, is_start_BT, mask)
 
@@ -51,7 +51,7 @@ def attend_inside(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: Any) -> 
 
 
 def can_flex(context: int, device: torch.device) -> bool:
-    """Return whether FlexAttention applies: its backward needs CUDA, and the context must be a multiple of BLOCK."""
+    """Return whether FlexAttention can be used: its backward pass needs CUDA, and the context a multiple of BLOCK."""
     return device.type == "cuda" and context % BLOCK == 0
 
 
@@ -59,7 +59,7 @@ def _flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     if "flex" not in _compiled:
-        # Eagerly it would hold all scores in memory. Inside a compiled block this is simply inlined.
+        # Without compilation, FlexAttention would keep all scores in memory. Inside a compiled block, it is inlined.
         _compiled["flex"] = torch.compile(flex_attention, dynamic=False)
     return _compiled["flex"]
 
@@ -82,9 +82,10 @@ def _block_mask(begun_BT: Tensor) -> Any:
 
     first_BN, last_BN = begun_BT[:, ::BLOCK], begun_BT[:, BLOCK - 1 :: BLOCK]
     before_NN = torch.ones(T // BLOCK, T // BLOCK, dtype=torch.bool, device=begun_BT.device).tril()
-    # An earlier block is at least partly visible if its last segment continues into this block, ...
+    # An earlier block is at least partly visible to this block if the earlier block's last segment continues into it.
     is_seen = (last_BN.unsqueeze(1) >= first_BN.unsqueeze(2)) & before_NN
-    # ... and entirely if both blocks belong to one segment; on the diagonal, half of the pairs are in the future.
+    # An earlier block is entirely visible if both blocks belong to one segment. A block is never entirely visible to
+    # itself, because half of its pairs of positions are in the future.
     is_whole = (first_BN.unsqueeze(1) == last_BN.unsqueeze(2)) & before_NN.tril(-1)
     is_partly = is_seen & ~is_whole
     return BlockMask.from_kv_blocks(
@@ -93,6 +94,6 @@ def _block_mask(begun_BT: Tensor) -> Any:
 
 
 def _listed(is_in_BNN: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of selected blocks per row, and their indices (selected first, in order)."""
+    """Return the number of selected blocks in each row, and the indices of all blocks, with the selected ones first."""
     order = torch.argsort(is_in_BNN.int(), dim=-1, descending=True, stable=True)
     return is_in_BNN.sum(-1, dtype=torch.int32).unsqueeze(1), order.to(torch.int32).unsqueeze(1)

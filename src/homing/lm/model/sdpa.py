@@ -20,7 +20,7 @@ from torch import Tensor
 
 __all__ = ["chosen", "expand_heads", "sdpa", "set_chosen"]
 
-_chosen = "auto"  # set by `attention_backends.use_attention`, for this process
+_chosen = "auto"  # attention kernel of this process, set by `attention_backends.use_attention`
 
 
 def chosen() -> str:
@@ -36,7 +36,7 @@ def sdpa(
     q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, *, mask: Tensor | None = None, is_causal: bool = False,
     has_cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Scaled dot-product attention. `has_cudnn`: False if the caller has disabled cuDNN."""
+    """Compute scaled dot-product attention. Pass `has_cudnn=False` if cuDNN attention is disabled."""
     is_grouped = q_BHTK.shape[1] != k_BGSK.shape[1]
     if is_grouped and q_BHTK.is_cuda and not _takes_groups(q_BHTK, mask, has_cudnn):
         k_BGSK, v_BGSK = expand_heads(k_BGSK, q_BHTK.shape[1]), expand_heads(v_BGSK, q_BHTK.shape[1])
@@ -47,13 +47,15 @@ def sdpa(
 
 
 def expand_heads(x_BGSK: Tensor, num_heads: int) -> Tensor:
-    """Repeat each KV head once for each of its query heads."""
+    """Return keys or values with each KV head repeated for each of its query heads."""
     B, G, S, K = x_BGSK.shape
     return x_BGSK.unsqueeze(2).expand(B, G, num_heads // G, S, K).flatten(1, 2)
 
 
 def _takes_groups(q_BHTK: Tensor, mask: Tensor | None, has_cudnn: bool) -> bool:
-    if _chosen == "math" or q_BHTK.shape[2] == 1:  # math was chosen explicitly; a single position is not quadratic
+    # The math kernel supports grouped heads. It is acceptable if the user chose it, or for a single new position, where
+    # its memory is not quadratic.
+    if _chosen == "math" or q_BHTK.shape[2] == 1:
         return True
     if mask is not None or q_BHTK.dtype == torch.float32:
         return False

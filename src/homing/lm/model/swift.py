@@ -1,12 +1,12 @@
-"""The `swift` family: the best quality per dollar in short runs. Only homing can load it; `stock` loads anywhere.
+"""The `swift` family: the best quality per dollar in short runs, but only homing can load such models.
 
-    ids -> embedding -> norm -> + a part of the previous token ("smear") = x0
+    ids -> embedding -> norm -> + a part of the previous token's embedding ("smear") = x0
         -> [ a x + b x0 -> x + attention(norm x) -> x + relu(up(norm x))^2 down ] per layer, a and b learned
         -> - a part of the middle layer's x ("backout") -> norm -> head, with logits soft-capped to +-15
 
-Differences from `stock`: norms have no weights; queries and keys are normalized and scaled up; every second layer adds
-to its values a vector learned per vocabulary token ("value embedding"), through a gate. The ideas are from
-modded-nanogpt and nanochat.
+Differences from the `stock` family: norms have no weights; queries and keys are normalized and scaled up; in every
+second layer, a gated vector that is learned for each vocabulary token ("value embedding") is added to the values. The
+ideas are from modded-nanogpt and nanochat.
 
 Shapes: B batch, T positions, D width, H query heads, G KV heads, K head size, L layers, V vocabulary.
 """
@@ -31,8 +31,8 @@ from homing.wire.run_json import Model
 __all__ = ["SHARPNESS", "SOFTCAP", "SwiftStack"]
 
 SOFTCAP = 15.0
-SHARPNESS = 1.2  # scale of queries and keys after their norm
-MOST_VALUE = 3.0  # the gate ranges from 0 to this
+SHARPNESS = 1.2  # factor by which queries and keys are scaled after their norm
+MOST_VALUE = 3.0  # maximum value of the gate of value embeddings; the minimum is 0
 
 
 class SwiftAttention(nn.Module):
@@ -103,7 +103,7 @@ class SwiftBlock(nn.Module):
         return x_BTD + self.mlp(_norm(x_BTD, self.eps))
 
     def value_table(self) -> Tensor | None:
-        """Return the (V, G K) value embedding, or None in a layer without one."""
+        """Return the layer's value embedding (V, G K), or None if the layer has none."""
         return self.self_attn.value_embed.weight if self.self_attn.has_values else None
 
 
@@ -121,9 +121,9 @@ class SwiftStack(nn.Module):
         self.backout_scale = nn.Parameter(torch.empty(1))
         self.layers = nn.ModuleList(SwiftBlock(shape, layer) for layer in range(shape.num_layers))
         self.rope = Rope(shape.head_size, shape.context, shape.rope_base)
-        # Per function, in training only; see Decoder.compile_blocks.
+        # name -> compiled function, used only in training (see Decoder.compile_blocks)
         self.compiled: dict[str, Callable[..., Tensor]] = {}
-        self.recompute_every = 0  # blocks; in training only; see Decoder.set_recompute
+        self.recompute_every = 0  # every n-th block is recomputed, in training only (see Decoder.set_recompute)
 
     def forward(
         self, ids_BT: Tensor, positions: Tensor | slice, cache: KVCache | None, compute_dtype: torch.dtype,
@@ -150,7 +150,7 @@ class SwiftStack(nn.Module):
         return [block for block in self.layers if isinstance(block, SwiftBlock)]
 
     def begin(self, x_BTD: Tensor, cache: KVCache | None, is_start_BT: Tensor | None = None) -> Tensor:
-        """Return the normalized embedding plus a part of the previous token's, if there is one in the same segment."""
+        """Return each token's normalized embedding plus a part of the previous token's, if both are in one segment."""
         x_BTD = _norm(x_BTD, self.shape.norm_eps)
         before = cache.embedded_B1D if cache is not None else None
         if before is None:

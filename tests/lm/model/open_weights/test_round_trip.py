@@ -80,7 +80,7 @@ def test_every_missing_shard_is_named_at_once(tmp_path: Path) -> None:
 
 def test_a_pickle_is_never_opened_and_an_index_cannot_leave_its_folder(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
-    with pytest.raises(DataError, match="No weights") as caught:
+    with pytest.raises(DataError, match="There are no weights") as caught:
         find_weights(tmp_path)
     assert "pytorch_model.bin" in caught.value.why
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "../other/model.safetensors"}}))

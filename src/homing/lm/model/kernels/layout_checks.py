@@ -1,7 +1,7 @@
 """Checks before launching a kernel.
 
-A kernel gets only addresses. If a tensor's memory order or GPU differs from what the kernel assumes, the kernel reads
-wrong numbers without an error.
+A kernel receives only addresses. If a tensor's memory order or GPU differs from what the kernel assumes, the kernel
+reads wrong numbers without raising an error.
 
     with launching(x=x, y=y):  _kernel[grid](x, y, ...)
 """
@@ -31,6 +31,9 @@ def launching(**tensors: Tensor | None) -> contextlib.AbstractContextManager[Any
 
 
 def check(is_right: bool, problem: str) -> None:
-    """Raise ValueError if false. `python -O` would remove an `assert`, and the numbers would be silently wrong."""
+    """Raise ValueError if `is_right` is False.
+
+    An `assert` is not enough: `python -O` removes it, and the kernel would silently compute wrong numbers.
+    """
     if not is_right:
         raise ValueError(problem)

@@ -2,8 +2,8 @@
 
 cast_both_ways   x (N, D) -> largest magnitude -> FP8: x8 (N, D), x8 transposed (D, N), and the factor that
                  restores x; FP8 matmuls need both operands contiguous along K
-dequantize_nf4   packed byte -> two of 16 quantiles, times (quantized scale of the block * scale of the
-                 super-block + offset); reads 4 bits per weight and writes 16 or 32
+dequantize_nf4   packed byte -> two of the 16 quantiles, each times (quantized scale of the block * scale of
+                 the super-block + offset); reads 4 bits per weight and writes 16 or 32
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["cast_both_ways", "dequantize_nf4"]
 
 _TILE = 64
 _CHUNK = 4096
-_BYTES = 1024  # bytes of NF4 that one program handles
+_BYTES = 1024  # number of bytes of NF4 weights that one Triton program handles
 
 
 def cast_both_ways(x_ND: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,7 +45,7 @@ def _largest(x_ptr, largest_ptr, num, CHUNK: tl.constexpr):
     for part in range(8):
         at = start + part * CHUNK + tl.arange(0, CHUNK)
         most = tl.maximum(most, tl.abs(tl.load(x_ptr + at, mask=at < num, other=0.0).to(tl.float32)))
-    # This is deterministic, because a maximum does not depend on the order in which programs run.
+    # The atomic maximum is deterministic, because the result does not depend on the order in which programs run.
     tl.atomic_max(largest_ptr, tl.max(most, axis=0))
 
 
@@ -57,8 +57,8 @@ def _cast(x_ptr, largest_ptr, x8_ptr, x8_t_ptr, inverse_ptr, num_rows, num_cols,
     cols = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
     mask = (rows[:, None] < num_rows) & (cols[None, :] < num_cols)
     x = tl.load(x_ptr + rows[:, None] * num_cols + cols[None, :], mask=mask, other=0.0).to(tl.float32) * scale
-    # The largest value rounds to the largest that fits. NaN must be preserved, which not every conversion does. 0x7F is
-    # NaN in both types.
+    # After scaling, the largest input becomes the largest FP8 number. NaN is written explicitly (0x7F in both FP8
+    # types), because not every conversion preserves it.
     bits = tl.where(x != x, 0x7F, x.to(x8_ptr.dtype.element_ty).to(tl.uint8, bitcast=True)).to(tl.uint8)
     x8 = bits.to(x8_ptr.dtype.element_ty, bitcast=True)
     tl.store(x8_ptr + rows[:, None] * num_cols + cols[None, :], x8, mask=mask)
@@ -84,7 +84,8 @@ def dequantize_nf4(
         _dequantize[(triton.cdiv(num_bytes, _BYTES),)](
             packed, scales, super_scales, offset, code, steps, out, num_bytes,
             BLOCK=block, SUPER_BLOCK=super_block, BYTES=_BYTES, num_warps=4,
-            # Multiply and add are rounded separately, because a fused multiply-add would differ in the last bit.
+            # Round after the multiplication and after the addition, as plain torch does: a fused multiply-add would
+            # differ in the last bit.
             enable_fp_fusion=False,
         )  # fmt: skip
     return out
@@ -102,10 +103,10 @@ def _dequantize(
     step = tl.load(scales_ptr + block, mask=mask, other=0).to(tl.int32)
     magnitude = tl.load(steps_ptr + step) * tl.load(super_scales_ptr + block // SUPER_BLOCK, mask=mask, other=0.0)
     magnitude += tl.load(offset_ptr)
-    # The tables are small and stay in the L1 cache.
+    # Table lookups are cheap here: the tables are small and stay in the L1 cache.
     first = tl.load(code_ptr + (byte >> 4)) * magnitude
     second = tl.load(code_ptr + (byte & 15)) * magnitude
-    # The results are interleaved as in memory, so that a warp writes a contiguous range.
+    # Interleave the results in the order they have in memory, so that a warp writes a contiguous range.
     pair = tl.interleave(first, second)
     to = tl.program_id(0).to(tl.int64) * 2 * BYTES + tl.arange(0, 2 * BYTES)
     tl.store(out_ptr + to, pair.to(out_ptr.dtype.element_ty), mask=to < 2 * num_bytes)

@@ -4,8 +4,8 @@
     backward: dq, dk, dv -> dqkv, in one buffer, with the gradients of the two norms' weights
 
 In the forward pass, one program handles one token with all its heads. In the backward pass, it handles some heads of
-one kind (query, key or value), so that no lane is idle if the number of heads is not a power of two. In the forward
-pass that gained nothing (docs/development/log.md).
+one kind (query, key or value), so that no lane is idle if the number of heads is not a power of two. Doing so in the
+forward pass too gained nothing (docs/development/log.md).
 
 The norm, if the model has one, is x / rms(x) * weight * `scale`. A norm without weights counts as all ones.
 
@@ -24,7 +24,8 @@ from homing.lm.model.kernels.layout_checks import check, launching
 __all__ = ["rotate", "rotate_backward"]
 
 _WARPS = 4
-_ROWS, _TURNS = 32, 8  # number of heads at a time, and of iterations, of one program in the backward pass
+# in the backward pass: how many heads one program handles at a time, and its number of iterations
+_ROWS, _TURNS = 32, 8
 
 
 def rotate(

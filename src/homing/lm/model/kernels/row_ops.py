@@ -22,10 +22,10 @@ from homing.lm.model.kernels.layout_checks import check, launching
 
 __all__ = ["differentiate_", "sum_norm", "sum_norm_backward", "swiglu", "swiglu_backward"]
 
-_PROGRAMS = 1024  # number of rows of partial sums of the weight's gradient in the norm's backward pass
+_PROGRAMS = 1024  # number of partial sums of the weight's gradient in the norm's backward pass
 _SWIGLU_COLS = 1024  # per program
 _IGNORED = tl.constexpr(-100)  # the target of a token without a loss
-_LOSS_COLS = 4096  # number of columns read at a time
+_LOSS_COLS = 4096  # number of columns of logits that a program reads at a time
 _LOSS_WARPS = 8
 
 
@@ -68,7 +68,7 @@ def _norm_forward(x_ptr, y_ptr, weight_ptr, total_ptr, normed_ptr, width, eps, B
     at = tl.program_id(0).to(tl.int64) * width + cols
     total = tl.load(x_ptr + at, mask=is_there, other=0.0).to(tl.float32)
     total += tl.load(y_ptr + at, mask=is_there, other=0.0).to(tl.float32)
-    # rounded to the stored dtype, so that the backward pass sees the same values
+    # Round the sum to the stored dtype first, so that the forward pass uses the same values as the backward pass.
     total = total.to(total_ptr.dtype.element_ty)
     tl.store(total_ptr + at, total, mask=is_there)
     total = total.to(tl.float32)
@@ -177,7 +177,8 @@ def _cross_entropy(
     row_ptr = logits_ptr + row * row_stride
     target = tl.load(targets_ptr + row)
     is_kept = target != _IGNORED
-    # Read before the first reduction, whose barrier orders this read before the writes below.
+    # Read the target's logit before the first reduction: the reduction's barrier ensures that this read happens before
+    # the writes below.
     at_target = _softcapped(tl.load(row_ptr + tl.where(is_kept, target, 0)).to(tl.float32), softcap, HAS_CAP)
 
     largest = -float("inf")

@@ -1,4 +1,4 @@
-"""Reads and writes weights in safetensors, as one file or as shards with an index, directly into the decoder and back.
+"""Loads weights from safetensors into a decoder and saves them again, as one file or as shards with an index.
 
 safetensors_folder   a folder -> which tensor is in which file, with its dtype; reports every missing file at once
 read_weights         those files -> a Decoder, tensor by tensor, so that memory holds the model and one tensor

@@ -2,8 +2,9 @@
 
     headers -> does every name and shape fit? -> empty parameters on their device, in their dtype -> copy one by one
 
-`Decoder(shape)` followed by `load_weights(all tensors)` would hold the weights twice, and a bf16 model three times.
-Here only the parameters are ever in memory as a whole; a shard is memory-mapped and closed before the next one opens.
+`Decoder(shape)` followed by `load_weights(all tensors)` would need memory for twice the weights, and for a bf16 model
+three times as much. Here memory never contains more than the parameters and one tensor: each shard is memory-mapped,
+and closed before the next one is opened.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F
 def load_decoder(
     files: WeightFiles, shape: Model, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> Decoder:
-    """Load a decoder. `dtype`: the dtype of its parameters; None: the one that most of the weights are stored in."""
+    """Return a decoder with its weights loaded.
+
+    `dtype` is the dtype of its parameters; None means the dtype in which most of the weights are stored.
+    """
     _check(files, shape)
     model = empty_decoder(shape, device=device, dtype=dtype or DTYPES[files.main_dtype])
     fill(model, files)
@@ -42,14 +46,14 @@ def empty_decoder(shape: Model, *, device: torch.device | str, dtype: torch.dtyp
             made = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device))
             module.register_parameter(name, made)
         for name, buffer in module.named_buffers(recurse=False):
-            # The RoPE angles were computed on the CPU even under the meta device, because their code names the CPU.
+            # Buffers (the RoPE angles) already have values: `Rope` computes them on the CPU even under the meta device.
             module.register_buffer(name, buffer.to(device), persistent=False)
     return model
 
 
 @torch.no_grad()
 def fill(model: Decoder, files: WeightFiles) -> None:
-    """Copy the weights into a Decoder; raises unless all names and shapes fit.
+    """Copy the weights into a Decoder; raise DataError unless all names and shapes fit.
 
     The Decoder may be an existing one, such as the trainer's.
     """
@@ -65,7 +69,7 @@ def fill(model: Decoder, files: WeightFiles) -> None:
 
 
 def read_tensors(files: WeightFiles) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) one by one; each tensor is a view of its file, so copy it before getting the next."""
+    """Yield (name, tensor) one by one. A tensor is a view of its file, so copy it before requesting the next one."""
     for file in files.files:
         with open_tensors(files.folder / file) as tensors:
             for name in [name for name, where in files.where.items() if where == file]:
@@ -79,7 +83,7 @@ def _check(files: WeightFiles, shape: Model, model: Decoder | None = None) -> No
     wanted = {name: tuple(model.cut_padding(name, p).shape) for name, p in model.named_parameters()}
     given = dict(files.shapes)
     if shape.is_tied:
-        # Some writers store the tied head a second time; ignore it.
+        # Some programs save the tied head as a second copy of the embedding; ignore the copy.
         given.pop("lm_head.weight", None)
     problems = misfits(wanted, given)
     for name in wanted.keys() & given.keys():

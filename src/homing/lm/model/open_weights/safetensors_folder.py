@@ -21,15 +21,16 @@ from homing.wire import file_names
 __all__ = ["INDEX", "WeightFiles", "find_weights", "has_weights"]
 
 INDEX = f"{file_names.WEIGHTS}.index.json"
-# Some writers also store tables that follow from the shape; transformers ignores them too.
+# Endings of tensors to ignore: some programs also save tables that can be computed from the shape. transformers ignores
+# them too.
 _TABLES = ("rotary_emb.inv_freq",)
 
 
 @dataclass(frozen=True)
 class WeightFiles:
     folder: Path
-    where: dict[str, str]  # tensor -> name of its file
-    dtypes: dict[str, str] = field(default_factory=dict)  # tensor -> F32, BF16, ...
+    where: dict[str, str]  # name of a tensor -> name of its file
+    dtypes: dict[str, str] = field(default_factory=dict)  # name of a tensor -> its dtype: F32, BF16, ...
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -42,7 +43,7 @@ class WeightFiles:
 
     @property
     def main_dtype(self) -> str:
-        """The dtype of most of the numbers: norms may be stored in a wider one than matrices."""
+        """The dtype of most of the weights. Norms may have a wider dtype than matrices."""
         counts: dict[str, int] = {}
         for name, dtype in self.dtypes.items():
             size = 1
@@ -62,10 +63,12 @@ def find_weights(folder: Path) -> WeightFiles:
             return _with_headers(folder, [name], None)
     if not (folder / INDEX).is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
-        also = f" It has {', '.join(pickled[:3])}: pickle files, which homing never loads." if pickled else ""
+        also = (
+            f" It contains the pickle files {', '.join(pickled[:3])}, but homing never loads these." if pickled else ""
+        )
         raise DataError(
-            what=f"No weights in {folder}.",
-            why=f"It has neither {file_names.WEIGHTS} nor {INDEX}.{also}",
+            what=f"There are no weights in {folder}.",
+            why=f"The folder contains neither {file_names.WEIGHTS} nor {INDEX}.{also}",
             fix="Download the safetensors files of the model; its page on the Hub lists them.",
         )
     where = _read_index(folder / INDEX)
@@ -75,7 +78,7 @@ def find_weights(folder: Path) -> WeightFiles:
         raise DataError(
             what=f"The weights in {folder} are incomplete.",
             why=f"{len(missing)} of {len(files)} files are missing: {', '.join(missing)}.",
-            fix="Download these files too; they are published with the others.",
+            fix="Download these files too, from where you downloaded the others.",
         )
     return _with_headers(folder, files, where)
 
@@ -91,7 +94,7 @@ def _read_index(path: Path) -> dict[str, str]:
     if outside or not where:
         raise DataError(
             what=f"{path} is not a valid weights index.",
-            why=f"It names files outside its folder: {', '.join(outside[:3])}." if outside else "It lists no tensor.",
+            why=f"It names files outside its folder: {', '.join(outside[:3])}." if outside else "It lists no tensors.",
             fix="Use an index written by transformers.",
         )
     return where
@@ -125,5 +128,5 @@ def open_tensors(path: Path, device: str = "cpu") -> Any:
         raise IntegrityError(
             what=f"{path} is not a safetensors file.",
             why=str(exc),
-            fix="Download it again; for a checkpoint of a run: homing fetch RUN",
+            fix="Download it again. If it belongs to a run's checkpoint, use: homing fetch RUN",
         ) from exc

@@ -1,6 +1,6 @@
-"""Saves a Decoder as safetensors, in the dtypes and files that the weights came from, or in our own.
+"""Saves a Decoder as safetensors, with the dtypes and file names of the weights it was loaded from, or with our own.
 
-    one file up to `shard_bytes`, else model-00001-of-0000N.safetensors and the index that names each tensor's file
+    one file up to `shard_bytes`, else model-00001-of-0000N.safetensors and an index that names each tensor's file
 
 Weights loaded from bf16 into fp32 are saved to bf16 without changing a bit, so untrained weights are saved exactly as
 they were loaded.
@@ -39,15 +39,15 @@ def save_weights(
 ) -> list[str]:
     """Save the weights; return the names of the files written.
 
-    With `like`, every tensor keeps the dtype and file that it was loaded from. `dtype` applies to all other tensors;
-    None: the current one.
+    With `like`, every tensor is saved in the dtype and file that it was loaded from. Any other tensor is saved in
+    `dtype`, or in its current dtype if `dtype` is None.
     """
     tensors = {name: model.cut_padding(name, p.detach()) for name, p in model.named_parameters()}
     dtypes = {name: _dtype_of(name, tensor, dtype, like) for name, tensor in tensors.items()}
     where = _like(tensors, like) or _places(tensors, dtypes, shard_bytes)
     files = sorted(set(where.values()))
     for file in files:
-        # One shard at a time: besides the model, memory holds only one converted shard.
+        # Convert one shard at a time, so that memory contains only one converted shard in addition to the model.
         part = {name: t.to(dtypes[name]).contiguous().cpu() for name, t in tensors.items() if where[name] == file}
         save_tensors(part, folder / file, metadata={"format": "pt"})
         _flush(folder / file)
@@ -60,7 +60,7 @@ def save_weights(
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Save a safetensors file, turning safetensors' own error for a full disk into an OSError, which callers expect."""
+    """Save a safetensors file. If the disk fails or is full, raise OSError, as callers expect, not SafetensorError."""
     try:
         save_file(tensors, path, metadata=metadata)
     except SafetensorError as exc:
