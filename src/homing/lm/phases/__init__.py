@@ -1,6 +1,6 @@
-"""What differs between kinds of phases: the rows they learn from and how they are evaluated. One file per kind.
+"""Defines how the kinds of phases differ: what rows they learn from, and how they are evaluated. One file per kind.
 
-PHASES    kind of data -> the class, imported on first use
+PHASES    kind of data -> the class for such a phase, imported on first use
 METHODS   which weights are trained: all of them, or adapters on top of frozen ones
 """
 
@@ -33,17 +33,17 @@ METHODS = ("full", "lora", "qlora")
 
 
 class PhaseWork(Protocol):
-    """One phase with its data open, as the training loop uses it."""
+    """The interface through which the training loop uses a phase and its opened data."""
 
-    rows_per_step: int  # rows of `context` tokens, over all ranks
-    can_evaluate: bool  # whether there is held-out data
+    rows_per_step: int  # number of rows of `context` tokens in a step, summed over all ranks
+    can_evaluate: bool  # whether the phase has held-out data
 
     def open_batches(
         self, model: Decoder, *, first_row: int, device: torch.device, rank: int = 0, num_ranks: int = 1
     ) -> Batches:
-        """Return this rank's part of each step's batch, from `first_row` on.
+        """Return this rank's part of each step's batch, starting at row `first_row`.
 
-        `first_row` is the complete state of the data.
+        `first_row` alone determines the batches; the data has no other state.
         """
         ...
 
@@ -52,21 +52,21 @@ class PhaseWork(Protocol):
 
 @runtime_checkable
 class Remembers(Protocol):
-    """A phase with more state than the number of rows consumed."""
+    """The interface of a phase that must store more in a checkpoint than the number of rows consumed."""
 
     def keep_start(self, model: Decoder) -> None:
         """Record the phase's initial weights. Also called on resume, before the checkpoint's weights are loaded."""
         ...
 
     def metadata_files(self) -> dict[str, bytes]:
-        """Return the extra files, by name, that a checkpoint saved now must contain."""
+        """Return name -> contents of the extra files that a checkpoint saved now must contain."""
         ...
 
     def load_metadata_files(self, folder: Path) -> None: ...
 
 
 def open_phase(run: Run, phase: Phase, *, data_dir: Path, run_dir: Path) -> PhaseWork:
-    """Open a phase's data. `data_dir` is the run's data directory; a phase may have its own elsewhere."""
+    """Open the data of a phase: the phase's own data directory if it has one, else the run's, `data_dir`."""
     check_phases([phase])
     reads = "rl" if phase.kind == "rl" else phase.data.kind if phase.data else "text"
     module, name = PHASES[reads].split(":")
@@ -78,31 +78,32 @@ def open_phase(run: Run, phase: Phase, *, data_dir: Path, run_dir: Path) -> Phas
 def _own_folder(data: PhaseData, run_dir: Path) -> Path:
     folder = (run_dir / data.dir).resolve()
     path = folder / file_names.MANIFEST
-    found = file_sha256(path) if path.is_file() else "not there"
+    found = file_sha256(path) if path.is_file() else "missing"
     if found != data.manifest_sha256:
         raise DataError(
             what=f"The data in {folder} has changed since run.json was written.",
-            why=f"{file_names.MANIFEST}: {found}; run.json says {data.manifest_sha256 or 'that nothing is prepared'}.",
-            fix="Run homing prep RUN, then start over: homing train RUN --fresh",
+            why=f"sha256 of {file_names.MANIFEST} now: {found}. "
+            f"sha256 in run.json: {data.manifest_sha256 or 'none, as no data had been prepared'}.",
+            fix="Prepare the data again (homing prep RUN), then start over: homing train RUN --fresh",
         )
     return folder
 
 
 def check_phases(phases: list[Phase]) -> None:
-    """Raise UsageError naming every phase that cannot run, before the first phase has incurred any cost."""
+    """Raise UsageError naming every phase that cannot run. Call this before the first phase incurs any cost."""
     problems = [problem for phase in phases for problem in _problems(phase)]
     if problems or not phases:
         raise UsageError(
             what="This version of homing cannot run these phases." if problems else "The run has no phases.",
             why="\n".join(problems),
-            fix="Change phases: in the run file.",
+            fix="Change the list phases: in the run file.",
         )
     kinds = [phase.kind for phase in phases]
     if len(set(kinds)) != len(kinds):
         raise UsageError(
             what="Two phases of the same kind would share a checkpoint folder.",
             why=f"The phases are {', '.join(kinds)}.",
-            fix="Merge them into one phase, or move the second to its own run, with init_from: the model of this one.",
+            fix="Merge them into one phase, or move the second to its own run, with init_from set to this run's model.",
         )
 
 

@@ -1,6 +1,6 @@
 """Training on conversations: only the assistant's tokens are targets, and packed conversations do not see each other.
 
-Evaluated by the loss on held-out conversations, over the assistant's tokens alone.
+Evaluation measures the loss on held-out conversations, counting only the assistant's tokens.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["Chat"]
 
 _EVAL_TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192, "cpu": 4096}
 _REPORT_EVERY_S = 20.0
-# Rows are packed longest first, so evaluating only the first ones would be biased: val rows are shuffled too, with a
-# fixed seed.
+# Rows are packed with the longest conversations first, so evaluating only the first rows would be biased. Therefore
+# validation rows are shuffled too, with this fixed seed.
 _VAL_SEED = 0
 
 
@@ -39,7 +39,7 @@ class Chat:
         if phase.batch_tokens % self._context or phase.batch_tokens <= 0:
             raise UsageError(
                 what=f"A batch of {phase.batch_tokens:,} tokens cannot be split into whole rows of {self._context:,}.",
-                why="A step trains on whole rows of conversations.",
+                why="A step always trains on whole rows of conversations.",
                 fix=f"Set batch_tokens to a multiple of {self._context}.",
             )
         self.rows_per_step = phase.batch_tokens // self._context
@@ -47,14 +47,15 @@ class Chat:
         if run.data.tokenizer_sha256 and manifest.tokenizer_sha256 != run.data.tokenizer_sha256:
             raise DataError(
                 what=f"The conversations in {data_dir} were encoded with another tokenizer.",
-                why=f"sha256 {manifest.tokenizer_sha256[:12]}...; the run uses {run.data.tokenizer_sha256[:12]}...",
-                fix="Prepare them again: homing prep RUN",
+                why=f"That tokenizer has the sha256 {manifest.tokenizer_sha256[:12]}..., but the run uses "
+                f"{run.data.tokenizer_sha256[:12]}...",
+                fix="Prepare the conversations again: homing prep RUN",
             )
         self._rows = self._packed(data_dir, manifest, "train", seed=run.seed)
         if not self._rows.num_rows():
             raise DataError(
-                what=f"No conversations to train on in {data_dir}.",
-                why="None of them is usable, or all of them are held out.",
+                what=f"There are no conversations to train on in {data_dir}.",
+                why="No conversation is usable, or all of them are held out.",
                 fix="See what is wrong with each line: homing data check",
             )
         held_out = manifest.splits.get("val")
@@ -87,13 +88,14 @@ class Chat:
             if time.monotonic() - reported_at > _REPORT_EVERY_S:
                 notify(first + len(host[0]), num_rows)
                 reported_at = time.monotonic()
-        # If all rows are read, their order does not matter, so losses over all rows can always be compared.
+        # `exam` identifies the validation set, as only losses on the same set are comparable. It is empty if all rows
+        # were read, because then their order does not matter.
         exam = f"{num_rows} rows drawn" if num_rows < self._val.num_rows() else ""
         return Evaluation(loss=nats / max(1, count), bits_per_byte=None, num_tokens=count, exam=exam)
 
 
 class _ChatRows:
-    """The rows of one rank. Each rank reads the whole step, because the targets of the whole step must be counted."""
+    """The rows of one rank. Each rank reads the rows of all ranks, to count the targets of the whole step."""
 
     name = "the conversations"
 
@@ -121,9 +123,9 @@ class _ChatRows:
 def _read(
     rows: PackedConversations, first_row: int, ids_targets_segments: NDArray[np.int32], vocab_size: int, split: str
 ) -> int:
-    """Fill consecutive rows; return the number of unmasked targets.
+    """Read consecutive rows into `ids_targets_segments`; return the number of unmasked targets.
 
-    Both ids and targets are range-checked: the last token of a conversation occurs only as a target.
+    Both ids and targets are range-checked, because the last token of a conversation occurs only as a target.
     """
     ids, targets, segments = ids_targets_segments
     num_targets = rows.read_into(first_row, ids, targets, segments)

@@ -1,6 +1,6 @@
-"""Pretraining: every token of the train split is a target; evaluated by bits per byte on val.
+"""Pretraining: every token of the train split is a target. Evaluation measures bits per byte on the val split.
 
-Documents follow each other in a row without an attention mask between them; each begins with <|endoftext|>.
+A row may contain several documents, with no attention mask between them; each document begins with <|endoftext|>.
 
     R T + 1 consecutive tokens  ->  R rows: ids [0, RT), targets [1, RT]
 
@@ -27,7 +27,8 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["Pretrain", "TextRows"]
 
-# Evaluation keeps no gradients, so it can process more rows at a time than training; this many tokens keep a GPU busy.
+# Number of tokens evaluated at a time: enough to keep a GPU busy. Evaluation keeps no activations for gradients, so it
+# can process more rows at a time than training.
 _EVAL_TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384, "cpu": 4096}
 
 
@@ -37,7 +38,7 @@ class Pretrain:
         if phase.batch_tokens % context or phase.batch_tokens <= 0:
             raise UsageError(
                 what=f"A batch of {phase.batch_tokens:,} tokens cannot be split into whole rows of {context:,}.",
-                why="A step trains on whole rows, so that no token is lost or repeated.",
+                why="A step always trains on whole rows, so that no token is lost or repeated.",
                 fix=f"Set batch_tokens to a multiple of {context}, such as "
                 f"{max(1, round(phase.batch_tokens / context)) * context}.",
             )
@@ -48,12 +49,13 @@ class Pretrain:
         if run.data.tokenizer_sha256 and manifest.tokenizer_sha256 != run.data.tokenizer_sha256:
             raise DataError(
                 what=f"The text in {data_dir} was encoded with another tokenizer.",
-                why=f"sha256 {manifest.tokenizer_sha256[:12]}...; the run uses {run.data.tokenizer_sha256[:12]}...",
-                fix="Prepare it again: homing prep RUN",
+                why=f"That tokenizer has the sha256 {manifest.tokenizer_sha256[:12]}..., but the run uses "
+                f"{run.data.tokenizer_sha256[:12]}...",
+                fix="Prepare the text again: homing prep RUN",
             )
         self._stream = PackedStream(open_split(data_dir, manifest, "train"), seed=run.seed)
         held_out = manifest.splits.get("val")
-        # A single token has no previous token to be predicted from.
+        # Evaluation needs at least two tokens: the first one only serves to predict the second.
         self.can_evaluate = held_out is not None and held_out.num_tokens > 1
         self._val: TokenSplit | None = open_split(data_dir, manifest, "val") if self.can_evaluate else None
         self._token_bytes = load_tokenizer(data_dir / file_names.TOKENIZER).token_bytes()
@@ -80,7 +82,7 @@ class Pretrain:
 
 
 class TextRows:
-    """The rows of one rank: its share of the `rows_per_step` rows of a step."""
+    """The rows that one rank reads: its share of the `rows_per_step` rows of each step."""
 
     def __init__(
         self, stream: PackedStream, *, rows_per_step: int, context: int, vocab_size: int, rank: int, num_ranks: int

@@ -1,9 +1,9 @@
 """Reinforcement learning: questions -> samples from the current model -> rewards -> make good samples more likely.
 
-    rows consumed -> number of the rollout -> its questions and random draws; no other state, so a resumed run gets the
-    same ones
+    number of rows consumed -> number of the rollout -> its questions and random draws; there is no other state, so a
+    resumed run gets the same questions and draws
 
-Evaluated by pass@1 and pass@k on questions that are never used in training, with the same draws each time.
+Evaluation measures pass@1 and pass@k on questions that are never used in training, always with the same draws.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from homing.wire.run_json import Phase, Rl, Run
 
 __all__ = ["Reinforce"]
 
-SAMPLES = "samples.safetensors"  # part of a checkpoint saved between two updates on one rollout
+SAMPLES = "samples.safetensors"  # file in a checkpoint that was saved between two updates on the same rollout
 
 
 class Reinforce:
@@ -57,16 +57,18 @@ class Reinforce:
         ]
         kinds = [task.kind for task in self.rl.tasks]
         for number, asked in enumerate(self.tasks):
-            if kinds.count(asked.name) > 1:  # arithmetic_1, arithmetic_2: each has its own metrics
+            if (
+                kinds.count(asked.name) > 1
+            ):  # number the tasks (arithmetic_1, arithmetic_2), so that metrics are separate
                 asked.name += f"_{number + 1}"
         self.order = Order([task.weight for task in self.rl.tasks], seed=run.seed)
         self.stop_ids = prompter.stop_ids
         self.rows_per_step = self.rl.prompts_per_step * self.rl.samples_per_prompt
         self.held_out = self._held_out()
         self.can_evaluate = bool(self.held_out)
-        self.start: Decoder | None = None  # initial weights, if all weights are trained
-        self.start_adapters: dict[str, Adapter | None] = {}  # initial adapters, if the base is frozen
-        self.experience: Experience | None = None  # a rollout that the next update reuses
+        self.start: Decoder | None = None  # the model with its initial weights, if all weights are trained
+        self.start_adapters: dict[str, Adapter | None] = {}  # the initial adapters, if the base weights are frozen
+        self.experience: Experience | None = None  # the current rollout, if the next update uses it again
         self.notices: list[tuple[str, str]] = []
         self._sampler: Sampler | None = None
 
@@ -78,20 +80,20 @@ class Reinforce:
         if self.rl.prompts_per_step % num_ranks:
             raise UsageError(
                 what=f"{self.rl.prompts_per_step} prompts cannot be divided evenly among {num_ranks} GPUs.",
-                why="Each GPU takes the same number of whole groups of samples.",
-                fix=f"Set prompts_per_step in the phase's rl to a multiple of {num_ranks}.",
+                why="Each GPU must process the same number of prompts, with all samples of each prompt.",
+                fix=f"Set prompts_per_step, under rl: in this phase, to a multiple of {num_ranks}.",
             )
         if self.rl.graphs == "on" and device.type != "cuda":
             raise UsageError(
                 what="CUDA graphs are not available.",
-                why=f"graphs: on requires them, but this run samples on {device.type}.",
-                fix="Set graphs: auto in the phase's rl, or off.",
+                why=f"graphs: on requires CUDA, but this run generates its samples on {device.type}.",
+                fix="Under rl: in this phase, set graphs: auto or graphs: off.",
             )
         if num_ranks > 1 and self.rl.updates_per_rollout > 1:
             raise UsageError(
-                what="Several updates on one set of samples need a single GPU.",
-                why="A checkpoint between two updates needs all samples, and they are spread over the GPUs.",
-                fix="Set updates_per_rollout: 1 in the phase's rl.",
+                what="Making several updates with one set of samples works only on a single GPU.",
+                why="A checkpoint between two such updates must contain all samples, but each GPU has only its own.",
+                fix="Under rl: in this phase, set updates_per_rollout: 1. Or train on one GPU.",
             )
         return RlBatches(self, model, first_row=first_row, device=device, rank=rank, num_ranks=num_ranks)
 
@@ -119,16 +121,17 @@ class Reinforce:
     # -- extra state in checkpoints of this phase ---------------------------------------------------------------------
 
     def keep_start(self, model: Decoder) -> None:
-        """Keep the initial weights for the KL term. Also called on resume, before loading the checkpoint's weights."""
+        """Keep the initial weights for the KL term. On resume, call this before the checkpoint's weights are loaded."""
         if self.rl.kl and model.lora is not None:
             self.start_adapters = lora.adapters_now(model)
         elif self.rl.kl:
             self.start = lean_copy(model, torch.float32)
 
     def start_log_probs(self, model: Decoder, experience: Experience) -> Tensor | None:
-        """Return the targets' log-probabilities under the phase's initial weights; None if there is no KL term.
+        """Return the targets' log-probabilities under the phase's initial weights, or None if there is no KL term.
 
-        A frozen base needs no second copy: it is evaluated with the initial adapters, or without them if they were new.
+        Frozen base weights need no second copy: they are used with the initial adapters, or without adapters if these
+        were new.
         """
         if self.start is not None:
             return log_probs(self.start, experience)
@@ -170,7 +173,7 @@ class Reinforce:
         return np.stack([draws(self.rl.max_new_tokens, *name) for name in rows])
 
     def _held_out(self) -> list[tuple[int, Question]]:
-        """Return held-out questions, from each task by its weight; at least one from each task that has any."""
+        """Return held-out questions, in proportion to the tasks' weights; at least one from each task that has any."""
         total = sum(task.weight for task in self.rl.tasks)
         counts = [max(1, round(self.rl.eval_prompts * task.weight / total)) for task in self.rl.tasks]
         return [
@@ -202,7 +205,7 @@ class Reinforce:
 
 
 class RlBatches:
-    """One batch per update. A rollout is sampled when its first update is requested, with the weights at that time."""
+    """Yields one batch per update. A rollout is sampled when its first batch is requested, with the current weights."""
 
     def __init__(
         self, work: Reinforce, model: Decoder, *, first_row: int, device: torch.device, rank: int, num_ranks: int
@@ -244,7 +247,7 @@ class RlBatches:
             start_RT=experience.start_RT,
         )  # fmt: skip
         self._step += 1
-        # Keep the rollout only as long as another update needs it: it makes checkpoints larger.
+        # Drop the rollout as soon as no further update needs it, because it makes checkpoints larger.
         work.experience = experience if update + 1 < rl.updates_per_rollout else None
         said, work.notices = tuple(work.notices), []
         return Batch(
@@ -274,7 +277,8 @@ class RlBatches:
         ]
         figures = summary(self._gathered(graded), repeats, pass_reward=rl.pass_reward)
         self._collapse.look(figures)
-        if number == work.last_rollout and not rl.kl:  # a KL term changes the weights even without rewards
+        # Warn if no step had anything to learn from. With a KL term, weights change even if all rewards are equal.
+        if number == work.last_rollout and not rl.kl:
             self._collapse.look_back()
         figures |= {"sampling_s": sampled_s, "judging_s": time.perf_counter() - begun}
         experience = rows_of(
@@ -284,18 +288,19 @@ class RlBatches:
         return replace(experience, num_targets=self._summed(experience.num_targets)), figures
 
     def _kept(self, number: int) -> Experience:
-        """Return the rollout of the previous update, from memory or from the checkpoint."""
+        """Return the rollout that the previous update used, which may have been loaded from the checkpoint."""
         kept = self._work.experience
         if kept is None or kept.number != number:
             raise IntegrityError(
-                what=f"The checkpoint lacks the samples that step {self._step:,} continues with.",
-                why=f"It was saved between two updates on one set of samples, and {SAMPLES} is from another set.",
+                what=f"The checkpoint lacks the samples that step {self._step:,} needs.",
+                why=f"It was saved between two updates on one set of samples, but {SAMPLES} is missing or contains "
+                "another set.",
                 fix="Remove this checkpoint's folder; the run then resumes from the one before it.",
             )
         return kept.to(self._device)
 
     def _gathered(self, mine: list[Graded]) -> list[Graded]:
-        """Gather from all ranks, in order, so that all ranks compute the same metrics and detect the same collapse."""
+        """Return the graded samples of all ranks, in order, so that all ranks compute the same metrics and warnings."""
         if self._num_ranks == 1:
             return mine
         parts: list[list[Graded]] = [[] for _ in range(self._num_ranks)]
@@ -312,11 +317,14 @@ class RlBatches:
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 
-LEAST_PROMPT = 8  # minimum number of tokens of a question
+LEAST_PROMPT = 8  # minimum number of tokens that the context must leave for a question
 
 
 def check_settings(phase: Phase, context: int) -> Rl:
-    """Return the settings; raise UsageError naming every invalid value. run.json may have been edited."""
+    """Return the phase's rl settings; raise UsageError naming every invalid value.
+
+    The settings were checked when run.json was written, but run.json may have been edited since.
+    """
     rl = phase.rl
     if rl is None or not rl.tasks:
         raise UsageError(
@@ -330,23 +338,26 @@ def check_settings(phase: Phase, context: int) -> Rl:
         f"answer_tokens must leave {LEAST_PROMPT} of the context's {context} tokens for the prompt": not (
             1 <= rl.max_new_tokens <= context - LEAST_PROMPT
         ),
-        "temperature must be over 0": not 0 < rl.temperature < float("inf"),
+        "temperature must be greater than 0": not 0 < rl.temperature < float("inf"),
         "top_k must be 0 or more": rl.top_k < 0,
         "advantage must be std or mean": rl.advantage not in ("std", "mean"),
         "kl must be 0 or more": rl.kl < 0,
         "updates_per_rollout must be 1 or more": rl.updates_per_rollout < 1,
-        "clip_low must be between 0 and 1, and clip_high over 0": not (0 < rl.clip_low < 1 and rl.clip_high > 0),
+        "clip_low must be between 0 and 1, and clip_high greater than 0": not (
+            0 < rl.clip_low < 1 and rl.clip_high > 0
+        ),
         "eval_prompts and eval_samples must be 1 or more": min(rl.eval_prompts, rl.eval_samples) < 1,
         "rollout_rows must be 0 or more": rl.rollout_rows < 0,
         "graphs must be auto, on or off": rl.graphs not in ("auto", "on", "off"),
         "collapse_steps must be 2 or more": rl.collapse_steps < 2,
-        "reward_timeout and reward_memory must be over 0": min(rl.reward_timeout_s, rl.reward_memory_bytes) <= 0,
+        "reward_timeout and reward_memory must be greater than 0": min(rl.reward_timeout_s, rl.reward_memory_bytes)
+        <= 0,
     }
     problems = [text for text, is_wrong in wrong.items() if is_wrong]
     if problems:
         raise UsageError(
             what="The rl phase has invalid settings.",
             why="\n".join(problems),
-            fix="Change them under rl: in this phase of the run file.",
+            fix="Change these settings under rl: in this phase of the run file.",
         )
     return rl
