@@ -250,12 +250,12 @@ def test_weights_of_another_tokenizer_are_refused_by_the_trainer_too(
     vocab = tokenizer["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (start / file_names.TOKENIZER).write_text(json.dumps(tokenizer))
-    with pytest.raises(DataError, match="a different tokenizer than the data") as caught:
+    with pytest.raises(DataError, match="a different tokenizer than the one used for the data") as caught:
         go(tmp_path / "fourth", alone)
     assert str(start / file_names.TOKENIZER) in caught.value.why
     assert str(data_dir / file_names.TOKENIZER) in caught.value.why
     opened = dataclasses.replace(run, base=Base("hf:moss/moss@abc", str(start)), phases=run.phases[2:])
-    with pytest.raises(DataError, match="a different tokenizer than the data"):
+    with pytest.raises(DataError, match="a different tokenizer than the one used for the data"):
         go(tmp_path / "fifth", opened)
 
 

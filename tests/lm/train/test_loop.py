@@ -401,7 +401,7 @@ def test_a_final_save_that_fails_is_a_failure(tmp_path: Path, data_dir: Path, mo
     assert caught.value.what.startswith("The run cannot finish: its checkpoint of step 2 could not be written to ")
     assert caught.value.why == os.strerror(errno.ENOSPC)
     assert "checkpoint.keep_last" in caught.value.fix
-    assert caught.value.fix.endswith("starts over, since none was saved before.")
+    assert caught.value.fix.endswith("starts over, since there is no other checkpoint.")
     assert not [line for line in said if "could not be written" in line], "it is said once, by the error"
 
 

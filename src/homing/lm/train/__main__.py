@@ -1,7 +1,7 @@
 """Entry point of the trainer: `python -m homing.lm.train RUN_DIR`, the same on this computer and on a rented machine.
 
-Exit codes: 0 every phase is trained, 75 stopped with a checkpoint, 1 failed. The last line of the output says which of
-these it was and where the checkpoints are.
+Exit codes: 0 all phases are complete, 75 stopped with a checkpoint, 1 failed. The last line of the output repeats the
+exit code and says where the checkpoints are.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def main(arguments: list[str]) -> int:
         if not is_rank and (count := _num_ranks(run_dir)) > 1:
             return run_ranks(run_dir, count)
         with requests.listening():
-            # Waiting OpenMP threads sleep instead of spinning. On a machine shared with other programs, spinning
-            # threads starve the working one: steps were 3 to 5 times slower. OpenMP reads the variable once, when torch
-            # loads.
+            # Make idle OpenMP threads sleep instead of spin. On a machine shared with other programs, spinning threads
+            # starve the working one: steps were 3 to 5 times slower. OpenMP reads this variable only once, when torch
+            # is loaded.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-            # Import only after the signal handlers are installed: torch takes seconds to load, and a signal during that
-            # time would kill the process without a message.
+            # Import torch only after installing the signal handlers: torch takes seconds to load, and during that time
+            # a signal would kill the process without a message.
             from homing.lm.train.loop import train
 
             outcome = train(run_dir, say=_say, requests=requests)
@@ -59,14 +59,14 @@ def main(arguments: list[str]) -> int:
         return file_names.EXIT_FAILED
     except OSError as error:
         note_failure()
-        # The disk is full, read-only or gone. This is not a bug in the program, so print no traceback.
+        # The disk is full, read-only or unavailable. That is not a bug in the program, so print no traceback.
         what = f"Disk error: {error}."
         sys.stderr.write(f"error: {what}\nThe run directory {run_dir} must be writable and the data readable.\n")
         _say(f"Training failed | state failed | exit {file_names.EXIT_FAILED} | {what} | {run_dir}")
         return file_names.EXIT_FAILED
     except RuntimeError as error:
         note_failure()
-        # Another rank has died. The launcher reports the cause; this rank only exits with a special code.
+        # If another rank has died, this rank only exits with a special code; the launcher reports the cause.
         if is_rank and _is_left_alone(error):
             traceback.print_exc()
             return EXIT_LEFT_ALONE
@@ -81,10 +81,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _is_left_alone(error: RuntimeError) -> bool:
-    """Return whether the error is a lost connection to another rank.
+    """Return whether the error means that the connection to another rank was lost.
 
-    Recognized by the exception type, or by the source location (`gloo/file.cc:123`) that gloo puts into its messages; a
-    path or variable that merely contains "gloo" does not match.
+    Such an error is recognized by its exception type, or by the source location (`gloo/file.cc:123`) that gloo puts
+    into its messages. A path or variable that merely contains "gloo" does not match.
     """
     from torch import distributed
 
@@ -95,7 +95,7 @@ def _is_left_alone(error: RuntimeError) -> bool:
 
 
 def _num_ranks(run_dir: Path) -> int:
-    """Return the number of ranks to start; 1 if run.json cannot be read, which the trainer then reports."""
+    """Return the number of ranks to start; 1 if run.json cannot be read (the trainer reports that error later)."""
     try:
         run = codec.loads(Run, (run_dir / file_names.RUN).read_bytes())
     except (OSError, ValueError):
@@ -104,7 +104,7 @@ def _num_ranks(run_dir: Path) -> int:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # the reader of our stdout may be gone; training continues
+    with contextlib.suppress(OSError):  # keep training even if the process that reads our stdout has exited
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 

@@ -1,11 +1,11 @@
 """Builds everything a phase needs to train: its data, the model with its initial weights, and the optimizer.
 
-Initial weights: init_from, else the previous phase, else the open weights of the run, else random initialization.
+Initial weights: those of init_from, else of the previous phase, else the run's open weights, else random ones.
 
 full          all weights are trained, in fp32
 lora, qlora   the base weights are frozen, in 16 or 4 bits, and adapters are trained on top of them. If the previous
-              phase trained adapters with the same settings, those continue on the same base weights; any other adapters
-              are first merged into their base
+              phase trained adapters with the same settings, training continues with these adapters on the same base;
+              other adapters are first merged into their base
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ from homing.wire.run_json import Lora, Phase, Run
 __all__ = ["Built", "Loading", "build", "describe_start", "load_model", "start_of"]
 
 OFFLOADS_FROM = ("cuda",)  # device types with memory separate from the host's
-_HOST_SHARE = 0.9  # maximum share of the host's free memory: pinned memory cannot be swapped out
+# maximum share of the host's free memory to use for optimizer state, as pinned memory cannot be swapped out
+_HOST_SHARE = 0.9
 
 
 class Loading(Protocol):
-    """What is needed to load weights. A `Session` provides it, and so do callers that only inspect the weights."""
+    """The information needed to load weights. A `Session` provides it, as do callers that only inspect the weights."""
 
     @property
     def run(self) -> Run: ...
@@ -67,7 +68,7 @@ class Built:
     model: Decoder
     optimizer: Optimizer
     start: Path | None  # folder of the initial weights; None: random initialization
-    # Small files that the phase's checkpoints need besides those of the run.
+    # name -> contents of small files that checkpoints of this phase need in addition to those of the run
     metadata_files: dict[str, bytes] = field(default_factory=dict)
     lineage: tuple[Stage, ...] = ()  # the training stages that the initial weights went through
 
@@ -77,7 +78,7 @@ class Built:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Approximate size: the trained weights and two AdamW moments for each."""
+        """The approximate size of a checkpoint: the trained weights, and two AdamW moments for each of them."""
         return 3 * sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
 
 
@@ -109,18 +110,18 @@ def _place(session: Session, phase: Phase, model: Decoder) -> Place:
     if session.device.type not in OFFLOADS_FROM:
         raise UsageError(
             what=f"phases.{number}.offload needs a CUDA GPU, but this is {describe_device(session.device)}.",
-            why="The optimizer state is already in host memory.",
+            why="On this device the optimizer state is already in host memory.",
             fix=f"Use --set phases.{number}.offload=none",
         )
     ranks = session.ranks
-    # Use the first rank's measurement, taken before any rank has allocated host memory.
+    # Use the amount of free memory that the first rank measured before any rank allocated host memory.
     needed, free = ranks.count * state_bytes(model, phase.optimizer), ranks.agree(free_bytes())
     if free is not None and needed > _HOST_SHARE * free:
         raise FatalError(
             what=f"The optimizer state does not fit in host memory: it needs {format_bytes(needed)}, but only"
             f" {format_bytes(free)} are free.",
-            why=f"phases.{number}.offload keeps it in pinned host memory; a tenth of that stays free for the rest.",
-            fix="Use a machine with more memory, states: int8 with optimizer: adamw, or offload: none.",
+            why=f"phases.{number}.offload keeps this state in pinned host memory, a tenth of which must stay free.",
+            fix="Use a machine with more memory, or set states: int8 with optimizer: adamw, or offload: none.",
         )
     return HostPlace(session.device)
 
@@ -140,15 +141,15 @@ def load_model(session: Loading, phase: Phase, start: Path | None) -> tuple[Deco
 def _check_tokenizer(session: Loading, start: Path) -> None:
     """Raise DataError if the weights in `start` were trained with a different tokenizer than the data.
 
-    The launch checks this too; this is the last point at which it can be detected. Third-party weights without a
-    tokenizer file are accepted.
+    The launch makes the same check, but this is the last chance to detect the mistake. Third-party weights that come
+    without a tokenizer file are accepted.
     """
     upstream, ours = start / file_names.TOKENIZER, session.data_dir / file_names.TOKENIZER
     if upstream.is_file() and ours.is_file() and not gives_same_ids(upstream, ours):
         again = f"homing prep {session.run.name} --tokenizer FILE, or train the earlier phase again"
         raise DataError(
-            what=f"The weights of {start} were trained with a different tokenizer than the data.",
-            why=f"{upstream} gives different token ids than {ours}, so the data would be noise to the weights.",
+            what=f"The weights in {start} were trained with a different tokenizer than the one used for the data.",
+            why=f"{upstream} produces different token ids than {ours}, so the data would be meaningless to the model.",
             fix=f"Use the tokenizer of the weights: {f'homing prep {session.run.name}' if session.run.base else again}",
         )
 
@@ -163,7 +164,7 @@ def start_of(session: Loading, phase: Phase, previous: Path | None) -> Path | No
 
 
 def describe_start(session: Loading, start: Path) -> str:
-    """Describe the initial weights for a message: their location on the user's machine and what trained them."""
+    """Return a description of the initial weights for a message: where the user has them, and what trained them."""
     base, run_dir = session.run.base, session.run_dir.resolve()
     if base and start == (session.run_dir / base.dir).resolve():
         return base.address
@@ -180,7 +181,7 @@ def describe_start(session: Loading, start: Path) -> str:
 
 
 def _metadata_of_start(start: Path | None) -> dict[str, bytes]:
-    """Return the generation settings (sampling defaults) of the initial weights, which every later phase passes on."""
+    """Return the generation settings (sampling defaults) of the initial weights, which this phase passes on."""
     path = None if start is None else start / file_names.GENERATION
     return {path.name: path.read_bytes()} if path is not None and path.is_file() else {}
 
@@ -217,8 +218,9 @@ def _adapted_model(
     storage = lora.storage_for(phase.method, precision)
     before = _adapter_of(session, start, phase.init_base) if (start / file_names.ADAPTER).is_file() else None
     continues = before is not None and lora.is_same(before.settings, phase.lora)
-    # Continued adapters keep the base they were trained on. Merging would round them together with the base (in 4 bits,
-    # mostly away), and other tools can load a single adapter on top of open weights.
+    # When training continues with existing adapters, keep the base they were trained on. If they were merged into it,
+    # they would be rounded with it (in 4 bits they would mostly be lost). Also, other tools can load a single adapter
+    # on top of open weights.
     folder = before.base if before and continues else start
     model, base_sha256 = _frozen_model(session, folder, storage, base_dir="" if continues else phase.init_base)
     if before and continues:
@@ -232,7 +234,7 @@ def _adapted_model(
     adapter_config = {
         **lora.adapter_config(phase.lora, address),
         **{"homing_base_sha256": base_sha256, "homing_base_dir": os.path.relpath(folder, session.run_dir)},
-        # Index of the base in the lineage; several stages back if the adapters were continued.
+        # The index of the base in the lineage. It is several stages back if training continued with earlier adapters.
         "homing_base_stage": before.base_stage if before and continues else len(lineage) - 1,
     }
     return model, {file_names.ADAPTER_CONFIG: json.dumps(adapter_config, indent=1).encode()}
@@ -253,10 +255,10 @@ class _Adapter:
 def _adapter_of(session: Loading, start: Path, base_dir: str = "") -> _Adapter:
     """Load and verify the adapter of a checkpoint.
 
-    `base_dir`: the base of an adapter from a different run; a checkpoint of this run records its own base.
+    `base_dir` is the folder of the base weights if the adapter is from another run. Checkpoints of this run record it.
     """
     card = read_card(start)
-    verify_files(start, card)  # does not check optimizer state: an uploaded or fetched adapter comes without it
+    verify_files(start, card)  # optimizer state is not checked, because an uploaded or fetched adapter has none
     base_sha256, recorded_dir = read_base_record(start)
     assert card.run is not None, "an adapter's checkpoint has its run"
     assert card.adapter_phase is not None, "asked of whole weights"
@@ -282,10 +284,10 @@ def _merged_model(session: Loading, start: Path, base_dir: str, device: torch.de
 def _frozen_model(
     session: Loading, folder: Path, storage: str, device: torch.device | None = None, *, base_dir: str = ""
 ) -> tuple[Decoder, str]:
-    """Load weights as a frozen model in `storage` precision; return it with the hash of the weights.
+    """Load weights as a frozen model stored as `storage`; return the model and the hash of its weights.
 
-    If `folder` holds an adapter (`base_dir`: the folder of its base), it is merged in host memory first, because the
-    GPU may have room for the weights in 16 or 4 bits only.
+    If `folder` contains an adapter, it is first merged into its base (in the folder `base_dir`). This happens in host
+    memory, because the GPU may have room only for weights in 16 or 4 bits.
     """
     device = device or session.device
     if (folder / file_names.ADAPTER).is_file():

@@ -26,44 +26,47 @@ from homing.wire.run_json import Phase
 
 __all__ = ["LandingChange", "Pace", "Pilot", "Rates", "describe_change"]
 
-_WINDOW = 50  # steps over which the current speed is measured
-_RECENT = 15  # steps for the estimate shown to users, so that it adapts quickly when steps become faster
-_ENOUGH = 2  # measured steps before any decision; the very first step compiles and is never counted
-_SURE = 5  # measured steps before the end is announced to users
-_DOUBT = 1.25  # safety factor for the work after the last step: the last save may be the slowest
-# Added to that work, for retention and a slow disk. Must exceed the reserve of `ControlRequests.stop`, which would
-# otherwise cut the landing short.
+_WINDOW = 50  # number of recent steps from which the current speed is computed
+_RECENT = 15  # number of recent steps for the estimate shown to users, which should adapt quickly to faster steps
+_ENOUGH = 2  # number of measured steps before any decision; the first step includes compiling and is never counted
+_SURE = 5  # number of measured steps before the end is announced to users
+_DOUBT = 1.25  # safety factor for the duration of the work after the last step: the last save may be the slowest
+# Seconds added to the duration of the work after the last step, for deleting old checkpoints and a slow disk. They must
+# exceed the reserve of `ControlRequests.stop`, which would otherwise cut the landing short.
 _SPARE_S = 3.0
 # Safety factor for the step time before the decay begins: moving the end during the decay makes it steeper.
 _STEP_DOUBT = 1.03
-_FORWARD_SHARE = 0.5  # time per token in evaluation, relative to a training step: no backward pass, but smaller batches
-# The same in the estimate shown to users: the backward pass takes twice as long as the forward pass.
+# Time per token in evaluation, relative to training, for deadlines: no backward pass, but smaller batches.
+_FORWARD_SHARE = 0.5
+# Time per token in evaluation, relative to training, for the estimate shown to users: without the backward pass, which
+# takes twice as long as the forward pass.
 _LIKELY_SHARE = 1 / 3
-_REMEMBERED = 4  # recent durations kept for each of evaluation, save and sampling
-_DISK_BYTES_PER_S = 50e6  # a slow disk including fsync and reading back, assumed until a save is measured
+_REMEMBERED = 4  # number of recent durations remembered for evaluations, for saves and for sampling
+_DISK_BYTES_PER_S = 50e6  # disk speed assumed until a save is measured: a slow disk, with fsync and reading back
 _RAISED_S = 20.0  # a deadline that moves by more than this was changed by a person, not by a new estimate
 
 
 @dataclass
 class Rates:
-    """Throughput of this machine, carried from one phase to the next.
+    """The speed of this machine's disk, copies and sampling, carried from one phase to the next.
 
-    Updated by each save and sampling; the defaults are typical of rented machines. Used for likely durations; deadlines
-    are computed with more pessimistic values.
+    Each save and each sampling updates these rates; the defaults are typical of rented machines. They are used to
+    estimate likely durations; deadlines are computed with more pessimistic values.
     """
 
-    disk_bytes_per_s: float = 400e6  # writing, syncing and hashing a checkpoint
-    copy_bytes_per_s: float = 4e9  # copying a checkpoint to host memory, the only part that training waits for
-    layer_s: float = 1.5e-3  # one sampled token through one layer, without CUDA graphs (benchmarks/results/rl.json)
+    disk_bytes_per_s: float = 400e6  # rate of writing, syncing and hashing a checkpoint
+    copy_bytes_per_s: float = 4e9  # rate of copying a checkpoint to host memory, the only part training waits for
+    # time for one sampled token to pass through one layer, without CUDA graphs (benchmarks/results/rl.json)
+    layer_s: float = 1.5e-3
 
     @classmethod
     def usual_on(cls, device: torch.device) -> Rates:
-        """Return defaults for a device. On CUDA, sampling replays a captured graph (benchmarks/results/decode.json)."""
+        """Return typical rates of a device. On CUDA, sampling replays a CUDA graph (benchmarks/results/decode.json)."""
         return cls(layer_s=2e-4) if device.type == "cuda" else cls()
 
 
 class _Seen:
-    """The recent durations of one kind of work."""
+    """The recent durations of one kind of work: evaluation, save or sampling."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
@@ -72,10 +75,10 @@ class _Seen:
         self._seconds.append(seconds)
 
     def likely_s(self, guess: float) -> float:
-        """Return the likely duration of the next one, given a guess from before anything was measured.
+        """Return the likely next duration, where `guess` is an estimate made before anything was measured.
 
-        The first one also allocates buffers and loads kernels and may take ten times as long, so a single measurement
-        is averaged geometrically with the guess. Later the median discounts the first one.
+        The first evaluation, save or sampling also allocates buffers and loads kernels and may take ten times as long.
+        Therefore a single measurement is averaged geometrically with the guess. Later the median discounts the first.
         """
         if len(self._seconds) == 1 and guess > 0:
             return math.sqrt(guess * self._seconds[0])
@@ -83,9 +86,10 @@ class _Seen:
 
 
 class Pace:
-    """How long each part of the work takes on this machine.
+    """Measures and estimates how long each part of the work takes on this machine.
 
-    Anything not measured yet is estimated: pessimistically for deadlines, realistically for users (`to_go_s`).
+    Parts that have not been measured yet are estimated: pessimistically for deadlines, realistically for users
+    (`to_go_s`).
     `sampled_layers` is the number of layer evaluations in one sampling pass (tokens x layers).
     """
 
@@ -101,7 +105,8 @@ class Pace:
         self._phase, self._can_evaluate = phase, can_evaluate
         self._checkpoint_bytes, self._sampled_layers = checkpoint_bytes, sampled_layers
         self._rates = rates or Rates()
-        self._rates_at_start = dataclasses.replace(self._rates)  # used for guesses; measurements update `_rates`
+        # A copy of the rates at the start, used for estimates; measurements change only `_rates`.
+        self._rates_at_start = dataclasses.replace(self._rates)
         # In rl, the first of every `updates_per_rollout` steps generates the samples for all of them, so only complete
         # rounds show the speed.
         self._round = phase.rl.updates_per_rollout if phase.rl else 1
@@ -114,7 +119,7 @@ class Pace:
         self._guessed_save_s = checkpoint_bytes / _DISK_BYTES_PER_S
 
     def know(self, step_s: float) -> None:
-        """Set the step duration recorded in a checkpoint; used until the first step on this machine is measured."""
+        """Set a step duration from a checkpoint, to be used until the first step on this machine has been measured."""
         self._known_step_s = step_s
 
     def step(self, seconds: float) -> None:
@@ -140,7 +145,7 @@ class Pace:
             self._rates.disk_bytes_per_s = self._checkpoint_bytes / seconds
 
     def held(self, seconds: float) -> None:
-        """Record how long training was blocked by a save that is written in the background."""
+        """Record how long training waited for a save that is written in the background."""
         self._holds.add(seconds)
         if seconds > 0 and self._checkpoint_bytes:
             self._rates.copy_bytes_per_s = self._checkpoint_bytes / seconds
@@ -157,7 +162,7 @@ class Pace:
 
     @property
     def is_measured(self) -> bool:
-        """True if every duration has been measured."""
+        """Whether a save has been measured, and an evaluation too if the phase has any."""
         return self._save_s is not None and (self._eval_s is not None or not self._can_evaluate)
 
     @property
@@ -166,10 +171,10 @@ class Pace:
 
     @property
     def step_s(self) -> float:
-        """Expected average duration of the next steps, in seconds; 0 if unknown.
+        """The expected mean duration of the next steps, in seconds; 0 if unknown.
 
-        A mean, because it is used for sums. The single slowest step is left out, because a pause of the machine would
-        distort the mean.
+        The mean is used because durations are added up. It excludes the slowest step, because a single pause of the
+        machine would distort it.
         """
         return self._step_s if self._steps else self._known_step_s
 
@@ -191,32 +196,32 @@ class Pace:
 
     @property
     def _guessed_sample_s(self) -> float:
-        # Assume sampling without CUDA graphs, or slower if that was measured: capturing a graph may fail.
+        # Assume the speed of sampling without CUDA graphs, because capturing a graph may fail, or a lower measured one.
         return self._sampled_layers * max(self._rates.layer_s, Rates.layer_s)
 
     @property
     def finish_s(self) -> float:
-        """Seconds from the end of the last step until everything is done, estimated pessimistically."""
+        """Pessimistic estimate of the seconds from the end of the last step until the phase is complete."""
         return _DOUBT * (self.eval_s + self.save_s + self.sample_s) + _SPARE_S
 
     def to_go_s(self, step: int, end_step: int) -> float | None:
-        """Return the likely seconds from `step` (taken and evaluated) until the phase is complete, or None if unknown.
+        """Return the likely number of seconds until the phase is complete, or None if unknown.
 
-        Counts the steps and every evaluation, save and sampling due until then. This is the estimate shown to users;
-        landings use the pessimistic `needs_s`.
+        `step` has already been taken and evaluated. The estimate includes the remaining steps and every evaluation,
+        save and sampling that is due by then. It is shown to users; landings use the pessimistic `needs_s`.
         """
         step_s = self._recent_s if self._steps else self._known_step_s
         if not step_s:
             return None
         phase, rates = self._phase, self._rates_at_start
         eval_s = self._evals.likely_s(self._guessed_eval_s(step_s, _LIKELY_SHARE))
-        # Only for the last save does training wait until it is on disk.
+        # Only the last save makes training wait until the checkpoint is on disk.
         last_save = self._saves.likely_s(self._checkpoint_bytes / rates.disk_bytes_per_s)
         held_s = self._holds.likely_s(self._checkpoint_bytes / rates.copy_bytes_per_s)
         sample_s = self._samples.likely_s(self._sampled_layers * rates.layer_s)
         evals = _num_due(step + 1, end_step, phase.eval_every)
         saves = _num_due(step, end_step, phase.save_every)
-        # A planned checkpoint is evaluated first; steps due for both count once.
+        # There is an evaluation before each planned checkpoint. If one is due at that step anyway, count it only once.
         if phase.eval_every and phase.save_every:
             evals += _num_due(step + 1, end_step, phase.save_every)
             evals -= _num_due(step + 1, end_step, math.lcm(phase.eval_every, phase.save_every))
@@ -225,14 +230,14 @@ class Pace:
         seconds += eval_s if end_step > step else 0.0
         by_time = self._saves_by_time(seconds, end_step - step)
         seconds += by_time * held_s
-        if not phase.sample_every:  # then every checkpoint is sampled
+        if not phase.sample_every:  # without an interval for sampling, every save is followed by sampling
             seconds += (saves + by_time) * sample_s
         return seconds + last_save + sample_s
 
     def _saves_by_time(self, seconds: float, num_steps: int) -> float:
-        """Return how many saves `save_every_s` triggers.
+        """Return how many saves the time interval `save_every_s` triggers.
 
-        Each save restarts the timer, so there may be none between two saves planned by step.
+        Every save restarts the interval, so it may trigger none between two saves planned by step.
         """
         phase = self._phase
         if not phase.save_every_s or not num_steps:
@@ -243,14 +248,14 @@ class Pace:
         return num_steps / phase.save_every * math.floor(between_s / phase.save_every_s)
 
     def needs_s(self, num_steps: int) -> float:
-        """Return the seconds for `num_steps` more steps and everything after the last one.
+        """Return how many seconds `num_steps` more steps and all work after the last one will take.
 
-        Pessimistic, for deadlines: assumes that training waits for every save.
+        The estimate is pessimistic, for use with deadlines: it assumes that training waits for every save.
         """
         return num_steps * self._each_s + self.finish_s
 
     def affordable(self, seconds: float, *, doubt: float = 1.0) -> int:
-        """Return how many more steps fit, with all work after the last one; negative if not even that work fits."""
+        """Return how many more steps, plus the work after the last one, fit; negative if that work alone does not."""
         return int((seconds - self.finish_s) // (self._each_s * doubt))
 
     @property
@@ -260,29 +265,29 @@ class Pace:
         saves += step_s / phase.save_every_s if phase.save_every_s else 0.0
         evals = 1 / phase.eval_every if phase.eval_every else 0.0
         if phase.eval_every and phase.save_every and phase.save_every % phase.eval_every:
-            evals += 1 / phase.save_every  # a planned checkpoint is evaluated first
+            evals += 1 / phase.save_every  # there is an evaluation before each planned checkpoint
         samples = 1 / phase.sample_every if phase.sample_every else saves
         return step_s + evals * self.eval_s + saves * self.save_s + samples * self.sample_s
 
 
 def _num_due(first: int, end: int, every: int) -> int:
-    """Count the multiples of `every` in [first, end); 0 if `every` is 0."""
+    """Return the number of multiples of `every` in [first, end), or 0 if `every` is 0."""
     return max(0, (end - 1) // every - (first - 1) // every) if every else 0
 
 
 @dataclass(frozen=True)
 class LandingChange:
-    """A decision of the pilot, for the event that reports it."""
+    """A decision of the pilot about the landing, with the figures for the event that reports it."""
 
     kind: str  # planned | started | moved | called_off
     end_step: int
     begin_step: int
-    needs_s: float  # time the full plan would still take, including all later phases
+    needs_s: float  # how many seconds the full plan would still take, including all later phases
     left_s: float
 
 
 def describe_change(change: LandingChange, phase: Phase, why: str) -> str:
-    """Return a message for users: the decision, and how long the full plan would have taken."""
+    """Return a message that tells users the decision and how long the full plan would have taken."""
     of = f"{change.end_step:,} of {phase.num_steps:,}"
     needs, left = format_duration(change.needs_s), format_duration(change.left_s)
     if change.kind == "planned":
@@ -297,23 +302,23 @@ def describe_change(change: LandingChange, phase: Phase, why: str) -> str:
 
 
 class Pilot:
-    """Decides when a phase must decay early.
+    """Decides when the learning rate of a phase must decay early.
 
-    `later_tokens`: the tokens of all later phases, for which a share of the time is reserved.
+    `later_tokens` is the number of tokens of all later phases, for which a share of the time is reserved.
     """
 
     def __init__(self, phase: Phase, pace: Pace, *, later_tokens: int = 0, num_later: int = 0) -> None:
         self._phase, self._pace = phase, pace
         self._later_tokens, self._num_later = later_tokens, num_later
-        self._announced: float | None = None  # the deadline for which an end was announced
-        self._deadline: float | None = None  # the deadline for which the landing was begun
+        self._announced: float | None = None  # the deadline at the time when an earlier end was last announced
+        self._deadline: float | None = None  # the deadline at the time when the landing began
 
     def look(
         self, step: int, landing: Landing | None, warm_from: int, left_s: float | None, now: float
     ) -> tuple[Landing | None, LandingChange | None]:
-        """Return the landing to use from here on, and the change to report.
+        """Return the landing to use from now on, and the change to report.
 
-        `left_s`: seconds to the deadline, or None.
+        `left_s` is the number of seconds until the deadline, or None if there is none.
         """
         if landing is None and (left_s is None or self._pace.num_steps < _ENOUGH):
             return None, None
@@ -336,7 +341,7 @@ class Pilot:
         if step < begin:
             return None, self._announce(step, begin, last, left_s, deadline)
         if last <= step:
-            # No further step fits, so there is nothing to decay over; the deadline itself stops the run.
+            # No further step fits, so there are no steps in which to decay. The deadline itself will stop the run.
             return None, None
         self._deadline = deadline
         scale = lr_scale(self._phase.schedule, step, self._phase.num_steps, None, warm_from)
@@ -344,10 +349,10 @@ class Pilot:
         return begun, self._change("started", step, last, left_s)
 
     def is_worth_going_on(self, step: int, landing: Landing, left_s: float | None) -> bool:
-        """Return whether to cancel a landing, begun or complete.
+        """Return whether to cancel a landing that has begun or is complete.
 
-        True only if the steps gained outweigh the decay that is undone. Never true when resuming after a crash during a
-        landing, because there is less time than before.
+        The result is True only if the steps gained outweigh the decay that is undone. After a crash during a landing it
+        is never True, because there is less time than before.
         """
         if left_s is None:
             return True
@@ -357,13 +362,13 @@ class Pilot:
         return last >= self._phase.num_steps or last - step > 2 * rest + undone
 
     def needs_s(self, step: int) -> float:
-        """Return the seconds to finish as planned, assuming this phase's speed per token for later phases."""
+        """Return how many seconds the full plan would still take, if later phases are as fast per token as this one."""
         pace, phase = self._pace, self._phase
         later_steps = self._later_tokens / phase.batch_tokens
         return pace.needs_s(phase.num_steps - step) + later_steps * pace.step_s + self._num_later * pace.finish_s
 
     def _last_step(self, step: int, left_s: float, *, doubt: float = 1.0) -> int:
-        """Return the last step that fits. If phases follow, all of them are shortened by the same factor."""
+        """Return the last step that fits before the deadline. Later phases are shortened by the same factor."""
         planned = self._phase.num_steps
         more = self._pace.affordable(left_s - self._num_later * self._pace.finish_s, doubt=doubt)
         later_steps = self._later_tokens / self._phase.batch_tokens
@@ -373,22 +378,24 @@ class Pilot:
     def _begin_of(self, last: int, warm_from: int) -> int:
         """Return the step at which the decay begins if training ends at `last`.
 
-        The decay keeps its planned share of the shorter run; cosine decays from the end of the warmup. Steps before a
-        cancelled landing do not count. The warmup is shortened only if it would take more than half of the run.
+        The decay takes the same share of the shorter run as planned, but a cosine always starts at the end of the
+        warmup. Steps before a cancelled landing do not count. The warmup is shortened only if it would take more than
+        half of the run.
         """
         schedule, length = self._phase.schedule, last - warm_from
         warm = warm_from + min(schedule.warmup_steps, length // 2)
         if schedule.kind == "cosine":
             return warm
         decay = round(length * schedule.decay_steps / max(1, self._phase.num_steps))
-        # Leave at least the time of an evaluation, a save and a sampling before `last`: they could otherwise take up
-        # the whole decay.
+        # Begin early enough that an evaluation, a save and a sampling fit before `last`; otherwise they could take up
+        # the time of the whole decay.
         pause = math.ceil((self._pace.eval_s + self._pace.save_s + self._pace.sample_s) / max(self._pace.step_s, 1e-6))
         return min(last - 1 - pause, max(warm, last - decay))
 
     def _move(self, step: int, landing: Landing, last: int, left_s: float) -> tuple[Landing, LandingChange | None]:
         rest = landing.end_step - step
-        # Cosine decays from the first decision on, when little is measured, so only with cosine may the end move later.
+        # A cosine decay begins at the first decision, when little has been measured. So only with cosine may the end
+        # move to a later step.
         is_further = self._phase.schedule.kind == "cosine" and last - step > 1.1 * rest > 0
         if last >= landing.end_step and not is_further:
             return landing, None

@@ -17,7 +17,8 @@ from homing.wire.run_json import Phase
 
 __all__ = ["LandingController", "cancel_landing"]
 
-_MIN_REPORTED_CHANGE = 0.05  # report a moved end only if it changes by this fraction; small moves would fill the log
+# Report that the end has moved only if it moved by more than this fraction, because small moves would fill the log.
+_MIN_REPORTED_CHANGE = 0.05
 
 
 class LandingController:
@@ -25,12 +26,12 @@ class LandingController:
         self.phase, self.pace, self.requests, self.notify = phase, pace, requests, notify
         later_tokens = sum(other.num_steps * other.batch_tokens for other in later)
         self.pilot = Pilot(phase, pace, later_tokens=later_tokens, num_later=len(later))
-        self._reported_end = 0  # the end step reported last
+        self._reported_end = 0  # the end step that was reported most recently
 
     def resume(self, state: TrainState) -> tuple[bool, TrainState]:
-        """Decide what to do with a landing when resuming.
+        """Decide whether a resumed run continues a landing from its checkpoint; return the state to use.
 
-        True: it is complete, and there is no time for a longer run.
+        The first result is True if the landing is complete and there is no time for a longer run.
         """
         landing = state.landing
         if landing is None:
@@ -42,7 +43,7 @@ class LandingController:
         return state.step >= landing.end_step, state
 
     def look(self, state: TrainState) -> TrainState:
-        """Set an earlier end if, at the measured speed, the planned one does not fit before the deadline."""
+        """Return the state with an earlier end if, at the measured speed, the plan does not fit before the deadline."""
         left_s = self.requests.left_s()
         landing, change = self.pilot.look(state.step, state.landing, state.warm_from, left_s, time.monotonic())
         if change and change.kind == "called_off":
@@ -71,7 +72,7 @@ class LandingController:
 def cancel_landing(state: TrainState) -> TrainState:
     """Return the state with its landing cancelled and a new warmup from the current step.
 
-    Training continues from the current weights, so nothing is thrown away (docs/development/log.md). The
-    learning rate warms up again, because the optimizer has adapted to small steps.
+    Training continues from the current weights, so no work is lost (docs/development/log.md). The learning rate warms
+    up again, because the optimizer has adapted to small steps.
     """
     return dataclasses.replace(state, landing=None, warm_from=state.step)

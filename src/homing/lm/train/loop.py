@@ -1,10 +1,10 @@
-"""The training loop: run directory in, checkpoints and a trained model out. Read it from top to bottom.
+"""The training loop: reads a run directory, writes checkpoints and a trained model. Read it from top to bottom.
 
     train        every phase of run.json in turn; a finished one is skipped, an unfinished one resumes
     _Phase       one phase: set up -> step, step, step -> evaluate -> save
     _Phase.step  rows -> gradients -> clip -> one optimizer step, or none if not finite
 
-`engine` adapts to the machine's limits, `landing_actions` ends training early before a deadline. The trainer does not
+`engine` adapts to the machine's limits; `landing_actions` ends training early to meet a deadline. The trainer does not
 know whether the machine is rented. It reads run.json and control.json, writes the files of the run directory (see
 docs/guides/life-of-a-run.md), and exits with 0 (done), 75 (stopped, with a checkpoint) or 1 (failed).
 """
@@ -50,7 +50,8 @@ from homing.wire.run_json import Phase, Sampling
 
 __all__ = ["train"]
 
-# How many steps behind the metrics are read: a GPU gets its next step before the host reads the previous one.
+# device type -> how many steps later metrics are read. A GPU is given its next step before the host reads the metrics
+# of the previous one.
 LATE = {"cuda": 1}
 
 
@@ -75,7 +76,7 @@ def train(run_dir: Path, *, say: Callable[[str], None], requests: ControlRequest
                 work = _Phase(session, phase, previous, later=run.phases[number + 1 :])
                 ended = work.train()
                 stop = ended or stop
-                if ended and not ended.is_landed:  # after a landing there is still time for the later phases
+                if ended and not ended.is_landed:  # a landing leaves time for the later phases, so continue with these
                     break
                 previous = work.final
             outcome = _ended(work, stop)
@@ -101,7 +102,7 @@ def _ended(work: _Phase | None, stop: Stop | None) -> Outcome:
     reason = stop.reason if stop else "Every phase is trained."
     kind, step = work.phase.kind, work.state.step
     text = reason
-    if stop and stop.is_landed:  # the landing has already reported where and why it ended
+    if stop and stop.is_landed:  # an event has already reported at which step the landing ended, and why
         text = "Every phase ended with a finished model, but not every phase trained for the planned number of steps."
     elif stop:
         text = f"Stopped at step {step:,}: {reason}"
@@ -116,7 +117,7 @@ def _failed(work: _Phase | None, reason: str, *, is_final: bool) -> Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class _Due:
-    """What to do after a step."""
+    """What the training loop must do after a step."""
 
     is_last: bool
     is_logged: bool
@@ -125,7 +126,7 @@ class _Due:
 
 
 class _Timer:
-    """Measures seconds and tokens since the last logged step, without pauses."""
+    """Measures the seconds and tokens since the last logged step, excluding pauses."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -145,7 +146,7 @@ class _Timer:
 
 
 class _Phase:
-    """One phase, from its beginning or its newest valid checkpoint to its final checkpoint."""
+    """Trains one phase, from its beginning or its newest valid checkpoint to its final checkpoint."""
 
     def __init__(self, session: Session, phase: Phase, previous: Path | None, later: list[Phase]) -> None:
         self.s, self.phase, self.later = session, phase, later
@@ -153,11 +154,11 @@ class _Phase:
         self.checkpoints = CheckpointManager(session, phase, self._event)
         self.final: Path | None = None
         self.state = TrainState(phase=phase.kind, step=0, num_tokens=0, rows_consumed=0)
-        self.evaluation: Evaluation | None = None  # the current step's evaluation, or None
+        self.evaluation: Evaluation | None = None  # the evaluation at the current step, if there was one
         self.scale = 0.0  # learning rate of the last step, as a fraction of the peak
         self.begun_at = 0.0  # when the current step began
-        self.is_plain_reported = False  # whether the warning about plain-text samples was given
-        self.is_slow_reported = False  # whether the failure of CUDA graphs in sampling was reported
+        self.is_plain_reported = False  # whether the warning about plain-text samples has been printed
+        self.is_slow_reported = False  # whether a failure of CUDA graphs in sampling has been reported
         self.unread: deque[Figures] = deque()  # metrics of steps that the device may still be computing
         self.figures = Figures.none()  # metrics of the last step that was read
 
@@ -197,7 +198,7 @@ class _Phase:
         )  # fmt: skip
         with batches, self.checkpoints, quiet_gc() as settle_gc:
             while self.state.step < self.end_step:
-                # One step: queued on the device; the metrics of earlier steps are read.
+                # One step: queue it on the device, and read the metrics of earlier steps.
                 is_first, self.begun_at = self.state.step == first_step, time.monotonic()
                 take = self._first_step if is_first else self.step
                 self.unread.append(take(batches.next()))
@@ -206,15 +207,15 @@ class _Phase:
                 self._read_figures(0 if is_first else LATE.get(self.s.device.type, 0), is_paced=not is_first)
                 self._settle_save()
 
-                # Decide what is due now: the first rank decides whether to stop or to end earlier.
+                # Decide what to do after this step. The first rank decides whether to stop or to end training earlier.
                 stop = self._decide()
                 due = self._due(stop)
                 if is_first and self.engine.is_first_longer:
-                    timer.restart()  # one-time compilation would distort the speed
+                    timer.restart()  # exclude the first step, because one-time compilation would distort the speed
                 if due.is_logged or due.is_evaluated or due.is_saved:
                     self._read_figures(0)
 
-                # Evaluate, log, save, stop, sample: none of this time counts in the next logged speed.
+                # Evaluate, log, save, stop, sample: the time this takes does not count in the next logged speed.
                 timer.pause()
                 self.evaluation = self._evaluate() if due.is_evaluated else None
                 if due.is_logged or due.is_evaluated:
@@ -234,8 +235,8 @@ class _Phase:
     def step(self, batch: Batch) -> Figures:
         """Take one optimizer step; return its loss and gradient norm.
 
-        If they are not finite, the device leaves weights and optimizer unchanged without involving the host, which
-        finds out later; nothing here waits for the device.
+        If they are not finite, the device leaves weights and optimizer state unchanged. The host finds out later, when
+        it reads the metrics; nothing here waits for the device.
         """
         self.scale = lr_scale(
             self.phase.schedule, self.state.step, self.phase.num_steps, self.state.landing, self.state.warm_from
@@ -264,7 +265,7 @@ class _Phase:
     def _due(self, stop: Stop | None) -> _Due:
         """Return what to do after this step. Only the first rank evaluates and saves, while the others wait."""
         step, is_last, is_first_rank = self.state.step, self.state.step >= self.end_step, self.s.ranks.is_first
-        # A stop may be a preemption with seconds left: save, and skip everything that can wait.
+        # A stop may be due to a preemption with only seconds left: save a checkpoint, and skip the evaluation.
         is_evaluated = self.work.can_evaluate and (is_last or (self._is_eval_due() and not stop))
         return _Due(
             is_last=is_last,
@@ -307,7 +308,7 @@ class _Phase:
         self.engine = Engine(self.s, self.phase, built, self._event)
 
     def _forget_metrics_past(self, step: int, *, is_resumed: bool) -> None:
-        """Remove metrics past the checkpoint: those steps are trained again, and no step may appear twice."""
+        """Remove metrics after the checkpoint: those steps will be trained again, and no step may appear twice."""
         kinds = [phase.kind for phase in self.s.run.phases]
         later = set(kinds[kinds.index(self.phase.kind) + 1 :])
         num_cut = self.s.journal.cut_metrics(
@@ -323,7 +324,7 @@ class _Phase:
         return self.state.landing.end_step if self.state.landing else self.phase.num_steps
 
     def _decide(self) -> Stop | None:
-        """Set where training ends; return a reason to stop now, or None. The first rank decides for all."""
+        """Update the step at which training ends; return a reason to stop now, or None. The first rank decides."""
         stop = None
         if self.s.ranks.is_first:
             self.state = self.landing_controller.look(self.state)
@@ -340,7 +341,7 @@ class _Phase:
     def _has_later_begun(self) -> bool:
         """Return whether a later phase has checkpoints.
 
-        If so, a landed phase is not continued: that would discard the later phase.
+        If so, a phase that has landed is not continued, because that would discard the later phase.
         """
         folders = [self.s.run_dir / file_names.CHECKPOINTS / other.kind for other in self.later]
         return any(checkpoint_files.list_steps(folder) for folder in folders)
@@ -348,12 +349,12 @@ class _Phase:
     # -- between steps -----------------------------------------------------------------------------------------------
 
     def _read_figures(self, num_unread: int, *, is_paced: bool = True) -> None:
-        """Read the metrics of all steps but the last `num_unread`, waiting for the device if necessary."""
+        """Read the metrics of all steps except the last `num_unread`, waiting for the device if necessary."""
         while len(self.unread) > num_unread:
             figures = self.unread.popleft()
             figures.read()
             if is_paced:
-                # Measured from the step's own start, or from the end of the previous step if that was later.
+                # Measure the step from its start, or from the end of the previous step if that was later.
                 self.pace.step(figures.read_at - max(figures.begun_at, self.figures.read_at))
             self.figures = figures
             self._count_bad(figures)
@@ -370,14 +371,14 @@ class _Phase:
         self._event("step_skipped", text, notice=True, num_skipped=self.state.num_skipped)
         if in_a_row >= limit:
             raise FatalError(
-                what=f"{in_a_row} steps in a row were not finite; stopped at step {figures.step:,}.",
-                why=f"The {what} is NaN or infinite. The weights are from the last good step.",
-                fix="Lower the learning rate (phases.0.lr) or raise its warm-up; earlier checkpoints are good.",
+                what=f"Training stopped at step {figures.step:,}, because {in_a_row} steps in a row were not finite.",
+                why=f"The {what} is NaN or infinite. The weights are those of the last good step.",
+                fix="Lower the learning rate (phases.0.lr) or raise its warmup. Earlier checkpoints are good.",
             )
 
     @property
     def _flops_per_token(self) -> float:
-        """FLOPs per token for the MFU. Frozen weights need no weight gradient: a third less for their matmuls."""
+        """FLOPs per token, to compute the MFU. Frozen weights need no gradient: a third less for their matmuls."""
         sizes = self.s.run.sizes
         return sizes.flops_per_token - (2 * sizes.num_matmul_params if self.model.lora is not None else 0)
 
@@ -424,14 +425,14 @@ class _Phase:
         return evaluation
 
     def _next_s(self) -> float:
-        """Return how many seconds it would take until a save requested at the next check is on disk."""
-        num_saves = 2 if self.checkpoints.is_saving else 1  # a save in progress must finish first
+        """Return how many seconds from now a checkpoint would be on disk if the next check requested a stop."""
+        num_saves = 2 if self.checkpoints.is_saving else 1  # a save in progress must finish before another can begin
         return num_saves * self.pace.save_s + self.pace.last_step_s + (self.pace.eval_s if self._is_eval_due() else 0.0)
 
     def _is_eval_due(self) -> bool:
         """Return whether to evaluate now.
 
-        Also true before each planned checkpoint, because only an evaluated checkpoint can become the best.
+        The result is also True before a planned checkpoint, because only an evaluated checkpoint can become the best.
         """
         every = self.phase.eval_every
         return every > 0 and (self.state.step % every == 0 or self._is_save_planned())
@@ -464,7 +465,7 @@ class _Phase:
         return self.checkpoints.saved_step == self.state.step
 
     def _sample(self) -> None:
-        """Generate samples for people to read. A failure is reported and never ends the run."""
+        """Generate samples for people to read. A failure is reported, but does not end the run."""
         step, begun = self.state.step, time.monotonic()
         is_chat = self.phase.kind == "rl" or (self.phase.data is not None and self.phase.data.kind == "chat")
         missing = lacks_turns(self.s.tokenizer.specials) if is_chat else []
@@ -500,7 +501,7 @@ class _Phase:
         return dataclasses.replace(sampling, prompts=self.phase.sample_prompts or sampling.prompts)
 
     def _event(self, kind: str, text: str, *, notice: bool = False, step: int | None = None, **data: object) -> None:
-        """Emit an event of this phase. `step`: the step it belongs to, if not the current one."""
+        """Emit an event of this phase, for the given step or by default the current one."""
         notify = self.s.journal.notice if notice else self.s.journal.event
         notify(kind, text, phase=self.phase.kind, step=self.state.step if step is None else step, **data)
 

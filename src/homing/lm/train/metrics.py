@@ -1,8 +1,8 @@
 """Writes metrics.jsonl, events.jsonl and the progress line on the terminal.
 
-Each line is appended whole and flushed to the operating system, so a killed trainer leaves at most one incomplete line,
-and the agent can detect a stall from the time of the last one. After resuming from a checkpoint, metrics past it are
-removed, because they will be written again; events stay, because they happened.
+Each line is flushed to the operating system as soon as it is written, so a killed trainer leaves at most one incomplete
+line, and the agent can detect a stall from the time of the last line. When a run resumes from a checkpoint, metrics of
+later steps are removed, because these steps will be trained again; events are kept as a record of what happened.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ from homing.wire.event_lines import Event, Metric
 
 __all__ = ["Journal", "Notify", "SilentJournal", "finite", "progress_line"]
 
-# While something takes long without visible progress (such as compiling), this is reported at this interval, up to a
-# maximum duration: after that there are no more reports, so that stall detection can take effect.
+# While a task takes long without visible progress (such as compiling), a message reports at this interval that it is
+# still running. After the maximum duration the messages end, so that stall detection can take effect.
 _STILL_EVERY_S = 30.0
 _STILL_FOR_S = 1800.0
-_MOST_OWN = 4  # extra metrics of a phase that fit on the progress line
+_MOST_OWN = 4  # maximum number of a phase's extra metrics to show on the progress line
 
 
 class Notify(Protocol):
-    """Emits an event of the phase. `notice`: also print it on the terminal. `step`: if not the current one."""
+    """A function that emits an event of the phase, for `step` or by default the current step.
+
+    With `notice`, it also prints the text on the terminal.
+    """
 
     def __call__(
         self, kind: str, text: str, *, notice: bool = False, step: int | None = None, **data: object
@@ -42,14 +45,14 @@ class Notify(Protocol):
 
 
 class Journal:
-    """The trainer's log files. `say` prints a line for the user. Failing to write a log never stops a run."""
+    """Writes the trainer's log files, and prints lines for the user with `say`. A write error never stops a run."""
 
     def __init__(self, run_dir: Path, *, say: Callable[[str], None], writes_csv: bool = False) -> None:
         self.run_dir = run_dir
         self.say = say
         self.writes_csv = writes_csv
         self.phases: Sequence[str] = ()  # the run's phases, in order
-        self._lock = threading.Lock()  # `still` writes from its own thread
+        self._lock = threading.Lock()  # needed because `still` writes from a separate thread
         self._files: dict[str, IO[str]] = {}
         self._is_torn: set[str] = set()
 
@@ -70,7 +73,10 @@ class Journal:
 
     @contextlib.contextmanager
     def still(self, kind: str, doing: str, *, phase: str) -> Iterator[None]:
-        """Report periodically that something is still in progress, until it ends or has taken suspiciously long."""
+        """While the context is active, report periodically that a task is still in progress.
+
+        The reports end when the task has taken suspiciously long.
+        """
         done, begun = threading.Event(), time.monotonic()
 
         def notify() -> None:
@@ -86,7 +92,7 @@ class Journal:
             thread.join()
 
     def cut_metrics(self, is_kept: Callable[[Metric], bool]) -> int:
-        """Keep only metrics for which `is_kept` is true, and no incomplete lines; return the number removed. Atomic."""
+        """Atomically remove incomplete lines and metrics for which `is_kept` is false; return how many were removed."""
         path = self.run_dir / file_names.METRICS
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         kept = [(line, metric) for line in lines if (metric := _parse(line)) is not None and is_kept(metric)]
@@ -101,7 +107,7 @@ class Journal:
         return len(lines) - len(kept)
 
     def sync(self) -> None:
-        """Flush the logs to disk, before a checkpoint that relies on these lines becomes visible."""
+        """Flush the logs to disk. Call this before a checkpoint of the logged steps becomes visible."""
         for file in self._files.values():
             with contextlib.suppress(OSError):
                 os.fsync(file.fileno())
@@ -118,11 +124,11 @@ class Journal:
                 file.flush()
                 self._is_torn.discard(name)
             except OSError as exc:
-                # Disk full: training continues. The next line that fits starts with a line break, to end the
-                # incomplete one.
+                # If the disk is full, training continues. The next line that can be written starts with a line break,
+                # to end the incomplete line.
                 self._close(name)
                 if name not in self._is_torn:
-                    self.say(f"warning: {name} cannot be written ({exc}); training continues without these lines.")
+                    self.say(f"warning: {name} cannot be written ({exc}); training continues, but its lines are lost.")
                 self._is_torn.add(name)
 
     def _open(self, name: str) -> IO[str]:
@@ -148,7 +154,7 @@ class Journal:
 
 
 class SilentJournal(Journal):
-    """The journal of every rank but the first: writes nothing."""
+    """The journal of every rank except the first. It writes nothing to the log files."""
 
     def _append(self, name: str, line: str) -> None:
         pass
@@ -173,7 +179,7 @@ def progress_line(metric: Metric, phases: Sequence[str] = ()) -> str:
         bits = "" if metric.val_bits_per_byte is None else f" ({metric.val_bits_per_byte:.3f} bits/byte)"
         called = figure_of(metric.phase)
         parts.append(f"{called if called == MISSING_REWARD else 'val'} {metric.val_loss:.3f}{bits}")
-    # The most informative come first; the rest is in metrics.jsonl.
+    # Show only the first extra metrics, which are the most informative. All of them are in metrics.jsonl.
     own = [name for name in metric.more if not name.startswith("val_")][:_MOST_OWN]
     parts += [f"{name} {metric.more[name]:.3g}" for name in [*own, *(n for n in metric.more if n.startswith("val_"))]]
     if metric.eta_s is not None:
@@ -182,7 +188,7 @@ def progress_line(metric: Metric, phases: Sequence[str] = ()) -> str:
 
 
 def finite(value: float | None) -> float | None:
-    """Return the value, or None if it is NaN or infinite, which must not be logged."""
+    """Return the value, or None if it is NaN or infinite, because such values must not be logged."""
     return value if value is not None and math.isfinite(value) else None
 
 

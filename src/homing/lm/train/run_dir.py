@@ -1,4 +1,4 @@
-"""The run directory as the trainer sees it: inputs, read and checked at the start, and outcome.json at the end.
+"""Reads and checks the inputs in the run directory when the trainer starts, and writes outcome.json when it ends.
 
 lock -> run.json -> data directory with manifest and tokenizer, checked against run.json -> ... -> outcome.json
 """
@@ -26,7 +26,7 @@ __all__ = ["called", "check_count", "check_data", "locked", "read_metadata_files
 
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Allow one trainer per run directory. The lock belongs to the process, so a killed trainer leaves none behind."""
+    """Hold the lock that allows only one trainer per run directory. A killed trainer leaves no lock behind."""
     if not run_dir.is_dir():
         raise UsageError(what=f"There is no run directory {run_dir}.", fix="Create it: homing train RUN")
     with open(run_dir / file_names.TRAINER_LOCK, "a") as file:
@@ -36,9 +36,9 @@ def locked(run_dir: Path) -> Iterator[None]:
             raise UsageError(
                 what=f"Another trainer is running in {run_dir}.",
                 why="Two trainers would overwrite each other's checkpoints.",
-                fix="Wait until it has finished, or stop it: pressing Ctrl-C there saves a checkpoint and exits.",
+                fix="Wait until it has finished, or press Ctrl-C in its terminal to save a checkpoint and stop it.",
             ) from None
-        (run_dir / file_names.OUTCOME).unlink(missing_ok=True)  # left over from an earlier attempt
+        (run_dir / file_names.OUTCOME).unlink(missing_ok=True)  # remove the outcome of an earlier attempt
         yield
 
 
@@ -48,15 +48,15 @@ def read_run(run_dir: Path) -> Run:
         return codec.loads(Run, path.read_bytes())
     except (OSError, ValueError) as exc:
         raise UsageError(
-            what=f"{path} cannot be read.", why=str(exc), fix="Write it again from the run file: homing train RUN"
+            what=f"{path} cannot be read.", why=str(exc), fix="Recreate it from the run file: homing train RUN"
         ) from exc
 
 
 def called(run_dir: Path) -> str:
     """Return the name of the run to show in messages.
 
-    The name that the user typed, if known on this machine, else the name in run.json. "RUN" if neither is usable: for
-    example, on a rented machine, run.json of a smoke profile has a name that no run file has.
+    This is the name that the user typed, if this machine knows it, else the name in run.json. If neither is usable, it
+    is "RUN": for example, on a rented machine, the run.json of a smoke profile has a name that no run file has.
     """
     if typed := os.environ.get(file_names.TYPED_ENV):
         return typed
@@ -68,11 +68,11 @@ def called(run_dir: Path) -> str:
 
 
 def check_data(run: Run, run_dir: Path) -> tuple[Path, Tokenizer]:
-    """Return the data directory and its tokenizer, after checking that both are what run.json was written for.
+    """Return the data directory and its tokenizer, after checking that both match run.json.
 
-    There may be no text shards, if every phase has its own data.
+    If every phase has its own data, there may be no text shards in the data directory.
     """
-    data_dir = (run_dir / run.data.dir).resolve()  # an absolute path is kept
+    data_dir = (run_dir / run.data.dir).resolve()  # if `run.data.dir` is absolute, `run_dir` has no effect
     found = {file_names.TOKENIZER: (_tokenizer_sha256(data_dir), run.data.tokenizer_sha256)}
     tokenizer = load_tokenizer(data_dir / file_names.TOKENIZER)
     sizes = {f"{data_dir / file_names.TOKENIZER}": tokenizer.vocab_size}
@@ -82,8 +82,10 @@ def check_data(run: Run, run_dir: Path) -> tuple[Path, Tokenizer]:
         found[file_names.MANIFEST] = (file_sha256(data_dir / file_names.MANIFEST), run.data.manifest_sha256)
         sizes[f"{data_dir / file_names.MANIFEST}"] = manifest.vocab_size
         if manifest.tokenizer_sha256 != found[file_names.TOKENIZER][0]:
-            changed.append(f"{file_names.TOKENIZER} is not the one the shards were made with")
-    changed += [f"{name} is not the one the run was resolved with" for name, (is_, was) in found.items() if is_ != was]
+            changed.append(f"{file_names.TOKENIZER} is not the tokenizer that encoded the shards")
+    changed += [
+        f"{name} is not the one that run.json was written for" for name, (is_, was) in found.items() if is_ != was
+    ]
     # Open weights may have more embedding rows than their tokenizer has ids.
     is_fit = max(sizes.values()) <= run.model.vocab_size if run.base else set(sizes.values()) == {run.model.vocab_size}
     if not is_fit:
@@ -119,14 +121,14 @@ def check_count(run: Run, model: Decoder) -> None:
 
 
 def read_metadata_files(run: Run, run_dir: Path, data_dir: Path, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return the small files of every checkpoint, which make its folder usable on its own."""
+    """Return the small files that every checkpoint contains, so that its folder can be used on its own."""
     config = config_json(run.model, end_of_text_id=tokenizer.end_of_text_id)
     metadata_files = {
         file_names.RUN: (run_dir / file_names.RUN).read_bytes(),
         file_names.TOKENIZER: (data_dir / file_names.TOKENIZER).read_bytes(),
         "config.json": json.dumps(config, indent=1).encode(),
     }
-    # One of these holds the chat template, which is needed to prompt the model the way it was trained.
+    # One of METADATA_FILES contains the chat template, which is needed to prompt the model the way it was trained.
     return metadata_files | {
         name: (data_dir / name).read_bytes() for name in METADATA_FILES if (data_dir / name).is_file()
     }
@@ -134,6 +136,7 @@ def read_metadata_files(run: Run, run_dir: Path, data_dir: Path, tokenizer: Toke
 
 def write_outcome(run_dir: Path, outcome: Outcome) -> None:
     temporary = run_dir / f".{file_names.OUTCOME}.partial"
-    with contextlib.suppress(OSError):  # disk full: the exit code and the last line still report the outcome
+    # If the disk is full, ignore the error: the exit code and the last line of the output still report the outcome.
+    with contextlib.suppress(OSError):
         temporary.write_text(codec.dumps(outcome, indent=1), encoding="utf-8")
         os.replace(temporary, run_dir / file_names.OUTCOME)

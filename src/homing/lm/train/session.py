@@ -1,4 +1,4 @@
-"""What all phases of a run share, opened once: device, data, tokenizer, journal and stop requests."""
+"""Opens what all phases of a run share: device, data, tokenizer, journal and stop requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Session:
     journal: Journal
     requests: ControlRequests
     ranks: Ranks
-    rates: Rates  # updated by each phase's measurements
+    rates: Rates  # speeds of the machine, which the measurements of each phase update
 
 
 def open_session(run: Run, run_dir: Path, journal: Journal, requests: ControlRequests, ranks: Ranks = ALONE) -> Session:
@@ -48,7 +48,7 @@ def open_session(run: Run, run_dir: Path, journal: Journal, requests: ControlReq
     check_graphs(run.train.graphs, device)
     where = f"{describe_device(device)}, torch {torch.__version__}, CPU threads: {torch.get_num_threads()}"
     where += f", {ranks.count} ranks" if ranks.count > 1 else ""
-    may_compile = device.type == "cuda" or run.train.compile == "on"  # otherwise do not create a cache folder
+    may_compile = device.type == "cuda" or run.train.compile == "on"  # only then create a cache folder
     if may_compile and (problem := keep_folders(os.environ)):
         journal.notice("compile_cache_left", problem)
     journal.notice("run_started", f"homing {homing.__version__} is training {run.name} on {where}.", device=str(device))
@@ -63,7 +63,7 @@ def open_session(run: Run, run_dir: Path, journal: Journal, requests: ControlReq
 def quiet_gc() -> Iterator[Callable[[], None]]:
     """Yield a function that disables the garbage collector; restore it on exit.
 
-    After the first step no more long-lived objects are created, so the collector would only cause pauses.
+    After the first step no more long-lived objects are created, so garbage collection would only cause pauses.
     """
     was_on = gc.isenabled()
 

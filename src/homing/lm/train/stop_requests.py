@@ -4,8 +4,9 @@
     control.json        written by the agent: stop, or land_by, the time by which the last checkpoint must be on disk
     time_limit_s        the trainer's own wall-clock limit
 
-All have the same effect: finish the step, save, exit 75. A second SIGINT exits at once, without a checkpoint. The two
-deadlines are also known in advance (`left_s`), so that a landing can finish before them; if none did, `stop` ends it.
+All have the same effect: finish the step, save a checkpoint, exit with 75. A second SIGINT makes the trainer exit at
+once, without a checkpoint. The two deadlines are also known in advance (`left_s`), so that a landing can finish before
+them; if no landing does, `stop` ends training.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from homing.wire.control_files import Control, boot_clock_s
 
 __all__ = ["ControlRequests", "FatalError", "Stop"]
 
-# Extra time that the last checkpoint may take compared with the previous save: retention, a slow disk.
+# How many seconds longer than the previous save the last one may take, because of a slow disk or deleting checkpoints.
 _SAVE_SPARE_S = 2.0
 
 
@@ -37,21 +38,24 @@ class Stop:
 
     @property
     def is_landed(self) -> bool:
-        """True if the learning rate decay was completed: the model is finished, only earlier than planned."""
+        """Whether the learning rate decay was completed, so that the model is finished, only earlier than planned."""
         return self.kind == "landed"
 
     @property
     def is_limit(self) -> bool:
-        """True if money or time has run out, so that another attempt would stop again at once."""
+        """Whether money or time has run out, so that another attempt would immediately stop again."""
         return self.kind in ("land_by", "time_limit", "landed")
 
 
 class FatalError(RunFailed):
-    """A failure that another attempt would only repeat."""
+    """A failure that would occur again if the run were started again."""
 
 
 class ControlRequests:
-    """Collects stop requests. Created before torch is imported, so that import time counts and no signal is lost."""
+    """Collects requests to stop training.
+
+    Create it before importing torch, so that no signal is lost and the time limit includes the time of the import.
+    """
 
     def __init__(self, run_dir: Path, *, time_limit_s: float = 0.0) -> None:
         self.started = time.monotonic()
@@ -60,7 +64,7 @@ class ControlRequests:
         self._signal = 0
         self._seen: tuple[int, int] | None = None
         self._control = Control()
-        self.problem = ""  # what is wrong with control.json, for an event; an unreadable request is ignored
+        self.problem = ""  # why control.json cannot be read, or ""; an event reports it, and the request is ignored
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -75,7 +79,7 @@ class ControlRequests:
     def _notice(self, number: int, frame: FrameType | None) -> None:
         if self._signal == number == signal.SIGINT:
             raise Interrupted(
-                what="Interrupted twice: stopped at once, without a checkpoint.",
+                what="Training was interrupted twice and stopped immediately, without saving a checkpoint.",
                 fix="Run the same command again to resume from the last checkpoint.",
             )
         self._signal = number
@@ -83,7 +87,8 @@ class ControlRequests:
     def stop(self, *, save_s: float = 0.0) -> Stop | None:
         """Return a reason to stop now, or None.
 
-        Costs one stat. `save_s`: how long it would take until a save begun at the next check is done.
+        `save_s` is the number of seconds until a checkpoint requested at the next check would be on disk. The call
+        costs one `stat` of control.json.
         """
         if self._signal:
             return Stop("signal", f"{signal.Signals(self._signal).name} was received.")
@@ -98,15 +103,15 @@ class ControlRequests:
         return None
 
     def left_s(self) -> float | None:
-        """Return the seconds until the nearest deadline, or None if there is none. Costs one stat."""
+        """Return the seconds until the nearest deadline, or None if there is none. The call costs one `stat`."""
         return min((left for left, _ in self._moments()), default=None)
 
     def why(self) -> str:
-        """Describe the nearest deadline, in the words of the limit that set it."""
+        """Return a description of the nearest deadline that names the limit it comes from."""
         return min(self._moments(), default=(0.0, "the limit"))[1]
 
     def _moments(self) -> list[tuple[float, str]]:
-        """Return (seconds left, description) of each deadline."""
+        """Return a list of (seconds left, description), one for each deadline."""
         control, found = self._read(), []
         if control.land_by is not None:
             said = control.reason.removesuffix(" is near.").removeprefix("The ")

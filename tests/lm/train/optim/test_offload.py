@@ -158,7 +158,7 @@ def test_a_host_that_gives_no_more_is_an_error_that_says_so(monkeypatch: pytest.
         raise RuntimeError("CUDA error: out of memory\nand a long tale")
 
     monkeypatch.setattr(torch, "empty", refuse)
-    with pytest.raises(RunFailed, match="no memory left for the optimizer state") as caught:
+    with pytest.raises(RunFailed, match="Out of host memory for the optimizer state") as caught:
         HostPlace(CPU).full([1000], 0.0, torch.float32)
     assert caught.value.why == "CUDA error: out of memory"
     assert "offload: none" in caught.value.fix

@@ -1,8 +1,8 @@
-"""Checkpoints: complete or absent, hashed, never pickled.
+"""Reads and writes checkpoints, which are either complete or absent, hashed, and never pickled.
 
     save         write to a hidden folder -> fsync -> hash what the disk returns -> manifest last -> rename
-    find_latest  the newest with every hash intact; damaged ones are returned too, so that they can be reported
-    load         weights, optimizer and state of a verified checkpoint
+    find_latest  find the newest undamaged checkpoint; damaged ones are returned too, so that they can be reported
+    load         read weights, optimizer and state of a verified checkpoint
     retain       delete old checkpoints, but never the best or the newest
 
 A killed save leaves a hidden folder, which `clean_up` removes at the next start; readers never see it. A checkpoint is
@@ -54,24 +54,24 @@ __all__ = [
 
 _TEMPORARY = ".partial-"  # being written
 _GONE = ".gone-"  # being deleted
-_SPARE_BYTES = 4 * 2**20  # disk space a save needs in addition to its tensors: tokenizer, JSON, folders
+_SPARE_BYTES = 4 * 2**20  # disk space that a save needs for everything but tensors: tokenizer, JSON files, folders
 
 
 @record("train-state", 1)
 @dataclass(frozen=True)
 class TrainState:
-    """state.json: together with weights and optimizer, everything that resuming needs."""
+    """The contents of state.json. With the weights and the optimizer state, this is all that resuming needs."""
 
     phase: str
-    step: int  # optimizer steps done, including skipped ones
+    step: int  # number of optimizer steps taken, including skipped ones
     num_tokens: int
-    rows_consumed: int  # the complete state of the data loader
+    rows_consumed: int  # number of rows of training data consumed; the data loader has no other state
     num_skipped: int = 0
     num_bad_in_a_row: int = 0
-    rng: dict[str, str] = field(default_factory=dict)  # device -> state of its random generator, in hex
+    rng: dict[str, str] = field(default_factory=dict)  # device type -> state of its random generator, in hex
     choices: dict[str, Any] = field(default_factory=dict)
-    landing: Landing | None = None  # the shortened schedule, once its decay has begun
-    warm_from: int = 0  # the step at which warmup starts; above 0 if training resumed after a landing
+    landing: Landing | None = None  # the shortened schedule, if its decay has begun
+    warm_from: int = 0  # the step at which the warmup starts; above 0 if training continued after a landing
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def save(
 ) -> Path:
     """Write one checkpoint atomically; on failure raise RunFailed and leave the disk unchanged.
 
-    `metadata_files` are the small files: run, tokenizer, config.
+    `metadata_files` maps the names of the small files (run, tokenizer, config) to their contents.
     """
     folder = phase_dir / file_names.step_dir(state.step)
     temporary = phase_dir / f"{_TEMPORARY}{folder.name}"
@@ -130,7 +130,7 @@ def save(
         raise RunFailed(
             what=f"The checkpoint of step {state.step:,} could not be written to {phase_dir}.",
             why=exc.strerror or str(exc),
-            fix="Free disk space there, or keep fewer checkpoints: checkpoint.keep_last.",
+            fix="Free disk space there, or lower checkpoint.keep_last to keep fewer checkpoints.",
         ) from exc
     return folder
 
@@ -138,7 +138,7 @@ def save(
 def verify(folder: Path) -> CheckpointManifest:
     """Return the manifest after checking the size and sha256 of every file and of the manifest itself.
 
-    Raises IntegrityError with every problem found.
+    Raises IntegrityError listing every problem found.
     """
     problems: list[str] = []
     manifest = _read_sealed(folder, problems)
@@ -147,7 +147,7 @@ def verify(folder: Path) -> CheckpointManifest:
         if not path.is_file():
             problems.append(f"{file.name} is missing")
         elif path.stat().st_size != file.num_bytes:
-            problems.append(f"{file.name} has {path.stat().st_size:,} bytes; the manifest says {file.num_bytes:,}")
+            problems.append(f"{file.name} has {path.stat().st_size:,} bytes, but the manifest says {file.num_bytes:,}")
         elif file_sha256(path) != file.sha256:
             problems.append(f"the sha256 of {file.name} does not match the manifest")
     if manifest is None or problems:
@@ -173,7 +173,7 @@ def find_latest(phase_dir: Path) -> Found:
 
 
 def load(folder: Path, manifest: CheckpointManifest) -> LoadedCheckpoint:
-    """Load a checkpoint that `verify` accepted. Only safetensors and JSON, so loading never executes code."""
+    """Load a checkpoint that `verify` accepted. It consists of safetensors and JSON, so loading never executes code."""
     return LoadedCheckpoint(
         manifest=manifest,
         state=codec.loads(TrainState, (folder / file_names.STATE).read_bytes()),
@@ -187,8 +187,8 @@ def load(folder: Path, manifest: CheckpointManifest) -> LoadedCheckpoint:
 def load_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Load model.safetensors from any folder, as initial weights.
 
-    If the folder has a manifest, the file must match its hash. Third-party weights have no manifest; models/NAME has
-    one that lists no optimizer. Raises IntegrityError if the weights cannot be read or do not match.
+    If the folder has a manifest, the file must match the sha256 in it. Third-party weights have no manifest, and that
+    of models/NAME lists no optimizer state. Raises IntegrityError if the weights cannot be read or do not match.
     """
     path, problems = folder / file_names.WEIGHTS, list[str]()
     if (folder / file_names.MANIFEST).exists():
@@ -216,7 +216,7 @@ def list_steps(phase_dir: Path) -> list[int]:
 def repair_pointers(phase_dir: Path, latest: CheckpointManifest, *, damaged: list[Refused] | None = None) -> None:
     """Rewrite latest.json and best.json from the manifests.
 
-    A process killed between renaming a checkpoint and updating the pointers therefore loses nothing.
+    This repairs them if an earlier process was killed after renaming a checkpoint and before updating them.
     """
     is_damaged = {entry.folder.name for entry in damaged or []}
     _point(phase_dir / file_names.LATEST, Pointer(step=latest.step, val_loss=latest.val_loss))
@@ -226,8 +226,8 @@ def repair_pointers(phase_dir: Path, latest: CheckpointManifest, *, damaged: lis
         manifest = None if folder.name in is_damaged else _read_sealed(folder, [])
         if manifest is None or manifest.val_loss is None:
             continue
-        # The newest checkpoint defines which validation set counts. With `<` the later of two equal ones wins, because
-        # it saw more data.
+        # Only checkpoints evaluated on the same validation set as the newest evaluated one are compared. `<` makes the
+        # later of two equal checkpoints win, because it has seen more data.
         is_better = best is not None and manifest.val_loss < (best.val_loss or 0.0)
         if best is None or (is_better and manifest.val_exam == best.val_exam):
             best = manifest
@@ -238,10 +238,11 @@ def repair_pointers(phase_dir: Path, latest: CheckpointManifest, *, damaged: lis
 
 
 def retain(phase_dir: Path, *, keep_last: int, damaged: list[Refused] | None = None) -> list[int]:
-    """Delete all checkpoints but the best and the newest `keep_last` (at least one); return the deleted steps.
+    """Delete all checkpoints except the best and the newest `keep_last` (at least one); return the deleted steps.
 
-    Called right after a save and its pointer update, so the checkpoint that latest.json names was just read back and
-    hashed: a verified checkpoint always remains. Known damaged ones do not count towards `keep_last` and are deleted.
+    Call this right after a save and its pointer update: then the checkpoint in latest.json has just been read back and
+    hashed, so a verified checkpoint always remains. Checkpoints known to be damaged do not count towards `keep_last`
+    and are deleted.
     """
     latest, best = _read_pointer(phase_dir / file_names.LATEST), _read_pointer(phase_dir / file_names.BEST)
     pointed = {pointer.step for pointer in (latest, best) if pointer}
@@ -255,7 +256,7 @@ def retain(phase_dir: Path, *, keep_last: int, damaged: list[Refused] | None = N
 
 
 def clean_up(phase_dir: Path) -> list[str]:
-    """Remove the remains of a killed save or deletion. Call before anything writes to `phase_dir`."""
+    """Remove what a killed save or deletion has left behind. Call this before anything writes to `phase_dir`."""
     stale = [path for prefix in (_TEMPORARY, _GONE) for path in phase_dir.glob(f"{prefix}*")]
     for path in stale:
         shutil.rmtree(path)
@@ -274,7 +275,7 @@ def restore_rng(states: dict[str, str], device: torch.device) -> None:
         return torch.tensor(list(bytes.fromhex(states[name])), dtype=torch.uint8)
 
     torch.set_rng_state(tensor("cpu"))
-    if device.type == "cuda" and "cuda" in states:  # a checkpoint from a different type of device has no CUDA state
+    if device.type == "cuda" and "cuda" in states:  # a checkpoint written without a GPU has no CUDA state
         torch.cuda.set_rng_state(tensor("cuda"), device)
 
 
@@ -283,10 +284,10 @@ def _for_disk(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor with a storage that holds only its own elements.
+    """Return the tensor with a storage that contains only its own elements.
 
-    safetensors refuses views of a shared storage, such as one matrix of a stacked Muon batch. The result wraps the same
-    memory: copying optimizer state that is in host memory would need that much memory again.
+    safetensors rejects views of a shared storage, such as one matrix of a stacked Muon batch. The result wraps the same
+    memory, because copying optimizer state that is in host memory would need twice the memory.
     """
     is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
     if not is_view or not tensor.numel():
@@ -309,7 +310,7 @@ def _sync_and_hash(path: Path) -> FileHash:
 
 
 def _seal(manifest: CheckpointManifest) -> bytes:
-    """Serialize the manifest with its own sha256 inside, computed over the same bytes with that field empty."""
+    """Serialize the manifest with its own sha256 in it, which is computed over the same bytes with that field empty."""
     empty = codec.dumps(dataclasses.replace(manifest, sha256=""), indent=1).encode()
     return codec.dumps(dataclasses.replace(manifest, sha256=hashlib.sha256(empty).hexdigest()), indent=1).encode()
 
@@ -331,7 +332,7 @@ def _read_sealed(folder: Path, problems: list[str]) -> CheckpointManifest | None
 
 
 def _put_in_place(temporary: Path, folder: Path) -> None:
-    if folder.exists():  # the same step again, after resuming from before a damaged checkpoint
+    if folder.exists():  # it is a damaged checkpoint, and training resumed from an earlier one
         _delete(folder)
     os.rename(temporary, folder)
     _sync_folder(folder.parent)
@@ -353,7 +354,7 @@ def _point(path: Path, pointer: Pointer) -> None:
 def _read_pointer(path: Path) -> Pointer | None:
     try:
         return codec.loads(Pointer, path.read_bytes())
-    except (OSError, ValueError):  # absent or damaged: `repair_pointers` rewrites it
+    except (OSError, ValueError):  # the pointer is missing or damaged; `repair_pointers` will rewrite it
         return None
 
 

@@ -19,12 +19,13 @@ from homing.wire.run_json import Phase, Run
 __all__ = ["check_same", "config_sha256"]
 
 _PHASE_KEYS = ("kind", "method", "num_steps", "batch_tokens", "optimizer", "schedule", "lora")
-# Settings of rl that change how samples are generated and judged, but not what is learned from them.
+# Settings of rl that may differ, because they do not change what is learned from the samples.
 _RL_FREE = (
     *("rollout_rows", "graphs", "collapse_steps", "eval_prompts", "eval_samples"),
     *("reward_timeout_s", "reward_memory_bytes"),
 )
-_PATHS = ("file", "val_file", "reward")  # the same file may be at a different path; its hash is compared instead
+# Paths are not compared, because the same file may have moved; the hashes of the files are compared instead.
+_PATHS = ("file", "val_file", "reward")
 _DATA_KEYS = ("manifest_sha256", "tokenizer_sha256")
 
 
@@ -35,13 +36,13 @@ def config_sha256(run: Run, phase: Phase) -> str:
 def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
     """Raise UsageError, naming the differences, if the checkpoint was written with a different configuration.
 
-    If the hashes differ but no value does, a different version of homing wrote the checkpoint. That is accepted if that
-    version merely lacked some settings, because their defaults keep the old behavior.
+    If the hashes differ although no value does, another version of homing wrote the checkpoint. The checkpoint is
+    accepted if that version merely lacked some settings, because their defaults keep the old behavior.
     """
     if found_sha256 == config_sha256(run, phase):
         return
     before, strange = dict[str, Any](), list[str]()
-    with contextlib.suppress(ValueError, RecursionError):  # fails for the run.json of an incompatible version
+    with contextlib.suppress(ValueError, RecursionError):  # an incompatible version may have written this run.json
         data = json.loads((folder / file_names.RUN).read_bytes())
         then = codec.load(Run, data)
         number = next((number for number, p in enumerate(then.phases) if p.kind == phase.kind), None)
@@ -57,7 +58,7 @@ def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
-    back = "restore these values to resume from it with the same command"
+    back = "restore these values, then run the same command to resume from it"
     otherwise = back if differences else "resume with the version of homing that wrote it"
     raise UsageError(
         what=f"The checkpoint {folder} belongs to a different configuration.",
@@ -96,7 +97,7 @@ def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _keys(value: Any, prefix: str = "") -> set[str]:
-    """Return the dotted path of every key inside; list items by index."""
+    """Return the dotted paths of all keys in nested dicts and lists. The key of a list item is its index."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found: set[str] = set()
     for key, inner in items:

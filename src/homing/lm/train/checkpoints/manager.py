@@ -45,14 +45,14 @@ __all__ = ["CheckpointManager", "Snapshot"]
 
 
 class Saving:
-    """A checkpoint being written in its own thread. Not a daemon thread: the trainer waits for it before exiting."""
+    """A checkpoint that is being written in a separate thread. The trainer waits for this thread before it exits."""
 
     def __init__(self, step: int, write: Callable[[], Path], begun: float, *, is_final: bool, is_needed: bool) -> None:
         self.step, self.is_final, self.is_needed = step, is_final, is_needed
         self.folder: Path | None = None
         self.error: BaseException | None = None
         self.took_s = 0.0
-        self.held_s = 0.0  # how long training waited for it
+        self.held_s = 0.0  # how long training waited for this save
         self._write, self._begun = write, begun
         self._thread = threading.Thread(target=self._run, name="save")
         self._thread.start()
@@ -60,7 +60,7 @@ class Saving:
     def _run(self) -> None:
         try:
             self.folder = self._write()
-        except BaseException as error:  # raised again in the thread that joins
+        except BaseException as error:  # `CheckpointManager.wait` handles the error in the main thread
             self.error = error
         self.took_s = time.monotonic() - self._begun
 
@@ -76,9 +76,9 @@ class CheckpointManager:
     def __init__(self, session: Session, phase: Phase, notify: Notify) -> None:
         self.s, self.phase, self.notify = session, phase, notify
         self.dir = session.run_dir / file_names.CHECKPOINTS / phase.kind
-        self.saved_step = -1  # step of the newest save, possibly still being written
+        self.saved_step = -1  # step of the newest checkpoint, which may still be being written
         self.saved_at = time.monotonic()
-        self.took_s: float | None = None  # duration of the last save, until it was on disk; read and reset by `loop`
+        self.took_s: float | None = None  # how long the last save took to reach the disk; read and reset by `loop`
         self._damaged: list[Refused] = []
         self._snapshot = Snapshot()
         self._saving: Saving | None = None
@@ -89,7 +89,7 @@ class CheckpointManager:
     def find(self) -> CheckpointManifest | None:
         """Return the newest valid checkpoint with this configuration, or None.
 
-        Damaged ones are reported and left in place.
+        Damaged checkpoints are reported and left in place.
         """
         return self.s.ranks.agree(self._find() if self.s.ranks.is_first else None)
 
@@ -109,7 +109,7 @@ class CheckpointManager:
         return found.manifest
 
     def repair(self, manifest: CheckpointManifest) -> None:
-        """Rewrite the pointers, in case a trainer was killed between its last save and updating them."""
+        """Rewrite latest.json and best.json, in case a trainer was killed after a save and before updating them."""
         if self.s.ranks.is_first:
             checkpoint_files.repair_pointers(self.dir, manifest, damaged=self._damaged)
 
@@ -134,7 +134,7 @@ class CheckpointManager:
     def save(
         self, state: TrainState, built: Built, evaluation: Evaluation | None, *, is_final: bool, is_needed: bool
     ) -> None:
-        """Start writing a checkpoint while training continues; wait for it if `is_needed`. One save at a time."""
+        """Start writing a checkpoint in the background, once any earlier save is done. If `is_needed`, wait for it."""
         self.wait()
         begun = self.saved_at = time.monotonic()
         self.saved_step = state.step
@@ -143,9 +143,8 @@ class CheckpointManager:
         weights, optimizer = built.model.weights_for_disk(), built.optimizer.state_tensors()
         metadata_files = self.s.metadata_files | built.metadata_files | _metadata_of(built)
         self.s.journal.sync()
-        is_held = is_needed or not self._snapshot.has_room(
-            weights=weights, optimizer=optimizer
-        )  # then training waits for the disk
+        # Without room for a copy of the tensors in host memory, training must wait until they are on disk.
+        is_held = is_needed or not self._snapshot.has_room(weights=weights, optimizer=optimizer)
         if not is_held:
             taken = self._snapshot.take(weights=weights, optimizer=optimizer)
             weights, optimizer = taken["weights"], taken["optimizer"]
@@ -172,14 +171,14 @@ class CheckpointManager:
         return self._saving is not None
 
     def settle(self) -> None:
-        """Report a save that has finished, without waiting."""
+        """Report the current save if it has finished. Do not wait for it."""
         if self._saving is not None and self._saving.is_over:
             self.wait()
 
     def wait(self) -> None:
         """Wait for the save in progress.
 
-        A failure is reported, and raised if the run cannot end without this checkpoint.
+        A failure is reported. It is also raised as an error if the run cannot end without this checkpoint.
         """
         if self._saving is None:
             return
@@ -187,7 +186,7 @@ class CheckpointManager:
         with self.s.journal.still("saving", "saving", phase=self.phase.kind):
             saving.join()
         if saving.folder is None:
-            # No notice if the run cannot end without it: the error that ends the run then reports it.
+            # Print no notice if the run cannot end without this checkpoint, because the error raised below reports it.
             self.notify("save_failed", f"warning: {saving.error}", notice=not saving.is_needed, step=saving.step)
             if not isinstance(saving.error, RunFailed | OSError):
                 raise saving.error or AssertionError("a save ended without a word")
@@ -200,22 +199,23 @@ class CheckpointManager:
         data = {"folder": saving.folder.name, "is_final": saving.is_final, "seconds": round(saving.took_s, 3),
                 "held_s": round(saving.held_s, 3)}  # fmt: skip
         self.notify("checkpoint_saved", text, notice=True, step=saving.step, **data)
-        gc.collect()  # the garbage collector is disabled between saves
+        gc.collect()  # collect garbage now, because the garbage collector is disabled between saves
 
     def _cannot_end(self, step: int, error: RunFailed | OSError) -> RunFailed:
         last = max(checkpoint_files.list_steps(self.dir), default=None)
-        after = f"resumes from step {last:,}" if last is not None else "starts over, since none was saved before"
+        after = f"resumes from step {last:,}" if last is not None else "starts over, since there is no other checkpoint"
         return RunFailed(
             what=f"The run cannot finish: its checkpoint of step {step:,} could not be written to {self.dir}.",
             why=error.why if isinstance(error, RunFailed) else str(error),
-            fix=f"Free disk space there, or keep fewer (checkpoint.keep_last); the same command then {after}.",
+            fix=f"Free disk space there, or lower checkpoint.keep_last to keep fewer checkpoints. "
+            f"The same command then {after}.",
         )
 
     def __enter__(self) -> CheckpointManager:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Let a save in progress finish, even after an error."""
+        """Wait for a save in progress to finish, even after an error."""
         if kind is None:
             self.wait()
         elif self._saving is not None:
@@ -259,19 +259,19 @@ def _metadata_of(built: Built) -> dict[str, bytes]:
     return built.work.metadata_files() if isinstance(built.work, Remembers) else {}
 
 
-_SPARE = 1.25  # margin for other allocations in host memory
+_SPARE = 1.25  # factor by which free host memory must exceed the size of a copy, for other allocations
 
 
 class Snapshot:
-    """Host copies of tensors, one set at a time: `take` overwrites the previous one."""
+    """Copies of tensors in host memory. Only one set exists at a time: `take` overwrites the previous one."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def has_room(self, **groups: Mapping[str, Tensor]) -> bool:
-        """Return whether a copy fits in host memory, reusing the buffers of the previous one.
+        """Return whether a copy fits in host memory if the buffers of the previous copy are reused.
 
-        True if the amount of free memory is unknown.
+        The result is True if the amount of free memory is unknown.
         """
         missing = [t for group, tensors in groups.items() for name, t in tensors.items()
                    if self._buffer(f"{group}/{name}", t) is None]  # fmt: skip
@@ -279,7 +279,7 @@ class Snapshot:
         return free is None or free > _SPARE * sum(map(_host_bytes, missing))
 
     def take(self, **groups: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Return group -> name -> host tensor, each with its own storage as safetensors requires."""
+        """Return group -> name -> copy in host memory. Each copy has its own storage, as safetensors requires."""
         taken = {group: {name: self._copy(f"{group}/{name}", t) for name, t in tensors.items()}
                  for group, tensors in groups.items()}  # fmt: skip
         if torch.cuda.is_available():
@@ -300,6 +300,6 @@ class Snapshot:
 
 
 def _host_bytes(tensor: Tensor) -> int:
-    """Return the size in host memory; torch rounds pinned allocations up to a power of two."""
+    """Return the size of the tensor's copy in host memory; torch rounds pinned allocations up to a power of two."""
     size = tensor.numel() * tensor.element_size()
     return 1 << (size - 1).bit_length() if size and tensor.is_cuda else size

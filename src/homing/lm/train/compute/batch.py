@@ -29,12 +29,12 @@ __all__ = ["Batch", "Batches", "Feed", "RowSource"]
 @dataclass(frozen=True)
 class Batch:
     ids_RT: Tensor  # int64
-    targets_RT: Tensor  # int64; loss.IGNORED where the loss mask excludes the position
-    num_targets: int  # unmasked targets in the whole step, over all ranks
+    targets_RT: Tensor  # int64; loss.IGNORED at positions that are excluded from the loss
+    num_targets: int  # number of targets that are not IGNORED in the whole step, over all ranks
     segments_RT: Tensor | None = None  # int32: index of the token's conversation within its row, -1 for padding
     weights_RT: Tensor | None = None  # float32: loss weight of each target
-    figures: dict[str, float] = field(default_factory=dict)  # logged with the step's metrics
-    notices: tuple[tuple[str, str], ...] = ()  # (kind, text) of events to emit with the step
+    figures: dict[str, float] = field(default_factory=dict)  # extra metrics to log with those of the step
+    notices: tuple[tuple[str, str], ...] = ()  # (kind, text) of each event to emit with the step
 
     @property
     def num_rows(self) -> int:
@@ -57,7 +57,7 @@ class Batch:
             )
 
     def loss(self, model: Decoder, count: Tensor | None = None) -> Tensor:
-        """Return the loss of these rows. `count` replaces `num_targets` if it must be a tensor on the device."""
+        """Return the loss of these rows. Pass `count` to use a tensor on the device instead of `num_targets`."""
         return model.loss(
             self.ids_RT, self.targets_RT, segments=self.segments_RT, weights_BT=self.weights_RT,
             num_targets=self.num_targets if count is None else count,
@@ -65,7 +65,7 @@ class Batch:
 
 
 class Batches(Protocol):
-    """The batches of consecutive steps, as a context manager; identical on every machine and after every resume."""
+    """Provides the batches of consecutive steps. They are the same on every machine and after every resume."""
 
     def __enter__(self) -> Batches: ...
 
@@ -76,14 +76,14 @@ class Batches(Protocol):
     def next(self) -> Batch: ...
 
 
-_AHEAD = 2  # number of steps to read ahead
-_STALLED_S = 600.0  # a disk that returns nothing for this long is considered hung
+_AHEAD = 2  # number of steps whose rows are read ahead
+_STALLED_S = 600.0  # if the disk returns no data for this long, reading is considered to hang
 
 
 class RowSource(Protocol):
-    """Source of training rows.
+    """The interface of a source of training rows.
 
-    A step consists of `rows_per_step` consecutive rows; each rank reads its share of them.
+    A step consists of `rows_per_step` consecutive rows, of which each rank reads its share.
     """
 
     name: str  # shown in messages
@@ -93,14 +93,17 @@ class RowSource(Protocol):
         ...
 
     def read_into(self, first_row: int, host: Tensor) -> int:
-        """Fill `host` with the step that begins at this row; return the number of targets in the whole step."""
+        """Read this rank's rows of the step that begins at `first_row` into `host`.
+
+        Returns the number of targets in the whole step, over all ranks.
+        """
         ...
 
     def to_batch(self, device_tensor: Tensor, num_targets: int) -> Batch: ...
 
 
 class Feed:
-    """The batches of consecutive steps, starting at `first_row`; the same rows on every machine."""
+    """Reads the batches of consecutive steps ahead in a thread, starting at row `first_row`."""
 
     def __init__(self, source: RowSource, *, first_row: int, rows_per_step: int, device: torch.device) -> None:
         self._source = source
@@ -127,12 +130,13 @@ class Feed:
             raise DataError(
                 what=f"No data was read from the disk for {_STALLED_S:.0f} s.",
                 why=f"Reading {self._source.name} hangs.",
-                fix="Check the disk of data.dir; a network mount may be gone.",
+                fix="Check the disk that contains data.dir; a network mount may have been disconnected.",
             ) from None
         if isinstance(ready, BaseException):
             raise ready
         host, num_targets = ready
-        # Copy 32-bit ids and widen them on the device to the 64 bits that the loss needs: this halves the transfer.
+        # Copy the ids as 32-bit integers, and widen them on the device to the 64 bits that the loss needs: this halves
+        # the amount of data to transfer.
         return self._source.to_batch(host.to(self._device, non_blocking=True), num_targets)
 
     def _read_ahead(self) -> None:
@@ -142,7 +146,7 @@ class Feed:
                 host = torch.empty(shape, dtype=torch.int32, pin_memory=is_pinned)
                 self._put((host, self._source.read_into(row, host)))
                 row += self._rows_per_step
-        except BaseException as error:  # raised again in the consuming thread
+        except BaseException as error:  # `next` raises the error again in the consuming thread
             self._put(error)
 
     def _put(self, item: tuple[Tensor, int] | BaseException) -> None:

@@ -1,12 +1,12 @@
-"""Caches of compiled code: per machine for later runs, and per run, next to the checkpoints, for later attempts.
+"""Caches compiled code on the machine, for later runs, and in the run directory, for later attempts of the run.
 
     keep_folders    TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR -> $HOMING_CACHE/compiled, unless already set
     CompileCache    RUN_DIR/compiled/<torch, GPU, shape>.bin, with its sha256 in the .json of the same name
 
-Both hold code that will be executed, so nothing else is trusted: only the owner can write to the folder, and the file
-must be in the run's own directory and match the hash recorded when it was written. It is never fetched from a store,
-which others may be able to write to. A cache that does not match is ignored with a notice: compiling again takes only a
-minute, and the run goes on.
+Both caches contain code that will be executed, so they are protected: only the owner can write to the machine's folder,
+and the run's file must be in the run directory and match the hash recorded when it was written. It is never fetched
+from a store, to which others may be able to write. A cache that does not match is ignored with a notice, and the code
+is compiled again, which takes only a minute.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from homing.wire.run_json import Model
 
 __all__ = ["FOLDER", "CompileCache", "Compiled", "Parts", "keep_folders"]
 
-FOLDER = "compiled"  # in the run directory, and in the machine's cache
+FOLDER = "compiled"  # name of the cache folder, both in the run directory and in the machine's cache
 _FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-_MOST_BYTES = 256 * 2**20  # largest file that is pushed with the run
+_MOST_BYTES = 256 * 2**20  # maximum size of a cache file that is stored in the run directory
 
 
 def keep_folders(environment: MutableMapping[str, str]) -> str:
@@ -52,7 +52,7 @@ def keep_folders(environment: MutableMapping[str, str]) -> str:
         for path in wanted.values():
             os.makedirs(path, exist_ok=True)
         if wanted:
-            os.chmod(folder, 0o700)  # anyone who can write there can run code here
+            os.chmod(folder, 0o700)  # restrict access, because anyone who can write there can make us run their code
     except OSError as exc:
         return f"warning: the compile cache is not kept for the next run: {exc}."
     environment.update(wanted)
@@ -61,7 +61,7 @@ def keep_folders(environment: MutableMapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Parts:
-    """Number of graphs that torch has compiled in this process: found in the cache, and newly compiled."""
+    """How many of the graphs that torch needed in this process were found in the cache, and how many were compiled."""
 
     num_kept: int = 0
     num_new: int = 0
@@ -69,7 +69,7 @@ class Parts:
     @classmethod
     def so_far(cls) -> Parts:
         compiler = sys.modules.get("torch._dynamo.utils")
-        if compiler is None:  # nothing was compiled, and importing the compiler takes seconds
+        if compiler is None:  # nothing has been compiled; do not import the compiler, which takes seconds
             return cls()
         counts = compiler.counters["inductor"]
         return cls(counts["fxgraph_cache_hit"], counts["fxgraph_cache_miss"] + counts["fxgraph_cache_bypass"])
@@ -92,7 +92,7 @@ class Parts:
 @record("compiled", 1)
 @dataclass(frozen=True)
 class Compiled:
-    """compiled/<name>.json: what the .bin next to it was compiled for, and the sha256 it must have to be loaded."""
+    """The contents of compiled/<name>.json: what <name>.bin was compiled for, and the sha256 that it must have."""
 
     torch: str
     device: str
@@ -111,7 +111,7 @@ class CompileCache:
         self._path = self._dir / f"{words}-{self._shape[:12]}.bin"
 
     def load(self) -> None:
-        """Load what an earlier attempt compiled into torch. After the first step, `Parts` shows whether it was used."""
+        """Load code that an earlier attempt compiled. After the first step, `Parts` shows whether torch used it."""
         if not self._path.is_file():
             if others := [path.name for path in sorted(self._dir.glob("*.bin"))]:
                 text = f"Ignored compile caches of another torch, GPU or model shape: {', '.join(others)}."
@@ -136,7 +136,7 @@ class CompileCache:
     def save(self, new: Parts) -> None:
         """Save the code compiled in the first step, unless all of it was in the cache already.
 
-        `new`: the counts of that step.
+        `new` counts the graphs of that step.
         """
         if new.is_warm and self._path.is_file():
             return
@@ -146,7 +146,7 @@ class CompileCache:
         data = made[0]
         if len(data) > _MOST_BYTES:
             text = (
-                f"The compile cache has {len(data):,} bytes, too much to store with the run; it stays on this machine."
+                f"The compile cache ({len(data):,} bytes) is too large to store with the run; it stays on this machine."
             )
             self._notify("compile_cache_left", text, notice=True, num_bytes=len(data))
             return
@@ -154,7 +154,7 @@ class CompileCache:
         record = Compiled(self._torch, self._device, self._shape, digest, len(data), time.time())
         try:
             self._dir.mkdir(exist_ok=True)
-            # Write the record last: without a matching record the .bin is refused.
+            # Write the .json file last: the .bin file is ignored as long as no .json file matches it.
             _write(self._path, data)
             _write(self._path.with_suffix(".json"), codec.dumps(record, indent=1).encode())
         except OSError as exc:

@@ -44,7 +44,8 @@ from homing.wire.run_json import Phase
 
 __all__ = ["Compiling", "Engine"]
 
-_GOOD, _OUT_OF_MEMORY, _NOT_COMPILED = range(3)  # outcome of a step on this rank, before all ranks act on the worst one
+# Outcomes of a step on one rank, from best to worst. All ranks then act on the worst outcome of any rank.
+_GOOD, _OUT_OF_MEMORY, _NOT_COMPILED = range(3)
 
 
 class Engine:
@@ -53,19 +54,19 @@ class Engine:
     def __init__(self, session: Session, phase: Phase, built: Built, notify: Notify) -> None:
         self.s, self.phase, self.notify = session, phase, notify
         self.model, self.optimizer = built.model, built.optimizer
-        self.num_rows = built.work.rows_per_step // session.ranks.count  # per step, on this rank
+        self.num_rows = built.work.rows_per_step // session.ranks.count  # number of rows per step on this rank
         self.micro_batch = 0
         self.compiling = Compiling(session, built, notify)
         train = session.run.train
-        # Two starts may measure graphs differently and decide differently, so deterministic runs use them only if the
-        # run file says so.
+        # Whether to use CUDA graphs is decided by timing them, so two starts may decide differently. Therefore
+        # deterministic runs use graphs only if the run file says so.
         graphs = "off" if train.is_deterministic and train.graphs == "auto" else train.graphs
         self.passes = Passes(built.model, session.device, graphs, notify, session.ranks.count)
         self._picked: dict[str, Any] = {}
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The current choices, stored in every checkpoint."""
+        """The choices in use (precision, compilation, attention, micro-batch, graphs), stored in every checkpoint."""
         graphs = {"graphs": self.passes.picked} if self.passes.picked else {}
         return {**self._picked, "micro_batch": self.micro_batch, "is_compiled": self.compiling.is_on, **graphs}
 
@@ -75,11 +76,11 @@ class Engine:
         return self.compiling.is_on or self.passes.has_tried
 
     def settle(self, before: dict[str, Any]) -> None:
-        """Make and apply the choices. `before`: the checkpoint's choices, or empty."""
+        """Make and apply the choices. `before` contains the choices of the checkpoint, or is empty without one."""
         train, model, device = self.s.run.train, self.s.run.model, self.s.device
         picked, changed = pick_choices(train, self.phase, model, device, self.num_rows, before)
         picked, notices = pick_attention(train, self.phase, model, device, picked)
-        # Other ranks may have seen more free memory or different timings.
+        # Use the first rank's choices on all ranks, which may have measured different timings or free memory.
         picked, changed = self.s.ranks.agree((picked, changed))
         for text in notices:
             self.notify("attention_picked", text, notice=True)
@@ -94,8 +95,8 @@ class Engine:
         self.model.has_flex = picked.segments == "flex"
         self.passes.settle(str(before.get("graphs", "")) if before.get("device") == picked.device else "")
         if device.type == "cuda":
-            free_memory()  # memory left over from the kernel benchmarks and the previous phase
-            torch.cuda.reset_peak_memory_stats(device)  # measure this phase's peak memory only
+            free_memory()  # free what the kernel benchmarks and the previous phase have left over
+            torch.cuda.reset_peak_memory_stats(device)  # from now on, measure the peak memory of this phase only
 
     def first_step(self, take: Callable[[], Figures], batch: Batch) -> Figures:
         begun = time.perf_counter()
@@ -117,15 +118,15 @@ class Engine:
         return figures
 
     def gradients(self, batch: Batch, step: int) -> Tensor:
-        """Accumulate gradients over micro-batches and return the loss, the mean over all targets of the step.
+        """Accumulate gradients over micro-batches; return the loss, which is the mean over all targets of the step.
 
-        If memory runs out or the compiler fails, adapts and tries the same batch again.
+        If memory runs out or the compiler fails, the engine adapts and tries the same batch again.
         """
         while True:
             feed, problem = _GOOD, ""
             total = torch.zeros((), device=self.s.device)
             try:
-                # Reset the dropout seed at each attempt.
+                # Reset the dropout seed, so that every attempt at this step drops the same elements.
                 lora.begin_step(self.model, step, first_row=self.s.ranks.rank * self.num_rows)
                 micro_batches = list(batch.micro_batches(self.micro_batch))
                 self.passes.begin(micro_batches)
@@ -134,12 +135,13 @@ class Engine:
             except torch.OutOfMemoryError as exc:
                 feed, problem = _OUT_OF_MEMORY, str(exc).splitlines()[0]
             except Exception as exc:
-                # Compilers raise many kinds of errors. If it was not the compiler, the uncompiled step fails too.
+                # The compiler may raise any kind of error. If the cause was something else, the uncompiled step will
+                # fail too.
                 if not self.compiling.may_fail(exc):
                     raise
                 feed, problem = _NOT_COMPILED, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
-            # Outside the `except`, so that the exception no longer references the failed step's tensors. All ranks must
-            # adapt in the same way, or their gradient all-reduce would never match up.
+            # Handle the error outside the `except` block, where the exception no longer references the tensors of the
+            # failed step. All ranks must adapt in the same way, or their gradient all-reduce would never match up.
             feed = self.s.ranks.worst(feed, within_s=self.compiling.deadline_s)
             if feed == _GOOD:
                 self.s.ranks.add_up(self.model, total)
@@ -151,7 +153,10 @@ class Engine:
             change(problem or "It happened on another rank.")
 
     def update(self, lr_scale: float, is_good: Tensor, step: int) -> None:
-        """Take the optimizer step. A smaller micro-batch would not save memory here: activations are already freed."""
+        """Take the optimizer step.
+
+        If memory runs out here, a smaller micro-batch would not help, because activations have already been freed.
+        """
         try:
             self.optimizer.step(lr_scale, is_good, num_steps=step)
         except torch.OutOfMemoryError as exc:
@@ -163,9 +168,9 @@ class Engine:
             ) from exc
 
     def _shrink(self, problem: str) -> None:
-        """Lower the micro-batch, keeping the batch size.
+        """Use a smaller micro-batch with the same batch size.
 
-        Raises if the run file sets it, or if it is already one row.
+        Raises FatalError if the run file sets the micro-batch, or if it is already one row.
         """
         peak = torch.cuda.max_memory_allocated(self.s.device) if self.s.device.type == "cuda" else 0
         lower = lower_micro_batch(self.micro_batch, self.num_rows)
@@ -192,20 +197,20 @@ class Compiling:
         self.s, self.notify = session, notify
         self.model, self.optimizer = built.model, built.optimizer
         self.is_on = False
-        self.is_proven = False  # True once a step has succeeded with it
-        self.parts = Parts()  # counts of the first step
+        self.is_proven = False  # whether a compiled step has succeeded
+        self.parts = Parts()  # how many graphs of the first step were compiled or found in the cache
         self._cache = CompileCache(session.run_dir, session.run.model, session.device, notify)
 
     def switch(self, *, is_on: bool) -> None:
         self.is_on, self.is_proven = is_on, False
         self.model.compile_blocks(is_on=is_on)
-        # On a CPU a compiled optimizer step was no faster, and took a minute to compile.
+        # Compile the optimizer step only for CUDA: on a CPU it was no faster, and compiling it took a minute.
         self.optimizer.compile_steps(is_on=is_on and self.s.device.type == "cuda")
 
     def first(self, take: Callable[[], Figures], phase: str) -> Figures:
-        """Take the first step.
+        """Take the first step, in which the model is compiled.
 
-        Compiling may take minutes, so it is reported while in progress; otherwise it would look like a stall.
+        Compiling may take minutes, so its progress is reported; otherwise it would look as if training had stalled.
         """
         begun, before = time.perf_counter(), Parts.so_far()
         self._cache.load()
@@ -224,27 +229,27 @@ class Compiling:
         return figures
 
     def _rehearse(self) -> None:
-        """Compile the optimizer's step, separately from the model's.
+        """Compile the optimizer step, separately from the model.
 
-        If that fails on one rank, all ranks continue without compilation.
+        If this fails on one rank, all ranks continue without compilation.
         """
         problem = ""
         try:
             self.optimizer.rehearse()
-        except Exception as exc:  # compilers raise many kinds of errors
+        except Exception as exc:  # the compiler may raise any kind of error
             problem = f"The optimizer step: {type(exc).__name__}: {str(exc).strip()[:500]}"
         if self.s.ranks.worst(int(bool(problem)), within_s=self.deadline_s):
             self.stop(problem or "It happened on another rank.")
 
     @property
     def deadline_s(self) -> float:
-        """Seconds the ranks wait for each other; longer while each of them compiles. 0: the usual timeout."""
+        """How many seconds ranks wait for each other: longer while they compile; 0 means the usual timeout."""
         return _COMPILE_S if self.is_on and not self.is_proven else 0.0
 
     def may_fail(self, error: Exception) -> bool:
         """Return whether this error may come from the compiler.
 
-        Before the first compiled step has succeeded, that is any error; later, only hitting the recompile limit.
+        Until the first compiled step has succeeded, any error may; later, only the one for the recompile limit.
         """
         return self.is_on and (not self.is_proven or type(error).__name__ == "FailOnRecompileLimitHit")
 
@@ -257,7 +262,7 @@ class Compiling:
             raise FatalError(
                 what="torch.compile failed on this model.",
                 why=problem,
-                fix="Set train.compile: off (slower, same results), or auto to fall back when it fails.",
+                fix="Set train.compile: off (slower, same results), or auto to continue without it when it fails.",
             )
         text = f"warning: torch.compile failed; training continues without it, slower. {problem}"
         self.notify("compile_failed", text, notice=True)

@@ -35,25 +35,26 @@ from homing.lm.train.stop_requests import FatalError
 
 __all__ = ["Card", "Passes", "Timing", "card_of", "check_graphs"]
 
-_HOST_BOUND = 0.75  # share of a pass that the host spends launching it; above this the GPU waits for the host
-_WORTH = 0.9  # a graph must take at most this share of the plain time; otherwise it is not worth its memory
-_ROOM = 0.8  # maximum share of GPU memory, counting the peak and one more pass; the rest is for evaluations
+# The GPU is considered to wait for the host if launching the kernels takes more than this share of a pass.
+_HOST_BOUND = 0.75
+_WORTH = 0.9  # a graph is worth its memory only if it takes at most this share of the time of a plain pass
+_ROOM = 0.8  # maximum share of GPU memory that peak memory plus one more pass may need; the rest is for evaluations
 _NUM_TIMINGS = 5
-# Maximum relative difference in loss and gradients from the plain pass: bf16 sums in a different order differ by far
-# less, a graph that reads stale rows by more.
+# Maximum relative difference in loss and gradients between a graph and the plain pass. Summing bf16 numbers in another
+# order changes them far less; a graph that reads stale rows changes them more.
 _MOST_ERROR = 0.01
-_LEAST_LOSS = 0.01  # a loss closer to zero, as in rl, is dominated by rounding
+_LEAST_LOSS = 0.01  # minimum divisor for the relative error: a loss close to zero, as in rl, is mostly rounding error
 Shape = tuple[tuple[int, ...], bool, bool]
 
 
 @dataclass(frozen=True)
 class Timing:
-    host_s: float  # time until everything was launched
-    whole_s: float  # time until the GPU had finished
+    host_s: float  # time until the host had launched all kernels
+    whole_s: float  # time until the GPU had finished them
 
 
 class Card(Graphs):
-    """The CUDA operations that `Passes` needs; tests substitute their own."""
+    """The CUDA operations that `Passes` needs. Tests replace this class with their own."""
 
     def timing(self, run: Callable[[], object]) -> Timing:
         torch.cuda.synchronize(self._device)
@@ -64,10 +65,10 @@ class Card(Graphs):
         return Timing(handed - begun, time.perf_counter() - begun)
 
     def has_room(self) -> bool:
-        """Return whether one more pass fits next to the peak memory so far.
+        """Return whether the GPU has room for the memory of one more pass on top of the peak memory measured so far.
 
-        A graph keeps its memory, while the optimizer and evaluations need theirs, and so does a plain pass if capturing
-        fails.
+        A graph never gives its memory back, and the optimizer and evaluations need memory in addition to it, as does a
+        plain pass if capturing fails.
         """
         free, _ = torch.cuda.mem_get_info(self._device)
         ours = free + torch.cuda.memory_reserved(self._device)
@@ -80,7 +81,7 @@ def card_of(device: torch.device) -> Card | None:
 
 
 def check_graphs(asked: str, device: torch.device) -> None:
-    """Raise UsageError if graphs are `on` but the device does not support them; called before anything is loaded."""
+    """Raise UsageError if graphs are `on` but the device does not support them. Call this before loading anything."""
     if asked == "on" and card_of(device) is None:
         raise UsageError(
             what=f"train.graphs: on needs a CUDA GPU, but this is {describe_device(device)}.",
@@ -90,30 +91,30 @@ def check_graphs(asked: str, device: torch.device) -> None:
 
 
 class Passes:
-    """Runs the micro-batches of one phase. `asked`: auto | on | off."""
+    """Runs the micro-batches of one phase. `asked` is the setting for CUDA graphs: auto | on | off."""
 
     def __init__(self, model: Decoder, device: torch.device, asked: str, notify: Notify, num_ranks: int = 1) -> None:
-        self.picked = ""  # on | off once decided; stored in checkpoints
-        self.has_tried = False  # whether anything was timed or captured
+        self.picked = ""  # whether to use graphs: on | off, or "" if not yet decided; stored in checkpoints
+        self.has_tried = False  # whether a pass has been timed or captured
         self._model, self._asked, self._notify, self._num_ranks = model, asked, notify, num_ranks
         self._card = card_of(device)
         self._is_on = False
         self._graphs: dict[Shape, _Graph] = {}
         self._seen: set[Shape] = set()
-        self._plain_ones: set[Shape] = set()  # shapes that cannot be captured; already reported
+        self._plain_ones: set[Shape] = set()  # shapes that cannot be captured, which has already been reported
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
 
     def settle(self, kept: str) -> None:
-        """Reuse an earlier decision. `kept`: the decision made on the same GPU model, or ""."""
+        """Reuse `kept`, an earlier decision about graphs made on the same GPU model, or "" if there is none."""
         self.picked = kept if self._asked == "auto" else ""
 
     def run(self, piece: Batch) -> Tensor:
-        """Add the gradients of a micro-batch; return its loss, in a buffer that the next pass may overwrite."""
+        """Add a micro-batch's gradients to `grad`; return its loss, in a buffer that the next pass may overwrite."""
         graph = self._graphs.get(_shape(piece))
         return self._plain(piece) if graph is None else graph.run(piece)
 
     def begin(self, micro_batches: Sequence[Batch]) -> None:
-        """Call before the first micro-batch of a step, while gradients are None."""
+        """Prepare graphs and gradient buffers. Call before a step's first micro-batch, while gradients are None."""
         if not self._is_on:
             return
         for piece in micro_batches:
@@ -130,7 +131,7 @@ class Passes:
         self._attach()
 
     def decide(self, piece: Batch) -> None:
-        """Decide whether to use graphs, with a micro-batch like those to come. Its gradients are discarded."""
+        """Decide whether to use graphs by running a typical micro-batch, `piece`. Its gradients are discarded."""
         if self._card is None or self._asked == "off" or self.picked == "off":
             return
         if problem := self._why_not(piece):
@@ -145,7 +146,7 @@ class Passes:
         self._detach()
 
     def forget(self) -> None:
-        """Free all graphs and buffers; shapes that occur again are captured again."""
+        """Free all graphs and buffers. Shapes that occur again will be captured again."""
         self._detach()
         self._gradients = []
         self._graphs.clear()
@@ -155,9 +156,10 @@ class Passes:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _why_not(self, piece: Batch) -> str:
-        """Return why a micro-batch cannot be captured as a graph, or "".
+        """Return the reason why a micro-batch cannot be captured as a graph, or "" if it can.
 
-        Reasons: decisions on the host in each pass, untested combinations, or too little memory.
+        Possible reasons are a decision that the host must make in each pass, an untested combination, or too little
+        memory.
         """
         lora = self._model.lora
         if self._num_ranks > 1:
@@ -192,16 +194,19 @@ class Passes:
         self._settle_on(text, plain, captured)
 
     def _capture(self, piece: Batch) -> bool:
-        """Capture a graph; gradients are meaningless afterwards. False: it failed, and all graphs are freed."""
+        """Capture a graph; return False if that failed, in which case all graphs are freed.
+
+        The gradients are meaningless afterwards.
+        """
         assert self._card is not None, "captured without a card"
         graph: _Graph | None = None
         try:
             self._attach()
             graph = _Graph(self._card, self._model, piece)
             problem = self._compare(graph, piece)
-        except Exception as exc:  # an operation that cannot be captured, the compiler, memory: many kinds of errors
+        except Exception as exc:  # capturing, compiling or allocating memory may raise almost any kind of exception
             problem = f"{type(exc).__name__}: {(str(exc).strip().splitlines() or [''])[0][:300]}"
-        # Outside the `except`, so that the exception no longer references the failed pass's tensors.
+        # Handle the error outside the `except` block, where the exception no longer references tensors of the pass.
         if graph is not None and not problem:
             self._graphs[_shape(piece)] = graph
             return True
@@ -211,7 +216,7 @@ class Passes:
             raise FatalError(
                 what="Capturing a micro-batch as a CUDA graph failed.",
                 why=problem,
-                fix="Set train.graphs: off (same results), or auto to continue without them when it fails.",
+                fix="Set train.graphs: off (same results), or auto to continue without graphs when capturing fails.",
             )
         self._is_on, self.picked = False, "off"
         text = f"warning: CUDA graphs failed; training continues without them. {problem}"
@@ -219,9 +224,9 @@ class Passes:
         return False
 
     def _compare(self, graph: _Graph, piece: Batch) -> str:
-        """Compare the graph with the plain pass, on rows other than those captured (the same rows reversed).
+        """Compare the graph with the plain pass; return "" if their results agree, else a sentence with the difference.
 
-        Returns "" if they agree, else the difference.
+        The comparison uses rows that differ from the captured ones: the same rows, reversed.
         """
         other = _with_tensors(piece, [tensor.flip(1) for tensor in _tensors(piece)])
         found = []
@@ -229,7 +234,7 @@ class Passes:
             self._attach()
             loss = run(other).float()
             norms = torch.stack(torch._foreach_norm([gradient for _, gradient in self._gradients]))
-            # A diverged model may have NaNs here; it is up to the loop to end its run.
+            # Ignore NaNs here: if the model has diverged, the training loop will end the run.
             found.append([torch.nan_to_num(each, 0.0, 0.0, 0.0) for each in (loss.clone(), norms)])
         (loss, norms), (graph_loss, graph_norms) = found
         error = (graph_norms - norms).norm() / norms.norm().clamp(min=1e-30)
@@ -261,7 +266,7 @@ class Passes:
         return loss.detach()
 
     def _attach(self) -> None:
-        """Point gradients at their buffers and zero them: a replay adds to the memory it was captured with."""
+        """Use the fixed buffers as gradients and zero them: a replay adds to the memory it was captured with."""
         if not self._gradients:
             trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
             self._gradients = [(parameter, torch.zeros_like(parameter)) for parameter in trained]
@@ -300,7 +305,8 @@ class _Graph:
     def _fill(self, piece: Batch) -> None:
         for mine, source in zip(_tensors(self._rows), _tensors(piece), strict=True):
             mine.copy_(source, non_blocking=True)
-        # It differs in each step, so it must be a tensor: a Python number would be captured as a constant.
+        # The number of targets differs in each step, so it must be a tensor: the graph would capture a Python number as
+        # a constant.
         self._count.fill_(float(max(1, piece.num_targets)))
 
 
@@ -314,7 +320,7 @@ def _tensors(piece: Batch) -> list[Tensor]:
 
 
 def _with_tensors(piece: Batch, tensors: Sequence[Tensor]) -> Batch:
-    """Return the batch with its tensors replaced, in the order of `_tensors`."""
+    """Return the batch with its tensors replaced by `tensors`, which are in the order of `_tensors`."""
     ids, targets, *rest = tensors
     return dataclasses.replace(
         piece,

@@ -1,8 +1,8 @@
 """Choices made for the machine: device, precision, compilation, attention kernel, micro-batch size.
 
-They are state, not settings, and are stored in every checkpoint. Resuming on the same type of device reuses them, so
-that nothing changes in the middle of a run; on a different device they are made again, and an event says so. Values set
-in the run file always win.
+These choices are state, not settings, and are stored in every checkpoint. Resuming on the same kind of device reuses
+them, so that nothing changes in the middle of a run; on a different device they are made again, and an event reports
+it. Values set in the run file always take precedence.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from homing.wire.run_json import Model, Phase, Train
 __all__ = ["Choices", "lower_micro_batch", "memory_warning", "pick_attention", "pick_choices", "set_up_device",
            "what_else"]  # fmt: skip
 
-_CPU_TOKENS = 4096  # per micro-batch: larger ones were no faster on two cores and only took more memory
-_NEAR_LIMIT = 0.95  # fraction of GPU memory
-_GPU_TOKENS = 131072  # per micro-batch: beyond this, more rows do not use the GPU better
+# Maximum number of tokens in a micro-batch on a CPU: larger ones were no faster on two cores and took more memory.
+_CPU_TOKENS = 4096
+_NEAR_LIMIT = 0.95  # warn if the first step uses more than this fraction of GPU memory
+_GPU_TOKENS = 131072  # maximum number of tokens in a micro-batch on a GPU: more do not use the GPU better
 
 
 @dataclass(frozen=True)
 class Choices:
-    device: str  # description such as "cuda (NVIDIA H200)": reused only on the same GPU model
+    device: str  # description such as "cuda (NVIDIA H200)"; the choices are reused only on the same GPU model
     precision: str
     is_compiled: bool
-    attention: str  # cudnn | flash | efficient | math | auto; sdpa off CUDA; "" until pick_attention
-    segments: str  # attention within packed conversations: mask | flex; "" until pick_attention
+    attention: str  # cudnn | flash | efficient | math | auto; sdpa without CUDA; "" before pick_attention was called
+    segments: str  # attention within packed conversations: mask | flex; "" before pick_attention was called
     micro_batch: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -41,12 +42,12 @@ class Choices:
 
 
 def set_up_device(train: Train, ranks: Ranks = ALONE) -> torch.device:
-    """Return the device to train on, after a test computation.
+    """Return the device to train on, after checking with a test computation that it works.
 
-    With `needs_gpu`, raise instead of falling back to a CPU.
+    If `needs_gpu` is set and there is no working GPU, raise RunFailed instead of falling back to a CPU.
     """
     if train.num_threads or ranks.count > 1:
-        # Ranks share the CPU, so together they must not start more threads than it has cores.
+        # All ranks share the CPU, so together they must not start more threads than it has cores.
         torch.set_num_threads(train.num_threads or max(1, torch.get_num_threads() // ranks.count))
     if train.is_deterministic:
         _be_deterministic()
@@ -54,9 +55,9 @@ def set_up_device(train: Train, ranks: Ranks = ALONE) -> torch.device:
         found = f"train.device is {train.device}" if train.device in ("cpu", "mps") else "none works on this machine"
         raise RunFailed(
             what=f"This run needs a CUDA GPU, but {found}.",
-            why=f"It was launched on a rented GPU and must not run on a slower device at the same rate. "
+            why=f"The run was launched on a rented GPU and must not run on a slower device at the same hourly rate. "
             f"torch {torch.__version__} is built for CUDA {torch.version.cuda or '(none)'}.",
-            fix="Destroy this instance and launch another; a missing GPU driver does not come back.",
+            fix="Destroy this instance and launch another. Restarting the run would not restore a missing GPU driver.",
         )
     device = pick_device("cuda" if train.needs_gpu else train.device)
     if device.type == "cuda":
@@ -78,13 +79,14 @@ def _gpus(count: int) -> str:
 
 
 def _be_deterministic() -> None:
-    """Make results bit-identical on the same GPU and versions.
+    """Make results bit-identical between runs with the same GPU model and the same software versions.
 
-    Each line removes one source of varying summation order.
+    Each line below removes one reason why the order of summation might vary.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at first use
-    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # do not select compiled kernels by timing
-    torch.use_deterministic_algorithms(True)  # also disables cuDNN attention, whose backward sums in no fixed order
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this variable when it is first used
+    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # do not select compiled kernels by timing them
+    # This also disables cuDNN attention, whose backward pass has no fixed order of summation.
+    torch.use_deterministic_algorithms(True)
 
 
 def _prove_gpu(device: torch.device) -> None:
@@ -134,9 +136,9 @@ def pick_choices(
 def pick_attention(
     train: Train, phase: Phase, model: Model, device: torch.device, choices: Choices
 ) -> tuple[Choices, list[str]]:
-    """Return the choices with the attention kernel selected for this GPU, and messages about the selection.
+    """Return the choices including the attention kernel selected for this GPU, and messages about the selection.
 
-    A kernel reused from the checkpoint is kept: a different one in the middle of a run would round differently.
+    If the choices already contain a kernel from the checkpoint, it is kept: another one would round differently.
     """
     if device.type != "cuda":
         if train.attention not in ("auto", "math"):
@@ -160,9 +162,10 @@ def pick_attention(
         race = race_attention(model, device, dtype, not train.is_deterministic)
         choices = replace(choices, attention=race.winner)
         notices.append(f"Attention backend: {race.winner}: {race.summary()}.")
-    has_segments = phase.data is not None and phase.data.kind == "chat"  # an rl row is a single answer
+    has_segments = phase.data is not None and phase.data.kind == "chat"  # in rl, each row is a single text
     if has_segments and not choices.segments:
-        with using_attention(choices.attention):  # masked attention uses the kernels that the chosen one allows
+        # Time masked attention with the chosen kernel enabled, because that choice limits which kernels it can use.
+        with using_attention(choices.attention):
             race = race_segments(model, device, dtype, not train.is_deterministic)
         choices = replace(choices, segments=race.winner)
         notices.append(f"Attention backend for packed conversations: {race.winner}: {race.summary()}.")
@@ -172,21 +175,21 @@ def pick_attention(
 def memory_warning(peak_bytes: int, total_bytes: int) -> str:
     """Return a warning if the first step nearly filled the GPU, else "".
 
-    The first step has everything in memory at once; without headroom, a longer row or another process on the GPU can
-    make a later step fail.
+    The first step shows how much memory training needs. Without headroom, a longer row or another process on the GPU
+    may make a later step run out of memory.
     """
     if peak_bytes < _NEAR_LIMIT * total_bytes:
         return ""
     return (
-        f"warning: {peak_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB of GPU memory are used by the first step. "
+        f"warning: the first step used {peak_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB of GPU memory. "
         "Set a smaller micro_batch or recompute: half in the phase to leave room."
     )
 
 
 def what_else(phase: Phase, at_last: str) -> str:
-    """Return advice for when a smaller micro-batch does not save enough memory.
+    """Return advice for saving GPU memory when a smaller micro-batch is not enough.
 
-    Names the phase settings not used yet, then `at_last`.
+    The advice names the settings of the phase that are not used yet, and then the last resort, `at_last`.
     """
     levers = ["recompute: all"] if phase.recompute != "all" else []
     levers += ["offload: optimizer"] if phase.offload == "none" and phase.method == "full" else []
@@ -195,29 +198,32 @@ def what_else(phase: Phase, at_last: str) -> str:
 
 
 def lower_micro_batch(micro_batch: int, rows_per_step: int) -> int:
-    """Return the largest divisor of the batch that is at most half of `micro_batch`."""
+    """Return the next smaller micro-batch: the largest divisor of the batch that is at most half of `micro_batch`."""
     return _divisor(rows_per_step, micro_batch // 2)
 
 
 def _pick_micro_batch(
     model: Model, phase: Phase, device: torch.device, precision: str, rows_per_step: int, free: int | None = None
 ) -> int:
-    """Estimate the largest micro-batch that fits. `free`: GPU bytes to assume available; None: those free now."""
+    """Estimate the largest micro-batch that fits into `free` bytes of GPU memory (None: those that are free now)."""
     if device.type != "cuda":
         return _divisor(rows_per_step, _CPU_TOKENS // model.context)
     if free is None:
-        # Weights and optimizer are already allocated: free memory is for gradients, activations and a chunk of logits.
+        # Weights and optimizer state are already allocated, so all free memory is available for gradients, activations
+        # and a chunk of logits.
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     q, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
-    # As in config.memory: residual streams, inputs of matmuls, heads before and after RoPE, both FFN branches.
+    # Count the same activations as config.memory: residual streams, inputs of matmuls, heads before and after RoPE, and
+    # both FFN branches.
     streams, sides, values = (5, 2, kv) if model.family == "swift" else (4, 3, 0)
     numbers = model.num_layers * (streams * model.width + 3 * (q + kv) + values + sides * model.ffn_width)
     numbers += 4 * model.width
     gradients_and_logits = 6 * _num_weights(model) + 2**30
     if phase.method != "full":  # adapters are small, and frozen weights have no gradients
         gradients_and_logits = 2 * 2**30
-    # Recomputed blocks keep only their input; one block at a time has all its activations while it is recomputed.
+    # A recomputed block keeps only its input. While it is recomputed, which happens to one block at a time, it has all
+    # its activations in memory.
     if phase.recompute != "none":
         layers, again = model.num_layers, 0.5 if phase.recompute == "half" else 1.0
         numbers = int(numbers * (1.0 - again + 2 / layers) + again * layers * model.width)
@@ -226,10 +232,10 @@ def _pick_micro_batch(
 
 
 def _fixed_bytes(model: Model, phase: Phase, device: torch.device) -> int:
-    """Return the GPU bytes left for a step, computed from the GPU's size and the settings alone.
+    """Return the GPU bytes left for a step, computed only from the GPU's size and the settings.
 
-    Independent of what else currently uses the GPU, so that two starts choose the same micro-batch. Assumes fp32
-    weights with two moments each, or frozen 16-bit weights.
+    The result does not depend on what else uses the GPU at the moment, so that two starts choose the same micro-batch.
+    It assumes fp32 weights with two moments each, or frozen 16-bit weights.
     """
     if device.type != "cuda":
         return 0
@@ -239,7 +245,7 @@ def _fixed_bytes(model: Model, phase: Phase, device: torch.device) -> int:
 
 
 def _num_weights(model: Model) -> int:
-    """Return the approximate number of parameters."""
+    """Return the approximate number of parameters of the model."""
     q, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     blocks = model.num_layers * (model.width * 2 * (q + kv) + 3 * model.width * model.ffn_width)
     return blocks + 2 * model.vocab_size * model.width

@@ -1,4 +1,4 @@
-"""Free host memory, for copies of GPU state and for offloaded optimizer state.
+"""Measures free host memory, which is needed for copies of GPU state and for offloaded optimizer state.
 
 Inside a container the limit of its cgroup counts, because the machine's own figures are too high.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["free_bytes"]
 
 _MEMINFO = Path("/proc/meminfo")
-# (limit, used) of a container, for cgroups v2 and v1.
+# files with the memory limit and the memory usage of a container, for cgroups v2 and v1
 _CGROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (
@@ -21,7 +21,7 @@ _CGROUPS = (
 
 
 def free_bytes() -> int | None:
-    """Return the host memory still available, or None if it cannot be determined."""
+    """Return how many bytes of host memory are free, or None if that cannot be determined."""
     found = [_of_machine(), *(_of_container(limit, used) for limit, used in _CGROUPS)]
     return min((free for free in found if free is not None), default=None)
 
@@ -37,10 +37,10 @@ def _of_machine() -> int | None:
 def _of_container(limit: Path, used: Path) -> int | None:
     """Return the memory left under the cgroup limit.
 
-    Usage includes the page cache of files, which the kernel can reclaim; memory.stat says how much that is.
+    The cgroup's usage includes the page cache of files, which the kernel can reclaim; memory.stat contains its size.
     """
     try:
-        most = int(limit.read_text(encoding="ascii"))  # ValueError if it is the word `max`: no limit
+        most = int(limit.read_text(encoding="ascii"))  # raises ValueError if there is no limit: the file contains `max`
         given_up = [line.split()[1] for line in (used.parent / "memory.stat").read_text(encoding="ascii").splitlines()
                     if line.split()[0] in ("inactive_file", "total_inactive_file")]  # fmt: skip
         return most - int(used.read_text(encoding="ascii")) + max((int(number) for number in given_up), default=0)

@@ -1,7 +1,7 @@
 """Loss and gradient norm of one step, copied from the device asynchronously and read one step later.
 
-Reading a number at once makes the host wait for the device, and then the device wait for the host. One step later the
-number has already arrived, and the device has already received its next step.
+Reading a number immediately makes the host wait for the device, and then the device for the host. One step later the
+number has already arrived on the host, and the device already has its next step.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["Figures"]
 
 
 class Figures:
-    """Metrics of one step. `loss` and `norm` are valid after `read`."""
+    """The metrics of one step. `loss` and `norm` are valid only after a call of `read`."""
 
     def __init__(
         self, step: int, loss_and_norm: Tensor, begun_at: float = 0.0, more: dict[str, float] | None = None
     ) -> None:
         self.step = step
         self.more = more or {}  # extra metrics from the phase's data
-        self.begun_at = begun_at  # when the host began to issue the step
+        self.begun_at = begun_at  # when the host began to send the step to the device
         self.read_at = 0.0
         self.loss = self.norm = math.nan
         self._host, self._event = loss_and_norm, None

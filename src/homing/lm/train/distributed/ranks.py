@@ -29,9 +29,10 @@ from homing.lm.train.distributed.start_ranks import COUNT, MEET, RANK
 
 __all__ = ["ALONE", "Ranks", "joined_ranks"]
 
-# Rank 0 evaluates and saves while the others wait; stall detection reacts much sooner than this.
+# How long ranks wait for each other. It is long because the others wait while rank 0 evaluates and saves. A run that
+# hangs is noticed much sooner by stall detection.
 _TIMEOUT = datetime.timedelta(hours=2)
-_BUCKET_BYTES = 64 * 2**20  # small gradients are reduced together
+_BUCKET_BYTES = 64 * 2**20  # maximum size of a group of small gradients that are reduced together
 Value = TypeVar("Value")
 
 
@@ -42,19 +43,19 @@ class Ranks:
 
     @staticmethod
     def from_env() -> Ranks:
-        """Return this process's rank from the environment that `start_ranks` sets, or a single rank.
+        """Return this process's rank, read from the environment variables that `start_ranks` sets.
 
-        Does not communicate.
+        Without these variables, the process is the only rank. This method does not communicate.
         """
         return Ranks(int(os.environ.get(RANK, "0")), int(os.environ.get(COUNT, "1")))
 
     @property
     def is_first(self) -> bool:
-        """Rank 0 decides, reports and writes."""
+        """Whether this is rank 0, which makes decisions, reports and writes files for all ranks."""
         return self.rank == 0
 
     def agree(self, value: Value) -> Value:
-        """Return rank 0's value on every rank."""
+        """Return the value of rank 0, on every rank."""
         if self.count == 1:
             return value
         box = [value]
@@ -64,7 +65,8 @@ class Ranks:
     def worst(self, number: int, *, within_s: float = 0.0) -> int:
         """Return the maximum of `number` over all ranks.
 
-        Raises RunFailed if a rank does not respond within `within_s` seconds; 0: the timeout of the process group.
+        Raises RunFailed if a rank does not respond within `within_s` seconds. With 0, the timeout of the process group
+        applies.
         """
         if self.count == 1:
             return number
@@ -74,11 +76,11 @@ class Ranks:
             work.wait(datetime.timedelta(seconds=within_s)) if within_s else work.wait()
         except RuntimeError as exc:
             if not within_s or time.monotonic() - begun < within_s:
-                raise  # another rank is gone; the launcher reports the cause
+                raise  # the error is not a timeout: another rank is gone, and the launcher reports the cause
             raise RunFailed(
                 what=f"Another rank has not responded for {within_s / 60:.0f} minutes.",
-                why="It is still compiling, or it hangs.",
-                fix="Start the run again; if it happens again, set train.compile: off.",
+                why="That rank is still compiling, or it hangs.",
+                fix="Start the run again. If the same error occurs again, set train.compile: off.",
             ) from exc
         return int(held)
 
@@ -96,14 +98,14 @@ class Ranks:
         dist.all_reduce(total)
 
     def share(self, num: int) -> slice:
-        """Return this rank's part of `num` equal items; the last ranks may get fewer than the others."""
+        """Return which of `num` equal items belong to this rank. The last ranks may get fewer than the others."""
         each = -(-num // self.count)
         return slice(min(num, self.rank * each), min(num, (self.rank + 1) * each))
 
     def gather(self, mine: Tensor, num: int, *, is_rehearsed: bool = False) -> Tensor:
-        """Return all `num` items, concatenated along the first dimension from each rank's `mine`.
+        """Return all `num` items, by concatenating the tensors `mine` of all ranks along the first dimension.
 
-        `is_rehearsed`: return zeros of that shape without communicating.
+        If `is_rehearsed`, return zeros of the same shape without communicating.
         """
         if self.count == 1:
             return mine
@@ -123,7 +125,7 @@ ALONE = Ranks()
 
 @contextlib.contextmanager
 def joined_ranks(*, is_cuda: bool) -> Iterator[Ranks]:
-    """Join the process group for the duration of the context; waits until all ranks are there."""
+    """Wait until all ranks have started, and join their process group for the duration of the context."""
     ranks = Ranks.from_env()
     if ranks.count == 1:
         yield ranks
@@ -139,7 +141,10 @@ def joined_ranks(*, is_cuda: bool) -> Iterator[Ranks]:
 
 
 def _buckets(grads: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Group gradients, in the same order on every rank; one as large as a bucket is reduced alone, without a copy."""
+    """Yield groups of gradients to reduce together, in the same order on every rank.
+
+    A gradient that fills a group by itself is reduced without being copied.
+    """
     bucket: list[Tensor] = []
     size = 0
     for grad in grads:

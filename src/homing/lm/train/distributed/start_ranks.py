@@ -32,20 +32,21 @@ from homing.wire.run_json import Run
 
 __all__ = ["COUNT", "EXIT_LEFT_ALONE", "MEET", "RANK", "count_cards", "pick_num_ranks", "run_ranks", "watch_starter"]
 
-# Exit code of a rank that failed only because another rank was gone: its error must not hide the real cause.
+# Exit code of a rank that failed only because another rank was gone. It marks errors that must not hide the real cause.
 EXIT_LEFT_ALONE = 79
-# Environment variables of each rank: its number, the number of ranks, the rendezvous file.
+# Names of the environment variables of a rank: its number, the number of ranks, and the path of the rendezvous file.
 RANK, COUNT, MEET = "HOMING_RANK", "HOMING_NUM_RANKS", "HOMING_RANKS_MEET"
 _LOOK_EVERY_S = 0.1
-_SETTLE_S = 5.0  # how long the other ranks may take to fail too, once one has failed
+_SETTLE_S = 5.0  # after one rank has failed: how long to wait for the others to fail too, to find the one to blame
 _END_S = 20.0
 _LAST_LINES = 60
 
 
 def pick_num_ranks(run: Run, num_cards: int, say: Callable[[str], None]) -> int:
-    """Return the configured number of ranks, or one per GPU.
+    """Return the number of ranks: the configured number, or one per GPU.
 
-    If the rows of a step are not divisible by it: raises UsageError if it was configured, else uses fewer and warns.
+    If the rows of a step are not divisible by this number, raise UsageError if it was configured; otherwise use fewer
+    ranks and print a warning.
     """
     wanted = run.train.num_ranks or (max(1, num_cards) if run.train.device in ("auto", "cuda") else 1)
     steps = {phase.kind: phase.batch_tokens // run.model.context for phase in run.phases}
@@ -61,14 +62,14 @@ def pick_num_ranks(run: Run, num_cards: int, say: Callable[[str], None]) -> int:
         raise UsageError(
             what=f"The rows of a step cannot be divided evenly among {wanted} ranks.",
             why=why,
-            fix=f"Set train.ranks: {lower}, or batch_tokens to a multiple of {wanted} x model.context.",
+            fix=f"Set train.ranks: {lower}, or set batch_tokens to a multiple of {wanted} x model.context.",
         )
     say(f"warning: using {lower} of {wanted} GPUs: {why}, which is not divisible by {wanted}.")
     return lower
 
 
 def count_cards() -> int:
-    """Return the number of CUDA GPUs that a program started here would see; 0 without a driver."""
+    """Return the number of CUDA GPUs visible to a program started by this process; 0 if there is no driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
@@ -83,21 +84,22 @@ def count_cards() -> int:
 class _Rank:
     number: int
     process: subprocess.Popen[bytes]
-    words: collections.deque[str]  # its last lines on stderr
+    words: collections.deque[str]  # the last lines that the rank wrote to stderr
     reader: threading.Thread
-    note: Path | None = None  # file in which it records the time of its error
+    note: Path | None = None  # file in which the rank records the time of its error
 
 
 def run_ranks(run_dir: Path, count: int) -> int:
     """Run `count` ranks and return the run's exit code.
 
-    Rank 0 writes outcome.json, or this process does if another rank failed first.
+    Rank 0 writes outcome.json; if another rank failed first, this process writes it.
     """
     with tempfile.TemporaryDirectory(prefix="homing-ranks-") as folder:
         kept_end, given_end = os.pipe()
         ranks: list[_Rank] = []
         try:
-            # The write end of the pipe stays here, unused: it is closed when this process ends for any reason.
+            # This process keeps the write end of the pipe and never uses it. When this process ends for any reason, the
+            # write end is closed, which tells the ranks to exit.
             for number in range(count):
                 ranks.append(_start(run_dir, number, count, Path(folder) / "meet", kept_end))
             os.close(kept_end)
@@ -110,10 +112,10 @@ def run_ranks(run_dir: Path, count: int) -> int:
 
 
 def watch_starter() -> None:
-    """Start a thread that ends this process when its parent is gone.
+    """Start a thread that ends this process when its parent has exited.
 
-    A rank exits at once, because its parent can no longer reap it. A trainer started by `homing train` stops as with
-    `homing stop`, saving a checkpoint.
+    A rank exits at once, because its parent can no longer stop it. A trainer started by `homing train` saves a
+    checkpoint and stops, as it does for `homing stop`.
     """
     starter_fd = os.environ.get(file_names.STARTER_FD_ENV)
     if starter_fd is None:
@@ -136,7 +138,8 @@ def _start(run_dir: Path, number: int, count: int, meet: Path, alive_fd: int) ->
     process = subprocess.Popen(
         [sys.executable, "-m", "homing.lm.train", str(run_dir)], env=env, pass_fds=[alive_fd],
         stdout=None if number == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE,
-        # Ctrl-C reaches only this process, which forwards it once; receiving it twice would mean "exit now".
+        # Start the rank in a new session, so that Ctrl-C reaches only this process, which forwards the signal. A rank
+        # that received it twice would exit without saving a checkpoint.
         start_new_session=True,
     )  # fmt: skip
     words: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
@@ -166,7 +169,7 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _watch(ranks: list[_Rank]) -> _Rank | None:
-    """Wait for all ranks. Return None if all succeeded, else the first that failed for a reason of its own."""
+    """Wait for all ranks; return None if all succeeded, else the first rank that did not fail because of another."""
     good = (file_names.EXIT_DONE, file_names.EXIT_STOPPED)
     ended: dict[int, float] = {}
 
@@ -194,7 +197,7 @@ def _watch(ranks: list[_Rank]) -> _Rank | None:
 
 
 def _failed_at(rank: _Rank) -> float:
-    """Return the time that the rank recorded for its error; infinity if it recorded none, as when it was killed."""
+    """Return the time that the rank recorded for its error; infinity if there is none because the rank was killed."""
     try:
         return float(rank.note.read_text(encoding="ascii")) if rank.note is not None else math.inf
     except (OSError, ValueError):
@@ -202,7 +205,7 @@ def _failed_at(rank: _Rank) -> float:
 
 
 def note_failure() -> None:
-    """Called in a rank: record the time of its error at once, before ranks that depend on it fail as well."""
+    """Record the time of this rank's error. Call this at once, before other ranks fail because of it."""
     meet, number = os.environ.get(MEET), os.environ.get(RANK)
     if meet and number:
         with contextlib.suppress(OSError):
@@ -221,7 +224,7 @@ def _notify(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
     for line in culprit.words:
         sys.stderr.write(f"{line}\n")
     if culprit.number == 0 and code > 0:
-        return file_names.EXIT_FAILED  # rank 0 has already reported everything
+        return file_names.EXIT_FAILED  # rank 0 has already reported its own failure
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     last = next((line for line in reversed(culprit.words) if line.strip()), "it printed nothing")
     error = RunFailed(
@@ -234,7 +237,7 @@ def _notify(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
 
 
 def _write_failure(run_dir: Path, reason: str) -> None:
-    """Write outcome.json, replacing one in which rank 0 may have reported that it lost its peers."""
+    """Write outcome.json. It replaces one in which rank 0 may have reported only that it lost the other ranks."""
     path, temporary = run_dir / file_names.OUTCOME, run_dir / f".{file_names.OUTCOME}.partial"
     try:
         before = codec.loads(Outcome, path.read_bytes())
@@ -243,7 +246,8 @@ def _write_failure(run_dir: Path, reason: str) -> None:
     outcome = Outcome(
         "failed", reason, file_names.EXIT_FAILED, phase=before.phase, step=before.step, t=time.time(), is_final=False
     )
-    with contextlib.suppress(OSError):  # disk full: the exit code and the last line still report the failure
+    # If the disk is full, ignore the error: the exit code and the last line of the output still report the failure.
+    with contextlib.suppress(OSError):
         temporary.write_text(codec.dumps(outcome, indent=1), encoding="utf-8")
         os.replace(temporary, path)
 

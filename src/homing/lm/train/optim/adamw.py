@@ -37,14 +37,17 @@ class AdamBase(ABC):
 
     @abstractmethod
     def loads(self) -> list[Load]:
-        """Return the group split into the chunks in which it is stepped.
+        """Return the chunks of the group's state. The optimizer steps one chunk at a time.
 
-        Stepping a chunk does not make the host wait for the device, unless the device has no fused kernel.
+        Stepping a chunk does not make the host wait for the device, unless torch has no fused kernel for the device.
         """
 
     @abstractmethod
     def state(self, model: Decoder) -> Iterator[tuple[str, str, Tensor]]:
-        """Yield (name on disk, name of the parameter if its padding rows must be cut, else "", live tensor)."""
+        """Yield (name on disk, name of the parameter, live tensor) of each state tensor.
+
+        The name of the parameter is "" if the tensor has no padding rows to cut.
+        """
 
     def grads(self, part: Sequence[Span]) -> list[Tensor]:
         made = []
@@ -66,7 +69,8 @@ class AdamGroup(AdamBase):
         self.means = [self.place.full(p.shape, 0.0, torch.float32) for p in self.parameters]
         self.squares = [self.place.full(p.shape, 0.0, torch.float32) for p in self.parameters]
         device = self.parameters[0].device
-        # This op is a private part of torch. `_plain` below does the same arithmetic; a test compares the two.
+        # `_fused_adamw_` is a private op of torch, so it may be missing. `_plain` below does the same arithmetic, and a
+        # test compares the two.
         self.is_fused = device.type in ("cpu", "cuda") and hasattr(torch, "_fused_adamw_")
 
     def loads(self) -> list[Load]:

@@ -28,13 +28,13 @@ from homing.lm.train.optim.offload import AT_A_TIME, Load, Now, Place, Span, cut
 __all__ = ["BLOCK", "LEAST_SIZE", "Adam8Group"]
 
 BLOCK = 256
-LEAST_SIZE = 4096  # elements; quantizing smaller tensors is not worth it
-STRETCH = AT_A_TIME  # elements stepped at a time; a multiple of BLOCK
+LEAST_SIZE = 4096  # minimum number of elements of a tensor whose moments are quantized; smaller ones gain too little
+STRETCH = AT_A_TIME  # number of elements that are stepped at a time; a multiple of BLOCK
 
 
 @dataclass
 class _Moment:
-    """One quantized moment of a parameter: a uint8 index per element and a magnitude per block."""
+    """A quantized AdamW moment of one parameter: a uint8 index per element and a magnitude per block."""
 
     indices: Tensor  # uint8, same shape as the parameter
     magnitudes: Tensor  # fp32, one per block
@@ -43,8 +43,8 @@ class _Moment:
     @classmethod
     def zeros(cls, parameter: Tensor, place: Place, *, is_signed: bool) -> _Moment:
         num_blocks = -(-parameter.numel() // BLOCK)
-        # Fill with the index that means zero, not with index 0: padding rows share a block with real rows and are cut
-        # on disk.
+        # Fill with the index that stands for the value 0.0, which is not index 0. Padding rows, which are not saved,
+        # must be zero too, because they may share a block with real rows.
         zero = int(quantize_blocks(torch.zeros(1, device="cpu"), BLOCK, is_signed=is_signed)[0])
         indices = place.full(parameter.shape, zero, torch.uint8)
         return cls(indices, place.full([num_blocks], 0.0, torch.float32), is_signed)
@@ -68,7 +68,7 @@ def _write(states: Sequence[Tensor], values: Tensor, is_good: Tensor, *, is_sign
 
 
 class Adam8Group(AdamBase):
-    """AdamW with 8-bit moments; same arguments and same update as `adamw.AdamGroup`."""
+    """A parameter group for AdamW with 8-bit moments. Arguments and update are those of `adamw.AdamGroup`."""
 
     def __init__(
         self, named: Named, *, lr: float, betas: tuple[float, float], eps: float, decay: float,
@@ -100,7 +100,7 @@ class Adam8Group(AdamBase):
         (beta1, beta2), lr = self.betas, self.lr * now.lr_scale
         first = _read(mean, is_signed=True).lerp_(g, 1.0 - beta1)
         second = _read(square, is_signed=False).mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
-        num_steps = now.step_count.clamp(min=1.0)  # 0 if the very first step is skipped
+        num_steps = now.step_count.clamp(min=1.0)  # the count is 0 if the very first step is skipped
         spread = second.sqrt().div_((1.0 - beta2**num_steps).sqrt()).add_(self.eps)
         moved = weight * (1.0 - lr * self.decay) - lr / (1.0 - beta1**num_steps) * (first / spread)
         weight.copy_(torch.where(now.is_good > 0, moved, weight))

@@ -28,8 +28,9 @@ from homing.wire.run_json import Optimizer
 
 __all__ = ["EAGER", "POLAR_EXPRESS", "MuonGroup", "compiled_parts", "momentum_at", "orthogonalize", "product_type"]
 
-# Coefficients of x -> a x + b x^3 + c x^5, applied in turn. They assume singular values in [0.001, 1] and are slightly
-# inside the optimal ones, so that bf16 rounding cannot push a value out of the range of convergence.
+# Coefficients (a, b, c) of the polynomials a x + b x^3 + c x^5, which are applied one after another. They assume
+# singular values in [0.001, 1]. They are slightly more cautious than the optimal ones, so that bf16 rounding cannot
+# push a value out of the range of convergence.
 POLAR_EXPRESS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -37,9 +38,10 @@ POLAR_EXPRESS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-NORM_MARGIN = 1.02  # the Frobenius norm bounds the largest singular value; the margin is for rounding
+# Matrices are divided by their Frobenius norm, which bounds the largest singular value, times this margin for rounding.
+NORM_MARGIN = 1.02
 MOMENTUM_WARMUP_STEPS = 300
-EPS = 1e-7  # a zero gradient stays zero
+EPS = 1e-7  # added to the norm that a gradient is divided by, so that a gradient of zero stays zero
 Parts = tuple[Callable[..., Any], Callable[..., Any]]  # `direct_` and `move_`, or their compiled versions
 
 
@@ -49,29 +51,29 @@ def orthogonalize(g_MRC: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
     On a GPU, 16 bits are several times faster and no worse.
     """
     is_tall = g_MRC.shape[-2] > g_MRC.shape[-1]
-    x = g_MRC.mT if is_tall else g_MRC  # the matmuls below are over the shorter side
+    x = g_MRC.mT if is_tall else g_MRC  # transpose tall matrices, so that x @ x.mT has the size of the shorter side
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * NORM_MARGIN + EPS)
     x = x.to(kind)
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT
-        # a x + (b gram + c gram^2) x, with the additions fused into the matmuls.
+        # Compute a x + (b gram + c gram^2) x, with the additions fused into the matmuls.
         poly = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, poly, x, beta=a, alpha=1.0)
     return x.mT if is_tall else x
 
 
 def product_type(device: torch.device) -> torch.dtype:
-    """Return the dtype for `orthogonalize`. fp16 on GPUs without bf16: all values are near 1, so its range suffices."""
+    """Return the dtype for `orthogonalize`. On GPUs without bf16, fp16 has enough range, as all values are near 1."""
     if device.type != "cuda":
         return torch.float32
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
 class MuonGroup:
-    """All matrices of one shape.
+    """A parameter group for Muon: all matrices of one shape.
 
-    Weights and momentum are one stacked tensor each, with the parameters as slices of it: every operation covers all
-    matrices, without copying them into one tensor and back.
+    All weights are in one stacked tensor, of which the parameters are slices, and all momentum is in another. So each
+    operation covers all matrices, without copying them into one tensor and back.
     """
 
     def __init__(
@@ -88,15 +90,15 @@ class MuonGroup:
         device = self.weights_MRC.device
         self.place = place or Place(device)
         self.momentum_MRC = self.place.full(self.weights_MRC.shape, 0.0, torch.float32)
-        # Second moment per row or per column, whichever there are more of; empty if not configured. It is small and
-        # stays on the device.
+        # The second moment, one number per row or per column, whichever are more numerous; empty if variance_beta is 0.
+        # It is small and stays on the device.
         along = -1 if rows >= cols else -2
         sides = (rows, 1) if along == -1 else (1, cols)
         num_squares = len(named) if spec.variance_beta else 0
         self.squares = torch.zeros(num_squares, *sides, device=device, dtype=torch.float32)
         self.how = How(
-            # Otherwise a step would change the outputs of a tall matrix less than those of others, because its columns
-            # are longer.
+            # Scale up the steps of tall matrices. Without this factor a step would change their outputs less than those
+            # of other matrices, because their columns are longer.
             scale=max(1.0, rows / cols) ** 0.5,
             along=along,
             variance_beta=spec.variance_beta,
@@ -106,7 +108,8 @@ class MuonGroup:
             mine=self.ranks.share(len(named)),
         )
         self.parts: Parts = EAGER
-        # 0-dim CPU tensors, read at kernel launch: as Python numbers, every change would trigger a recompilation.
+        # The learning rate and momentum are 0-dim CPU tensors, which are read when a kernel is launched. If they were
+        # Python numbers, every change would trigger a recompilation.
         self._rate, self._momentum = torch.zeros((), device="cpu"), torch.zeros((), device="cpu")
 
     @property
@@ -134,7 +137,7 @@ class MuonGroup:
 
 @dataclass(frozen=True)
 class How:
-    """The constants of a group's step, compiled into the kernels."""
+    """The constants of a group's optimizer step, which are compiled into the kernels."""
 
     scale: float
     along: int
@@ -147,7 +150,7 @@ class How:
 
 def direct_(momentum_MRC: Tensor, g_MRC: Tensor, is_good: Tensor, momentum: Any, how: How) -> Tensor:
     """Update the momentum with the gradients; return the orthogonalized updates of this rank's matrices."""
-    # A non-finite gradient is replaced by the momentum, which then stays unchanged.
+    # If the step is to be skipped, replace the gradient with the momentum, so that the momentum stays unchanged.
     g_MRC = torch.where(is_good > 0, g_MRC, momentum_MRC)
     momentum_MRC.lerp_(g_MRC, 1.0 - momentum)
     return orthogonalize(torch.lerp(g_MRC[how.mine], momentum_MRC[how.mine], momentum), how.kind)
@@ -159,7 +162,7 @@ def move_(weights_MRC: Tensor, squares: Tensor, update_MRC: Tensor, is_good: Ten
         update_MRC = update_MRC * _evening_factor_(squares, update_MRC, is_good, how)
     rate = rate * is_good
     if how.decay and how.is_cautious:
-        # Cautious weight decay: decay a weight only if the update also moves it towards zero.
+        # Cautious weight decay: a weight decays only if the update moves it towards zero too.
         weights_MRC.sub_(weights_MRC * (weights_MRC * update_MRC > 0) * (rate * how.decay))
     elif how.decay:
         weights_MRC.mul_(1.0 - rate * how.decay)
@@ -167,9 +170,9 @@ def move_(weights_MRC: Tensor, squares: Tensor, update_MRC: Tensor, is_good: Ten
 
 
 def _evening_factor_(squares: Tensor, update_MRC: Tensor, is_good: Tensor, how: How) -> Tensor:
-    """Return a factor per row (or column) that evens out how far rows move over time and keeps the update's norm.
+    """Return a factor per row (or column) that makes all rows move equally far over time and keeps the update's norm.
 
-    From "NorMuon" (arXiv:2510.05491).
+    The method is from "NorMuon" (arXiv:2510.05491).
     """
     now = update_MRC.square().mean(dim=how.along, keepdim=True)
     squares.lerp_(now, (1.0 - how.variance_beta) * is_good)
@@ -182,14 +185,14 @@ EAGER: Parts = (direct_, move_)
 
 
 def compiled_parts(**settings: Any) -> Parts:
-    # One graph per matrix shape, and models have more shapes than torch's default recompile limit.
+    # torch compiles one graph per matrix shape, and a model may have more shapes than the default recompile limit.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     direct, move = (torch.compile(part, dynamic=False, fullgraph=True, **settings) for part in EAGER)
     return direct, move
 
 
 def momentum_at(spec: Optimizer, num_steps: int) -> float:
-    """Return the momentum at a step: it grows over the first steps, because early weights change direction quickly."""
+    """Return the momentum at a step. It grows over the first steps, because early on, gradients change quickly."""
     if not spec.momentum_start:
         return spec.momentum
     part = min(1.0, num_steps / MOMENTUM_WARMUP_STEPS)

@@ -25,13 +25,13 @@ from homing.units import format_bytes
 
 __all__ = ["AT_A_TIME", "HostPlace", "Load", "Now", "Place", "Span", "cut"]
 
-AT_A_TIME = 2**24  # elements that AdamW steps at a time; a multiple of adamw_8bit's block
-# torch rounds pinned allocations up to a power of two, which would waste a third on average if each tensor were
-# allocated separately. Therefore tensors share slabs. Slabs grow with the total, so that the unused part of the last
-# one is always small in comparison.
+AT_A_TIME = 2**24  # number of elements that AdamW steps at a time; a multiple of adamw_8bit's block
+# Minimum and maximum size of a slab of host memory, which several tensors share. If each tensor were allocated
+# separately, a third of the memory would be wasted on average, because torch rounds pinned allocations up to a power of
+# two. Slabs grow with the total size, so that the unused part of the last one is always comparatively small.
 _SLAB_BYTES = (2**26, 2**30)
 _SLAB_SHARE = 1 / 4
-_ALIGN_BYTES = 512  # torch's alignment of GPU memory
+_ALIGN_BYTES = 512  # alignment of tensors in a slab; the same as torch uses for GPU memory
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class Now:
     """The values of the current step that all parameter groups need."""
 
     lr_scale: float
-    step_count: Tensor  # includes this step, if it is good
-    is_good: Tensor  # 0-dim tensor on the device, 1 or 0; with 0 nothing changes
-    num_steps: int = 0  # steps of the run so far
-    is_rehearsed: bool = False  # for compilation only: ranks do not communicate
+    step_count: Tensor  # number of steps that were not skipped, including this one if it is good
+    is_good: Tensor  # 0-dim tensor on the device: 1, or 0 to skip the step and leave everything unchanged
+    num_steps: int = 0  # number of steps taken before this one, including skipped ones
+    is_rehearsed: bool = False  # whether the step serves only to compile, in which case ranks do not communicate
 
 
 @dataclass(frozen=True)
 class Load:
-    """State that must be on the device at the same time, and the function that steps it there in place."""
+    """State tensors that must be on the device together, and the function that updates them there in place."""
 
     states: list[Tensor]
     step: Callable[[Sequence[Tensor], Now], None]
-    is_away: bool = False  # `states` are in host memory; `step` gets copies of them on the device
+    is_away: bool = False  # whether `states` are in host memory; if so, `step` gets copies of them on the device
 
     @property
     def num_bytes(self) -> int:
@@ -60,7 +60,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Span:
-    """A parameter of a group, or a range of its flattened elements."""
+    """One parameter of a group, or a range of the elements of the flattened parameter."""
 
     index: int
     stretch: slice | None = None
@@ -77,7 +77,7 @@ def cut(parameters: Sequence[Tensor], most: int) -> list[list[Span]]:
     parts: list[list[Span]] = []
     size = 0
     for index, parameter in enumerate(parameters):
-        # Flattening a non-contiguous parameter would copy it, and stepping the copy would change nothing.
+        # Flattening a non-contiguous parameter would copy it, and a step on the copy would not change the parameter.
         assert parameter.is_contiguous(), f"a parameter of {tuple(parameter.shape)} does not lie in one piece"
         for start in range(0, parameter.numel(), most):
             stop = min(start + most, parameter.numel())
@@ -90,7 +90,7 @@ def cut(parameters: Sequence[Tensor], most: int) -> list[list[Span]]:
 
 
 class Place:
-    """Keeps optimizer state on the device."""
+    """Keeps optimizer state on the device of the parameters."""
 
     is_away = False
 
@@ -98,7 +98,7 @@ class Place:
         self.device = device
 
     def full(self, shape: Sequence[int], value: float, dtype: torch.dtype) -> Tensor:
-        """Allocate state with the same initial value everywhere."""
+        """Return a new state tensor filled with `value`."""
         return torch.full(tuple(shape), value, dtype=dtype, device=self.device)
 
     def pass_over(self, loads: Sequence[Load]) -> Iterator[tuple[Load, list[Tensor]]]:
@@ -112,14 +112,14 @@ class Place:
 
 
 class HostPlace(Place):
-    """Keeps optimizer state in host memory. `device` is the GPU; with a CPU (for tests) nothing is pinned."""
+    """Keeps optimizer state in host memory. `device` is the GPU, or a CPU in tests, where memory is not pinned."""
 
     is_away = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.num_bytes = 0  # total size of all slabs
-        self._slabs: list[tuple[Tensor, int]] = []  # slab, and bytes used of it
+        self._slabs: list[tuple[Tensor, int]] = []  # (slab, number of bytes of it that are in use)
         self._lanes = _Lanes(device) if device.type == "cuda" else None
 
     def full(self, shape: Sequence[int], value: float, dtype: torch.dtype) -> Tensor:
@@ -127,14 +127,14 @@ class HostPlace(Place):
         return taken.view(dtype).view(tuple(shape)).fill_(value)
 
     def pass_over(self, loads: Sequence[Load]) -> Iterator[tuple[Load, list[Tensor]]]:
-        """Yield loads that are on the device already, then the offloaded ones, largest first.
+        """Yield the loads that are already on the device, then the offloaded ones, with the largest first.
 
-        In this order the largest one shares the GPU's memory with only one other.
+        In this order the largest load is never in GPU memory together with more than one other load.
         """
         away = sorted((load for load in loads if load.is_away), key=lambda load: -load.num_bytes)
         try:
             coming = self._bring(away[0]) if away else None
-            for load in loads:  # while the first one is copied in
+            for load in loads:  # step the loads on the device while the first offloaded one is copied in
                 if not load.is_away:
                     yield load, load.states
             gone: _Visit | None = None
@@ -146,7 +146,8 @@ class HostPlace(Place):
                 yield load, here.tensors
                 self._send(load, here)
                 if gone is not None:
-                    # The compute stream may reuse its memory, so make it wait until the copy out has finished.
+                    # Freeing the previous load lets the compute stream reuse its memory, so make that stream wait until
+                    # the load has been copied out.
                     gone.wait()
                 gone = here
         finally:
@@ -158,7 +159,7 @@ class HostPlace(Place):
             self._lanes.outward.synchronize()
 
     def _bring(self, load: Load) -> _Visit:
-        # Allocated and freed on the compute stream; `_Lanes` explains why no other stream can reuse it too early.
+        # Allocate and free this memory on the compute stream; `_Lanes` explains why it is not reused too early.
         tensors = [torch.empty(state.shape, dtype=state.dtype, device=self.device) for state in load.states]
         return self._copy(load.states, tensors, self._lanes.inward if self._lanes else None, tensors)
 
@@ -197,7 +198,7 @@ class HostPlace(Place):
         except RuntimeError as exc:
             held, more = format_bytes(self.num_bytes), format_bytes(num_bytes)
             raise RunFailed(
-                what=f"The host has no memory left for the optimizer state: {held} allocated, {more} more needed.",
+                what=f"Out of host memory for the optimizer state: {held} are allocated, and {more} more are needed.",
                 why=str(exc).splitlines()[0],
                 fix="Use a machine with more memory, or set offload: none in the phase.",
             ) from exc
@@ -207,7 +208,7 @@ class HostPlace(Place):
 
 @dataclass
 class _Visit:
-    """The device tensors of a load, and the event of the most recent copy: in, then out."""
+    """The tensors of a load on the device, and the event that marks the end of the latest copy in or out."""
 
     tensors: list[Tensor]
     done: torch.cuda.Event | None = None
@@ -219,12 +220,12 @@ class _Visit:
 
 
 class _Lanes:
-    """One stream per direction, because a GPU can copy both ways at once.
+    """Two CUDA streams, one for each direction, because a GPU can copy in both directions at once.
 
-    Every copy first waits for all work queued on the compute stream so far. So a copy in never overwrites memory that
-    an earlier kernel still uses, and a copy out never reads results before they are computed. Conversely, memory is
-    freed only after the compute stream has been made to wait for the copy that used it; `record_stream`, which makes
-    the time of reuse unpredictable, is not needed.
+    Every copy first waits for all work already queued on the compute stream. So a copy to the GPU never overwrites
+    memory that an earlier kernel still uses, and a copy to the host never reads results before they are computed.
+    Conversely, memory is freed only after the compute stream has been made to wait for the copy that used it. So there
+    is no need for `record_stream`, which makes the time of reuse unpredictable.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -232,7 +233,7 @@ class _Lanes:
         self.inward, self.outward = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def join(self) -> None:
-        """Make later computation wait for all copies begun so far, even if a step failed in between."""
+        """Make the compute stream wait for all copies that have begun, even if a step has failed."""
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self.inward)
         computing.wait_stream(self.outward)

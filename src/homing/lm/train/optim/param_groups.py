@@ -38,7 +38,10 @@ __all__ = ["Optimizer", "build_optimizer", "clip_gradients", "grad_norm", "state
 
 
 def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, place: Place | None = None) -> Optimizer:
-    """Create the optimizer, with its state in `place` or on the parameters' device: move the model there first."""
+    """Return a new optimizer with its state in `place`, by default on the device of the parameters.
+
+    Move the model to its device before calling this.
+    """
     place = place or Place(model.device)
     assert spec.kind in ("muon", "adamw"), f"unknown optimizer {spec.kind!r}"
     parts: dict[str, list[tuple[str, nn.Parameter]]] = defaultdict(list)
@@ -46,8 +49,8 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, p
         if parameter.requires_grad:
             parts[_part(name, parameter, is_tied=model.shape.is_tied)].append((name, parameter))
     lr = {"block": spec.lr, "embedding": spec.lr_embedding, "head": spec.lr_head, "small": spec.lr_norm}
-    # Learning rates of swift. keep_scales are applied once per layer, so their effect is exponential in depth: they get
-    # a hundredth.
+    # Learning rates of parameters that only `swift` has. keep_scales are multiplied together over all layers, so their
+    # effect is exponential in depth, and they get a hundredth of the usual rate.
     lr |= {"values": 0.5 * spec.lr_embedding, "scalars": spec.lr_scalar, "keep": 0.01 * spec.lr_scalar}
     lr |= {"adapter": spec.lr, "magnitude": spec.lr}
     muon: list[MuonGroup] = []
@@ -64,7 +67,7 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, p
 
 
 def state_bytes(model: Decoder, spec: OptimizerSpec) -> int:
-    """Return the size of the state that offloading would keep in host memory, before allocating any."""
+    """Return how many bytes of optimizer state offloading would keep in host memory. Nothing is allocated."""
     moment = 1 + 4 / BLOCK if spec.states == "int8" else 4
     total = 0.0
     for name, parameter in model.named_parameters():
@@ -85,7 +88,7 @@ def _adam_groups(
     small = [(name, parameter) for name, parameter in named if parameter.numel() < LEAST_SIZE]
     large = [(name, parameter) for name, parameter in named if parameter.numel() >= LEAST_SIZE]
     if spec.states == "fp32" and not place.is_away:
-        small, large = named, []  # one fused kernel steps all of them
+        small, large = named, []  # put all parameters in one group, as a single fused kernel can step them all
     groups: list[AdamBase] = []
     if small:
         groups.append(AdamGroup(small, **same))
@@ -97,7 +100,7 @@ def _adam_groups(
 
 def _part(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
     if ".adapter." in name:
-        # Not Muon: the low-rank factors of an adapter do not benefit from equal steps in every direction.
+        # Adapters do not use Muon: their low-rank factors do not benefit from equal steps in every direction.
         return "adapter" if parameter.dim() == 2 else "magnitude"
     if name == "lm_head.weight" or (is_tied and name == "model.embed_tokens.weight"):
         return "head"
@@ -124,12 +127,12 @@ class Optimizer:
         self.muon, self.adam = list(muon), list(adam)
         self._loads = [load for muon_group in self.muon for load in muon_group.loads()]
         self._loads += [load for adam_group in self.adam for load in adam_group.loads()]
-        # On the device, where AdamW's kernel reads it, so that the host never waits for its value.
+        # The step counter is on the device, where AdamW's kernel reads it, so that the host never waits for its value.
         self.step_count = torch.zeros((), device=model.device, dtype=torch.float32)
 
     @property
     def num_steps(self) -> int:
-        """Steps taken, not counting skipped ones. Reading this waits for the device."""
+        """The number of steps taken, not counting skipped ones. Reading it makes the host wait for the device."""
         return int(self.step_count)
 
     @torch.no_grad()
@@ -137,7 +140,7 @@ class Optimizer:
         """Take one step.
 
         If `is_good` (a 0-dim device tensor) is 0, weights and state stay unchanged: the step is skipped without the
-        host ever reading that value. `num_steps`, the steps of the run so far, sets the momentum warmup.
+        host ever reading that value. `num_steps`, the number of steps already taken, sets the momentum warmup.
         """
         is_good = torch.ones_like(self.step_count) if is_good is None else is_good.to(torch.float32)
         self.step_count += is_good
@@ -148,15 +151,15 @@ class Optimizer:
             load.step(states, now)
 
     def compile_steps(self, *, is_on: bool = True, **settings: Any) -> None:
-        """Compile Muon's steps at their next call. AdamW already uses one fused kernel for all its parameters."""
+        """Make Muon compile its steps at the next call. AdamW is not compiled, because it uses a fused kernel."""
         parts = compiled_parts(**settings) if is_on and self.muon else EAGER
         for muon_group in self.muon:
             muon_group.parts = parts
 
     def rehearse(self) -> None:
-        """Take a step that changes nothing, so that compilation happens, or fails, now.
+        """Take a step that changes nothing, so that any compilation happens, or fails, now.
 
-        Ranks do not communicate during it, so a rank on which it fails does not block the others.
+        Ranks do not communicate during this step, so a rank on which compilation fails does not block the others.
         """
         compiled = [group for group in self.muon if group.is_compiled]
         for parameter in [parameter for group in compiled for parameter in group.parameters]:
@@ -172,21 +175,21 @@ class Optimizer:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return name -> tensor. These are views of the live state: write or copy them before the next step."""
+        """Return name -> state tensor. These are views of the live state: save or copy them before the next step."""
         self.place.settle()
         tensors = {name: self.model.cut_padding(owner, t).detach() for name, owner, t in self._state()}
         return {**tensors, "num_steps": torch.tensor(self.num_steps, dtype=torch.int64)}
 
     @torch.no_grad()
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore saved state exactly. Raises DataError naming each missing, unknown or misshapen tensor."""
+        """Restore saved state exactly. Raise DataError naming each tensor that is missing, unknown or misshapen."""
         self.place.settle()
         live = {name: self.model.cut_padding(owner, t) for name, owner, t in self._state()}
         problems = [f"{name} is missing." for name in [*live, "num_steps"] if name not in tensors]
         problems += [f"{name} belongs to another optimizer." for name in tensors if name not in {*live, "num_steps"}]
         for name in live.keys() & tensors.keys():
             if live[name].shape != tensors[name].shape:
-                problems.append(f"{name} is {tuple(tensors[name].shape)}, not {tuple(live[name].shape)}.")
+                problems.append(f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(live[name].shape)}.")
         if problems:
             raise DataError(
                 what="The optimizer state does not fit this run.",
@@ -198,11 +201,11 @@ class Optimizer:
         self.step_count.fill_(float(tensors["num_steps"]))
 
     def _state(self) -> Iterable[tuple[str, str, Tensor]]:
-        """Yield (name on disk, name of the parameter, live tensor)."""
+        """Yield (name on disk, name of the parameter, live tensor) of each state tensor."""
         for muon_group in self.muon:
             for name, momentum in zip(muon_group.names, muon_group.momentum_MRC, strict=True):
                 yield f"{name}.momentum", name, momentum
-            # Empty if variance_beta is off.
+            # `squares` is empty if variance_beta is 0.
             for name, squares in zip(muon_group.names, muon_group.squares, strict=False):
                 yield f"{name}.squares", name, squares
         for adam_group in self.adam:
@@ -211,7 +214,7 @@ class Optimizer:
 
 @torch.no_grad()
 def grad_norm(model: nn.Module) -> Tensor:
-    """Return the 2-norm of all gradients as a device tensor; reading its value waits for the device."""
+    """Return the 2-norm of all gradients as a device tensor. Reading its value makes the host wait for the device."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     assert grads, "no gradients; backward first"
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))

@@ -21,15 +21,17 @@ __all__ = ["Landing", "lr_scale"]
 
 @dataclass(frozen=True)
 class Landing:
-    """A decay to an earlier end than planned.
+    """A decay of the learning rate to an earlier end than planned.
 
-    Part of the training state, so that a resumed trainer ends at the same step.
+    It is part of the training state, so that a resumed trainer ends at the same step.
     """
 
-    begin_step: float  # fractional once the end has moved: where a curve through the rate at that moment would start
+    # The step at which the decay curve starts. It may be fractional after the end has moved, because the new curve must
+    # pass through the learning rate at that time.
+    begin_step: float
     begin_scale: float  # learning rate at begin_step, as a fraction of the peak
     end_step: int
-    step_s: float = 0.0  # duration of a step at that time; a resumed trainer assumes it before its first step
+    step_s: float = 0.0  # duration of a step when the landing began; a resumed trainer assumes it at first
 
 
 def lr_scale(
@@ -37,10 +39,10 @@ def lr_scale(
 ) -> float:
     """Return the learning rate of a step as a fraction of the peak, in [0, 1].
 
-    If warmup and decay overlap, as in a very short run, the lower rate counts. `warm_from` is the step at which the
-    warmup begins: 0, or the step at which training resumed after a landing.
+    If warmup and decay overlap, as in a very short run, the lower rate is used. `warm_from` is the step at which the
+    warmup begins: 0, or the step at which training continued after a landing.
     """
-    # Half a step of tolerance: rounding may put the start of a moved curve just after this step.
+    # Allow a tolerance of half a step, because rounding may put the start of a moved curve just after this step.
     if landing is not None and step >= landing.begin_step - 0.5:
         return _landing(schedule, step, landing)
     warmup = min(1.0, (step - warm_from + 1) / schedule.warmup_steps) if schedule.warmup_steps > 0 else 1.0
@@ -54,7 +56,9 @@ def _landing(schedule: Schedule, step: int, landing: Landing) -> float:
     left = min(1.0, max(0.0, (landing.end_step - step) / length))
     if schedule.kind == "cosine":
         left = 0.5 * (1.0 - math.cos(math.pi * left))
-    floor = min(schedule.floor, landing.begin_scale)  # during a warmup the rate may already be below the floor
+    floor = min(
+        schedule.floor, landing.begin_scale
+    )  # a landing that begins during the warmup may start below the floor
     return floor + (landing.begin_scale - floor) * left
 
 
