@@ -39,7 +39,7 @@ class KVCache:
         self.values_LBGSK = torch.zeros(size, device=device, dtype=dtype)
         self.capacity = capacity
         self.embedded_B1D: Tensor | None = None  # embedding of the last token; `swift` uses it at the next position
-        self.length = 0  # number of filled positions, the same in every layer; the decoder updates it after the last
+        self.length = 0  # number of filled positions in every layer; the decoder updates it after the last layer
 
     def clear(self) -> None:
         """Empty the cache. The old keys and values stay in memory, but are never read and will be overwritten."""
@@ -145,7 +145,7 @@ class RowCache(KVCache):
     """A KV cache with a separate position per row.
 
         prompts padded on the right -> read into a plain cache -> `fill`, repeating each row for each of its samples
-        -> one new position per row and step, written at `places_B`, which attends to all earlier positions of its row
+        -> one new position per row and step, written at `places_B`, which attends to itself and all earlier positions
 
     While the cache is empty, prompts of equal length can also be read into it as into a plain cache.
 

@@ -386,9 +386,9 @@ def _narrow(x_ND: Tensor, a_RD: Tensor, key: Tensor | None, dropout: float) -> T
 def _narrow_backward(
     x_ND: Tensor, a_RD: Tensor, dh_NR: Tensor, key: Tensor | None, dropout: float, da_RD: Tensor, dx_ND: Tensor | None
 ) -> None:
-    """Write the gradient of A into `da_RD` and the adapter's part of the gradient of x into `dx_ND`, unless it is None.
+    """Write the gradient of A into `da_RD`, and the adapter's part of the gradient of x into `dx_ND` unless it is None.
 
-    The caller adds the part of the base weights to `dx_ND`.
+    The caller adds the base weights' part of the gradient of x.
     """
     if key is None:
         torch.mm(dh_NR.t(), x_ND, out=da_RD)

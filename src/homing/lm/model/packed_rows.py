@@ -1,6 +1,6 @@
 """Isolates several conversations packed into one row, so that each is computed as if it were alone.
 
-    segments (B, T)  ->  start of each segment  ->  positions that restart there, and a mask that ends there
+    segments (B, T)  ->  start of each segment  ->  positions that restart there, and a mask that hides earlier ones
 
 A segment is a run of equal numbers in a row; -1 is padding, which attends only to padding and which no segment attends
 to. The mask is created once and used by every layer: either a boolean mask, which any attention kernel can read, or
@@ -51,7 +51,7 @@ def attend_inside(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: Any) -> 
 
 
 def can_flex(context: int, device: torch.device) -> bool:
-    """Return whether FlexAttention can be used: its backward pass needs CUDA, and the context a multiple of BLOCK."""
+    """Return whether FlexAttention can be used: it needs CUDA, and a context that is a multiple of BLOCK."""
     return device.type == "cuda" and context % BLOCK == 0
 
 

@@ -57,9 +57,8 @@ class Reinforce:
         ]
         kinds = [task.kind for task in self.rl.tasks]
         for number, asked in enumerate(self.tasks):
-            if (
-                kinds.count(asked.name) > 1
-            ):  # number the tasks (arithmetic_1, arithmetic_2), so that metrics are separate
+            # Number tasks of the same kind (arithmetic_1, arithmetic_2), so that each has its own metrics.
+            if kinds.count(asked.name) > 1:
                 asked.name += f"_{number + 1}"
         self.order = Order([task.weight for task in self.rl.tasks], seed=run.seed)
         self.stop_ids = prompter.stop_ids
@@ -338,20 +337,17 @@ def check_settings(phase: Phase, context: int) -> Rl:
         f"answer_tokens must leave {LEAST_PROMPT} of the context's {context} tokens for the prompt": not (
             1 <= rl.max_new_tokens <= context - LEAST_PROMPT
         ),
-        "temperature must be greater than 0": not 0 < rl.temperature < float("inf"),
+        "temperature must be above 0": not 0 < rl.temperature < float("inf"),
         "top_k must be 0 or more": rl.top_k < 0,
         "advantage must be std or mean": rl.advantage not in ("std", "mean"),
         "kl must be 0 or more": rl.kl < 0,
         "updates_per_rollout must be 1 or more": rl.updates_per_rollout < 1,
-        "clip_low must be between 0 and 1, and clip_high greater than 0": not (
-            0 < rl.clip_low < 1 and rl.clip_high > 0
-        ),
+        "clip_low must be between 0 and 1, and clip_high above 0": not (0 < rl.clip_low < 1 and rl.clip_high > 0),
         "eval_prompts and eval_samples must be 1 or more": min(rl.eval_prompts, rl.eval_samples) < 1,
         "rollout_rows must be 0 or more": rl.rollout_rows < 0,
         "graphs must be auto, on or off": rl.graphs not in ("auto", "on", "off"),
         "collapse_steps must be 2 or more": rl.collapse_steps < 2,
-        "reward_timeout and reward_memory must be greater than 0": min(rl.reward_timeout_s, rl.reward_memory_bytes)
-        <= 0,
+        "reward_timeout and reward_memory must be above 0": min(rl.reward_timeout_s, rl.reward_memory_bytes) <= 0,
     }
     problems = [text for text, is_wrong in wrong.items() if is_wrong]
     if problems:

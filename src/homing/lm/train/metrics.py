@@ -128,7 +128,7 @@ class Journal:
                 # to end the incomplete line.
                 self._close(name)
                 if name not in self._is_torn:
-                    self.say(f"warning: {name} cannot be written ({exc}); training continues, but its lines are lost.")
+                    self.say(f"warning: lines of {name} cannot be written ({exc}) and are lost; training continues.")
                 self._is_torn.add(name)
 
     def _open(self, name: str) -> IO[str]:

@@ -80,7 +80,7 @@ class Engine:
         train, model, device = self.s.run.train, self.s.run.model, self.s.device
         picked, changed = pick_choices(train, self.phase, model, device, self.num_rows, before)
         picked, notices = pick_attention(train, self.phase, model, device, picked)
-        # Use the first rank's choices on all ranks, which may have measured different timings or free memory.
+        # All ranks use the first rank's choices, because the others may have measured different timings or free memory.
         picked, changed = self.s.ranks.agree((picked, changed))
         for text in notices:
             self.notify("attention_picked", text, notice=True)

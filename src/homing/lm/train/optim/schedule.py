@@ -56,9 +56,8 @@ def _landing(schedule: Schedule, step: int, landing: Landing) -> float:
     left = min(1.0, max(0.0, (landing.end_step - step) / length))
     if schedule.kind == "cosine":
         left = 0.5 * (1.0 - math.cos(math.pi * left))
-    floor = min(
-        schedule.floor, landing.begin_scale
-    )  # a landing that begins during the warmup may start below the floor
+    # A landing that begins during the warmup may start below the floor.
+    floor = min(schedule.floor, landing.begin_scale)
     return floor + (landing.begin_scale - floor) * left
 
 
