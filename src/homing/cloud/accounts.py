@@ -1,4 +1,4 @@
-"""The accounts that a user may need: their key variables, where to create a key, and where to see usage."""
+"""Lists the accounts that a user may need, each with its key variables, its page for keys and its usage page."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Account:
     name: str
     title: str
     keys: tuple[str, ...]  # environment variables that hold the key; all are required
-    key_page: str  # where to create a key
+    key_page: str  # the web page where the user can create a key
     usage_page: str  # the provider's own usage and billing page
-    url_env: str = ""  # environment variable that overrides the address, for tests and proxies
-    url: str = ""  # queried for its Date header, to compare the clocks
-    extra: str = ""  # extra to install
+    url_env: str = ""  # environment variable that overrides the provider's address, for tests and proxies
+    url: str = ""  # an address that sends a Date header, to check the local clock against
+    extra: str = ""  # the pip extra to install for it, as in homing[aws]
     login: str = ""  # a command that stores the key in a file instead of a variable
     files: tuple[str, ...] = ()  # the files in which `login` stores the key, relative to the user's home folder
 

@@ -16,7 +16,8 @@ from homing.world import World
 __all__ = ["ASK_S", "NEAR_LIMIT_TIMEOUT_S", "ask_all", "ask_store", "cause", "patience_s"]
 
 ASK_S = 30.0  # how long a provider may take to answer
-NEAR_LIMIT_TIMEOUT_S = 5.0  # the same when a limit is near, because several such calls precede the limit check
+# how long a provider may take to answer when a limit is near, because several such calls precede the limit check
+NEAR_LIMIT_TIMEOUT_S = 5.0
 T = TypeVar("T")
 
 
@@ -26,7 +27,7 @@ def patience_s(world: World, by: float) -> float:
 
 
 def ask_store(address: str, question: Callable[[], T], name: str, world: World) -> T:
-    """Ask the store at an address one question.
+    """Return the answer of the store at `address` to one question.
 
     Raises ProviderSilent if a remote store does not answer before the deadline. A hanging S3 request would be retried
     for minutes, and the caller may be the only guard of a machine.
@@ -61,6 +62,6 @@ def ask_all(
 
 
 def cause(exc: Exception) -> str:
-    """Return in one line why a store or provider did not answer."""
+    """Return a one-line reason why a store or provider did not answer."""
     texts = [exc.what, exc.why] if isinstance(exc, HomingError) else [str(exc) or type(exc).__name__]
     return " ".join(text.splitlines()[0] for text in texts if text)

@@ -147,7 +147,7 @@ def test_a_failing_hub_a_changed_file_or_a_password_in_the_url_stops_before_rent
 ) -> None:
     ready = make_draft(home, tmp_path)
     hub.failures = [("/resolve/", 503)]
-    with pytest.raises(StoreError, match="does not serve"):
+    with pytest.raises(StoreError, match="is not serving"):
         launch(ready, home)
     first = hub.add("them/model").commits[-1].files["model-00001-of-00002.safetensors"]
     first.data += b"!"
@@ -158,7 +158,7 @@ def test_a_failing_hub_a_changed_file_or_a_password_in_the_url_stops_before_rent
         check_hub(ready.run, home.world)
     assert "secret" not in str(caught.value)
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(StoreError, match="does not serve"):
+    with pytest.raises(StoreError, match="is not serving"):
         launch(ready, home)
     assert home.ledger.lines() == []
 

@@ -113,9 +113,9 @@ def test_inputs_are_not_removed_while_a_run_in_the_store_is_live(home: Home, ref
     store.put_bytes("objects/" + "0" * 64, b"shard")
     begin(home, store, "fern-1", "fern")
     begin(reference, store, "moss-1", state="running")
-    with pytest.raises(UsageError, match="A live run may still need its inputs") as caught:
+    with pytest.raises(UsageError, match="Inputs cannot be removed while a run is live") as caught:
         plan_removal(store, "objects", home)
-    assert caught.value.why == "Live: moss-1."
+    assert caught.value.why == "Live runs: moss-1."
     reference.ledger.set_run("moss-1", state="done")
     write_record(reference, "moss-1", store)
     found = plan_removal(store, "objects", home)
@@ -153,7 +153,10 @@ def test_removal_warns_if_only_an_earlier_checkpoint_was_fetched(home: Home, sto
     push_checkpoint(store, "moss-1", "pretrain", 12)
     assert "never fetched" in plan_removal(store, "runs/moss-1", home).warning
     home.ledger.set_run("moss-1", fetched_step=5)
-    assert "step 5 was fetched, not its last, pretrain step 12" in plan_removal(store, "runs/moss-1", home).warning
+    assert (
+        "step 5 was fetched, but its last checkpoint is pretrain step 12"
+        in plan_removal(store, "runs/moss-1", home).warning
+    )
     home.ledger.set_run("moss-1", fetched_step=12)
     assert plan_removal(store, "runs/moss-1", home).warning == ""
 

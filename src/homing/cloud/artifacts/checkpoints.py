@@ -1,7 +1,7 @@
 """The checkpoints of a run in the store: which are complete, newest and best; fetches one and verifies it by hash.
 
-    choose a checkpoint -> its files into a temporary folder, each verified -> renamed to ./models/NAME
-                        -> logs, metrics, samples to $HOMING_HOME/runs/<id>/
+    choose a checkpoint -> fetch its files into a temporary folder, verify each -> rename the folder to ./models/NAME
+                        -> fetch logs, metrics, samples to $HOMING_HOME/runs/<id>/
 
 A checkpoint without a manifest does not count, because the manifest is pushed last, after every file that it names has
 been read back.
@@ -63,11 +63,11 @@ class StoredCheckpoint:
     run_id: str
     manifest: CheckpointManifest
     text: bytes  # the text of the manifest as stored
-    problem: str = ""  # why the manifest cannot be trusted; in that case it names no files
+    problem: str = ""  # why the manifest cannot be trusted; an untrusted manifest lists no files
 
     @property
     def folder(self) -> str:
-        """The path of the checkpoint inside the run directory."""
+        """Return the checkpoint's path relative to the run directory."""
         return "/".join((file_names.CHECKPOINTS, self.manifest.phase, file_names.step_dir(self.manifest.step)))
 
     def key(self, name: str) -> str:
@@ -88,7 +88,7 @@ def list_checkpoints(store: Store, run_id: str, phases: list[str]) -> list[Store
     for entry in store.list(prefix):
         parts = entry.key[len(prefix) :].split("/")
         if len(parts) == 3 and parts[2] == file_names.MANIFEST and file_names.parse_step(parts[1]) is not None:
-            with contextlib.suppress(NotInStore):  # retention may have deleted it between the list and the read
+            with contextlib.suppress(NotInStore):  # retention may delete a checkpoint between list and read
                 found.append(_load(store, run_id, entry.key))
     order = {phase: number for number, phase in enumerate(phases)}
     return sorted(found, key=lambda c: (order.get(c.manifest.phase, -1), c.manifest.step), reverse=True)
@@ -100,7 +100,7 @@ def best_step(store: Store, run_id: str, phase: str) -> int | None:
 
 
 def known_hash(store: Store, key: str) -> str | None:
-    """Return the sha256 that a key must have: an object's from its name, a file's from its manifest."""
+    """Return the sha256 that a key's content must have, from an object's name or a file's manifest, or None."""
     folder, _, name = key.rpartition("/")
     if folder == file_names.STORE_OBJECTS and re.fullmatch(r"[0-9a-f]{64}", name):
         return name
@@ -145,7 +145,7 @@ def _load(store: Store, run_id: str, key: str) -> StoredCheckpoint:
         return StoredCheckpoint(run_id, unknown, text, f"its manifest belongs to {manifest.phase} {manifest.step}")
     strange = [file.name for file in manifest.files if not re.fullmatch(r"[\w-][\w.-]*", file.name)]
     if strange:
-        # A name such as ../../.bashrc would be written outside the target folder.
+        # A file name such as ../../.bashrc would make a fetch write outside the target folder.
         raise IntegrityError(
             f"{key} lists files that do not belong to a checkpoint.", f"{strange[0]!r}", "Do not use this store."
         )
@@ -171,7 +171,7 @@ class Fetched:
     run_dir: Path
     manifest: CheckpointManifest
     num_bytes: int
-    is_new: bool  # False if the same model was already there
+    is_new: bool  # False if model_dir already contained this model
     passed_over: list[str]  # newer checkpoints that were skipped because they are damaged
 
 
@@ -213,8 +213,8 @@ def fetch(
 def place_of(home: Home, run: RunRow, phase: str, models: Path) -> Path:
     """Return the default folder for a model of this phase: models/NAME.
 
-    If another run of the same name is there, as in a chain with `--phase`, the folder is NAME-PHASE next to it. If that
-    is taken too, or the phase is the same, the folder is the run's id.
+    If models/NAME contains the model of another run with this name, as when runs are chained with `--phase`, return
+    models/NAME-PHASE. If that folder is taken too, or both models are of the same phase, return models/RUN_ID.
     """
     there = _is_inside(home, models / run.name)
     if there is None or there.run_id == run.id or there.run_name != run.name:
@@ -237,7 +237,7 @@ class Shown:
     """A checkpoint in the store that could be fetched."""
 
     checkpoint: StoredCheckpoint
-    names: list[str]  # its names besides the step: latest, best, or none
+    names: list[str]  # the checkpoint's aliases: latest, best, both, or none
 
 
 def show(home: Home, run: RunRow) -> list[Shown]:
@@ -291,7 +291,7 @@ def _fetch_model(
     force: bool,
     notify: Callable[[str], None],
 ) -> bool:
-    """Fetch the files, and replace nothing until every byte is verified. Return True if the model is new here."""
+    """Fetch the model and replace the folder once every byte is verified. Return False if it was already there."""
     world = home.world
     if _is_same(home, checkpoint, model_dir):
         return False
@@ -311,7 +311,8 @@ def _fetch_model(
             raise UsageError(
                 what=f"{model_dir} changed during the fetch; it was not overwritten.",
                 why="A file in it was added, removed or modified.",
-                fix=f"Fetch it again: homing fetch {checkpoint.manifest.run_name}   or to another folder: --to FOLDER",
+                fix=f"Fetch it again: homing fetch {checkpoint.manifest.run_name}   or fetch it to another folder:"
+                " --to FOLDER",
             )
         _put_in_place(temporary, model_dir, world)
     finally:
@@ -322,7 +323,7 @@ def _fetch_model(
 def _check_replaceable(
     home: Home, store: Store, checkpoint: StoredCheckpoint, phases: list[str], model_dir: Path, force: bool
 ) -> None:
-    """Raise UsageError if the existing folder holds anything that could not be recovered."""
+    """Raise UsageError if the existing folder contains anything that could not be recovered."""
     again, foreign = f"homing fetch {checkpoint.manifest.run_name}", ""
     if not force:
         foreign = _foreign(home, checkpoint, model_dir) or _last_copy(home, store, checkpoint, phases, model_dir)
@@ -330,18 +331,18 @@ def _check_replaceable(
         raise UsageError(
             what=f"{model_dir} was not overwritten.",
             why=foreign,
-            fix=f"{again} --force   or to another folder: --to FOLDER",
+            fix=f"Overwrite it: {again} --force   or fetch to another folder: --to FOLDER",
         )
     if not _may_replace(home, model_dir):
         raise UsageError(
-            what=f"{model_dir} is not a model, so it is not replaced, not even with --force.",
-            why=f"It has neither {file_names.MANIFEST} nor {file_names.WEIGHTS}, and its contents would be deleted.",
-            fix=f"{again} --to FOLDER   with a folder that does not exist yet",
+            what=f"{model_dir} is not a model folder, so homing does not replace it, even with --force.",
+            why=f"It contains neither {file_names.MANIFEST} nor {file_names.WEIGHTS}, and its contents would be deleted.",
+            fix=f"Choose a folder that does not exist yet: {again} --to FOLDER",
         )
 
 
 def _put_in_place(temporary: Path, model_dir: Path, world: World) -> None:
-    """Replace the old folder. It is removed only after the rename has succeeded, and restored if that fails."""
+    """Replace the old folder: remove it after the rename has succeeded, or restore it if the rename fails."""
     old = model_dir.parent / f".{model_dir.name}.old-{world.random_hex(6)}"
     if world.exists(model_dir):
         world.rename(model_dir, old)
@@ -371,19 +372,19 @@ def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
 
 
 def _last_copy(home: Home, store: Store, checkpoint: StoredCheckpoint, phases: list[str], folder: Path) -> str:
-    """Return why the folder's model, if it is ahead of its replacement, cannot be fetched again; "" otherwise."""
+    """Return a sentence if replacing the folder would lose the last copy of a newer model, otherwise ""."""
     if _is_empty(home, folder):
         return ""
     there = codec.loads(CheckpointManifest, home.world.read(folder / file_names.MANIFEST))
     new = checkpoint.manifest
     order = {phase: number for number, phase in enumerate(phases)}
-    # run.json does not mention this phase, so its place in the order is unknown.
+    # A phase that run.json does not list has no known order, so assume that the model in the folder is newer.
     at = order.get(there.phase, len(order)), order.get(new.phase, -1)
     if (there.step <= new.step) if there.phase == new.phase else (at[0] < at[1]):
         return ""
     stored = list_checkpoints(store, there.run_id, phases)
     same = [each for each in stored if (each.manifest.phase, each.manifest.step) == (there.phase, there.step)]
-    # compares the actual bytes, because a manifest alone restores nothing
+    # Hash the stored files, because a manifest alone does not prove that the model can be fetched again.
     if any(not damage(store, each) for each in same):
         return ""
     new_name = f"step {new.step:,}" if new.phase == there.phase else f"{new.phase} step {new.step:,}"
@@ -392,7 +393,7 @@ def _last_copy(home: Home, store: Store, checkpoint: StoredCheckpoint, phases: l
 
 
 def _stamps(home: Home, folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return a stamp per file, from which changes can be detected."""
+    """Return a stamp for each file in the folder, so that later changes can be detected."""
     world = home.world
     found = world.walk(folder) if world.is_dir(folder) else []
     return {name: world.stamp(folder / name) for name in found if name != _FINDER and world.exists(folder / name)}
@@ -403,7 +404,7 @@ def _is_empty(home: Home, folder: Path) -> bool:
 
 
 def _may_replace(home: Home, folder: Path) -> bool:
-    """Return True if the folder is a model or empty, because `--to .` must not wipe the user's own folder."""
+    """Return True if the folder is empty or contains a model, so that `--to .` cannot wipe the user's own folder."""
     if not home.world.is_dir(folder):
         return False
     there = home.world.listdir(folder)
@@ -415,7 +416,7 @@ def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
     if not home.world.exists(path) or home.world.read(path) != checkpoint.text:
         return False
     files = checkpoint.manifest.files
-    # Fetch the file again if the local copy has been damaged since.
+    # Hash the local files too, so that a copy that was damaged after its fetch is fetched again.
     return all(
         home.world.exists(model_dir / file.name) and home.world.sha256(model_dir / file.name) == file.sha256
         for file in files
@@ -423,7 +424,7 @@ def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
 
 
 def _fetch_documents(home: Home, store: Store, run: RunRow) -> Path:
-    """Fetch logs, metrics and samples. These are only informational, so a file that disappears meanwhile is skipped."""
+    """Fetch logs, metrics and samples, which are only informational, so skip files that disappear in the meantime."""
     folder = home.run_dir(run.id)
     prefix = run_key(run.id) + "/"
     for entry in store.list(prefix):

@@ -1,8 +1,8 @@
 """Selects the open weights that the instance fetches directly from the Hub, bypassing this computer and the store.
 
-    hub_files(run)    which files: public ones with a hash from the Hub; if the store is a folder here, only those that
-                      are not here already
-    hub_inputs(run)   the same as inputs of the run: hf:OWNER/NAME@COMMIT/FILE and the sha256
+    hub_files(run)    the files to fetch: public ones with a hash from the Hub; if the store is a folder on this
+                      computer, only those that are not on this computer yet
+    hub_inputs(run)   the same files as inputs of the run: hf:OWNER/NAME@COMMIT/FILE and the sha256
     url_of(item)      the URL that the instance fetches; respects this computer's HF_ENDPOINT
     check_hub(run)    requests a file without a token, as the instance will, before anything is rented
 
@@ -33,7 +33,7 @@ def hub_files(run: Run, world: World) -> list[HubFile]:
     base = run.base
     if base is None:
         return []
-    # with a store on this computer nothing is uploaded, so local files need not be downloaded again
+    # A store on this computer needs no upload, so files that are already on this computer are not downloaded again.
     is_near = run.store.startswith("file:")
     return [file for file in base.hub_files if not is_near or not world.exists(os.path.join(base.dir, file.name))]
 
@@ -62,12 +62,12 @@ def check_hub(run: Run, world: World) -> None:
     item = next(filter(is_from_hub, run.inputs), None)
     if item is None:
         return
-    url, fix = url_of(item, world.environment()), "hf download, and model.from: FOLDER"
+    url, fix = url_of(item, world.environment()), "hf download, then set model.from: FOLDER"
     if "@" in urlsplit(url).netloc:
         raise UsageError(
             what="HF_ENDPOINT contains a password, which homing does not send to a rented instance.",
-            why=f"{item.source} is listed by a Hub that needs no password.",
-            fix="Unset it, or download the weights locally: " + fix,
+            why=f"A rented instance fetches {item.source} from that address itself.",
+            fix="Unset HF_ENDPOINT, or download the weights locally: " + fix,
         )
     try:
         # A redirect means that the file is accessible, so there is no need to follow it.
@@ -77,7 +77,7 @@ def check_hub(run: Run, world: World) -> None:
     if answer.status in _REFUSED:
         raise DataError(
             what=f"A rented instance cannot download {item.source} from the Hub.",
-            why=f"Without a token the Hub answers {answer.status}: the file is gated, private or gone.",
+            why=f"Without a token, the Hub answers {answer.status}: the file is gated, private or gone.",
             fix=f"Download it locally with a token that can read it: {fix}",
         )
     if answer.status >= 400:
@@ -86,13 +86,13 @@ def check_hub(run: Run, world: World) -> None:
     if found_sha256 != item.sha256:
         raise DataError(
             what=f"{item.source} differs from the file the Hub listed.",
-            why=f"Its sha256 is {found_sha256}, the listing said {item.sha256}.",
+            why=f"Its sha256 is {found_sha256}, but the Hub's listing reported {item.sha256}.",
             fix=f"Check HF_ENDPOINT, or download it locally: {fix}",
         )
 
 
 def describe_hub_download(run: Run, world: World) -> str:
-    """Describe how the instance of a launched run gets the open weights; "" if there is nothing to say."""
+    """Describe how the instance of a launched run gets its open weights, or return "" if there is nothing to report."""
     if run.base is None or not run.base.address.startswith("hf:"):
         return ""
     taken = [item.num_bytes for item in run.inputs if is_from_hub(item)]
@@ -105,7 +105,7 @@ def describe_hub_download(run: Run, world: World) -> str:
     folder = os.path.normpath(run.base.dir)
     own = [item.source for item in run.inputs if os.path.normpath(os.path.dirname(item.source)) == folder]
     here = [world.size(path) for path in own if world.exists(path)]
-    if not here:  # the run belongs to a different home, so everything is already in the store
+    if not here:  # the run was launched from a different home, so its weights are already in the store
         return ""
     return (
         f"This computer sends {format_bytes(sum(here))} of {run.base.address} through the store:"
@@ -116,7 +116,7 @@ def describe_hub_download(run: Run, world: World) -> str:
 
 def _silent(item: RunInput, why: str) -> StoreError:
     return StoreError(
-        what=f"The Hub does not serve {item.source} right now, and a rented instance would wait for it.",
+        what=f"The Hub is not serving {item.source} right now, so a rented instance would have to wait for it.",
         why=f"{why}. Nothing was rented.",
         fix="Try again later, or set HF_ENDPOINT to another Hub",
     )

@@ -1,9 +1,9 @@
-"""Removes files from a store safely: never a run's best or last checkpoint, a live run, or data of other homes.
+"""Removes files from a store, but never a run's best or last checkpoint, a live run, or another home's data.
 
-    plan_removal   keys or a folder -> what would be deleted, in order; raises if something must stay
-    remove         deletes, then lists again: anything still there is an error
-    kept_by        what a run keeps in its store, and what that costs after its instances are gone
-    remove_stored  all of it, for good
+    plan_removal   a key or a folder -> what would be deleted, in order; raises if something must stay
+    remove         deletes the keys, then checks each one: anything still there is an error
+    kept_by        returns how much a run keeps in its store, and what that costs after its instances are gone
+    remove_stored  permanently deletes everything that a run keeps in its store
 
 Several homes may share a store. A run belongs to the owner of its newest lease, or of its record. A model belongs to
 the run that its manifest names. Inputs below objects/ are shared, so they stay while any run in the store is live. A
@@ -34,19 +34,19 @@ from homing.wire.stored_record import RunRecord
 
 __all__ = ["Removal", "in_order", "kept_by", "not_there", "plan_removal", "remove", "remove_stored", "stored_keys"]
 
-_AT_ONCE = 100  # number of keys in one delete, which is one commit on the Hub
+_AT_ONCE = 100  # maximum number of keys per delete call, each of which makes one commit on the Hub
 
 
 @dataclass(frozen=True)
 class Removal:
-    keys: list[str]  # in the order of deletion
+    keys: list[str]  # keys in the order in which they are deleted
     num_bytes: int
     warning: str = ""  # a sentence to show before asking for confirmation
     folders: tuple[str, ...] = ()  # folders that are deleted with everything below them, including incomplete uploads
 
 
 def plan_removal(store: Store, key: str, home: Home) -> Removal:
-    """Return what removing a key, or a folder with all its content, would delete; raises if something must stay."""
+    """Return what removing a key, or a folder with all its content, would delete. Raise if any of it must stay."""
     prefix = key.rstrip("/")
     entries = [entry for entry in store.list(prefix) if entry.key == prefix or entry.key.startswith(prefix + "/")]
     if not entries:
@@ -61,8 +61,8 @@ def plan_removal(store: Store, key: str, home: Home) -> Removal:
         warning = _check_no_run_lives(store, home)
     keys = in_order(entry.key for entry in entries)
     num_bytes = sum(entry.num_bytes for entry in entries)
-    # Inputs are shared, and a home that pushes the inputs of its first run has no record there yet. Incomplete uploads
-    # expire within a day.
+    # Keep incomplete uploads of inputs: another home may be uploading them for its first run, which has no record in
+    # the store yet. Abandoned uploads expire within a day.
     folders = () if parts[0] == file_names.STORE_OBJECTS else (prefix,)
     return Removal(keys, num_bytes, warning or _warning(store, parts, home), folders)
 
@@ -98,7 +98,7 @@ def remove(store: Store, removal: Removal) -> None:
     left = [key for key in removal.keys if store.exists(key)]
     if left:
         raise StoreError(
-            what=f"{len(left)} of {len(removal.keys)} files are still in the store.",
+            what=f"{len(left)} of {len(removal.keys)} files are still in the store after the removal.",
             why=f"The first is {left[0]}.",
             fix="Run the same command again.",
         )
@@ -116,12 +116,12 @@ def _warning(store: Store, parts: list[str], home: Home) -> str:
         return f"It is the only copy: {run.name} was never fetched."
     try:
         last = next(iter(list_checkpoints(store, run.id, phases_of(store, run))), None)
-    except IntegrityError as exc:  # damaged data may be removed
+    except IntegrityError as exc:  # damaged data must not prevent its removal
         return f"It may be the only copy: step {run.fetched_step:,} was fetched, and {exc.what}"
     if last is None or last.manifest.step == run.fetched_step:
         return ""
     at = f"{last.manifest.phase} step {last.manifest.step:,}"
-    return f"It may be the only copy: step {run.fetched_step:,} was fetched, not its last, {at}."
+    return f"It may be the only copy: step {run.fetched_step:,} was fetched, but its last checkpoint is {at}."
 
 
 def _check_run(store: Store, parts: list[str], home: Home) -> None:
@@ -136,18 +136,18 @@ def _check_run(store: Store, parts: list[str], home: Home) -> None:
         raise UsageError(
             what="That would remove every checkpoint, including the best and the last.",
             why="Without a checkpoint, there is nothing to resume from and nothing to fetch.",
-            fix=f"Name one: homing store rm {'/'.join(parts[:3])}/PHASE/{file_names.step_dir(100)}",
+            fix=f"Remove a single one: homing store rm {'/'.join(parts[:3])}/PHASE/{file_names.step_dir(100)}",
         )
     phase, step = parts[3], file_names.parse_step(parts[4])
     found = [c for c in list_checkpoints(store, run_id, [phase]) if c.manifest.phase == phase]
     kept, whole = [c.manifest.step for c in found], [c.manifest.step for c in found if not c.problem]
     last, best = max(whole, default=None), best_step(store, run_id, phase)
-    called = "last" if kept == whole else "last whole"  # a damaged checkpoint cannot be resumed
+    called = "last" if kept == whole else "last whole"  # no run can resume from a damaged checkpoint
     role = called if step == last else "best" if step == best else ""
     if role and step is not None:
         raise UsageError(
             what=f"Step {step:,} is the {role} checkpoint of {run_id} and cannot be removed.",
-            why=f"There are steps {', '.join(f'{s:,}' for s in sorted(kept))}"
+            why=f"The stored steps are {', '.join(f'{s:,}' for s in sorted(kept))}"
             + (f"; the {called} is {last:,}" if last is not None else "")
             + (f", the best {best:,}." if best is not None else "."),
             fix="Remove another one, or fetch this one first and remove the whole run: "
@@ -170,7 +170,7 @@ def _check_owner(store: Store, run_id: str, home: Home) -> None:
     state = run.state if run is not None else record.state if record is not None else ""
     if state in LIVE_STATES:
         raise UsageError(
-            what=f"{run_id} is live; its files cannot be removed.",
+            what=f"{run_id} is live, so its files cannot be removed.",
             why=f"Its state is {state}."
             if run is not None
             else f"Its record says {state}; it is not in the local ledger.",
@@ -195,15 +195,15 @@ def _check_no_run_lives(store: Store, home: Home) -> str:
     Those runs may be resumed, and their home may no longer have the training text.
     """
     records = stored_runs(store)
-    # for an adopted run, the record is newer
+    # for an adopted run, the record in the store is newer than the local ledger
     known = {run.id: run.state for run in home.ledger.runs() if run.state != ADOPTED}
     states = {**{record.run_id: record.state for record in records}, **known}
     live = [run_id for run_id, state in states.items() if state in LIVE_STATES]
     if live:
         raise UsageError(
-            what="A live run may still need its inputs.",
-            why=f"Live: {', '.join(live)}.",
-            fix=f"See your runs: homing runs   and those of other homes: homing adopt {shlex.quote(store.url)}",
+            what="Inputs cannot be removed while a run is live, because it may still need them.",
+            why=f"Live runs: {', '.join(live)}.",
+            fix=f"List your runs: homing runs   and those of other homes: homing adopt {shlex.quote(store.url)}",
         )
     other_homes = [record.run_id for record in records if record.owner != home.owner]
     return f"Runs of other homes may need it to resume: {', '.join(other_homes)}." if other_homes else ""
@@ -213,7 +213,7 @@ def _check_no_run_lives(store: Store, home: Home) -> str:
 
 
 def kept_by(home: Home, run: RunRow) -> Kept | None:
-    """Return the size and cost of the run's folder and model, or None if they cannot be listed."""
+    """Return the size of the run's folder and model and what storing them costs, or None if they cannot be listed."""
     try:
         entries = _entries(home.store_of(run), run)
         environment = home.world.environment()
@@ -225,9 +225,9 @@ def kept_by(home: Home, run: RunRow) -> Kept | None:
 
 
 def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
-    """Return all keys that only this run pushed, its model included, and a sentence per item that belongs to others."""
+    """Return the keys that only this run pushed, including its model, and a sentence for each item it does not own."""
     store = home.store_of(run)
-    lease = newest(store, run.id)  # raises if the owner cannot be determined, because removal is permanent
+    lease = newest(store, run.id)  # raises if it cannot determine the owner, because removal is permanent
     if lease is not None and lease.owner != home.owner:
         return [], [f"{run.id} was adopted {describe(lease)}"]
     named = f"{file_names.STORE_MODELS}/{run.name}"
@@ -238,7 +238,7 @@ def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
 def remove_stored(home: Home, run: RunRow, keys: list[str]) -> None:
     """Remove the keys permanently and verify that they are gone. The caller must have asked for confirmation."""
     store = home.store_of(run)
-    keep_no_record(home, run.id)  # done first, because a guard that runs concurrently would write the record back
+    keep_no_record(home, run.id)  # must come first, because a concurrent guard would write the record back
     remove(store, Removal(in_order(keys), 0, folders=tuple(_folders(store, run))))
 
 

@@ -2,9 +2,9 @@
 
     $HOMING_HOME/runs/<run id>/diary/<key>.json
 
-The guard, `watch` and cron may all check a run at the same moment. An existing file tells the later ones that the
-action was already reported. The log also outlives its writer: if a guard dies halfway through an action, the next guard
-continues from this log.
+The guard, `watch` and cron may all check a run at the same moment. If an action's file already exists, another of them
+has reported the action. The log also outlives its writer: if a guard dies halfway through an action, the next guard
+continues from the log.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _load(home: Home, path: Path) -> Event | None:
     try:
         return codec.loads(Event, home.world.read(path))
     except (OSError, WireError):
-        return None  # the file is damaged, but its name still shows that the action happened
+        return None  # the log file is damaged, but its name still shows that the action happened
 
 
 def _path(home: Home, run_id: str, key: str) -> Path:

@@ -1,10 +1,10 @@
-"""Sends control requests from home to an instance as one file in the store, which concurrent commands may write.
+"""Sends control requests from home to an instance through one file in the store that concurrent commands may write.
 
     stop | limit | the age that launch reports  ->  the next numbered file at home  ->  request.json in the store
 
-Each number is created once, by create-if-absent, and holds everything requested so far, so that neither of two
-simultaneous requests is lost. After pushing its request, the writer checks again and pushes a newer number too if there
-is one. Only the home that owns the run sends requests, so its own disk can coordinate them.
+Each numbered file is created once, by create-if-absent, and contains everything requested so far, so that neither of
+two simultaneous requests is lost. After pushing its request, the writer checks for a file with a higher number and
+pushes that one too. Only the home that owns the run sends requests, so its own disk can coordinate them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from homing.world import NetworkError
 
 __all__ = ["ask", "deliver", "last_asked", "send_age"]
 
-_FOLDER = "wishes"  # folder for the numbered requests, in the run's folder at home
-_ON_ITS_WAY_S = 2.0  # how old a heartbeat may be when first seen, in addition to the heartbeat interval
+_FOLDER = "wishes"  # subfolder of the run's folder at home that contains the numbered requests
+_ON_ITS_WAY_S = 2.0  # how long a heartbeat may take to reach home after the agent has written it
 
 
 def ask(home: Home, run_id: str, store: Store, **wanted: Any) -> Request:
-    """Change the fields in `wanted` and keep everything requested before. Return the request as stored."""
+    """Merge `wanted` into the run's current request, push it to the store, and return it as stored."""
     try:
         return _ask_in_turn(home, run_id, store, wanted)
     except OSError as exc:
@@ -49,8 +49,9 @@ def ask(home: Home, run_id: str, store: Store, **wanted: Any) -> Request:
 def _ask_in_turn(home: Home, run_id: str, store: Store, wanted: dict[str, Any]) -> Request:
     folder = home.run_dir(run_id) / _FOLDER
     home.world.mkdir(folder)
-    while True:  # a caller that loses the race for a number takes the next one, so one of them always makes progress
-        # listed first, because a number created later may hold changes that this read misses
+    while True:  # if several callers race for a number, one of them gets it and the others try the next one
+        # List the numbers before reading the last request: in the opposite order, the changes of a request created in
+        # between would be lost.
         numbers = _numbers(home, folder)
         last = last_asked(home, run_id, store) or Request(serial=0)
         number = max([last.serial, *numbers]) + 1
@@ -66,7 +67,7 @@ def _ask_in_turn(home: Home, run_id: str, store: Store, wanted: dict[str, Any]) 
 
 
 def deliver(home: Home, run_id: str) -> None:
-    """Notify instances that do not see later changes to their store by themselves."""
+    """Notify the run's instances that cache the store, so that they reload it and see the new request."""
     for line in home.ledger.lines(run_id):
         # Instances of local providers read the store directly and cannot be reached from other computers.
         if line.destroyed_at is None and line.instance_id is not None and line.provider not in HERE_ONLY:
@@ -85,11 +86,11 @@ def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
 
 
 def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float) -> bool:
-    """Tell the agent how long its instance has been billed, if its own count is too low; return whether it was.
+    """Tell the agent how long its instance has been billing if its own count is too low. Return True if it was.
 
-    The agent counts by its own clock, from the start that boot.json names. If that clock is behind home's, the boot
-    time is missing from its count, and the limit would be enforced that much too late. Home measures the time with a
-    clock that cannot be set. `began` is the boot-clock time of the create call.
+    The agent counts by its own clock, from the start time in boot.json. If that clock is behind the clock at home, the
+    agent's count is too low, and it would enforce the limit too late. Home measures the time with a clock that cannot
+    be set. `began` is the boot-clock time of the create call.
     """
     world, rate = home.world, Decimal(boot.rate_usd_per_hour)
     if rate <= 0:
@@ -98,8 +99,8 @@ def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float
     counted_s = float((Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)) / rate * 3600)
     if age_s - counted_s <= boot.heartbeat_s + _ON_ITS_WAY_S:
         return False
-    # Send a little more than was counted. The agent reads it later, and ending too early costs less than ending too
-    # late.
+    # Send a slightly higher age than measured, because the agent reads it later, and ending the run too early costs
+    # less than ending it too late.
     last = last_asked(home, boot.run_id, store)
     why = (
         last.reason if last else ""
@@ -113,7 +114,7 @@ def _newest(home: Home, folder: Path) -> Request | None:
         try:
             return codec.loads(Request, home.world.read(_path(folder, number)))
         except WireError:
-            continue  # writes are atomic, so the disk must have corrupted it; use the previous one
+            continue  # writes are atomic, so the disk must have corrupted this request; use the previous one
     return None
 
 

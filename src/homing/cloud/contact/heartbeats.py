@@ -1,12 +1,12 @@
 """Reads what an instance has reported to the store about a run, and measures how long it has been silent.
 
-A document that is not there yet is None. A store that cannot be read raises an error, because an unreadable store does
-not mean a silent instance. The instance itself is never contacted.
+A document that does not exist yet is returned as None. A store that cannot be read raises an error, because an
+unreadable store does not mean a silent instance. The instance itself is never contacted.
 
 Silence is measured by this computer's own clock. A heartbeat carries the time of the machine that wrote it, and that
 clock may be minutes off. A machine with a slow clock would look dead while it reports, and one with a fast clock would
-look alive after it died. So the guard stores the last new heartbeat, and when it first saw it, in
-$HOMING_HOME/runs/<run id>/heard.json.
+look alive after it died. So the guard records the latest heartbeat, and the time at which it first saw that heartbeat,
+in $HOMING_HOME/runs/<run id>/heard.json.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class RunReports:
     heartbeat: Heartbeat | None
     outcome: Outcome | None
     is_limit: bool = False  # the run ended because of a limit
-    is_saved: bool = True  # for a run that is done: whether its final model is in the store, verified
-    # the run stopped although neither a person nor a limit requested it, so it was interrupted
+    is_saved: bool = True  # False if the run is done but its final model is not in the store or not verified
+    # True if the run was interrupted: it stopped although neither a person nor a limit requested it
     is_unasked: bool = False
 
 
 def read_reports(store: Store, run_id: str, line: LedgerLine | None) -> RunReports:
-    """Return the reports of this attempt only, because reports of earlier attempts say nothing about it."""
+    """Return the heartbeat and outcome of this attempt only, ignoring those of earlier attempts."""
     # Read the heartbeat first. It is pushed last, so an outcome read after it is at least as new.
     heartbeat = read_document(store, run_key(run_id, file_names.HEARTBEAT), Heartbeat)
     if heartbeat is not None and line is not None and heartbeat.mark != line.mark:
@@ -77,9 +77,9 @@ def _is_limit(store: Store, run_id: str, outcome: Outcome, since: float) -> bool
 
 
 def _has_model(store: Store, run_id: str, run_name: str, outcome: Outcome) -> bool:
-    """Return True if models/ has the weights of this outcome. Their manifest is written last, after all were read back.
+    """Return True if models/ has the weights of this outcome: their manifest is written last, after a read-back.
 
-    A machine may disappear after writing the manifest but before its last heartbeat.
+    A machine may disappear after writing the manifest but before sending its last heartbeat.
     """
     for name in filter(None, (run_name, run_id)):
         key = f"{file_names.STORE_MODELS}/{name}/{file_names.MANIFEST}"
@@ -112,22 +112,23 @@ def read_document(store: Store, key: str, cls: type[T]) -> T | None:
         raise IntegrityError(
             what=f"Cannot read {key} in {store.url}.",
             why=str(exc),
-            fix="It is rewritten regularly; if the error persists, delete it from the store.",
+            fix="The file is rewritten regularly; if the error persists, delete it from the store.",
         ) from exc
 
 
 def phases_of(store: Store, run: RunRow) -> list[str]:
-    """Return the phases of a run in training order, or nothing if its store has no run.json."""
+    """Return the phases of a run in training order, or an empty list if its store has no run.json."""
     resolved = read_document(store, run_key(run.id, file_names.RUN), Run)
     return [phase.kind for phase in resolved.phases] if resolved is not None else []
 
 
 class Tail:
-    """Lines of a growing file in the store, each returned once.
+    """Reads the lines of a growing file in the store, and returns each line once.
 
-    The whole file is pushed repeatedly. A trainer that goes back to a checkpoint truncates it, and a resumed attempt
-    may start a new one. If the last line read is no longer at its offset, reading starts over, so that no line is
-    missed. A last line without a newline is still being written and is left for the next call, unless `is_last`.
+    The instance pushes the whole file each time. A trainer that goes back to a checkpoint truncates it, and a resumed
+    attempt may start a new one. If the last line read is no longer at its offset, reading starts over, so that no line
+    is missed. A last line without a newline is still being written and is left for the next call, unless `is_last` is
+    set.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -153,9 +154,9 @@ class Tail:
         return fresh.decode("utf-8", "replace")
 
     def documents(self, cls: type[T]) -> list[T]:
-        """Return the new lines as `cls`. Skips unreadable lines, which were cut off when their writer crashed."""
+        """Return the new lines parsed as `cls`. Skip unreadable lines, which a crash of their writer cut off."""
         found = []
-        for text in self._fresh().split("\n")[:-1]:  # not splitlines, because texts may contain other line separators
+        for text in self._fresh().split("\n")[:-1]:  # splitlines() would also split at other line separators
             try:
                 found.append(codec.loads(cls, text))
             except codec.WireError:
@@ -167,7 +168,7 @@ class Tail:
 
 
 def quiet_s(home: Home, run_id: str, beat: Heartbeat) -> float | None:
-    """Return the seconds since this heartbeat was first seen here, or None if it is new. Records a new heartbeat."""
+    """Return the seconds since this heartbeat was first seen here, or record it and return None if it is new."""
     now, word = home.world.now(), [beat.mark, beat.t]
     note = _read(home, run_id)
     if note is not None and note["word"] == word:
@@ -179,23 +180,23 @@ def quiet_s(home: Home, run_id: str, beat: Heartbeat) -> float | None:
         home.world.mkdir(home.run_dir(run_id))
         home.world.write(home.run_dir(run_id) / _LAST_HEARTBEAT, json.dumps(note).encode())
     except OSError:
-        return max(0.0, now - beat.t)  # the disk is full, so only the machine's own clock is left
+        return max(0.0, now - beat.t)  # the disk is full, so trust the heartbeat's own timestamp
     return None
 
 
 def age_s(home: Home, run_id: str, beat: Heartbeat) -> float:
-    """Return a heartbeat's age for display: by its own clock, corrected by what a guard of this home has seen."""
+    """Return a heartbeat's age for display: from its own timestamp, or from when a guard of this home first saw it."""
     now, note = home.world.now(), _read(home, run_id)
     said_s = max(0.0, now - beat.t)
     heartbeat_age_s = elapsed_s(home, note["seen"]) if note is not None else 0.0
     if note is None or note["word"][0] != beat.mark or heartbeat_age_s < 0:
         return said_s
-    # this heartbeat is newer than the noted one
+    # If this heartbeat is newer than the recorded one, the age of the recorded one is an upper bound.
     return heartbeat_age_s if note["word"][1] == beat.t else min(said_s, heartbeat_age_s)
 
 
 def last_word(home: Home, run_id: str, mark: str) -> tuple[str, float]:
-    """Return the last known state and its age in seconds for a store that cannot be read; ("", 0.0) if unknown."""
+    """Return the last recorded state and its age in seconds, for when the store cannot be read, or ("", 0.0)."""
     note = _read(home, run_id)
     if note is None or note["word"][0] != mark:
         return "", 0.0
@@ -203,7 +204,7 @@ def last_word(home: Home, run_id: str, mark: str) -> tuple[str, float]:
 
 
 def _read(home: Home, run_id: str) -> dict[str, Any] | None:
-    """Return the stored note, or None if it is missing or damaged, so that the next heartbeat counts as new."""
+    """Return the recorded heartbeat, or None if it is missing or damaged, so that the next one counts as new."""
     try:
         note = json.loads(home.world.read(home.run_dir(run_id) / _LAST_HEARTBEAT))
         mark, t = note["word"]

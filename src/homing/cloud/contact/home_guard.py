@@ -1,12 +1,12 @@
-"""Says whether a guard is on duty at home, and lets a launch start one in the background.
+"""Tells whether a guard is on duty at home, and lets a launch start one in the background.
 
-    sign_in     after each pass, with the providers that answered -> guard.json in the home
-    is_on_duty  whether a guard signed in recently and will make further passes
-    start       `homing guard` as a process that outlives the launch -> its first pass
-    is_needed   whether any resource of this home bills or may bill
+    sign_in     records a pass of a guard, and the providers that answered, in guard.json in the home
+    is_on_duty  tells whether a guard signed in recently and will make further passes
+    start       starts `homing guard` as a process that outlives the launch, and waits for its first pass
+    is_needed   tells whether any resource of this home bills or may bill
 
-A guard in the background works like one in a terminal: it counts as armed only while it makes its passes and reaches
-the provider. When there has been nothing to guard for a while, the guard signs out and exits.
+A guard in the background works like one in a terminal: it counts as armed only while it keeps making passes and
+reaching the provider. When there has been nothing to guard for a while, the guard signs out and exits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def start(home: Home, provider: str) -> int:
         raise UsageError(
             what=f"The background guard did not reach {provider} within {format_duration(_FIRST_ROUND_S)}.",
             why=f"Its log: {home.path / LOG}",
-            fix="See why: homing guard   or launch with one guard: --one-guard",
+            fix="Find out why: homing guard   or launch with a single guard: --one-guard",
         )
     return pid
 
@@ -81,8 +81,8 @@ def words(home: Home) -> str:
 def is_on_duty(home: Home, provider: str | None = None) -> bool:
     """Return True if a guard of this home made a pass recently, given its interval, and will make more.
 
-    With `provider`, the guard must also have listed the instances there, because without an API key it could not end
-    them.
+    With `provider`, the guard must also have listed that provider's instances, because it could not destroy them
+    without an API key.
     """
     note = _read_note(home)
     found = note if provider is None else note.get("reached", {}).get(provider, {})
@@ -100,13 +100,13 @@ def out_of_reach(home: Home, provider: str) -> str:
 
 @dataclass(frozen=True)
 class OnDuty:
-    """The guard of this home that made the last pass."""
+    """The guard of this home that made the most recent pass."""
 
     host: str
     pid: int  # 0: unknown
-    age_s: float  # time since its last pass
+    age_s: float  # seconds since the guard's last pass
     reaches: tuple[str, ...]  # providers
-    is_background: bool  # whether a launch started it
+    is_background: bool  # True if a launch started the guard
 
 
 def guard_on_duty(home: Home) -> OnDuty | None:
@@ -121,7 +121,7 @@ def guard_on_duty(home: Home) -> OnDuty | None:
 
 
 def sign_out(home: Home) -> None:
-    """Record that this guard exits and no longer counts.
+    """Record that this guard is exiting and no longer counts as on duty.
 
     Any other guard of this home signs in again on its next pass.
     """
@@ -138,7 +138,7 @@ def sign_in(
     """Record a pass. A single pass, run manually or by cron, counts only if it follows another one closely enough.
 
     `reached` names the providers that answered the list call of this pass. Providers that other guards of this home
-    reached, perhaps with different keys, are kept until that was too long ago.
+    reached, perhaps with different keys, are kept until their entries are too old.
     """
     before = _read_note(home)
     now = {"t": home.world.now(), "every_s": every_s}
@@ -152,7 +152,7 @@ def sign_in(
 
 
 def _read_note(home: Home) -> dict[str, Any]:
-    """Return the last sign-in of a guard, which is empty if there is none or the file is damaged."""
+    """Return the last sign-in of a guard, or an empty dict if there is none or the file is damaged."""
     try:
         note = json.loads(home.world.read(home.path / _FILE))
     except (OSError, ValueError):
@@ -162,7 +162,7 @@ def _read_note(home: Home) -> dict[str, Any]:
 
 
 def _is_fresh(home: Home, note: dict[str, Any]) -> bool:
-    """Return False if there was no pass, or if the last one is too old for its interval."""
+    """Return True if the note records a pass that is recent enough for the guard's interval."""
     try:
         age_s, every_s = home.world.now() - float(note["t"]), float(note["every_s"])
     except (ValueError, KeyError, TypeError):

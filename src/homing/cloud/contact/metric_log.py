@@ -22,27 +22,27 @@ from homing.wire.event_lines import Metric
 
 __all__ = ["MetricLog"]
 
-_ALL_BYTES = 1 << 20  # a few thousand lines, all of which are returned
+_ALL_BYTES = 1 << 20  # files up to this size, a few thousand lines, are returned in full
 _BLOCKS = 1000  # the file is divided into this many blocks, and lines for the curve are taken from each
 _EXAMINED = 24 << 20
 _PIECE = 1 << 17  # bytes per read; larger reads would exceed the CPU cache and take twice as long
 _TAIL_BYTES = 8 << 20
-_ENDS = 20  # number of lines to keep at the beginning and at the end
+_ENDS = 20  # number of lines to keep at the beginning and at the end of the file
 _MOST_VALIDATIONS = 4  # per block
 
-_Read = Callable[[int, int], bytes]  # takes an offset and a number of bytes
+_Read = Callable[[int, int], bytes]  # reads a part of the file: (offset, number of bytes) -> its bytes
 
 _LOSS = re.compile(rb'"loss": (-?[0-9][0-9.eE+-]*)')
 _REWARD = re.compile(rb'"reward": (-?[0-9][0-9.eE+-]*)')
 _VALIDATION = b'"val_loss": '
-# Matches a value that is not null. The quote before the field's name is left out: every field has one, while the v is
-# rarer, so the search is faster.
+# Matches a validation loss that is not null. The pattern starts at the v of the field's name, not at the quote before
+# it, because quotes are far more frequent than v's and the search would be slower.
 _VALIDATED = re.compile(_VALIDATION[1:] + b"[^n]")
 _PHASE = re.compile(rb'"phase": "([^"]*)"')
 
 
 class MetricLog:
-    """Metrics that have not been returned yet.
+    """Reads a run's metrics, and returns each one once.
 
     A trainer that goes back to a checkpoint truncates the file, and a resumed attempt may start a new one. If the last
     line read is no longer at its offset, reading starts over. A last line without a newline is still being written and
@@ -50,14 +50,14 @@ class MetricLog:
     """
 
     def __init__(self, store: Store, key: str, *, is_curve: bool = True) -> None:
-        """Read for a curve, or with `is_curve=False` only for the current state of the run.
+        """Read the lines that a curve needs or, with `is_curve=False`, those that show the run's current state.
 
         In the latter case, only the beginning of a long file, the first lines of the last phase and the last
         _TAIL_BYTES are read.
         """
         self._store, self._key, self._is_curve = store, key, is_curve
         self._offset = 0
-        self._last = b""  # the last line before the offset
+        self._last = b""  # the last line read, which ends at _offset
 
     def fresh(self) -> list[Metric]:
         """Return new metrics since the last call, in file order.
@@ -111,7 +111,7 @@ def _beginnings(read: _Read, start: int, end: int) -> tuple[list[bytes], int]:
     after, tail = _line_after(read, end - _TAIL_BYTES, end)
     last = _phase_of(read(max(tail, end - _ALL_BYTES // 4), _ALL_BYTES // 4))
     if after and lines and _phase_of(after) == last != _phase_of(lines[0]):
-        # The phase began somewhere in between: bisect until its first line is in the remaining part.
+        # The last phase began somewhere between the head and the tail, so bisect to find its first line.
         low, high = start, tail
         while high - low > _ALL_BYTES // 4:
             middle = (low + high) // 2
@@ -144,7 +144,7 @@ def _blocks(read: _Read, start: int, end: int, step: int) -> Iterator[bytes]:
         if cut:
             yield data[:cut]
             at, longer = at + cut, step
-        elif at + len(data) >= end or len(data) < longer:  # the line is incomplete, or the file was truncated
+        elif at + len(data) >= end or len(data) < longer:  # the last line is incomplete, or the file was truncated
             return
         else:
             longer *= 2
@@ -153,8 +153,8 @@ def _blocks(read: _Read, start: int, end: int, step: int) -> Iterator[bytes]:
 def _picked(block: bytes, examined: int, *, is_first: bool) -> list[bytes]:
     """Return selected lines of a block, in order.
 
-    `examined` is the number of bytes to search for the smallest and largest figure. If it is 0, only lines that must
-    not be missed are returned.
+    `examined` is the number of bytes to search for the smallest and largest value. If it is 0, only validations, phase
+    changes and, in the first block, the first lines are returned.
     """
     starts = {*_validations(block), *_changes(block)}
     if examined:

@@ -1,9 +1,9 @@
 """SSH access to rented machines: keys generated at home, and the command that logs in with them.
 
-    $HOMING_HOME/keys/login/         key  key.pub     ours, one for all machines; only the public half is sent
-    $HOMING_HOME/keys/hosts/MARK/    key  key.pub     one instance's host key; both are sent; pinned from the start
+    $HOMING_HOME/keys/login/         key  key.pub     our login key for all machines; only the public half is sent
+    $HOMING_HOME/keys/hosts/MARK/    key  key.pub     one instance's host key, pinned from the start; both are sent
 
-    run -> its instance that is still there -> provider.connection -> argv
+    run -> its instance that still exists -> provider.connection -> argv
 
 The keys on both sides exist before the machine does, so the user never has to accept an unknown host key. If a new
 machine does not present the key it was given, we do not connect. This module only builds the ssh command; the CLI runs
@@ -59,7 +59,7 @@ def login_key(home: Path, world: World) -> LoginKey:
 
 
 def host_key(home: Path, mark: str, world: World) -> HostKey:
-    """Return the instance's host key, always the same, because a repeated create must not change the pinned key."""
+    """Return the instance's host key, which never changes: a repeated create call must not change the pinned key."""
     folder = _make(home / _KEYS / "hosts" / mark, mark, world)
     return HostKey(_read(folder / _PRIVATE, world) + "\n", _read(folder / _PUBLIC, world))
 
@@ -70,7 +70,7 @@ def find_host_key(home: Path, mark: str, world: World) -> HostKey | None:
 
 
 def known_hosts_line(key: HostKey, host: str, port: int = 22) -> str:
-    """Return the line to use as Connection.known_hosts."""
+    """Return the known_hosts line of a host key, for use as Connection.known_hosts."""
     pattern = host if port == 22 else f"[{host}]:{port}"
     return f"{pattern} {' '.join(key.public_line.split()[:2])}"
 
@@ -86,10 +86,10 @@ def _make(folder: Path, comment: str, world: World) -> Path:
         if done.code:
             raise UsageError(
                 what="Could not create an SSH key.",
-                why=f"ssh-keygen ended with {done.code}: {(done.err or done.out).strip()}",
+                why=f"ssh-keygen exited with code {done.code}: {(done.err or done.out).strip()}",
                 fix="Install the OpenSSH client (openssh-client), or free some disk space, then run the command again.",
             )
-        # rewritten with fsync, because a machine may outlive a crash of this computer
+        # Rewrite the key files with fsync: if this computer crashes, the machine may keep running and need the keys.
         for name, mode in ((_PRIVATE, 0o600), (_PUBLIC, 0o644)):
             world.write(temporary / name, world.read(temporary / name), mode=mode)
         _put(temporary, folder, world)
@@ -129,12 +129,12 @@ class Login:
         return f"{self.connection.user}@{self.connection.host}"
 
     def shell(self, command: Sequence[str] = ()) -> list[str]:
-        """Return the ssh command for an interactive shell on the machine, or for a command that its shell parses."""
+        """Return the ssh command that opens a shell on the machine or, with `command`, passes it to that shell."""
         argv = ssh_argv(self.connection, self.known_hosts)
         return [*argv, self._to, *command] if command else [*argv, "-t", self._to]
 
     def forward(self, port_here: int, port_there: int) -> list[str]:
-        """Return the ssh command for a tunnel between loopback addresses, which no one else on a network can use."""
+        """Return the ssh command for a tunnel between loopback addresses, so that only local processes can use it."""
         tunnel = f"127.0.0.1:{port_here}:127.0.0.1:{port_there}"
         return [
             *ssh_argv(self.connection, self.known_hosts),
@@ -168,7 +168,7 @@ def _open_line(home: Home, run: RunRow) -> LedgerLine:
     if not lines:
         raise UsageError(
             what=f"{run.id} has no instance to log in to.",
-            why=f"It is {run.state}; it has no running instance.",
+            why=f"The run is {run.state} and has no running instance.",
             fix=f"Read its log: homing logs {run.name}   Fetch its model: homing fetch {run.name}",
         )
     return lines[-1]
