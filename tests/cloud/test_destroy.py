@@ -225,7 +225,7 @@ def test_an_absurd_bill_is_reported_and_not_recorded(
         with monkeypatch.context() as patch:
             patch.setattr(world, "http", http)
             made = guard_pass(home)
-            assert any("not counted" in problem for problem in made.problems), text
+            assert any("homing ignores" in problem for problem in made.problems), text
             assert Decimal(line_of(home, line.mark).spend_usd) < 1, text
             assert home.ledger.bills().get(line.mark, Decimal(0)) < 1, text
     assert world.machines.running, "an implausible figure destroys nothing"

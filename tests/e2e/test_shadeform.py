@@ -201,7 +201,7 @@ def test_a_machine_that_is_not_what_was_rented_is_seen_at_once_and_ended_from_ho
     """Its agent cannot end it and could not speak to the store yet; for Shadeform it is active all the time."""
     shadeform.machines.card = "T4"
     began = home.world.monotonic()
-    with pytest.raises(StartTimeout, match="ended before its first heartbeat") as caught:
+    with pytest.raises(StartTimeout, match="exited before its first heartbeat") as caught:
         launch(rented(home, store, tmp_path, ENDLESS), home)
     assert "T4" in caught.value.why
     assert home.world.monotonic() - began < 300, "not the half hour that a slow boot may take"

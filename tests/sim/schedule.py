@@ -322,7 +322,7 @@ class _Play:
         messages = {"provider": self.stage.provider, "limit": str(limit), "resume": is_resume, "limits": limits}
         ready = self.stage.draft(home, **messages)
         self.stage.truth.limits_usd[ready.run.id] = limit
-        self.verdict.is_announced = any("it keeps billing at" in said for said in guards(ready, home))
+        self.verdict.is_announced = any("keeps billing at" in said for said in guards(ready, home))
         return launch(ready, home)
 
     def _watch(self, home: Home) -> str:

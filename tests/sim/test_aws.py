@@ -60,8 +60,8 @@ def test_a_machine_that_hangs_without_a_guard_at_home_keeps_billing_and_launch_h
         assert rig.do("launch", verb).error is None
         (sentence,) = (each for each in said if "it keeps billing at" in each)
         assert "hangs or never comes up" in sentence
-        assert "/h until: homing destroy moss" in sentence
-        assert not any("the provider ends it" in each for each in said)
+        assert "/h until you run: homing destroy moss" in sentence
+        assert not any("the provider ends the instance" in each for each in said)
         (machine,) = rig.cloud.cloud._live
         rig.cloud.cloud.hang(machine)
         stage.home.freeze()

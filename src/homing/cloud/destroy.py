@@ -57,7 +57,7 @@ DEADLINE_S = 60.0
 _RESOURCE_S = 60.0  # timeout for a volume, key or group that no instance uses
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
-# time for an attempt that began before the deadline, because each request has its own timeout and retries
+# extra time for an attempt that began before the deadline, because each request has its own timeout and retries
 _LAST_TRY_S = 150.0
 
 
@@ -76,7 +76,7 @@ def open_lines(home: Home, run: RunRow | None) -> list[LedgerLine]:
 
 
 def would_be_lost(home: Home, run: RunRow) -> str:
-    """Return a sentence about what exists only on the instance, or "" if everything worth keeping is in the store."""
+    """Return a sentence about work that exists only on the instance, or "" if everything of value is in the store."""
     lines = [line for line in open_lines(home, run) if line.created_at is not None]
     if not lines:
         return ""
@@ -90,7 +90,7 @@ def would_be_lost(home: Home, run: RunRow) -> str:
     beat = reports.heartbeat
     if beat.is_pushed and reports.outcome is not None:
         return ""
-    # the step is unknown before the first metrics
+    # The step is unknown until the first metrics arrive.
     at = f" at step {beat.step:,} of {beat.num_steps:,}" if beat.num_steps else ""
     return f"it is {beat.state}{at}; anything not pushed is lost"
 
@@ -109,7 +109,7 @@ def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> D
         home.ledger.set_run(
             run.id, state="stopped", reason="destroyed manually", exit_code=None, ended_at=home.world.now()
         )
-    # From here on no guard resumes the run. If a guard was just relaunching it, there is a ledger line for that.
+    # From here on, no guard resumes the run. If a guard was just relaunching it, that attempt has a ledger line by now.
     late = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
     return Destroyed(done.lines + late.lines, done.spend_usd + late.spend_usd)
 
@@ -124,12 +124,12 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
 
 
 def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: float = math.inf) -> dict[str, Problem]:
-    """Destroy the lines, and return the problems of those not confirmed gone, by mark.
+    """Destroy the instances of these lines, and return by mark why some of them are not confirmed gone.
 
-    `by` (Unix seconds) is when the caller needs to move on. A call that has not answered by then continues in the
-    background and counts as unconfirmed.
+    `by` (Unix seconds) is the time by which the caller must move on. A call that has not answered by then continues in
+    the background and counts as unconfirmed.
     """
-    with _bookkeeping():  # done before taking any timestamp: if the clock was set back, the receipt would be too small
+    with _bookkeeping():  # must come before any timestamp: with a clock that was set back, the receipt would be too low
         follow_clock(home)
     for line in lines:
         # Record the request first: if this process dies now, every later command reports this destroy as unconfirmed. A
@@ -153,7 +153,7 @@ class Problem:
 
 
 def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float, by: float) -> dict[str, Problem]:
-    """Return the problems by mark. Providers are called in parallel, so that a silent one does not delay the others."""
+    """Destroy the instances in parallel across providers, so that no silent provider delays the others."""
     by_provider: dict[str, list[LedgerLine]] = {}
     for line in lines:
         by_provider.setdefault(line.provider, []).append(line)
@@ -193,7 +193,7 @@ def end_duplicates(home: Home, line: LedgerLine, list_owned: Callable[[], list[I
                 provider.destroy(each.id)
                 with _bookkeeping():
                     note_duplicate(home, line, each)
-                ended.append(f"{each.id} is destroyed: {line.instance_id} has the same mark, {line.mark}.")
+                ended.append(f"Destroyed the duplicate {each.id}: {line.instance_id} has the same mark, {line.mark}.")
     return ended
 
 
@@ -245,7 +245,7 @@ def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
 
 
 def _destroy_in_turn(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, Problem]:
-    """Try each line once, then retry the rest until the deadline, so that a stubborn one does not delay the others."""
+    """Try to destroy each instance once, then retry the rest until the deadline. Return the problems by mark."""
     problems = {line.mark: _try(home, line) for line in lines}
     until, pause_s = home.world.monotonic() + deadline_s, _FIRST_PAUSE_S
     while True:
@@ -265,7 +265,7 @@ def _try(home: Home, line: LedgerLine) -> Problem:
         # The provider was never asked for an instance, and begin_create refuses a line with a destroy request.
         try:
             receipt(home, line, None, "never created")
-        except Exception as exc:  # this was not recorded, so its launch may continue; still destroy the others
+        except Exception as exc:  # its end is not recorded, so its launch may continue; destroy the others
             return Problem(_words(exc))
         return Problem("")
     try:
@@ -274,7 +274,7 @@ def _try(home: Home, line: LedgerLine) -> Problem:
         with _bookkeeping():
             home.ledger.update(line.mark, state="unknown", billing="maybe", note=exc.what)
         return Problem(exc.why, exc.fix)
-    except Exception as exc:  # whatever happened, destroy the others and retry this one
+    except Exception as exc:  # whatever happened, destroy the other instances and retry this one
         problem = _words(exc)
     if problem and line.state != REFUSED:
         with _bookkeeping():
@@ -301,7 +301,7 @@ def _bookkeeping() -> Iterator[None]:
 
 def _try_once(home: Home, line: LedgerLine) -> str:
     provider = home.provider_of(line)
-    line = next(iter(_as_written(home, [line])), line)  # read again, with the findings of the previous try
+    line = next(iter(_as_written(home, [line])), line)  # the previous try may have updated the line
     shown = _shown(provider, line)
     ids = [instance.id for instance in shown]
     instance_id = line.instance_id or (ids[0] if ids else None)
@@ -326,14 +326,14 @@ def _try_once(home: Home, line: LedgerLine) -> str:
         return problem
     instance = provider.describe(instance_id) if instance_id is not None else None
     now = next(iter(_as_written(home, [line])), line)
-    if now.instance_id not in (None, instance_id):  # its launch has retried the create call and got an answer since
+    if now.instance_id not in (None, instance_id):  # in the meantime, its launch repeated the create call
         return f"{now.instance_id} appeared with the same mark."
     receipt(home, line, instance, _note(line, instance))
     return ""
 
 
 def _shown(provider: Provider, line: LedgerLine) -> list[Instance]:
-    """Return the instances with this mark, because there is no id if a create call got no answer."""
+    """Return the instances with the line's mark, because the line has no instance id if a create call got no answer."""
     try:
         return [instance for instance in provider.list_owned() if instance.mark == line.mark]
     except Exception:
@@ -343,7 +343,7 @@ def _shown(provider: Provider, line: LedgerLine) -> list[Instance]:
 
 
 def _note_ids(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> None:
-    """Record the ids of all instances under the mark before destroying them, so that each has a line if we die now.
+    """Record the ids of all instances under the mark first, so that each has a line even if this process dies now.
 
     Costs are not computed yet.
     """
@@ -352,7 +352,7 @@ def _note_ids(home: Home, line: LedgerLine, shown: list[Instance], instance_id: 
             if each.id == instance_id:
                 home.ledger.update(line.mark, instance_id=each.id)
             else:
-                add_duplicate(home, line, each)  # it is destroyed together with this line, at the same cost
+                add_duplicate(home, line, each)  # the duplicate is destroyed together with this line's instance
 
 
 def _count(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> LedgerLine:
@@ -370,7 +370,7 @@ def _count(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str
 
 
 def _ask_each(provider: Provider, ids: list[str]) -> Exception | None:
-    """Request that all of them be destroyed, and return the first error."""
+    """Ask the provider to destroy each of these instances, and return the first error or None."""
     refusals: list[Exception] = []
     for instance_id in ids:
         try:
@@ -381,10 +381,10 @@ def _ask_each(provider: Provider, ids: list[str]) -> Exception | None:
 
 
 def _account_problem(home: Home, provider: Provider, line: LedgerLine) -> Exception | None:
-    """Return why the account behind this key is unknown, or None.
+    """Return the error that keeps the account behind this key from being identified, or None if it is the right one.
 
     If the account is unknown, the destroy is still requested, but an instance that is not listed does not count as
-    gone. Raises OtherAccount if it is known to be a different account.
+    gone. Raises OtherAccount if the key is known to belong to a different account.
     """
     try:
         check_account(home, provider, line)
@@ -404,8 +404,8 @@ def _may_still_appear(home: Home, provider: Provider, line: LedgerLine) -> bool:
     assert line.created_at is not None, line
     if provider.settle_s <= 0 or line.state == REFUSED:
         return False
-    # A destroy request comes after the create call. If its time is earlier, the clock was set back, so count from
-    # there.
+    # A destroy request comes after the create call. If the request has the earlier time, the clock was set back between
+    # the two, so count from the time of the request.
     asked_at = home.ledger.destroy_asked_at(line.mark)
     since = line.created_at if asked_at is None else min(line.created_at, asked_at)
     return home.world.now() - since < CREATE_GRACE_S
@@ -439,7 +439,7 @@ def end_finding(home: Home, finding: Finding) -> str:
 
 
 def _end_resource(home: Home, resource: Resource) -> str:
-    # The resource belongs to a different home, and is reached through an instance that was adopted from that home.
+    # A resource of a different home is reached with the provider settings of an instance adopted from that home.
     others = home.ledger.lines_of_others(owner_prefix(home.owner))
     lines = [line for line in others if owner_in(line.mark) == owner_in(resource.mark) != home.owner]
     line = next((each for each in lines if each.provider == resource.provider), None)

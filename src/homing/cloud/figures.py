@@ -16,14 +16,14 @@ from decimal import Decimal
 
 __all__ = ["MOST_USD", "MOST_USD_PER_HOUR", "Figures", "read_figure", "read_moment", "read_port"]
 
-# maximum for one instance; the most expensive 8-GPU machine costs about a million dollars a year
+# maximum spend for one instance; the most expensive 8-GPU machine costs about a million dollars a year
 MOST_USD = Decimal(10**7)
 MOST_USD_PER_HOUR = Decimal(10**4)
 _MOST_COUNT = 10**15
 _LONGEST_TEXT = 100  # maximum number of characters in a plausible number
 _SMALLEST = Decimal("1e-12")
 _OLDEST_S = 10 * 365 * 86400.0  # no live instance is older than this
-_AHEAD_S = 2 * 86400.0  # clocks differ, but not by more than this
+_AHEAD_S = 2 * 86400.0  # the clocks of two machines never differ by more than this
 
 
 def read_figure(value: object, most: Decimal | int, *, least: Decimal | int = 0) -> Decimal | None:
@@ -46,7 +46,7 @@ def read_figure(value: object, most: Decimal | int, *, least: Decimal | int = 0)
 
 
 def read_port(value: object) -> int | None:
-    """Return a TCP port, or None."""
+    """Return `value` as a TCP port, or None if it is not one."""
     port = read_figure(value, 65535, least=1)
     return int(port) if port is not None and port == port.to_integral_value() else None
 
@@ -59,7 +59,7 @@ def read_moment(value: object) -> float | None:
     if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value.strip()):
         if value.startswith("0001-"):
             return None
-        # Some providers send nine fractional digits, but Python parses six.
+        # Some providers send nine fractional digits, but Python parses at most six.
         plain = re.sub(r"(\.\d{6})\d+", r"\1", value.strip().replace("Z", "+00:00").replace("z", "+00:00"))
         try:
             value = datetime.datetime.fromisoformat(plain)
@@ -97,7 +97,7 @@ class Figures:
         return None if number is None else float(number)
 
     def moment(self, name: str, value: object, now: float) -> float | None:
-        """Return Unix seconds by the same clock as `now`, rejecting times that are years ago or days ahead."""
+        """Return `value` as Unix seconds, or None if it is many years before or several days after `now`."""
         at = read_moment(value)
         if at is not None and now - _OLDEST_S <= at <= now + _AHEAD_S:
             return at
@@ -113,7 +113,7 @@ class Figures:
 
     def _doubt(self, name: str, value: object) -> None:
         self.problems.append(
-            f"{self.source} reports {name} as {_shown(value)}, which cannot be right, so it is not counted."
+            f"{self.source} reports {name} as {_shown(value)}, which cannot be right, so homing ignores it."
         )
 
 

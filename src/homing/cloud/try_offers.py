@@ -1,7 +1,7 @@
 """Decides which offer a launch uses: the one named on the command line, or the next one in the plan if it is gone.
 
     --cloud hyperstack --region canada-1 --instance-type H100     a provider that resells other clouds: all three
-    --region us-east-1 --instance-type g5.xlarge                  a provider with its own machines: enough to tell apart
+    --region us-east-1 --instance-type g5.xlarge                  a provider with its own machines: these two are enough
 
     launch -> started
            -> sold out, or the machine never came up -> the next offer that may be used without asking, or that the
@@ -9,7 +9,7 @@
 
 If a named offer does not exist, the error lists the nearest ones, and no other offer is used instead.
 
-Nothing is left of a failed launch, so the same run continues as its next attempt, and its limit covers all attempts. If
+A failed launch leaves nothing behind, so the run continues with its next attempt, and its limit covers all attempts. If
 an agent starts and then gives up, the next offer is not tried, because the agent would give up there too. Between two
 offers no instance of the run is alive, so a lock shows that the launch continues. A stop, a destroy or a new limit from
 another terminal takes effect in that time too. The user may take a long time to answer, so the run is checked again
@@ -41,7 +41,7 @@ from homing.wire.run_json import Limits
 __all__ = ["MAY_COST", "Exact", "is_within_plan", "launch_any", "name_of", "only", "without_spot"]
 
 _NEAR = 5
-MAY_COST = Decimal("1.5")  # a replacement may cost this many times the agreed offer's cost to finish
+MAY_COST = Decimal("1.5")  # a replacement may cost up to this many times what the agreed offer costs to finish
 _TRIES = 5
 
 
@@ -89,7 +89,7 @@ def only(plan: Plan, exact: Exact, words: Words) -> Plan:
     if not rows:
         raise NoOffer(
             what=f"No provider currently offers {exact} for {plan.run.name}.",
-            why=f"Queried, from cloud.providers: {', '.join(plan.run.cloud.providers)}."
+            why=f"Queried the providers in cloud.providers: {', '.join(plan.run.cloud.providers)}."
             f" Closest: {'; '.join(_near(plan, exact))}.",
             fix=f"See all offers: {words.to('plan')}   or query another provider: --set cloud.providers=NAME",
         )
@@ -103,7 +103,7 @@ def without_spot(plan: Plan, words: Words) -> Plan:
         raise NoOffer(
             what=f"No provider currently has a non-spot offer for {plan.run.name}.",
             why=f"{len(plan.offers)} offers fit, but each may be preempted.",
-            fix=f"{words.to('launch')}   without --no-spot: a preempted run resumes from its checkpoint",
+            fix=f"Launch without --no-spot, because a preempted run resumes from its checkpoint: {words.to('launch')}",
         )
     return dataclasses.replace(plan, offers=rows)
 
@@ -126,7 +126,7 @@ def _near(plan: Plan, exact: Exact) -> list[str]:
 
 
 def is_within_plan(row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool:
-    """Return whether this offer may replace the agreed one without asking again. limits.rate counts as consent."""
+    """Return True if this offer may replace the agreed one without asking again. limits.rate counts as consent."""
     if limit_usd_per_hour is not None:
         return row.offer.rate_usd_per_hour <= limit_usd_per_hour
     return row.cost_usd <= agreed.cost_usd * MAY_COST and not is_dear(row.offer, None)
@@ -151,7 +151,7 @@ def launch_any(
             try:
                 return ready, launch(ready, home, notify=notify, last=last)
             except (NoOffer, NeverCame) as exc:
-                how = "is gone" if isinstance(exc, NoOffer) else "never came up and is destroyed"
+                how = "is gone" if isinstance(exc, NoOffer) else "never came up and was destroyed"
                 notify(f"{name_of(ready.order.offer)} {how}: {' '.join(exc.why.split()) or exc.what}")
                 found = _next(first, rest, home, notify, agree)
                 if found is None:
@@ -166,12 +166,12 @@ def _resuming(first: Draft, home: Home) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # the lock is released when this process exits at the latest
+        with contextlib.suppress(OSError):  # the lock is released anyway when this process exits
             home.world.remove(home.launch_lock(first.run.id))
 
 
 def _as_undone(first: Draft, home: Home) -> RunRow:
-    """Return the run as the failed launch left it; raises EndedElsewhere if someone has ended it since."""
+    """Return the run as the failed launch left it. Raise EndedElsewhere if someone has ended it in the meantime."""
     run = home.ledger.run(first.run.id)
     if run is None or not run.reason.startswith(UNDONE):
         said = ("gone", "") if run is None else (run.state, run.reason)
@@ -204,9 +204,9 @@ def _next(
                 if _limits(ready) == _limits(agreed):
                     return ready, last
                 time = f", time {format_duration(ready.run.limits.time_s)}" if ready.run.limits.time_s else ""
-                notify(f"Its limits have changed: {meter.show_usd(ready.spend_limit_usd)}{time}")
+                notify(f"The limits of the run have changed: {meter.show_usd(ready.spend_limit_usd)}{time}")
             rate = meter.show_usd(row.offer.rate_usd_per_hour)
-            notify(f"Next: {name_of(row.offer)} at {rate}/h, {meter.show_usd(row.cost_usd)} to finish")
+            notify(f"Next offer: {name_of(row.offer)} at {rate}/h, {meter.show_usd(row.cost_usd)} to finish")
             if not agree(row, ready):
                 return None
             agreed, last = ready, _as_undone(first, home)

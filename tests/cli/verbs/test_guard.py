@@ -48,7 +48,7 @@ def test_a_run_at_its_limit_is_ended_and_what_no_run_knows_exits_6(say: Homing, 
         home.ledger.update(home.ledger.lines()[-1].mark, spend_usd="0.9999")
         said = say("guard", "--once")
         assert said.code == 0
-        assert "ends the run at its limit" in said.out
+        assert "ended the run at its limit" in said.out
         assert say("status", "moss", "--json").json["state"] == "stopped"
         assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0
         forget(homing_home)

@@ -264,7 +264,7 @@ def test_an_interrupt_after_the_create_call_says_what_is_gone_and_what_it_cost(
         f"Interrupted: {line.instance_id} destroyed, confirmed by the provider; spent {usd(line.spend_usd)}."
         in said.err
     )
-    assert "Interrupted; destroying what it started" in said.err
+    assert "The launch was interrupted; destroying everything it started" in said.err
     assert "failed" not in said.err
 
 
@@ -404,7 +404,7 @@ def test_a_machine_that_never_comes_is_destroyed_and_leads_to_the_next(
     monkeypatch.setattr(Local, "hand_over", hand_over)
     said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--json")
     assert said.code == 0, said.err
-    assert "local left never came up and is destroyed: It was not reached within 30m." in said.err
+    assert "local left never came up and was destroyed: It was not reached within 30m." in said.err
     lines = cli("ledger", "--json").json["lines"]
     assert [(line["offer"], line["billing"]) for line in lines] == [("left", "no"), ("right", "yes")]
 

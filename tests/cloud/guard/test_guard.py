@@ -116,7 +116,7 @@ def test_the_guard_destroys_a_run_just_before_its_spend_limit(home: Home, tmp_pa
     assert guard_pass(home).done == [], "agent and dead-man act first"
     ahead(home, 65)
     made = guard_pass(home)
-    assert "ends the run at its limit: spent $0.99" in made.done[0]
+    assert "ended the run at its limit: spent $0.99" in made.done[0]
     assert home.provider("local").describe(done.instance.id).state == "gone"
     assert (row(home).state, row(home).exit_code) == ("stopped", 5)
     assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1
@@ -174,7 +174,7 @@ def test_the_guard_ends_a_run_adopted_elsewhere_at_its_limit_without_taking_it_b
     assert line.created_at is not None
     assert line.created_at + 10_000 - 60 < made.next_at < line.created_at + 10_000
     ahead(home, 10_000 - 25)
-    assert "ends the run at its limit: spent $0.99" in guard_pass(home).done[0]
+    assert "ended the run at its limit: spent $0.99" in guard_pass(home).done[0]
     assert marked_now(home) == []
     assert row(home).state == ADOPTED
     assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1
@@ -217,10 +217,10 @@ def test_the_last_known_limit_applies_if_the_new_owners_store_cannot_be_read(hom
     kill_all(home)
     (tmp_path / "store").rename(tmp_path / "away")
     made = guard_pass(home)
-    assert "Enforcing the last known one: $1.00" in made.alerts[0]
+    assert "Enforcing the last known limit: $1.00" in made.alerts[0]
     assert guard_pass(home).alerts == [], "said once an hour"
     ahead(home, 10_000)
-    assert f"{done.run.id}: The local guard ends the run at its limit" in guard_pass(home).done[0]
+    assert f"{done.run.id}: The local guard ended the run at its limit" in guard_pass(home).done[0]
 
 
 def test_an_unconfirmed_destroy_is_reported_as_billing_and_retried(
@@ -453,7 +453,7 @@ def test_the_guard_destroys_a_duplicate_instance_and_keeps_the_one_in_the_ledger
     monkeypatch.setattr(Local, "describe", describe)
     made = guard_pass(home)
     assert "both are billing" in made.problems[0]
-    assert "late is destroyed" in made.done[0]
+    assert "Destroyed late: another instance" in made.done[0]
     duplicate, line = home.ledger.lines(done.run.id)
     assert (duplicate.is_duplicate, duplicate.destroyed_at is None, Decimal(duplicate.spend_usd) > 0) == (
         True,
@@ -492,7 +492,7 @@ def test_an_earlier_attempt_that_reappears_is_destroyed_and_the_run_continues(
     monkeypatch.setattr(Local, "list_owned", lambda self: [*real_list(self), *(self.describe(i) for i in back)])
     ahead(home, DEAD_S + 1)
     made = guard_pass(home)
-    assert "appeared again and is destroyed" in made.done[0]
+    assert "appeared again and was destroyed" in made.done[0]
     assert row(home).state == "running"
     assert [line.destroyed_at is None for line in home.ledger.lines()] == [False, True]
     assert marked_now(home)
@@ -599,7 +599,7 @@ def test_an_unresponsive_remote_store_does_not_delay_a_limit(
     assert made.done == []
     assert "did not answer" in made.alerts[0]
     ahead(home, 10_000 - 25)
-    assert "ends the run at its limit" in guard_pass(home).done[0]
+    assert "ended the run at its limit" in guard_pass(home).done[0]
     assert "in vain" not in waited
 
 
@@ -650,7 +650,7 @@ def test_an_unresponsive_remote_store_does_not_delay_a_limit_during_watch(
     reports = watch(home, row(home), every_s=1)
     assert "did not answer" in next(reports).text
     ahead(home, 10_000 - 25)
-    assert any("ends the run at its limit" in report.text for report in itertools.islice(reports, 4))
+    assert any("ended the run at its limit" in report.text for report in itertools.islice(reports, 4))
     assert "in vain" not in mute.waited
 
 
@@ -667,7 +667,7 @@ def test_writing_the_record_of_an_ended_run_does_not_delay_a_limit(
     mute = request.getfixturevalue("mute")
     ahead(home, 10_000 - 25)
     made = guard_pass(home)
-    assert "ends the run at its limit" in made.done[0]
+    assert "ended the run at its limit" in made.done[0]
     assert any("record of fern-1" in problem for problem in made.problems)
     assert "in vain" not in mute.waited
 
@@ -686,7 +686,7 @@ def test_the_receipt_of_an_instance_that_ended_itself_does_not_delay_a_limit(
     home.ledger.set_run(first.run.id, store="s3://far-away/fern")
     mute = request.getfixturevalue("mute")
     ahead(home, 10_000 - 25)
-    assert "ends the run at its limit" in guard_pass(home, only=row(home).id).done[0]
+    assert "ended the run at its limit" in guard_pass(home, only=row(home).id).done[0]
     assert "in vain" not in mute.waited
 
 
@@ -923,7 +923,7 @@ def test_an_unresponsive_ssh_host_does_not_delay_a_limit(
     monkeypatch.setattr(Ssh, "list_owned", lambda self: waited.append(answered.wait(20)) or [])
     ahead(home, 10_000 - 25)
     made = guard_pass(home, only=row(home).id)
-    assert "ends the run at its limit" in made.done[0]
+    assert "ended the run at its limit" in made.done[0]
     assert any("Could not query ssh" in problem for problem in made.problems)
     assert waited == [], "the guard did not wait for the answer"
     answered.set()
@@ -1157,7 +1157,7 @@ def test_a_malformed_list_of_instances_does_not_end_the_guard(
     ahead(home, 10_000 - 25)
     made = guard_pass(home)
     assert "KeyError: 'status'" in made.problems[0]
-    assert "ends the run at its limit" in made.done[0]
+    assert "ended the run at its limit" in made.done[0]
     assert home.provider("local").describe(done.instance.id).state == "gone"
 
 
@@ -1301,7 +1301,7 @@ def test_a_relaunch_waits_while_the_limit_of_another_run_is_near(
     assert len(home.ledger.lines()) == 2
     ahead(home, LAUNCH_S)
     made = guard_pass(home)
-    assert [text.split(": ")[1] for text in made.done][:1] == ["The local guard ends the run at its limit"]
+    assert [text.split(": ")[1] for text in made.done][:1] == ["The local guard ended the run at its limit"]
     assert "Attempt 2 launches" in made.done[1]
 
 
@@ -1332,7 +1332,7 @@ def test_an_instance_without_a_run_is_reported_and_not_destroyed(home: Home, tmp
     forget(home.path)
     home = Home(home.path, home.world)
     made = guard_pass(home)
-    assert "belongs to no run: homing reconcile" in made.may_bill[0]
+    assert "belongs to no run. Resolve it: homing reconcile" in made.may_bill[0]
     assert home.provider("local").describe(done.instance.id).state == "ready"
 
 

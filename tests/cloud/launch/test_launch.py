@@ -401,7 +401,7 @@ def test_a_run_is_not_resumed_from_another_store_than_its_own(home: Home, tmp_pa
     row = launch(make_draft(home, tmp_path, steps=3), home).run
     list(watch(home, row, every_s=1))
     home.ledger.set_run(row.id, state="stopped", store="file:/elsewhere")
-    with pytest.raises(UsageError, match="a different store") as caught:
+    with pytest.raises(UsageError, match="not in the store that the run file names") as caught:
         make_draft(home, tmp_path, resume=True)
     assert "Set store: file:/elsewhere in the run file" in caught.value.fix
 

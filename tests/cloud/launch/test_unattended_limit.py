@@ -56,7 +56,7 @@ def test_it_gets_a_time_limit_from_the_plan_which_bounds_the_worst_case(
     assert "cannot end its own billing" in made.run.origin["limits.time_s"]
     said = " ".join(guards(made, home))
     assert "not armed: It cannot end itself." in said
-    assert "If it finishes while this computer is off, it keeps billing until" in said
+    assert "If the run finishes while this computer is off, its instance keeps billing until" in said
 
 
 def test_a_nearer_or_user_defined_limit_is_kept(home: Home, tmp_path: Path, helpless: None) -> None:

@@ -70,7 +70,9 @@ def test_a_provider_with_machines_of_its_own_needs_no_cloud(plan: Plan) -> None:
 def test_what_is_not_there_is_refused_with_what_comes_near(plan: Plan) -> None:
     with pytest.raises(NoOffer, match="No provider currently offers --cloud hyperstack") as caught:
         only(plan, Exact("hyperstack", "canada-2", "H100"), WORDS)
-    assert caught.value.why.startswith("Queried, from cloud.providers: broker, own. Closest: --cloud hyperstack")
+    assert caught.value.why.startswith(
+        "Queried the providers in cloud.providers: broker, own. Closest: --cloud hyperstack"
+    )
     assert "--region canada-1" in caught.value.why
     fix = "See all offers: homing plan fern.yaml   or query another provider: --set cloud.providers=NAME"
     assert caught.value.fix == fix
@@ -86,4 +88,6 @@ def test_without_spot_only_what_is_not_taken_away_is_left(
     plan = make(home, tmp_path, monkeypatch, other=Shop([spot]))
     with pytest.raises(NoOffer, match="non-spot offer") as caught:
         without_spot(plan, WORDS)
-    assert caught.value.fix.startswith("homing launch fern.yaml   without --no-spot")
+    assert caught.value.fix.startswith(
+        "Launch without --no-spot, because a preempted run resumes from its checkpoint: homing launch fern.yaml"
+    )

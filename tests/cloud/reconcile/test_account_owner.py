@@ -381,7 +381,7 @@ def test_the_guard_counts_another_account_at_its_maximum_and_ends_the_reachable_
     wallets.is_silent = False
     hours_later(monkeypatch, made.due[again.run.id] - home.world.now() + 5)
     made = guard_pass(home)
-    assert f"{again.run.id}: The local guard ends the run at its limit" in made.done[0]
+    assert f"{again.run.id}: The local guard ended the run at its limit" in made.done[0]
     assert made.may_bill == [f"{again.run.id}: {first.mark} is in another account, mine, and may be billing."]
     run = home.ledger.run(again.run.id)
     assert run is not None
@@ -403,7 +403,7 @@ def test_a_guard_with_the_first_key_destroys_the_first_instance_only(
     again = launch(make_draft(home, tmp_path, resume=True, steps=ENDLESS, limit="3.00"), home)
     wallets.key = "mine"
     made = guard_pass(home)
-    assert made.done == [f"{again.run.id}: {first.mark} appeared again and is destroyed."]
+    assert made.done == [f"{again.run.id}: {first.mark} appeared again and was destroyed."]
     assert home.ledger.find("moss").is_live
     assert home.ledger.lines()[1].destroyed_at is None
     wallets.key = "team"
@@ -418,13 +418,13 @@ def test_a_run_in_another_account_is_marked_stopped_at_its_limit_and_may_bill(
     wallets.key = "team"
     hours_later(monkeypatch, 5 * 86400.0)
     made = guard_pass(home)
-    assert "only that account's key can end it" in made.done[0]
+    assert "only a key of that account can end it" in made.done[0]
     assert len(made.may_bill) == 1
     assert home.ledger.find("moss").state == "stopped"
     made = guard_pass(home)
     assert (made.done, len(made.may_bill)) == ([], 1)
     wallets.key = "mine"
-    assert "ends the run at its limit" in guard_pass(home).done[0]
+    assert "ended the run at its limit" in guard_pass(home).done[0]
     assert home.ledger.lines(done.run.id)[0].state == "gone"
 
 

@@ -90,7 +90,7 @@ def test_a_kept_instance_of_an_ended_run_bills_until_its_limit_with_an_alert(
     world.pass_time(meter.MARGIN_S + 60)
     made = guard_pass(home)
     assert made.done == []
-    assert "is kept, as you chose in reconcile" in made.alerts[0]
+    assert "is being kept, as you chose in reconcile" in made.alerts[0]
     assert guard_pass(home).alerts == [], "alerted once an hour"
     assert second.id in world.machines.running
     home.ledger.set_run(RUN, spend_limit_usd="0.01")

@@ -316,7 +316,7 @@ def test_a_watch_destroys_an_instance_that_is_past_its_limit(home: Home, tmp_pat
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     home.ledger.update(home.ledger.lines()[0].mark, spend_usd="99")
     reports = list(watch(home, done.run, every_s=1))
-    assert "The local guard ends the run at its limit" in reports[-1].text
+    assert "The local guard ended the run at its limit" in reports[-1].text
     assert home.ledger.find("moss").exit_code == 5
     assert not marked_now(home)
 

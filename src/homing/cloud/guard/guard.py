@@ -3,10 +3,10 @@
     refresh -> per run:  limit near             destroy, later than agent and dead-man would act (wire/guard_order.py);
                                                 for a run adopted by a different home, its new owner's limit applies
                          ended but still bills  destroy
-                         dead or preempted      destroy what is left, then relaunch elsewhere (relaunch.py)
+                         dead or preempted      destroy what is left, then relaunch on another offer (relaunch.py)
                          silent                 alert; destroy only an instance that never sent a heartbeat
                          in another account     reported as possibly billing; counted at its maximum cost
-            -> instances of no known run, and destroys that were never confirmed
+            -> report instances that belong to no known run, and retry destroys that were never confirmed
 
 A store that cannot be read does not mean that the machine is silent, so in that case only the limits are enforced. A
 problem with one run never keeps the pass from checking the others. Several guards may run at once: destroying twice is
@@ -78,14 +78,14 @@ def guard_pass(
 ) -> Pass:
     """Make one pass and return what it found and did.
 
-    `only` restricts it to one run id, as `watch` does. With `every_s` it registers as a guard on duty.
+    `only` restricts the pass to one run id, as `watch` does. With `every_s`, the pass signs this guard in as on duty.
     """
     made, notify = Pass(), _unfailing(notify)
     try:
         made.alerts += follow_clock(home)
         made.by = _soonest(home, only)
         made.problems += refresh(home, by=made.by, silent=made.silent, reached=made.reached)
-    except TROUBLE as exc:  # such as a full disk; the instances in the ledger are still guarded
+    except TROUBLE as exc:  # for example, the disk is full; the instances in the ledger are still guarded
         made.problems.append(first_line(exc))
     if every_s is not None:
         try:
@@ -169,12 +169,12 @@ def _unfailing(notify: Say) -> Say:
 
 
 def _look_at_the_rest(home: Home, made: Pass) -> None:
-    """Report marked instances that belong to no run, and retry destroys that were requested but not confirmed."""
+    """Report our instances that belong to no run, and retry destroys that were requested but not confirmed."""
     lines = [line for line in home.ledger.open_lines() if not line.run_id]
-    unknown = [line for line in lines if line.run_name == "?"]  # the user decided to keep the others
+    unknown = [line for line in lines if line.run_name == "?"]  # the user chose to keep the other instances
     for line in unknown:
         where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
-        made.may_bill.append(f"{where} was created by this home but belongs to no run: homing reconcile")
+        made.may_bill.append(f"{where} was created by this home but belongs to no run. Resolve it: homing reconcile")
     made.may_bill += [
         f"{line.provider} {line.instance_id or line.mark}: its row in the ledger is damaged"
         f" ({', '.join(line.damaged)}), so its limit may not be enforced: homing destroy {line.run_id or line.mark}"
@@ -188,7 +188,7 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
             continue
         try:
             end_line(home, line, made)
-            made.done.append(f"{line.mark} is gone; its end was requested earlier.")
+            made.done.append(f"{line.mark} is gone: the destroy that was requested earlier is now confirmed.")
         except StillBilling as exc:
             if not any(line.mark in said for said in made.may_bill):
                 made.may_bill.append(f"{line.mark}: {exc.why}")
@@ -204,7 +204,7 @@ class _Round:
 
     def look(self) -> bool:
         if self.run.state == ADOPTED:
-            return True  # the new owner decides about silence and relaunch
+            return True  # the run's new owner decides what to do if it is silent, and whether to relaunch it
         if self.home.world.now() >= self.made.next_at:
             return True  # a limit came due during this pass; the next pass handles it first
         if self.billing and not self.run.is_live:
@@ -234,11 +234,11 @@ class _Round:
             spend = meter.total_spend(lines, self.now) + storage_usd
             said = f": spent {_usd(spend)} of {_usd(limit)}" if limit is not None else f": spent {_usd(spend)}"
             said += f", {format_duration(time_limit_s)} allowed" if time_limit_s else ""
-        self._end(f"The local guard ends the run at its limit{said}.", "limit", code=LimitReached.exit_code)
+        self._end(f"The local guard ended the run at its limit{said}.", "limit", code=LimitReached.exit_code)
         return False
 
     def _counted(self) -> list[LedgerLine]:
-        """Return the lines, counting attempts left in a different account at their maximum cost, as launch does."""
+        """Return the run's lines, with attempts left in a different account counted at their maximum cost."""
         counted = left_at_most(self.home, self.lines)
         for line in self.billing:
             usd = next((each.spend_usd for each in counted if each.mark == line.mark and each.is_at_most), None)
@@ -251,7 +251,7 @@ class _Round:
         terms = terms_of(self.home, self.run, self.lines)
         if terms.problem:
             limit = "none" if terms.spend_limit_usd is None else _usd(terms.spend_limit_usd)
-            text = f"Could not read its new owner's limit: {terms.problem} Enforcing the last known one: {limit}."
+            text = f"Could not read its new owner's limit: {terms.problem} Enforcing the last known limit: {limit}."
             self._alert(f"terms-{int(self.now // 3600)}", text)
         return terms
 
@@ -263,7 +263,7 @@ class _Round:
         rate, spent, marks = Decimal(0), Decimal(0), {line.mark for line in self.lines}
         for line in {line.provider: line for line in self.billing}.values():
             if line.mark in self.made.silent:
-                continue  # already reported; asking again would only block for just as long
+                continue  # this provider is already reported as silent, and asking again would block just as long
             try:
                 owned = [each for each in things_of(self.home, line, self.made) if each.mark in marks]
             except TROUBLE as exc:
@@ -277,7 +277,7 @@ class _Round:
     # --- liveness ---
 
     def _check_ended(self) -> None:
-        """Destroy an ended run's instance that still bills, unless it is kept on purpose or is still pushing.
+        """Destroy an instance that still bills after its run has ended, unless it is kept on purpose or still pushing.
 
         The outcome is in the store, so the agent has had time to end the instance itself.
         """
@@ -287,11 +287,11 @@ class _Round:
         waited_s = self.now - (self.run.ended_at or self.now)
         wants_time = self._wants_time()  # called on every pass, because it records when the last new heartbeat was seen
         if (waited_s > meter.MARGIN_S and not wants_time) or self._waits_for_us():
-            # the instance is destroyed, but the run itself may be resumed
+            # The instance is destroyed, but an interrupted run may still be resumed.
             for line in self.billing if self.run.is_interrupted else []:
                 self._note(f"lost-{line.mark}", "lost", "The remaining resources of the run are destroyed.")
-            said = f"{self.run.state} {format_duration(waited_s)} ago, and the instance is still billing"
-            self._end(f"The local guard ends its instance: the run was {said}.", "late")
+            ago = f"{format_duration(waited_s)} after the run ended ({self.run.state})"
+            self._end(f"The local guard ended the instance, which was still billing {ago}.", "late")
             end_all(self.home, self.made)
 
     def _waits_for_us(self) -> bool:
@@ -307,7 +307,7 @@ class _Round:
             return False
         spend = _usd(meter.line_spend(line, self.now))
         text = (
-            f"{line.mark} is kept, as you chose in reconcile, and has cost {spend} so far. To end it:"
+            f"{line.mark} is being kept, as you chose in reconcile, and has cost {spend} so far. To end it:"
             f" homing destroy {self.run.id}"
         )
         self._alert(f"kept-{line.mark}-{int(self.now // 3600)}", text)
@@ -316,8 +316,8 @@ class _Round:
     def _wants_time(self) -> bool:
         """Return True if the instance reported recently, by our clock, that it is being kept or is still pushing."""
         status = self._status()
-        # While a large file of the last checkpoint is uploading, no heartbeat is pushed, so silence does not mean idle
-        # yet.
+        # While a large file of the last checkpoint is uploading, no heartbeat is pushed, so a silent instance may still
+        # be working.
         longer_s = max(STALE_S, limits_of(self.home, self.run).idle_s)
         if status.reports is None:  # an unreadable store does not mean a silent machine
             state, quiet_s = heartbeats.last_word(self.home, self.run.id, self.billing[-1].mark)
@@ -342,10 +342,8 @@ class _Round:
                     continue
                 # This line was closed before the run's current attempt began, so it says nothing about the run.
                 end_line(self.home, line, self.made)
-                said = (
-                    f"{line.instance_id} is destroyed: another instance has the same mark." if line.is_duplicate else ""
-                )
-                self.made.done.append(f"{self.run.id}: {said or f'{line.mark} appeared again and is destroyed.'}")
+                said = f"Destroyed {line.instance_id}: another instance has the same mark." if line.is_duplicate else ""
+                self.made.done.append(f"{self.run.id}: {said or f'{line.mark} appeared again and was destroyed.'}")
                 continue
             if line.mark in self.made.silent:
                 continue
@@ -368,9 +366,9 @@ class _Round:
         return lambda: owned_by(self.home, line, self.made)
 
     def _note_dead(self, line: LedgerLine, instance: Instance) -> None:
-        """Alert that none of our processes runs there, and destroy the instance after DEAD_S without a heartbeat.
+        """Alert that no process of ours runs on the instance, and destroy it after DEAD_S without a heartbeat.
 
-        When one of our programs hands over to the next, there may be no process for a moment.
+        When one of our programs starts the next and exits, there may be no process for a moment.
         """
         status = self._status()
         beat = status.reports.heartbeat if status.reports else None
@@ -396,7 +394,8 @@ class _Round:
             self._lose(line, f"its instance sent no heartbeat for {format_duration(quiet_s)}")
         elif quiet_s >= idle_s:
             text = (
-                f"NO HEARTBEAT for {format_duration(quiet_s)}, and {line.provider} keeps billing. It is dead or cut off"
+                f"NO HEARTBEAT for {format_duration(quiet_s)}, and {line.provider} is still billing."
+                " The instance is dead or cut off"
             )
             self._alert(f"mute-{line.mark}-{beat.t if beat else 0:.0f}", f"{text}: homing destroy {self.run.id}")
         elif quiet_s >= stale_s:
@@ -412,7 +411,7 @@ class _Round:
             return
         others = [at for run_id, at in self.made.due.items() if run_id != run.id]
         if min(others, default=math.inf) - self.now < LAUNCH_S:
-            text = "It will be relaunched later: another run that is close to its limit needs this guard first."
+            text = "The relaunch is postponed: another run that is close to its limit needs this guard first."
             self._alert(f"waits-{lines[-1].mark}-limit", text)
             return
         try:
@@ -433,28 +432,28 @@ class _Round:
 
     def _lose(self, line: LedgerLine, why: str) -> None:
         """Destroy what is left of a lost machine and mark the run as lost, so that it resumes from the store."""
-        self._note(f"lost-{line.mark}", "lost", f"{why}; it is destroyed.")
+        self._note(f"lost-{line.mark}", "lost", f"{why}; the guard is destroying it.")
         end_line(self.home, line, self.made)
         self.home.ledger.set_run(
             self.run.id, only_live=True, state="failed", reason=f"{LOST}{why}", exit_code=1, ended_at=self.now
         )
-        self.made.done.append(f"{self.run.id}: {why}; {line.mark} is destroyed.")
+        self.made.done.append(f"{self.run.id}: {why}; the guard destroyed {line.mark}.")
 
     def _end(self, text: str, key: str, code: int | None = None) -> None:
         here = self._here(self.billing)
         if not here and not self.run.is_live:
             return  # already reported, and there is nothing to destroy from here
         if not here:
-            text += " Its instance is in another account: only that account's key can end it."
+            text += " Its instance is in another account, and only a key of that account can end it."
         ended = {"exit_code": code, "ended_at": self.now} if code is not None else {"ended_at": self.now}
-        # appended first, because a failing report must not prevent the destroy
+        # Append the decision before reporting it, because a failing report must not prevent the destroy.
         self.made.ends.append(End(self.run, here, text, ended))
         marks = "-".join(line.mark for line in self.billing)
         self._note(f"{key}-{marks}", "guard_ends", text)
         self.notify(f"{self.run.id}: {text}")
 
     def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
-        """Return the lines that this key can destroy, and report the others, for which retrying cannot help."""
+        """Return the lines whose instances this key can destroy, and report the others, for which no retry can help."""
         # An unreachable provider does not count as a different account.
         silent = self.made.silent
         here = [
@@ -476,7 +475,7 @@ class _Round:
         try:
             return action_log.note(self.home, self.run.id, key, kind, text)
         except OSError as exc:
-            self.made.problems.append(f"{self.run.id}: cannot write its action log: {exc}")
+            self.made.problems.append(f"{self.run.id}: could not write to its action log: {exc}")
             return True
 
     def _status(self, lines: list[LedgerLine] | None = None) -> Status:

@@ -1,14 +1,15 @@
-"""The parts of one guard pass: the limits it enforces, its result, and the destroys it decided on.
+"""Contains the parts of one guard pass: the limits that it enforces, its result, and the destroys that it decides on.
 
     destroys -> in parallel over all providers, one try each -> gone: the run is stopped
                                                             -> unconfirmed, or the next limit is due: may bill
 
 No call blocks past the next limit, although a provider may take minutes to time out.
 
-The limits of our own run are those in the ledger, and the time limit in its run documents. The limits of a run that a
-different home has adopted are those that its new owner wrote to the run's record in the store, and the attempts made
-there count too. The previous home may have the only live guard, so it keeps enforcing the limit for the machines in its
-own ledger. If the record cannot be read, the last limit that was read still applies, and the guard reports the problem.
+The limits of this home's own run are the spend limit in the ledger and the time limit in its run documents. The limits
+of a run that a different home has adopted are those that its new owner wrote to the run's record in the store, and the
+new owner's attempts count too. The previous home may have the only live guard, so it keeps enforcing the limit for the
+machines in its own ledger. If the record cannot be read, the last limit that was read still applies, and the guard
+reports the problem.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ DESTROY_S = 60.0
 # Exceptions that a pass survives, so that the other runs are still guarded: expected errors, malformed provider
 # responses (lists, offers, logs), and our own bugs.
 TROUBLE = (HomingError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_LAST_READ = "record-of-its-owner.json"  # a file in the run's folder at home
+_LAST_READ = "record-of-its-owner.json"  # the last copy of the owner's record, a file in the run's folder at home
 
 
 @dataclass
@@ -54,13 +55,13 @@ class Pass:
     problems: list[str] = field(default_factory=list)
     may_bill: list[str] = field(default_factory=list)
     next_at: float = math.inf
-    due: dict[str, float] = field(default_factory=dict)  # run id -> when a guard must enforce its limit
+    due: dict[str, float] = field(default_factory=dict)  # run id -> when a guard must enforce that run's limit
     by: float = math.inf  # when this pass must be over because a limit is due, judging by the ledger alone
     ends: list[End] = field(default_factory=list)  # runs at their limit, whose instances are destroyed at once
     silent: set[str] = field(default_factory=set)  # marks of instances at providers that did not answer in this pass
     reached: set[str] = field(default_factory=set)  # names of the providers that listed our instances
     things: dict[str, list[Resource] | HomingError | OSError] = field(default_factory=dict)  # volumes, by provider
-    # by provider, or by mark if the instances were adopted
+    # our instances, by provider or, if they were adopted, by mark
     owned: dict[str, list[Instance]] = field(default_factory=dict)
 
 
@@ -123,9 +124,9 @@ def _end_each(home: Home, lines: list[LedgerLine], made: Pass) -> dict[str, Prob
 
 
 def _conclude(home: Home, end: End, made: Pass, problems: Mapping[str, Problem]) -> None:
-    """Mark the run as stopped and report the instances that are left, for which every pass retries.
+    """Mark the run as stopped and report the instances that are left, which every later pass tries to destroy.
 
-    The run is over either way: a later confirmation must not make it look as if the run had ended by itself.
+    The run is over either way: a later confirmation must not make it look as if the run had ended on its own.
     """
     marks, left = [line.mark for line in end.lines], end.lines
     with contextlib.suppress(HomingError):  # if the ledger cannot be read, no instance counts as gone
@@ -149,12 +150,12 @@ def first_line(exc: Exception) -> str:
 class Terms:
     spend_limit_usd: Decimal | None
     time_limit_s: float
-    elsewhere: list[LedgerLine] = field(default_factory=list)  # attempts that are recorded only at the run's new owner
+    elsewhere: list[LedgerLine] = field(default_factory=list)  # attempts recorded only by the run's new owner
     problem: str = ""  # why these limits may be outdated
 
 
 def terms_of(home: Home, run: RunRow, known: list[LedgerLine]) -> Terms:
-    """Return the limits. `known` are the attempts in this home's ledger, whose data about them is more accurate."""
+    """Return the limits of a run. `known` are its attempts in this home's ledger, which is the more accurate source."""
     limit = _dollars(run.spend_limit_usd)
     if limit is None:  # every launch sets a limit, so the row is damaged, but its attempts still record the limit
         limit = max((Decimal(line.limit_usd) for line in known if line.limit_usd is not None), default=None)
@@ -170,7 +171,7 @@ def terms_of(home: Home, run: RunRow, known: list[LedgerLine]) -> Terms:
 
 
 def limits_of(home: Home, run: RunRow) -> Limits:
-    """Return the current limits from the run's documents, or defaults (the spend limit is also in the ledger)."""
+    """Return the limits from the run's documents, or the defaults if the documents cannot be read."""
     try:
         return relaunch.load_documents(home, run).run.limits
     except (OSError, ValueError):
@@ -178,7 +179,7 @@ def limits_of(home: Home, run: RunRow) -> Limits:
 
 
 def _record(home: Home, run: RunRow) -> tuple[RunRecord | None, str]:
-    """Return the owner's record, or the last copy read here together with the reason why it may be outdated."""
+    """Return the owner's record, or the last copy that was read here and the reason why it may be outdated."""
     kept = home.run_dir(run.id) / _LAST_READ
     try:
         name, key = f"The store of {run.id}", run_key(run.id, file_names.RECORD)

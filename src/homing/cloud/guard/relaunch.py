@@ -1,7 +1,7 @@
 """Resumes a run whose machine was preempted or lost: next offer, newest complete checkpoint, same limit.
 
-    is_wanted    the ledger says interrupted, no instance of it bills here, and no one at home requested the end
-    relaunch     plan -> offers, cheapest to finish first -> draft -> launch; a failed offer gives way to the next
+    is_wanted    the run was interrupted, none of its instances bills here, and no one at home requested the end
+    relaunch     plan -> offers, cheapest to finish first -> draft -> launch; if an offer fails, try the next one
 
 Two guards may try at once: the launch lock, the ledger's intent and the lease let exactly one through.
 """
@@ -45,7 +45,7 @@ from homing.wire.run_json import Run
 
 __all__ = ["RELAUNCHED", "is_wanted", "load_documents", "relaunch"]
 
-RELAUNCHED = "relaunched"  # kind in the action log
+RELAUNCHED = "relaunched"  # the kind of an action log entry
 _OFFERS = 3  # how many offers to try in one pass
 
 
@@ -62,7 +62,7 @@ def is_wanted(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
     """Return True if the guard may resume the run. A run that a person destroyed stays destroyed."""
     if not lines or run.is_live or not _is_interrupted(home, run, lines[-1].mark):
         return False
-    # An instance is left open in a different account. The next launch counts it at its maximum cost, or refuses to
+    # An instance in a different account may still be open. The next launch counts it at its maximum cost, or refuses to
     # start.
     return all(line.destroyed_at is not None or is_elsewhere(home, line) for line in lines)
 
@@ -75,7 +75,7 @@ def _is_interrupted(home: Home, run: RunRow, last: str) -> bool:
 
 
 def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
-    """Launch the run again; return a sentence that says what was done, or raise what prevented it."""
+    """Launch the run again and return a sentence that says what was done. Raise the error if every offer fails."""
     require_owner(home, run)
     kept = load_documents(home, run)
     if kept.run.cloud.on_preempt != "relaunch":
@@ -104,8 +104,8 @@ def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
         try:
             _refuse_dear(row.offer, kept.run, home.ledger.lines(run.id))
             check_own(home, row.offer.provider, home.ledger.lines(run.id))
-            # This is inside the try, because the rest of the limit may be too little for this offer but enough for the
-            # next.
+            # Draft inside the try block, because the rest of the limit may be too little for this offer but enough for
+            # the next one.
             return _launch(draft(order, home), home, run, notify)
         except NotOwner:
             raise  # a different offer would not help
@@ -130,7 +130,7 @@ def _refuse_dear(offer: Offer, run: Run, lines: list[LedgerLine]) -> None:
 
 
 def load_documents(home: Home, run: RunRow) -> _Documents:
-    """Return the run as launched, from its folder at home, but with the limit from the ledger, which may be newer."""
+    """Return the run as it was launched, from its folder at home. The spend limit in the ledger may be newer."""
     folder = home.run_dir(run.id)
     resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
     text, note = "", {}
@@ -148,7 +148,7 @@ def load_documents(home: Home, run: RunRow) -> _Documents:
 
 
 def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
-    """Return True if the machine ended at its time limit, so that a guard ended it and it was not preempted."""
+    """Return True if the machine lived until its time limit, so that a guard ended it rather than a preemption."""
     if not run.limits.time_s or line.created_at is None or line.destroyed_at is None:
         return False
     return line.destroyed_at - line.created_at >= run.limits.time_s * (1 - RESERVE_FRACTION)

@@ -9,8 +9,8 @@ or the new limit. The provider's guard ends the machine without saving anything.
 relies on the higher limit, and lowered after the agent has had time to land. The agent passes the new limit on to the
 dead-man.
 
-For a run between two machines, only ledger and run documents change. The next launch reads them: either a guard's
-relaunch, or a launch that lost its offer and rechecks after asking about the next one.
+For a run between two machines, only the ledger and the run documents change. The next launch reads them: either a
+guard's relaunch, or a launch that lost its offer and rechecks after asking about the next one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from homing.wire.guard_order import PROVIDER
 
 __all__ = ["CONFIRM_S", "Change", "ask_to_stop", "change_limit", "propose", "wait_for_stop"]
 
-CONFIRM_S = 60.0  # timeout for the confirmation; a request reaches the agent within a few heartbeats
+CONFIRM_S = 60.0  # how long to wait for the agent's confirmation; a request reaches it within a few heartbeats
 _EVERY_S = 0.5
 STOP_TIMEOUT_S = 600.0
 _STOP_EVERY_S = 1.0
@@ -53,7 +53,7 @@ _STOP_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Change:
-    """The old and new limits, before anything has been changed."""
+    """A proposed change from old to new limits, which has not been applied yet."""
 
     run: RunRow
     lines: list[LedgerLine]
@@ -63,7 +63,7 @@ class Change:
     new_time_s: float
     spend_usd: Decimal
     worst_case_usd: Decimal
-    at_most: str = ""  # a prefix for spend_usd if that includes an upper bound
+    at_most: str = ""  # the prefix "at most " for spend_usd if that amount includes an upper bound
 
     @property
     def is_lower(self) -> bool:
@@ -72,7 +72,7 @@ class Change:
 
 
 def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | None) -> Change:
-    """Check the new limits. Each error says what to do instead."""
+    """Check the new limits and return the proposed change. Each error says what to do instead."""
     if spend_usd is None and time_s is None:
         raise UsageError(
             what="No new limit was given.", fix=f"For example: homing limit {run.id} --spend 20   or --time 8h, or both"
@@ -84,7 +84,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
         more = meter.as_limit(max(spend_usd or Decimal(0), 2 * spent))
         resume = f"Resume with a higher limit: homing launch {run.id} --resume --spend-limit {more}"
         raise UsageError(
-            what=f"{run.id} has ended: it is {run.state}.",
+            what=f"{run.id} has ended: its state is {run.state}.",
             why=f"{meter.at_most(*counted)}{meter.show_usd(spent)} was spent. Only a live run's limit can change.",
             fix=f"homing fetch {run.id}   fetches the model." if run.state == "done" else resume,
         )
@@ -100,7 +100,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
     if 0 < new_time_s <= lived_s:
         raise UsageError(
             what=f"A time limit of {format_duration(new_time_s)} has already passed.",
-            why=f"Its instance has been up for {format_duration(lived_s)}.",
+            why=f"The instance of {run.id} has been up for {format_duration(lived_s)}.",
             fix=f"End it with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
         )
     rate = Decimal(running[-1].rate_usd_per_hour) if running else Decimal(0)
@@ -138,7 +138,7 @@ def _check_spend(run: RunRow, new: Decimal, spent: Decimal, at_most: str) -> Non
         return
     raise UsageError(
         what=f"{meter.show_usd(new)} is not above what {run.id} has already spent: {at_most}{meter.show_usd(spent)}.",
-        why="A limit already reached would end the run without a checkpoint.",
+        why="A limit that is already reached would end the run without a checkpoint.",
         fix=f"End it with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
     )
 
@@ -158,13 +158,13 @@ def _set_guards(home: Home, change: Change) -> _Guards:
             continue
         provider = home.provider_of(line)
         try:
-            # for the key of a different account it looks gone, and no guard would be set
+            # With the key of a different account, the instance looks gone, and no guard would be set.
             check_account(home, provider, line)
         except OtherAccount as exc:
             made.unset.append((line, exc))
             continue
         if line.limit_usd is not None and change.new_usd > Decimal(line.limit_usd):
-            # Record this before the instance can cost more, because its maximum cost is computed from it.
+            # Record the higher limit before the instance can cost more, because its maximum cost is computed from it.
             home.ledger.update(line.mark, limit_usd=str(change.new_usd))
         left = change.new_usd - meter.total_spend([each for each in counted if each.mark != line.mark], now)
         provider.set_guard(line.instance_id, left, end_by if math.isfinite(end_by) else None)
@@ -182,10 +182,10 @@ def _not_all(change: Change, line: LedgerLine, exc: OtherAccount) -> OtherAccoun
 
 
 def _write_down(home: Home, change: Change) -> Store:
-    """Update ledger, run documents and record, on which the guard at home, relaunches and other homes rely."""
+    """Write the new limits to the ledger, the run documents and the run's record, and return the store."""
     run = change.run
-    # Do this even if the run has ended since: a launch may be moving on to the next offer, and would use the old limit
-    # there.
+    # Update the ledger even if the run has ended in the meantime: a launch may be moving on to the next offer, and
+    # would use the old limit there.
     home.ledger.set_run(run.id, spend_limit_usd=str(change.new_usd))
     resolved = relaunch.load_documents(home, run).run
     limits = dataclasses.replace(resolved.limits, spend_usd=str(change.new_usd), time_s=change.new_time_s)
@@ -198,8 +198,8 @@ def _write_down(home: Home, change: Change) -> Store:
 
 
 def _ask_agent(home: Home, change: Change, store: Store) -> int:
-    # Keep an age that was already sent, because the agent may not have read it yet. An old value is too small but
-    # harmless.
+    # The request keeps an instance age that was sent earlier, because the agent may not have read it yet. An outdated
+    # age is too low, which is harmless.
     return ask(home, change.run.id, store, spend_limit_usd=str(change.new_usd), time_limit_s=change.new_time_s).serial
 
 
@@ -209,7 +209,7 @@ def _is_confirmed(
     line, now = change.lines[-1] if change.lines else None, home.ledger.run(change.run.id) or change.run
     if not now.is_live:
         return False
-    notify(f"Waiting for the agent to confirm it (request {serial}), at most {format_duration(confirm_s)}")
+    notify(f"Waiting up to {format_duration(confirm_s)} for the agent to confirm the new limit (request {serial})")
 
     def has_taken_it() -> bool:
         try:
@@ -227,15 +227,15 @@ def _is_confirmed(
 
 
 def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was requested.") -> int:
-    """Write the stop request and return its serial. Repeating it changes nothing."""
+    """Write the stop request and return its serial number. A repeated request changes nothing."""
     require_owner(home, run)
     if not run.is_live and not home.may_go_on(run) and not _is_kept(home, run):
         raise UsageError(
             what=f"{run.id} is not running: it is {run.state}.", why=run.reason, fix=f"homing fetch {run.name}"
         )
-    # read again: reading the store may have taken a while, and a guard may have acted
+    # Read the ledger row again, because reading the store may have taken a while, and a guard may have acted.
     now = home.ledger.run(run.id) or run
-    if home.may_go_on(now):  # no machine could read the request, and a guard or the run's launch would rent a new one
+    if home.may_go_on(now):  # no machine is up to read the request, and a guard or the launch may rent a new one
         home.ledger.set_run(run.id, state="stopped", reason=reason, exit_code=0)
     store = home.store_of(run)
     last = read_document(store, run_key(run.id, file_names.REQUEST), Request)
@@ -274,13 +274,13 @@ def wait_for_stop(
             raise HomingError(
                 what=f"{run.id} did not stop within {format_duration(timeout_s)}.",
                 why=f"The agent last reported: {now}. The request stays in the store until the agent sees it.",
-                fix=f"homing watch {run.id}   or end it now, losing what is not pushed: homing destroy {run.id}",
+                fix=f"homing watch {run.id}   or end it now and lose what is not pushed: homing destroy {run.id}",
             )
         home.world.sleep(_STOP_EVERY_S)
 
 
 def _where(status: Status, beat: Heartbeat) -> str:
-    """Describe the agent's state, without the step if that is unknown: the first metrics line may be missing."""
+    """Describe the agent's state, with its step if known: before the first metrics line, the step is unknown."""
     step = reached(status, beat).step
     return f"{beat.state} at step {step:,}" if step else beat.state
 

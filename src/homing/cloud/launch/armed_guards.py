@@ -1,4 +1,4 @@
-"""Describes the guards of a run: which are armed before a launch, which are alive after it, and what if all die.
+"""Describes the guards of a run: which are armed before a launch, which are alive after it, what happens if all die.
 
     on the instance   the agent's watchdog, and a dead-man process that is independent of the agent
     at the provider   its own timer or limit, if it has one
@@ -26,7 +26,7 @@ LEAST = 2
 
 
 def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
-    """Describe in one sentence each, before anything is rented, the guards and what happens if this computer is off.
+    """Return sentences about each guard and about what happens if this computer is off, before anything is rented.
 
     `starts_one` means that the launch itself starts a guard at home.
     """
@@ -61,12 +61,12 @@ def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
             "If this computer is off and homing's processes on the instance die,"
             " the instance still ends itself within the limit."
         )
-        end = f"it keeps billing at {rate}/h until: homing destroy {draft.run.name}"
+        end = f"it keeps billing at {rate}/h until you run: homing destroy {draft.run.name}"
         said.append(f"If the instance hangs or never comes up, and no local guard is running, {end}")
     elif provider.guard:
-        said.append("If this computer and the instance both fail, the provider ends it at the limit.")
+        said.append("If this computer and the instance both fail, the provider ends the instance at the limit.")
     else:
-        end = f"it keeps billing at {rate}/h until: homing destroy {draft.run.name}"
+        end = f"the instance keeps billing at {rate}/h until you run: homing destroy {draft.run.name}"
         said.append(f"If this computer is off and homing's processes on the instance die, {end}")
     return said + (provider.cautions() if isinstance(provider, Cautioning) else [])
 
@@ -74,14 +74,16 @@ def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
 def _on_this_computer(limit: str, rate: str, name: str, has_guard: bool) -> list[str]:
     """Describe the guards of a local run. Nothing is rented, so a missing guard is harmless and is not listed."""
     said = [
-        f"Nothing is rented: it trains on this computer. {rate}/h is a made-up rate to try out limits and receipts.",
+        "Nothing is rented: the run trains on this computer."
+        f" {rate}/h is a made-up rate for trying out limits and receipts.",
         f"armed: the agent's watchdog ends it within {limit}, even with this terminal closed.",
         "armed: a dead-man process next to the agent restarts it if it dies, or else ends the run.",
     ]
     if has_guard:
         said.append("armed: the local guard, while this computer is on.")
     said.append(
-        f"If this computer turns off, you lose no money; only the meter keeps counting until: homing destroy {name}"
+        "If this computer turns off, you lose no money, but the made-up cost keeps growing until you run:"
+        f" homing destroy {name}"
     )
     return said
 
@@ -92,7 +94,7 @@ def _unattended(draft: Draft) -> str:
     until = f"{format_duration(time_s)} after its launch" if time_s else "its spend limit"
     worst = meter.show_usd(draft.worst_case_usd)
     return (
-        f"If it finishes while this computer is off, it keeps billing until {until}, {worst} in total;"
+        f"If the run finishes while this computer is off, its instance keeps billing until {until}, {worst} in total;"
         f" `homing watch {name}` or `homing guard` on any computer ends it at once. For more time:"
         f" limits.time, or homing limit {name} --time"
     )
@@ -126,7 +128,7 @@ def armed(draft: Draft, home: Home) -> list[str]:
 
 
 def would_start(draft: Draft, home: Home) -> bool:
-    """Return True if this launch starts a guard in the background, because only one is armed, and it is not at home."""
+    """Return True if this launch starts a background guard, because only one guard is armed and it is not at home."""
     names = armed(draft, home)
     return not draft.order.is_one_guard_enough and len(names) == LEAST - 1 and "home" not in names
 

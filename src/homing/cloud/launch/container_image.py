@@ -3,9 +3,9 @@
     write_context   Dockerfile, versions, wheel -> a folder that any Docker can build from
     build           docker build -> test it in a container named `training` -> docker push to the user's registry
 
-The versions are those installed here, as a launch would send them. The same bootstrap that sets up a bare machine
-creates the environment, under the same fingerprint, so a launch with the same versions finds it ready. The build uses
-the user's own Docker with the user's own login, so homing never sees the password.
+The package versions are those that a launch from here sends. The same bootstrap that sets up a bare machine creates the
+environment, under the same fingerprint, so a launch with the same versions finds it ready. The build uses the user's
+own Docker with the user's own login, so homing never sees the password.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ __all__ = ["BASE", "CONTAINER", "Built", "Context", "build", "check_name", "writ
 # The image has this computer's Python version, because the package versions were tested with it.
 BASE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim-bookworm"
 CONTAINER = "training"
-LOG = "docker.log"  # a file in the folder, next to the Dockerfile
+LOG = "docker.log"  # a file with Docker's output, next to the Dockerfile
 _DIR = f"{startup_script.ROOT}/image"
 _BUILD_S, _PUSH_S, _TRY_S, _ASK_S = 7200.0, 7200.0, 600.0, 30.0
 _POLL_S = 0.2
 _LABEL = "homing.try"
-# host/path:tag, as Docker takes it. A digest is not allowed, because an image cannot be pushed to one.
+# Matches host/path:tag, as Docker accepts it, but no digest, because an image cannot be pushed to a digest.
 _NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[\w][\w.-]{0,127})?")
-_TOOLS = ("bash", "curl", "flock", "gcc", "sshd")  # Triton needs a C compiler before its first kernel
+_TOOLS = ("bash", "curl", "flock", "gcc", "sshd")  # gcc because Triton compiles C before its first kernel
 _DOCKERFILE = """\
 # {name}: written by `homing image build`; the versions are those of {lock}.
 FROM {base}
@@ -129,7 +129,7 @@ def write_context(run: Run, folder: Path, world: World, *, base: str) -> Context
 def build(
     context: Context, image: str, world: World, *, is_pushed: bool, notify: Callable[[str], None] = lambda text: None
 ) -> Built:
-    """Build the image, test it in a container and push it. Stops at the first failure, with Docker's own message."""
+    """Build the image, test it in a container and push it. Stop at the first failure and raise Docker's own message."""
     docker = _Docker(context.folder, world, notify)
     docker.check_engine()
     notify(f"Building {image} from {context.base}; torch alone takes several GB")
@@ -151,7 +151,7 @@ def build(
 
 
 def _bootstrap_files(run: Run, world: World) -> tuple[Boot, dict[str, bytes]]:
-    """Return boot and files as for a bare machine, without the parts that only a run needs (disk, volume, GPU)."""
+    """Return boot.json and files for a bare machine, without the parts that only a run needs (disk, volume, GPU)."""
     end = EndBilling(kind="command", argv=["true"])
     place = dataclasses.replace(startup_script.place(end), work_dir=_DIR)
     # Others may pull the image, so it must not reveal the user's names and paths.
@@ -186,7 +186,8 @@ class _Docker:
             raise UsageError(
                 what="Docker is not installed." if done.code == 127 else "The Docker engine is not running.",
                 why=(done.err or done.out).strip(),
-                fix="Install or start it: https://docs.docker.com/get-docker   or write only the folder: --no-docker",
+                fix="Install or start Docker: https://docs.docker.com/get-docker"
+                "   or write only the build folder: --no-docker",
             )
 
     def call(self, words: list[str], timeout_s: float) -> tuple[int, str]:
@@ -199,7 +200,7 @@ class _Docker:
             while (code := world.poll(pid)) is None and world.monotonic() < deadline:
                 shown = self._show_new(shown)
                 world.sleep(_POLL_S)
-        except BaseException:  # Ctrl-C does not reach a process in a separate session, so it is ended here
+        except BaseException:  # Ctrl-C does not reach docker, which has its own session, so stop it here
             world.signal(pid, signal.SIGTERM, is_group=True)
             raise
         if code is None:
@@ -236,7 +237,7 @@ def _try_out(docker: _Docker, image: str, notify: Callable[[str], None]) -> str:
 
 
 def _registry(image: str) -> str:
-    """Return the argument for `docker login`, which is "" for Docker Hub."""
+    """Return the registry to pass to `docker login`, or "" for Docker Hub."""
     first, slash, _ = image.partition("/")
     return first if slash and ("." in first or ":" in first or first == "localhost") else ""
 

@@ -3,11 +3,11 @@
     LaunchOrder -> draft -> Draft        with run id, mark, limit, earlier spend and timing
 
 A machine that cannot end its own billing gets a time limit here. If such a machine finishes while no guard runs at
-home, it bills until a limit ends it, and the spend limit is the most that the user would pay, not what the run needs.
-Unless the user sets a time limit, it is derived from the pessimistic duration of the plan. The derived limit works like
-any other: the agent lands inside it, the provider's guard gets it as a date, the worst case uses it, and `homing limit
-RUN --time` changes it. Its origin in run.json says that it was derived, so that the next attempt, on a different
-machine, gets a new one.
+home, it bills until a limit ends it, which with a spend limit alone may cost far more than the run needs. Unless the
+user sets a time limit, it is derived from the pessimistic duration of the plan. The derived limit works like any other:
+the agent lands inside it, the provider's guard gets it as a date, the worst case uses it, and `homing limit RUN --time`
+changes it. Its origin in run.json says that it was derived, so that the next attempt, on a different machine, gets a
+new one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["Draft", "LaunchOrder", "draft", "waits_for_home", "with_time", "without_time"]
 
-_FIRST_HEARTBEAT_S = 120.0  # minimum; a provider that boots slowly gets a multiple of its usual boot time instead
+_FIRST_HEARTBEAT_S = 120.0  # minimum timeout; a provider that boots slowly gets a multiple of its usual boot time
 _BOOT_FACTOR = 5.0
 _TIME_KEY = "limits.time_s"
 _TIME_ORIGIN = "derived: the instance cannot end its own billing"
@@ -45,9 +45,9 @@ _TIME_ORIGIN = "derived: the instance cannot end its own billing"
 
 @dataclass(frozen=True)
 class LaunchOrder:
-    """The user's complete launch request, after which no step asks for more input."""
+    """The user's complete launch request; no later step asks for more input."""
 
-    run: Run  # without an id, or with the id of the run to resume
+    run: Run  # the run to launch, which has an id only if it is resumed
     run_file_text: str
     is_prepared: bool
     offer: Offer
@@ -55,12 +55,12 @@ class LaunchOrder:
     resume: bool = False
     is_smoke: bool = False
     trainer_argv: tuple[str, ...] | None = None  # command that runs in place of the trainer, to test the control plane
-    heartbeat_s: float | None = None  # None to choose it to suit the store
+    heartbeat_s: float | None = None  # None to choose an interval that suits the store
     timing: Timing | None = None  # the plan's timing for this offer; None to estimate it without a probe
     keep_on_failure_s: float = 0.0  # how long to keep a failed instance for inspection
     is_one_guard_enough: bool = False
     project: str = ""  # the folder that the run is launched from; "" if unknown, or kept from the previous attempt
-    typed: str = ""  # the run file and overrides as typed on the command line; "" for the run's name
+    typed: str = ""  # the run file and overrides as typed on the command line; "" to use the run's name
 
     @property
     def words(self) -> Words:
@@ -78,7 +78,7 @@ class Draft:
     spend_limit_usd: Decimal
     spent_before_usd: Decimal
     timing: Timing
-    is_spent_at_most: bool = False  # whether the spend includes an upper bound for attempts that could not be metered
+    is_spent_at_most: bool = False  # True if the spend includes an upper bound for attempts that could not be metered
 
     @property
     def worst_case_usd(self) -> Decimal:
@@ -87,7 +87,7 @@ class Draft:
 
     @property
     def boot_timeout_s(self) -> float:
-        """Seconds from the create call to the agent's first heartbeat in the store."""
+        """Return the maximum number of seconds from the create call to the agent's first heartbeat in the store."""
         return max(_FIRST_HEARTBEAT_S, self.order.offer.boot_s * _BOOT_FACTOR)
 
 
@@ -112,14 +112,14 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         raise UsageError(
             what=f"A run named {run.name} is already live: {live.id}.",
             why="Two runs with the same name would overwrite each other's model.",
-            fix=f"homing watch {live.id}   or end it: homing stop {live.id}, homing destroy {live.id}"
+            fix=f"Watch it: homing watch {live.id}   or end it: homing stop {live.id}, homing destroy {live.id}"
             "   or use another name: --name OTHER",
         )
     _check_reach(order, home)
     lines = at_their_most(home, home.ledger.lines(earlier.id)) if earlier else []
     _check_bounded(home, lines)
     spent = meter.total_spend(lines, home.world.now())
-    # Do not probe if there is no plan. This computer may be busy, and the default figures err on the long side anyway.
+    # Do not probe this computer's speed here: it may be busy, and the default figures err on the long side anyway.
     speed = estimate(run, order.offer, home, may_probe=False)
     timing = order.timing or timing_of(run, order.offer, speed, home)
     if limit is None:
@@ -141,12 +141,11 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
 
 
 def _unprepared(run: Run) -> list[str]:
-    """Return a sentence for each text that still has to be tokenized: the shared text, or the data of single phases."""
+    """Return a sentence for each dataset that must still be tokenized: the shared text and the data of each phase."""
     own = [phase for phase in run.phases if phase.data is not None and not phase.data.manifest_sha256]
     unprepared = [
-        f"The {'conversations' if phase.data.kind == 'chat' else 'texts'} that the run file names for phase"
-        f" {phase.kind}"
-        f" are not tokenized: {phase.data.dir} has no finished shards for them."
+        f"The {'conversations' if phase.data.kind == 'chat' else 'texts'} of phase {phase.kind} are not tokenized:"
+        f" {phase.data.dir} has no finished shards for them."
         for phase in own
         if phase.data is not None
     ]
@@ -162,7 +161,7 @@ def _reads_run_text(phase: Phase) -> bool:
 def _without_limit(order: LaunchOrder, timing: Timing, spent: Decimal) -> UsageError:
     rate, whole_s = order.offer.rate_usd_per_hour, timing.whole_s(order.run)
     planned = meter.cost(rate, whole_s)
-    # Allow 50% more for an inaccurate plan, and at least twice the minimum that brings a finished model home.
+    # Allow 50% more for an inaccurate plan, and at least twice the minimum cost to finish and fetch a model.
     enough = spent + max(planned * 3 / 2, meter.cost(rate, timing.least_s(order.run)) * 2)
     estimated = f"On {order.offer.name} it costs about {meter.show_usd(planned)} in {format_duration(whole_s)}."
     return UsageError(
@@ -200,7 +199,7 @@ def _check_reach(order: LaunchOrder, home: Home) -> None:
 
 
 def _check_bounded(home: Home, lines: list[LedgerLine]) -> None:
-    """Refuse if an earlier attempt may still bill.
+    """Refuse the launch if an earlier attempt may still bill.
 
     Either the attempt is in a different account, where no spend limit could cover both machines, or a concurrent
     process has just started it.
@@ -214,7 +213,7 @@ def _check_bounded(home: Home, lines: list[LedgerLine]) -> None:
                 what=f"{line.run_id} has an instance in another account that may keep billing without a limit:"
                 f" {line.mark}.",
                 why=f"{line.provider} enforces no limit itself, and the current key is not from {line.account}, which"
-                " rented it: no spend limit could cover both.",
+                " rented that instance, so no spend limit could cover both.",
                 fix=f"{use_again(line.provider)}, then: {destroy}"
                 f"   or, if the current key is from the same account: {destroy} --same-account",
             )
@@ -252,8 +251,8 @@ def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
         )
     if found.store != order.run.store:
         raise UsageError(
-            what=f"{found.id} is in a different store than the run file names.",
-            why=f"It started in {found.store}, but the run file says {order.run.store}: it would start from scratch.",
+            what=f"{found.id} is not in the store that the run file names.",
+            why=f"It started in {found.store}, but the run file says {order.run.store}, where it has no checkpoints.",
             fix=f"Set store: {found.store} in the run file, then: homing launch {name} --resume",
         )
     ownership.require_owner(home, found)
@@ -292,5 +291,5 @@ def with_time(run: Run, offer: Offer, timing: Timing, spend_limit_usd: Decimal, 
 
 
 def waits_for_home(provider: Provider, mark: str, beat: Heartbeat | None) -> bool:
-    """Return True if the agent is finished but cannot end its own billing, so that each second wastes money."""
+    """Return True if the agent is finished but its machine bills until home ends it, which wastes money."""
     return not can_end_itself(provider) and beat is not None and beat.mark == mark and beat.state == "ended"

@@ -1,10 +1,10 @@
-"""Finds the inputs of a run besides its own text: data of single phases, initial weights, and task files.
+"""Finds the inputs of a run besides its own text: the data of individual phases, initial weights, and task files.
 
     travelling(run)   every such file with its hash, recorded in run.json so that a different home can send them again
     relocated(run)    the run as the instance reads it: on the instance, these files are below ../data
     Hashes            a cache of hashes of large local files, so that open weights are not hashed at each draft
-    push_object       into the store, as objects/<sha256>
-    DryStore          the store for --dry-run: it reads, and records what would be pushed
+    push_object       pushes bytes into the store, as objects/<sha256>
+    DryStore          the store for --dry-run: it reads as usual, but only records what would be pushed
 
 Open weights may come from the Hub instead (`hub_weights`). Missing files are reported before anything is rented.
 """
@@ -46,20 +46,19 @@ DATA_DIR = "data"
 TOKENIZER_EXTRAS = (file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.TURNS)  # in no manifest
 BASE = "base"
 _RL_FILES = ("file", "val_file", "reward")
-# Only files that loading reads are sent from a folder of weights, so not a checkpoint's optimizer state, samples or
-# logs.
+# Of a weights folder, only the files needed to load the weights are sent: no optimizer state, samples or logs.
 _WEIGHT_ENDINGS = (".safetensors", ".json", ".jinja")
 _NOT_WEIGHTS = (file_names.OPTIMIZER, file_names.STATE)
 _HASH_FILE = ("cache", "hashes.json")
-_LEAST_HASHED_BYTES = 1 << 20  # hashing smaller files is as fast as looking them up
+_LEAST_HASHED_BYTES = 1 << 20  # smaller files are not cached, because hashing them is as fast as a lookup
 _SETTLED_S = 2.0  # a file that was just written may change again without a new timestamp
-_MOST_HASHES = 2000  # maximum number of files; the oldest are dropped first
+_MOST_HASHES = 2000  # maximum number of cached hashes; the oldest are dropped first
 
 
 def travelling(
     run: Run, world: World, sha256: Callable[[str], str] | None = None, *, words: Words | None = None
 ) -> list[RunInput]:
-    """Return the inputs of a run resolved at home; raises a DataError that lists everything missing.
+    """Return the inputs of a run that was resolved at home. Raise a DataError that lists everything missing.
 
     `sha256` returns the hash of a file, for example from a cache (`Hashes`). By default the file is read.
     """
@@ -137,7 +136,7 @@ def _of_phase(
         for name in _RL_FILES:
             path = getattr(task, name)
             if path and not world.exists(path):
-                missing.append(f"{path}: a file of an RL task")
+                missing.append(f"{path}: a file of an RL task is missing")
             elif path:
                 yield RunInput(_task_name(number, path), path, getattr(task, f"{name}_sha256"))
 
@@ -243,7 +242,7 @@ class Hashes:
     def _keep(self, full: str, known: dict[str, Any]) -> None:
         files = self._read()
         files.pop(full, None)
-        files[full] = known  # keeps the newest entries last
+        files[full] = known  # reinserted at the end, so that the newest entries are last
         for name in list(files)[: max(0, len(files) - _MOST_HASHES)]:
             del files[name]
         try:
@@ -265,10 +264,10 @@ def object_key(sha256: str) -> str:
 
 
 def push_object(store: Store, data: bytes) -> str:
-    """Make sure that the store holds these bytes under their hash, and return the hash."""
+    """Make sure that the store contains these bytes under their hash, and return the hash."""
     digest = hashlib.sha256(data).hexdigest()
     key = object_key(digest)
-    # Create without checking first, because a check raises an error for a store that was never written to.
+    # Create the object without checking first, because a check fails in a store to which nothing was ever written.
     if not store.create_if_absent(key, data) and store.sha256(key) != digest:
         store.put_bytes(key, data)
     return digest
@@ -281,7 +280,7 @@ def read_object(store: Store, sha256: str) -> bytes:
     if found != sha256:
         raise IntegrityError(
             what=f"{object_key(sha256)} in {store.url} was replaced.",
-            why=f"Its sha256 is {found}, but its name says {sha256}. Someone else can write to this store.",
+            why=f"Its sha256 is {found}, but its name says {sha256}. Someone else may be writing to this store.",
             fix=f"Remove it, then launch again: homing store rm {object_key(sha256)} --store {store.url}",
         )
     return data

@@ -1,4 +1,4 @@
-"""Launches a run, from a checked draft and an offer to a running agent. A failed launch undoes itself.
+"""Launches a run: takes it from a checked draft to a running agent on an instance. A failed launch undoes itself.
 
     check -> intent in the ledger -> lease in the store -> push inputs by hash -> begin_create -> provider.create
           -> instance id in the ledger -> recheck the lease -> first heartbeat in the store -> the laptop may close
@@ -111,14 +111,14 @@ def launch(
     # Detect an unusable store before anything is rented or written to the ledger.
     found = preflight(draft.run.store, home.world, create=not draft.order.resume)
     check_hub(draft.run, home.world)
-    # fails before renting if the account cannot be identified
+    # Raise before anything is rented if the account cannot be identified.
     account = home.provider(draft.order.offer.provider).account()
     row, line = row_of(draft, home), line_of(draft, home, account)
     hold_lock(draft.mark, draft.run.id, draft.run.name, home)
     try:
         home.ledger.intend(row, line, last)
     except BaseException:
-        # A guard process outlives this failure. If it kept the lock, no other process could launch an attempt.
+        # A guard process outlives this failure. If the guard kept the lock, no other process could launch an attempt.
         home.world.remove(home.launch_lock(draft.mark))
         raise
     try:
@@ -134,14 +134,14 @@ def launch(
         if draft.order.resume and not clear_requests(
             home, store, draft.run.id, draft.attempt, is_stop_over=last is None
         ):
-            raise EndedElsewhere(f"{draft.run.id} is not launched again: a stop was requested in the meantime.")
+            raise EndedElsewhere(f"{draft.run.id} was not launched again: a stop was requested in the meantime.")
         _prepare(draft, home, notify)
         inputs = inputs_of(draft, home, store, notify)
         notify(describe_inputs(draft.run, [item.num_bytes for item in inputs if item.key]))
         request = request_of(draft, home, inputs, home.world.now(), lease.number)
         keep_record(home, draft.run.id)
         # Push the record with the intent before anything is created, because a home that adopts this run searches for
-        # this mark.
+        # the mark in the record.
         push_documents(home, store, request)
         push_code(home, store, request, notify)
         write_record(home, draft.run.id, store, ownership.check(store, lease))
@@ -153,18 +153,18 @@ def launch(
         _check_guards(draft, home, store, heartbeat)
         _report_clock(home, heartbeat, notify)
         if _send_age(home, store, request.order.boot, heartbeat, began):
-            notify("The instance's clock is behind, so homing sent it how long it has been billing")
+            notify("The instance's clock is behind, so homing told the agent how long the instance has been billing")
         if _is_taken_down(draft, home):
             raise EndedElsewhere(f"{draft.mark} was destroyed while it was being launched.")
     except BaseException as exc:
-        # This launch destroys whatever it started, also on Ctrl-C.
-        is_meant = _is_destroy_asked(draft, home)  # read before the undo requests a destroy itself
+        # A launch that fails destroys whatever it started, even after Ctrl-C.
+        is_meant = _is_destroy_asked(draft, home)  # must be read before the undo, which requests a destroy itself
         _undo(draft, home, exc, notify, line)
         if is_meant and isinstance(exc, Exception):
             raise _destroyed_elsewhere(draft, (str(exc) or type(exc).__name__).splitlines()[0]) from exc
         if isinstance(exc, OSError):
             raise HomingError(
-                what=f"A local error stopped the launch of {draft.run.id}; everything it started was ended.",
+                what=f"A local error stopped the launch of {draft.run.id}; everything it started was shut down.",
                 why=f"{type(exc).__name__}: {exc}",
                 fix="Check disk space and permissions, then launch again.",
             ) from exc
@@ -177,7 +177,7 @@ def launch(
     except (HomingError, OSError) as exc:
         # The run continues without this process, and the next command that reads its status updates the ledger.
         notify(f"The run is live, but its state could not be saved: {str(exc).splitlines()[0]}")
-    # a destroy was requested at the last moment, and the requesting process confirms it
+    # If a destroy was requested at the last moment, the process that requested it also confirms it.
     if _is_taken_down(draft, home):
         raise _destroyed_elsewhere(draft, "Another homing process requested the destroy and is confirming it.")
     return Launched(row, instance, heartbeat, draft.worst_case_usd)
@@ -202,7 +202,7 @@ def hold_lock(what: str, run_id: str, run_name: str, home: Home) -> None:
 
 
 def _left_open(draft: Draft, home: Home) -> list[str]:
-    """Return a warning for each earlier attempt in a different account, which may still bill unseen by this key."""
+    """Return a warning for each earlier attempt that may still bill in an account that this key cannot see."""
     lines = [line for line in home.ledger.lines(draft.run.id) if line.mark != draft.mark]
     return [
         f"Could not confirm that {line.provider} {line.instance_id or line.mark} has ended; it may be billing"
@@ -226,9 +226,9 @@ def _take_lease(draft: Draft, home: Home, store: Store) -> Lease:
 
 
 def _prepare(draft: Draft, home: Home, notify: Callable[[str], None]) -> None:
-    """Let the provider do slow work before anything bills, such as building an image.
+    """Let the provider do slow work, such as building an image, before anything bills.
 
-    After the create request, this time would count against the run's limits.
+    After the create request, the time would count against the run's limits.
     """
     provider = home.provider(draft.order.offer.provider)
     if isinstance(provider, Preparing):
@@ -254,11 +254,11 @@ def _create(
         home.ledger.update(draft.mark, state=REFUSED, note=exc.what)
         raise
     except CreateFailed as exc:
-        # recorded so that the undo finds the instance by id even if the provider's list is stale
+        # Record the id, so that the undo finds the instance even if the provider's list is stale.
         if exc.instance_id is not None:
             home.ledger.update(draft.mark, instance_id=exc.instance_id)
         raise
-    # Recorded before any wait: from here on, the ledger alone is enough to find the instance.
+    # Record the id before any wait: from here on, the ledger alone is enough to find the instance.
     home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)
     line = _line(draft, home)
     seen_spend(home, line)  # starts measuring the spend, because the clock may be set back before the launch completes
@@ -284,12 +284,12 @@ def _create(
     except (StoreError, IntegrityError) as exc:
         # An unreadable store does not mean that the lease was lost. The record already holds the mark, by which the
         # instance can be found without its id.
-        notify(f"The instance is started, but its lease could not be checked in the store: {exc.what}")
+        notify(f"The instance has started, but its lease could not be checked in the store: {exc.what}")
     return instance
 
 
 def _start_within_s(request: Request, home: Home, began: float) -> float:
-    """Return how many seconds the launch may still wait for the start, before there would be no time left to train.
+    """Return how many more seconds the launch may wait for the instance to start and still leave time to train.
 
     Until the agent runs on the instance, this process may be the only one that can destroy it. `began` is the
     boot-clock time of the create call. That clock keeps running while this computer sleeps, and no one can set it.
@@ -308,7 +308,7 @@ def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instanc
     try:
         home.provider(request.provider).hand_over(dataclasses.replace(request, order=order), instance.id)
     except ProviderRefused as exc:
-        with contextlib.suppress(HomingError):  # saved now, because the undo destroys the machine together with its log
+        with contextlib.suppress(HomingError):  # save the log now, because the undo destroys it with the machine
             _boot_log(draft, home, store, instance)
         if isinstance(exc, StartTimeout):
             raise NeverCame(exc.what, exc.why, exc.fix) from exc
@@ -318,9 +318,9 @@ def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instanc
 def _first_heartbeat(
     draft: Draft, home: Home, store: Store, instance: Instance, within_s: float, notify: Callable[[str], None]
 ) -> Heartbeat:
-    """Wait for the agent's first heartbeat in the store, which alone proves that the run can continue without us."""
+    """Wait for the agent's first heartbeat in the store, the only proof that the run can go on without this process."""
     timeout_s, by = min(draft.boot_timeout_s, within_s), home.world.boottime() + within_s
-    notify(f"Waiting for the agent's first heartbeat in the store, at most {format_duration(timeout_s)}")
+    notify(f"Waiting up to {format_duration(timeout_s)} for the agent's first heartbeat in the store")
     provider = home.provider(instance.provider)
     page = f"   See {provider.page}" if provider.page else ""
     line = _line(draft, home)
@@ -329,7 +329,7 @@ def _first_heartbeat(
 
     def is_there() -> bool:
         nonlocal num_quiet
-        # Query the provider before reading the store, because an agent that exits quickly leaves a heartbeat first.
+        # Query the provider before reading the store: an agent that exits quickly has written its heartbeat by then.
         now = provider.describe(instance.id)
         try:
             heartbeat = read_reports(store, draft.run.id, line).heartbeat
@@ -346,7 +346,7 @@ def _first_heartbeat(
         num_quiet = 0 if now.is_running else num_quiet + 1
         if now.state == "gone" or num_quiet == 2:
             raise StartTimeout(
-                what=f"The agent on {instance.id} ended before its first heartbeat.",
+                what=f"The agent on {instance.id} exited before its first heartbeat.",
                 why=_last_words(_boot_log(draft, home, store, instance)) or now.detail,
                 fix=f"See why: homing logs {draft.run.name}{page}",
             )
@@ -373,7 +373,7 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
         nonlocal problem
         try:
             beat, problem = read_reports(store, draft.run.id, line).heartbeat or heartbeat, ""
-        except (HomingError, WireError, OSError) as exc:  # the store may become readable soon, and the machine is fine
+        except (HomingError, WireError, OSError) as exc:  # the store may become readable soon
             beat, problem = heartbeat, (str(exc) or type(exc).__name__).splitlines()[0]
         is_over = beat.state in ("pushing", "ending", "ended")  # the agent is already ending the instance
         return is_over or count_alive(draft, home, beat) >= LEAST
@@ -398,9 +398,9 @@ def _report_clock(home: Home, heartbeat: Heartbeat, notify: Callable[[str], None
 
 
 def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began: float) -> bool:
-    """Tell the instance how long it has been billed, retrying for a while; return whether it needed to know.
+    """Tell the agent how long its instance has been billing, with retries. Return True if its own count was too low.
 
-    A single failed write is no reason to destroy a machine, but a machine that never learns its age would end too late.
+    A single failed write is no reason to destroy a machine, but an agent with too low a count would end it too late.
     """
     problems: list[HomingError] = []
     was_needed = False
@@ -420,14 +420,14 @@ def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began:
 
 
 def _is_destroy_asked(draft: Draft, home: Home) -> bool:
-    """Return whether another process requested to destroy this attempt. Must be called before the undo starts."""
-    with contextlib.suppress(Exception):  # errors are ignored, because the undo follows anyway
+    """Return True if another process has requested to destroy this attempt. Call this before the undo starts."""
+    with contextlib.suppress(Exception):  # errors are ignored, because the caller undoes the launch anyway
         return home.ledger.is_destroy_asked(draft.mark)
     return False
 
 
 def _is_taken_down(draft: Draft, home: Home) -> bool:
-    """Return whether a destroy was requested and the run is not done. A guard may end a run that finished quickly."""
+    """Return True if a destroy was requested, unless the run is done: a guard destroys the instance of a done run."""
     with contextlib.suppress(HomingError, OSError):  # an unreadable ledger is no evidence of a destroy request
         run = home.ledger.run(draft.run.id)
         return home.ledger.is_destroy_asked(draft.mark) and (run is None or run.state != "done")
@@ -447,7 +447,7 @@ def _line(draft: Draft, home: Home) -> LedgerLine:
     if not found:
         raise IntegrityError(
             what=f"{draft.run.id} disappeared from the ledger during its launch.",
-            why=f"{home.path / LEDGER} no longer has {draft.mark}: the file was removed or replaced.",
+            why=f"{home.path / LEDGER} no longer contains {draft.mark}: the file was removed or replaced.",
             fix=f"Launch it again: {draft.order.words.to('launch')}",
         )
     return found[0]
@@ -457,7 +457,7 @@ def _undo(draft: Draft, home: Home, exc: BaseException, notify: Callable[[str], 
     is_interrupted = isinstance(exc, KeyboardInterrupt)
     reason = "interrupted" if is_interrupted else (str(exc) or type(exc).__name__).splitlines()[0]
     with contextlib.suppress(OSError):  # a closed terminal may be the cause of this undo
-        notify(f"{'Interrupted' if is_interrupted else 'The launch failed'}; destroying what it started")
+        notify(f"The launch {'was interrupted' if is_interrupted else 'failed'}; destroying everything it started")
     try:
         lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
         if not lines:  # the ledger has lost the line, so write it again to record its end and receipt
@@ -472,14 +472,14 @@ def _undo(draft: Draft, home: Home, exc: BaseException, notify: Callable[[str], 
         still.why = f"The launch failed: {reason}\n{still.why}"
         raise still from exc
     finally:
-        with contextlib.suppress(HomingError, OSError):  # ignored, so that the original error is reported
+        with contextlib.suppress(HomingError, OSError):  # ignore these errors, so that the original one is reported
             state = ADOPTED if isinstance(exc, NotOwner) else "failed"
             why, now = f"{UNDONE}{reason}", home.world.now()
             # If a person stopped the run during the undo, keep that state.
             home.ledger.set_run(draft.run.id, unless_stopped=True, state=state, reason=why, exit_code=1, ended_at=now)
         with contextlib.suppress(HomingError, OSError):
-            # Remove the lock even if that write failed. A guard process may hold the lock, and then no status check
-            # would close the line.
+            # Remove the lock even if the ledger could not be updated. As long as a guard process holds the lock, no
+            # status check closes the ledger line.
             home.world.remove(home.launch_lock(draft.mark))
             write_record(home, draft.run.id, open_store(draft.run.store, home.world, create=False))
 

@@ -2,7 +2,7 @@
 
     resume_inputs     the newest complete checkpoints of the previous attempt, and its history, as inputs
     clear_requests    clears the previous attempt's stop request and outcome, so that they do not apply to the new one
-    describe_starts   a model at home, open weights, or a checkpoint in the store, as sentences for a person
+    describe_starts   describes where the launch starts: a model at home, open weights, or a stored checkpoint
 
 The new instance starts with an empty disk, so it gets the run directory as inputs. Metrics, events and the trainer's
 log are included, because the new attempt's pushes replace the files in the store. They are copied to content-addressed
@@ -67,8 +67,8 @@ def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[In
 def clear_requests(home: Home, store: Store, run_id: str, attempt: int, *, is_stop_over: bool) -> bool:
     """Clear the stop request and the outcome of the last attempt, so that they do not apply to this one.
 
-    With `is_stop_over=False`, a stop request stays, and the result is False if there is one. A guard never resumes a
-    stopped run, so the request must have come after the guard's check.
+    With `is_stop_over=False`, keep a stop request and return False if there is one. A guard never resumes a stopped
+    run, so such a request must have come after the guard's check.
     """
     for program in _BEGUN_ANEW:
         old = run_key(run_id, file_names.LOGS, f"{program}.log")
@@ -116,7 +116,7 @@ def _copy(store: Store, run_id: str, path: str) -> Input:
 
 
 def describe_starts(draft: Draft, home: Home) -> list[str]:
-    """Return a sentence per phase that starts from other weights, or about the checkpoint of a resumed run."""
+    """Return a sentence for each phase that starts from other weights, or one for the checkpoint of a resumed run."""
     run = draft.run
     if draft.order.resume:
         return [_resume_point(run, home)]
@@ -128,7 +128,10 @@ def describe_starts(draft: Draft, home: Home) -> list[str]:
 
 
 def _resume_point(run: Run, home: Home) -> str:
-    """Return where a resumed run continues, based on the manifests alone. The launch verifies the files themselves."""
+    """Return a sentence that says where a resumed run continues, based on the manifests alone.
+
+    The launch verifies the files themselves.
+    """
     stored = list_checkpoints(open_store(run.store, home.world), run.id, [phase.kind for phase in run.phases])
     newest = next((checkpoint.manifest for checkpoint in stored if not checkpoint.problem), None)
     if newest is None:

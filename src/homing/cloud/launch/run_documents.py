@@ -68,7 +68,7 @@ VERIFIED_START = "; ".join(
         'runpy.run_module("homing.instance.bootstrap", run_name="__main__", alter_sys=True)',
     )
 )
-_FAR_TOO_SLOW = 0.3  # fraction of the data sheet value; a healthy GPU reaches about twice this in the probe
+_FAR_TOO_SLOW = 0.3  # minimum fraction of the data sheet value; a healthy GPU reaches about twice this in the probe
 _SOMEBODYS = ("local", "ssh")  # providers whose machines are used for more than one run
 
 
@@ -112,12 +112,12 @@ def write_home(draft: Draft, home: Home) -> None:
         "is_smoke": draft.order.is_smoke,
         "keep_on_failure_s": draft.order.keep_on_failure_s,
         "is_one_guard_enough": draft.order.is_one_guard_enough,
-        # These files identify the run if the ledger is lost.
+        # The next two fields are needed to restore the run if the ledger is lost.
         "attempt": draft.attempt,
         "spent_before_usd": draft.spent_before_usd,
     }
     home.world.write(folder / LAUNCH_NOTE, json.dumps(note, default=str, indent=1).encode())
-    # a resumed run keeps the file from its first launch
+    # a resumed run keeps the project note of its first launch
     if draft.order.project and not home.world.exists(folder / PROJECT_NOTE):
         home.world.write(folder / PROJECT_NOTE, project_note(draft.order.project))
 
@@ -220,7 +220,7 @@ def push_code(home: Home, store: Store, request: Request, notify: Callable[[str]
 
 
 def _mailbox(draft: Draft, home: Home) -> str:
-    """Return a presigned URL for the boot log, usable before a store client is installed; "" except on S3."""
+    """Return a presigned S3 URL for the boot log, to use before a store client is installed, or "" for other stores."""
     store = open_store(draft.run.store, home.world)
     if not isinstance(store, S3Store):
         return ""
@@ -242,10 +242,10 @@ def _heartbeat_s(store: str) -> float:
 def make_bootstrap_spec(
     boot: Boot, place: Place, run: Run, offer: Offer, world: World, *, is_stand_in: bool
 ) -> tuple[Boot, dict[str, bytes]]:
-    """Return the boot with the bootstrap this machine needs, and the files to send, by name in the work folder.
+    """Return `boot` with the bootstrap spec that this machine needs, and the files to send, by name in the work folder.
 
-    `is_stand_in` means that a different program runs in place of the trainer. It may not need torch, so no speed probe
-    runs.
+    `is_stand_in` means that a different program runs in place of the trainer. That program may not need torch, so no
+    speed probe runs.
     """
     if not place.cache_dir:
         return boot, {}
