@@ -5,7 +5,7 @@
                        files that the instance fetches from the Hub itself
     make_boot          all instructions for the agent, without any secret
 
-The instance's work folder then holds agent.zip, boot.json, run/ (the run directory) and data/.
+The instance's work folder then contains agent.zip, boot.json, run/ (the run directory) and data/.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["AGENT_ZIP", "agent_argv", "build_agent_zip", "make_boot", "prepare_i
 
 AGENT_ZIP = "agent.zip"
 RUN_DIR = "run"
-_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date that a zip can hold, so that the same source gives the same bytes
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # a fixed date, the earliest in a zip, so that the same source gives the same bytes
 # Exactly the files that the agent imports. The agent must stay small enough to read in one sitting; a test counts the
 # lines.
 _ZIP_WIRE = ("agent_orders", "codec", "control_files", "event_lines", "guard_order", "instance_names")
@@ -161,7 +161,7 @@ def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
 def _data_files(data_dir: str, run: Run, store: Store, world: World, words: Words) -> list[RunInput]:
     """Return the files of the instance's data folder: prepared text, tokenizer and the run's other inputs.
 
-    A file that is not at home may be in the store by its hash, like the shards of an adopted run.
+    A file that is not at home may be in the store under its hash, like the shards of an adopted run.
     """
     own = _own_files(data_dir, run, world, words)
     files = [RunInput(name, os.path.join(data_dir, name), sha256) for name, sha256 in own]
@@ -171,7 +171,7 @@ def _data_files(data_dir: str, run: Run, store: Store, world: World, words: Word
     if missing:
         raise DataError(
             what=f"Prepared files of {run.name} are missing.",
-            why=f"Not in {data_dir}, and not in the store: {', '.join(missing)}",
+            why=f"Found neither in {data_dir} nor in the store: {', '.join(missing)}",
             fix=words.to("prep"),
         )
     return files
@@ -183,7 +183,7 @@ def _own_files(data_dir: str, run: Run, world: World, words: Words) -> Iterator[
         if world.exists(os.path.join(data_dir, name)):
             yield name, world.sha256(os.path.join(data_dir, name))
     if not run.data.manifest_sha256 and run.data.tokenizer_sha256:
-        yield file_names.TOKENIZER, run.data.tokenizer_sha256  # otherwise each phase has its own data
+        yield file_names.TOKENIZER, run.data.tokenizer_sha256  # without a shared text, each phase has its own data
         return
     manifest_path = os.path.join(data_dir, file_names.MANIFEST)
     if not world.exists(manifest_path):
@@ -229,12 +229,12 @@ def _push_files(files: list[RunInput], store: Store, world: World) -> list[Input
 
 
 def _check_hash(source: str, sha256: str, world: World) -> None:
-    """Check a file before pushing it. Its key is the hash of its content, and later pushes skip existing keys."""
+    """Raise IntegrityError if a file does not match the hash in its key, because later pushes skip existing keys."""
     digest = world.sha256(source)
     if digest != sha256:
         raise IntegrityError(
             what=f"{source} is not the file that its manifest describes.",
-            why=f"Its sha256 is {digest}, the manifest says {sha256}.",
+            why=f"Its sha256 is {digest}, but the manifest says {sha256}.",
             fix="Delete it and prepare again: homing prep RUN",
         )
 

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 WHEEL = f"homing-{homing.__version__}-py3-none-any.whl"
-TORCH_RANGE = ("2.11", "2.14")  # the same range as in pyproject, which a test checks
+TORCH_RANGE = ("2.11", "2.14")  # must match the range in pyproject.toml; a test checks this
 # The CUDA version for which PyPI's wheels in that range are built (2.10 had 12.8, 2.14 will have 13.2). A host with an
 # older driver cannot run them. Update this together with the range.
 TORCH_CUDA = "13.0"
@@ -48,7 +48,7 @@ TORCH_CUDA = "13.0"
 # for 2.11.0, 2.12.1 and 2.13.0. Update this together with the range.
 OLDER_CUDA = ("12.9", "12.6")
 TORCH_INDEX = "https://download.pytorch.org/whl"
-_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date that a zip can hold, so that the same tree gives the same bytes
+_TIME = (1980, 1, 1, 0, 0, 0)  # a fixed date, the earliest in a zip, so that the same tree gives the same bytes
 _INFO = f"homing-{homing.__version__}.dist-info"
 _STORE_EXTRAS = {"s3": "aws", "hf": "hub", "modal": "modal"}
 _GIT_S = 20.0
@@ -116,7 +116,7 @@ def wheel_bytes(world: World) -> bytes:
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether this file belongs to the package: a module, or one of the data files above.
+    """Return True if this file belongs to the package: a module, or one of the data files above.
 
     The folder may also contain a person's own files, such as .env or a key. Those must not be sent, because the rented
     machine belongs to someone else.
@@ -127,7 +127,7 @@ def _is_ours(name: str) -> bool:
 
 
 def tree_state(world: World) -> tuple[str, list[str]]:
-    """Return the commit and the package files that differ from it; ("", []) for an installed package."""
+    """Return the commit and the package files that differ from it, or ("", []) for an installed package."""
     package = os.path.dirname(os.path.abspath(homing.__file__))
     commit = world.run(["git", "-C", package, "rev-parse", "HEAD"], _GIT_S)
     changed = world.run(["git", "-C", package, "status", "--porcelain", "--", "."], _GIT_S)
@@ -142,7 +142,7 @@ def check_committed(world: World) -> None:
     commit, changed = tree_state(world)
     if changed:
         raise UsageError(
-            what=f"The tree has {len(changed)} uncommitted changes.",
+            what=f"The source tree of homing has {len(changed)} uncommitted changes.",
             why=f"--committed-only is set, and these files differ from {commit[:12]}: {', '.join(changed[:5])}",
             fix="Commit them, or drop --committed-only to send them too.",
         )

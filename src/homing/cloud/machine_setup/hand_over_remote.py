@@ -38,14 +38,14 @@ def receive(order: dict[str, Any]) -> dict[str, str]:
         return {"state": "early", "why": f"its startup script is not ready: {said}"}
     os.umask(0o077)
     with open(os.path.join(root, "hand-over.lock"), "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a concurrent hand-over holds it while it writes its files
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a concurrent hand-over holds this lock while it writes its files
         if not os.path.exists(os.path.join(work, "go")):
             _take(order, work)
     return {"state": "done"}
 
 
 def memory_dir(root: str) -> str:
-    """Return the folder where secrets wait for the agent's start. The startup script computes the same path."""
+    """Return the folder that keeps the secrets until the agent starts. The startup script computes the same path."""
     return "/dev/shm/homing" + root.replace("/", "-")
 
 

@@ -3,10 +3,10 @@
     timer (ends billing if nothing takes over) -> our SSH keys -> wait for the hand-over, or fetch -> agent
 
 The script is the first thing that the machine runs, before we have contacted it. The timer starts before anything that
-can fail and runs as long as the machine. Once its deadline has passed, it ends billing if no dead-man of the agent
-holds its lock for a grace period. The script never exits by itself. If a finished container is started again, the
-script notices that it ran before, and ends billing instead of training twice. The only secret in the script is the
-machine's own host key, so the script may be in user data.
+can fail and runs as long as the machine does. Once the deadline has passed, the timer ends billing if no dead-man
+process has held its lock for a grace period. The script never exits on its own. If a finished container is started
+again, the script notices that it ran before, and ends billing instead of training twice. The only secret in the script
+is the machine's own host key, so the script may be in user data.
 
 The hand-over delivers what the create call could not: files and secrets, over SSH, on stdin.
 
@@ -62,7 +62,7 @@ _START = (
 class Fetch:
     """A file that the machine downloads itself, because home cannot log in to deliver it.
 
-    The address may be a store that others can write to, so the create call carries the hash.
+    The URL may point to a store that others can write to, so the create call carries the hash of the file.
     """
 
     url: str
@@ -120,9 +120,9 @@ def place(end: EndBilling) -> Place:
 
 
 def hand_over(connection: Connection, request: Request, *, world: World, timeout_s: float) -> None:
-    """Send files and secrets to the machine, retrying until `timeout_s` is over. Safe to repeat.
+    """Send files and secrets to the machine, retrying until `timeout_s` is over. It is safe to call this again.
 
-    Raises StartTimeout, or CreateFailed if the machine rejects them.
+    Raises StartTimeout, or CreateFailed if the machine rejects the files.
     """
     known_hosts = Path(request.order.files[0].source).with_name(_KNOWN_HOSTS)
     world.write(known_hosts, (connection.known_hosts + "\n").encode(), mode=0o600)
@@ -138,7 +138,7 @@ def hand_over(connection: Connection, request: Request, *, world: World, timeout
         problem = _why_not(done, request)
         if not problem:
             return
-        why = why if why and done.code == 124 else problem  # if the last try timed out, keep the earlier reason
+        why = why if why and done.code == 124 else problem  # if this try timed out, keep the earlier reason
         world.sleep(min(_PAUSE_S, max(0.0, deadline - world.monotonic())))
     to = f"{connection.user}@{connection.host}:{connection.port}"
     raise StartTimeout(
@@ -179,7 +179,7 @@ def _why_not(done: Completed, request: Request) -> str:
         )
     if answer:
         return str(answer["why"])
-    last = (done.err.strip().splitlines() or [f"ssh ended with exit code {done.code}"])[-1]
+    last = (done.err.strip().splitlines() or [f"ssh exited with code {done.code}"])[-1]
     if done.code == 127 and "ssh" in done.err and not done.out:
         raise UsageError(what="The OpenSSH client `ssh` is not installed.", why=last, fix="Install openssh-client")
     if done.code == 127:

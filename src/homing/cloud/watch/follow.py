@@ -3,7 +3,8 @@
     store --poll--> Report(head | line | event | sample | alert | problem)  ...  Report(end)
 
 A failed poll is reported once and retried. Watching also guards the run: it makes the same pass over this run as
-`homing guard`, which ends it at its limit and relaunches it after a preemption. Ending the watch changes nothing.
+`homing guard`, which ends it at its limit and relaunches it after a preemption. Ending the watch does not affect the
+run.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Watch:
         self.home, self.run, self.every_s = home, run, every_s
         self.store = home.store_of(run)
         self.feed = EventFeed(self.store, run.id)
-        self.headed = ""  # the mark of the machine that was introduced last
+        self.headed = ""  # the mark of the machine for which the last head was reported
         self.interrupted_by = ""
         self.plans: dict[str, Planned | None] = {}  # by mark
         self.last_line = ""
@@ -61,7 +62,7 @@ class _Watch:
         self.is_stale_reported = self.is_waiting_reported = False
         self.line_due = self.refresh_due = self.lost_due = home.world.monotonic()
         self.ending_since: float | None = None
-        self.blind_since: float | None = None  # time by the boot clock
+        self.blind_since: float | None = None  # when the store became unreadable, by the boot clock
 
     def reports(self) -> Iterator[Report]:
         while True:
@@ -107,7 +108,7 @@ class _Watch:
         yield from reports
 
     def _ask(self, question: Callable[[], T]) -> T:
-        """Query the store with a deadline, because the limit is not checked here while the query hangs."""
+        """Query the store with a deadline, because this process cannot enforce the limit while a query hangs."""
         return ask_store(self.run.store, question, f"The store of {self.run.id}", self.home.world)
 
     def _guard(self) -> Iterator[Report]:
@@ -168,7 +169,7 @@ class _Watch:
             yield Report("line", line, self._line_data(status))
 
     def _plan(self, status: Status) -> Planned | None:
-        """Return the plan, computed once per machine."""
+        """Return the plan for the current machine, which is computed only once."""
         mark = status.lines[-1].mark if status.lines else ""
         if mark not in self.plans:
             self.plans[mark] = planned(self.home, self.run)
@@ -267,7 +268,7 @@ class _Watch:
         status = look(self.home, self.run)
         try:
             yield from self._new_reports(status)
-            # The spend has changed since, but the caller prints it anyway, so only a new step is worth a line.
+            # The spend has changed in the meantime, but the caller prints it anyway, so only a new step needs a line.
             if not self.last_line or self.last_shown != _where(status, self._beat(status)):
                 self.line_due = self.home.world.monotonic()
                 yield from self._line(status, self.line_due)

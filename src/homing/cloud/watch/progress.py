@@ -1,7 +1,7 @@
-"""Computes the progress of a run: how far it is, how long it will still train, and its total cost in the end.
+"""Computes the progress of a run: how far it has come, how much longer it will train, and what it will cost in total.
 
-current phase                           the trainer's own estimate, from its heartbeat
-later phases, and bringing it home      the plan, for the current machine
+current phase                                   from the trainer's own estimate in its heartbeat
+later phases, and bringing the results home     from the plan for the current machine
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _planned(home: Home, run: RunRow, choose: Callable[[list[tuple[str, float]]]
 
 
 def ahead(status: Status, beat: Heartbeat | None, plan: Planned | None) -> Ahead | None:
-    """Return the prediction, or None if nothing is training or nothing has been measured yet."""
+    """Return the predicted time and total cost, or None if nothing is training or nothing has been measured yet."""
     if beat is None or beat.eta_s is None or beat.state != "training" or not status.run.is_live:
         return None
     later = status.phases[status.phases.index(beat.phase) + 1 :] if beat.phase in status.phases else ()
@@ -77,17 +77,17 @@ def ahead(status: Status, beat: Heartbeat | None, plan: Planned | None) -> Ahead
         return Ahead(beat.eta_s, is_whole=not later)
     seconds = dict(plan.parts[1:-1])
     eta_s = beat.eta_s + sum(seconds[phase] for phase in later)
-    # Use the current machine's rate, because that of a spot machine may differ from the plan's.
+    # Use the current machine's rate, because a spot machine's rate may differ from the one in the plan.
     rate = Decimal(status.lines[-1].rate_usd_per_hour)
     return Ahead(eta_s, end_usd=status.spend_usd + meter.cost(rate, eta_s + plan.parts[-1][1]))
 
 
 def to_finish(status: Status) -> Decimal | None:
-    """Return the cost of the rest of the phase, by the trainer's own estimate, or None if it is unknown."""
+    """Return the cost of the rest of the current phase, by the trainer's own estimate, or None if it is unknown."""
     beat = status.reports.heartbeat if status.reports else None
     if beat is None or not status.lines:
         return None
-    # The time up to the planned end, because a landing stops before it.
+    # If the run is landing, use the time to the planned end of the phase, because a landing stops before that.
     seconds = beat.eta_s if beat.end_step is None else beat.plan_s
     return None if seconds is None else meter.cost(Decimal(status.lines[-1].rate_usd_per_hour), seconds)
 

@@ -3,9 +3,9 @@
     events.jsonl, metrics.jsonl, samples/ --EventFeed.reports--> Report(event | sample | alert), in order
     logs of trainer, agent and sync       --read_log, follow-->  lines
 
-A rented run's directory is in the store. That of a run trained on this computer is in the home. The feed uses no clock
-and no provider, and gets costs only from the ledger's lines. Following a log loses no lines while the store is
-unreachable.
+The directory of a rented run is in the store, and the directory of a run trained on this computer is in the home. The
+feed uses no clock and no provider, and gets costs only from the ledger's lines. Following a log loses no lines while
+the store is unreachable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from homing.world import World
 __all__ = ["PROGRAMS", "EventFeed", "Report", "boot_log", "check_program", "follow", "follow_tail", "read_log"]
 
 _ALERTS = ("alert", "limit_warning", "preempted", "end_billing_failed")  # events that need attention
-_EVALUATING = "evaluating"  # progress of an evaluation, repeated
+_EVALUATING = "evaluating"  # the kind of event that repeatedly reports the progress of an evaluation
 _FIRST_EVENTS = 20  # how many past events to show when a watch begins
 _FIRST_SAMPLES = 5
 _FIRST_VALIDATIONS = 5
@@ -60,7 +60,7 @@ class EventFeed:
         self._store, self._run_id = store, run_id
         self._events = Tail(store, run_key(run_id, file_names.EVENTS))
         self._metrics = MetricLog(store, run_key(run_id, file_names.METRICS), is_curve=is_curve)
-        self.fresh: list[Metric] = []  # the metrics of the last call
+        self.fresh: list[Metric] = []  # the new metrics that the last call found
         self._samples: set[str] = set()
         self._reported: set[tuple[float, str, str, str]] = set()  # events by identity
         self._times: dict[str, float] = {}  # times of the samples, by path
@@ -68,7 +68,7 @@ class EventFeed:
         self.metric: Metric | None = None  # the newest metric with a loss
         self.first: dict[str, Metric] = {}  # phase -> its first metric with a meaningful loss
         self.measured: dict[str, Metric] = {}  # phase -> the metric of its last evaluation
-        self.figures: dict[str, dict[str, float]] = {}  # phase -> the metrics that only it has
+        self.figures: dict[str, dict[str, float]] = {}  # phase -> the metrics that only this phase has
 
     def copy(self) -> EventFeed:
         """Return a copy to read with, so that the original is unchanged if reading fails halfway or takes too long."""
@@ -116,7 +116,7 @@ class EventFeed:
                 self._times[str(event.data.get("path"))] = event.t
                 continue  # not shown, because the sample itself is shown
             if event.kind == "evaluated":
-                continue  # not shown, because its result is shown
+                continue  # not shown, because the result of the evaluation is shown
             if event.kind == _EVALUATING and self._is_passed(event, events[place + 1 :]):
                 continue
             where = f"step {event.step:,} | " if event.step is not None else ""
@@ -139,7 +139,7 @@ class EventFeed:
             yield line.intent_at, Report("event", said, data)
 
     def _is_passed(self, event: Event, later: Sequence[Event]) -> bool:
-        """Return whether the same evaluation has progressed or ended since, because only the newest count is shown."""
+        """Return True if a later event reports progress or the end of this evaluation: only the newest is shown."""
         last = self.measured.get(event.phase)
         is_over = last is not None and last.step >= (event.step or 0)
         return is_over or any(each.kind == _EVALUATING for each in later)
@@ -147,7 +147,7 @@ class EventFeed:
     def _new_samples(self, since: float) -> Iterator[tuple[float, Report]]:
         prefix = run_key(self._run_id, file_names.SAMPLES) + "/"
         entries = self._store.list(prefix)
-        if not self._samples:  # of the past samples, show only the last one, because a long run has hundreds
+        if not self._samples:  # of the past samples, show only the last few, because a long run has hundreds
             self._samples.update(entry.key for entry in entries[:-_FIRST_SAMPLES])
         if since > -math.inf:
             self._samples.update(entry.key for entry in entries if self._sampled_at(entry.key[len(prefix) :]) < since)
@@ -190,7 +190,7 @@ def _late(event: Event, lines: Sequence[LedgerLine]) -> str:
 
 
 def _dollars(event: Event, lines: Sequence[LedgerLine]) -> str:
-    """Return what finishing the plan would have cost, because the trainer itself knows only the time."""
+    """Return a sentence with the cost of finishing the plan, because the trainer itself knows only the time."""
     needs_s = event.data.get("needs_s")
     if event.source != "trainer" or not isinstance(needs_s, float) or not lines:
         return ""
@@ -201,7 +201,7 @@ def _dollars(event: Event, lines: Sequence[LedgerLine]) -> str:
 def _validation(metric: Metric) -> str:
     at = f"validation at step {metric.step:,}: "
     held_out = {name: value for name, value in metric.more.items() if name.startswith("val_")}
-    if "val_reward" in held_out:  # in that case the loss is just pass_reward minus the reward
+    if "val_reward" in held_out:  # in rl, the loss is just pass_reward minus the reward
         return at + ", ".join([f"reward {held_out['val_reward']:.3f}", *say_figures(held_out)])
     bits = metric.val_bits_per_byte
     return f"{at}loss {metric.val_loss:.3f}" + (f", {bits:.3f} bits per byte" if bits is not None else "")
@@ -219,7 +219,7 @@ def follow(
 ) -> Iterator[str]:
     """Yield log lines until the run has ended and its output is in the store.
 
-    The outcome may arrive there before the last lines do.
+    The outcome may arrive in the store before the last log lines do.
     """
     ended_at: float | None = None
 
@@ -259,7 +259,7 @@ def follow_tail(tail: Tail, ask: Callable[[], bool], world: World, notify: Calla
 
 
 def _is_pushing(home: Home, run: RunRow) -> bool:
-    """Return whether the machine still exists and has not reported its final push."""
+    """Return True if the machine still exists and has not reported its final push."""
     lines = home.ledger.lines(run.id)
     if run.state == ADOPTED or not billing_lines(lines):
         return False
@@ -268,7 +268,7 @@ def _is_pushing(home: Home, run: RunRow) -> bool:
 
 
 def boot_log(home: Home, run: RunRow) -> str:
-    """Return the boot output from the mailbox or the provider, which is the only log if the instance died early."""
+    """Return the boot output from the mailbox or the provider. If the instance died early, there is no other log."""
     with contextlib.suppress(StoreError):
         return home.store_of(run).read(run_key(run.id, file_names.LOGS, "boot.log")).decode("utf-8", "replace")
     lines = [line for line in home.ledger.lines(run.id) if line.instance_id is not None]
