@@ -1,13 +1,13 @@
-"""Measured training speeds, and a model fitted to them that predicts the speed of any GPU.
+"""Looks up measured training speeds, and predicts the speed of any GPU with a model that is fitted to them.
 
     measured.json   built from benchmarks/results by benchmarks/make_measured.py; ships with the package. Besides
-                    speeds it holds how well each model family learned, to help choose one
+                    speeds, it records how well each model family learned, to help choose one
     measured        a row with the same shape, method and precision on the same GPU
     modelled        seconds per token = products x FLOPs / peak + passes x bytes / bandwidth, with peak and bandwidth
                     from the GPU's data sheet and the two factors fitted to all rows
 
-    an rl step      new tokens x (fixed time per layer + factor x weights and caches read / bandwidth + products), both
-                    fitted to measured sampling, plus the training of its rows
+    an rl step      new tokens x (fixed time per layer + factor x weights and caches read / bandwidth + products), with
+                    fixed time and factor fitted to measured sampling, plus the training of its rows
 
 Bytes are what a layer stores per token (see config.memory), as a proxy for everything that its elementwise operations
 read and write. No prediction exceeds the GPU's peak. This module does not know about offers.
@@ -45,9 +45,9 @@ __all__ = ["FILE", "LearnedRow", "SamplingRow", "StepRow", "Table", "find_row", 
            "rl_step_s", "tokens_per_s"]  # fmt: skip
 
 FILE = "measured.json"
-# The fraction of the peak that matmuls reach in a whole step. Large isolated matmuls reached 0.80 on an H200, and
-# inside a step they share the GPU. The rows of small models alone say little about matmuls, so predictions for large
-# models are capped at this fraction.
+# The fraction of the peak that matmuls reach in a whole step. Large isolated matmuls reached 0.80 on an H200, but
+# inside a step they share the GPU with other work. The rows of small models alone say little about matmuls, so
+# predictions for large models are capped at this fraction.
 MOST_OF_PEAK = 0.70
 _FORWARD = 1 / 3  # the share of a forward pass in the cost of training a token
 
@@ -65,12 +65,12 @@ class StepRow:
     lora: Lora | None = None
     is_nf4: bool = False  # qlora
     recompute: str = "none"
-    is_packed: bool = False  # whether a row holds several documents, each masked from the others
+    is_packed: bool = False  # True if each row contains several documents, masked from each other
 
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """Speed of sampling new tokens for many rows at once."""
+    """The measured time to sample new tokens for many rows at once."""
 
     source: str
     card: str
@@ -95,7 +95,7 @@ class LearnedRow:
     num_seeds: int
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity, so that fits are cached per table
+@dataclass(frozen=True, eq=False)  # tables are compared by identity, so that fits are cached per table
 class Table:
     steps: tuple[StepRow, ...]
     sampling: tuple[SamplingRow, ...]
@@ -110,7 +110,7 @@ class Table:
         )
 
     def learned_by(self, one: str, other: str) -> tuple[LearnedRow, LearnedRow] | None:
-        """Return the longest pair of recipes trained for the same time on the same GPU and text, or None."""
+        """Return rows of both recipes with the same GPU, text and training time (the longest such time), or None."""
         found = [
             (row, match)
             for row in self.learned
@@ -120,7 +120,7 @@ class Table:
         return max(found, key=lambda pair: (pair[0].seconds, pair[0].num_seeds), default=None)
 
     def gains_of_fp8(self) -> list[tuple[StepRow, float]]:
-        """Return the FP8 rows with their speed-up over the same row in bf16, smallest model first."""
+        """Return each FP8 row with its speed-up over the same training in bf16, smallest model first."""
         found = [
             (row, row.tokens_per_s / match.tokens_per_s)
             for row in self.steps
@@ -152,12 +152,12 @@ def _conditions(row: LearnedRow) -> tuple[str, float, int]:
 
 
 def _in_bf16(row: StepRow) -> StepRow:
-    """Return the conditions of a row without its speed."""
+    """Return the row without its speed and with bf16 as its precision, to find its counterpart in bf16."""
     return replace(row, source="", tokens_per_s=0.0, precision="bf16")
 
 
 def find_row(table: Table, card: str, run: Run, phase: Phase) -> StepRow | None:
-    """Return the newest row that matches exactly, or None, as for rl, whose time depends on its sample lengths."""
+    """Return the newest row that matches exactly, or None, as always in rl, where time depends on sample lengths."""
     precision = "bf16" if run.train.precision == "auto" else run.train.precision
     adapters, is_nf4 = _adapters(phase.lora), phase.method == "qlora"
     wanted = (card, _sizes_alone(run.model), precision, adapters, is_nf4, phase.recompute, is_packed(phase))
@@ -170,12 +170,12 @@ def find_row(table: Table, card: str, run: Run, phase: Phase) -> StepRow | None:
 
 
 def _sizes_alone(model: Model) -> Model:
-    """Return the model without settings that change results but not time."""
+    """Return the model without the settings that do not affect training time."""
     return replace(model, rope_base=0.0, norm_eps=0.0, rope_scaling=None, max_context=0)
 
 
 def _adapters(lora: Lora | None) -> tuple[int, bool, bool, frozenset[str]] | None:
-    """Return the adapter settings that affect time."""
+    """Return the adapter settings that affect training time."""
     if lora is None:
         return None
     targets = frozenset(LORA_TARGETS if "all" in lora.targets else lora.targets)
@@ -183,7 +183,7 @@ def _adapters(lora: Lora | None) -> tuple[int, bool, bool, frozenset[str]] | Non
 
 
 def is_packed(phase: Phase) -> bool:
-    """Return whether the rows of this phase hold several conversations, each masked from the others."""
+    """Return True if each row of this phase contains several conversations, masked from each other."""
     return phase.kind == "sft" or (phase.data is not None and phase.data.kind == "chat")
 
 
@@ -191,7 +191,7 @@ def is_packed(phase: Phase) -> bool:
 
 
 def tokens_per_s(table: Table, gpu: Gpu, run: Run, phase: Phase) -> float:
-    """Return the modelled speed of one GPU, which for rl is that of the rows that are trained on."""
+    """Return the modelled speed of one GPU. In rl, this is the speed of training on the rows, without sampling them."""
     precision = _precision(run, gpu)
     model, sizes = run.model, run.sizes
     if phase.rl is not None:
@@ -208,7 +208,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Fit:
-    products: float  # compute time as a multiple of the time at the peak
+    products: float  # matmul time as a multiple of the time at the GPU's peak
     passes: float  # how often the stored bytes of a layer are read or written
     # extra seconds per token with several documents per row, which do not depend on the GPU as far as we know
     packed_s: float
@@ -253,7 +253,7 @@ def _fit(table: Table) -> _Fit:
 
 
 def _slower_s(fit: _Fit, packed: StepRow, plain: Sequence[StepRow]) -> float:
-    """Return the extra time per token of packed rows, compared with an unpacked row (measured if possible)."""
+    """Return the extra seconds per token of packed rows, compared with the unpacked speed (measured if possible)."""
     same = [row for row in plain if replace(row, source="", tokens_per_s=0.0, kind="") == replace(
         packed, source="", tokens_per_s=0.0, kind="", is_packed=False
     )]  # fmt: skip
@@ -266,7 +266,7 @@ def _work_of(row: StepRow) -> _Work:
 
 
 def _predicted(fit: _Fit, row: StepRow) -> float:
-    """Return the prediction in bf16 without packing."""
+    """Return the speed that the fit predicts for a row in bf16 without packing."""
     return _rate(fit, GPUS[row.card], _work_of(row), "bf16", is_packed=False)
 
 
@@ -293,7 +293,7 @@ def _precision(run: Run, gpu: Gpu) -> str:
 
 
 def rl_step_s(table: Table, gpu: Gpu, run: Run, phase: Phase, num_gpus: int = 1) -> float:
-    """Return the seconds to generate all samples at full length, and to train on the rows. GPUs share the rows."""
+    """Return the seconds per RL step: to generate all samples at full length and train on them. GPUs share the rows."""
     rl = phase.rl
     assert rl is not None
     rows = num_rows(rl) / num_gpus
@@ -326,14 +326,14 @@ def _sampling_s(table: Table, gpu: Gpu, run: Run, phase: Phase, rl: Rl, rows: fl
 
 
 def _read_bytes(model: Model, rows: float, prompt: int, num_new: int, size: int) -> float:
-    """Return the bytes read per new token of each row, halfway through a sample: all weights and the caches so far."""
+    """Return the bytes that are read per new token halfway through a sample: all weights, and the cache of each row."""
     reach = prompt + num_new // 2 + REACH // 2
     return size * sizes_of(model).num_matmul_params + cache_bytes(model, 1, reach, size) * rows
 
 
 @functools.cache
 def _sampling_fit(table: Table, is_captured: bool) -> tuple[float, float]:
-    """Return the fixed seconds per layer, and the factor on the time to read the bytes at full bandwidth."""
+    """Return the fixed seconds per layer, and the factor by which reading takes longer than at full bandwidth."""
     captured = [row for row in table.sampling if row.is_captured]
     assert captured, f"{FILE} has no sampling to learn from"
     terms = []

@@ -69,12 +69,13 @@ def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
     """Return the offers of these providers, or of all that are configured here if none is named, lowest rate first."""
     names = list(providers) or configured(home.path, home.world)
     found, errors = _ask(names, lambda provider: _look(provider, needs), home)
-    # the number must match exactly; machines without GPUs stay in the list, unless a GPU was requested
+    # The number of GPUs must match exactly. Machines without GPUs stay in the list, unless a GPU was requested.
     if needs.num_gpus:
         kept = [offer for offer in found.offers if offer.num_gpus in (needs.num_gpus, 0)]
         found = Found(kept, found.left_out, found.problems)
     if not providers:
-        # This provider was not requested by name, and it needs more than a key, such as a host or a run file.
+        # Leave out providers that were not requested by name and that need more than a key, such as a host or a run
+        # file.
         unnamed = {name for name, error in errors.items() if isinstance(error, UsageError)}
         problems = [_problem(name, error) for name, error in errors.items() if name not in unnamed]
         found = Found(found.offers, found.left_out, problems)
@@ -106,7 +107,7 @@ def check_gpu(name: str) -> str:
 
 
 def is_dear(offer: Offer, limit_usd_per_hour: Decimal | None) -> bool:
-    """Return whether an offer's hourly rate is so high that the user must agree to it explicitly."""
+    """Return True if an offer's hourly rate is so high that the user must agree to it explicitly."""
     return limit_usd_per_hour is None and offer.rate_usd_per_hour > DEAR_USD_PER_HOUR
 
 
@@ -135,7 +136,7 @@ def _look(provider: Provider, needs: Needs, *, explain: bool = False) -> Found:
 def _ask(
     names: Sequence[str], look: Callable[[Provider], Found], home: Home
 ) -> tuple[Found, dict[str, HomingError | OSError]]:
-    """Query all providers in parallel. They are opened one by one first, but that only reads a file or two."""
+    """Query all providers in parallel. Opening them, one after another, only reads a file or two."""
     found, errors = Found(), dict[str, HomingError | OSError]()
     opened: dict[str, Provider] = {}
     for name in names:
@@ -166,7 +167,7 @@ def _none_answered(errors: dict[str, HomingError | OSError]) -> HomingError | OS
         return next(iter(errors.values()))
     said = "\n".join(_problem(name, error) for name, error in errors.items())
     kind = UsageError if all(isinstance(error, UsageError) for error in errors.values()) else ProviderSilent
-    return kind(what="Could not query any provider.", why=said, fix="homing doctor   checks each of them")
+    return kind(what="Could not query any provider.", why=said, fix="Check each of them: homing doctor")
 
 
 def _problem(name: str, error: Exception) -> str:
@@ -189,10 +190,10 @@ def _no_offer(needs: Needs, providers: Sequence[str], home: Home, found: Found) 
             lacking += home.provider(name).offers(Needs())
     reasons += [f"{offer.provider} {offer.name} {lack(offer, needs)}." for offer in lacking]
     fix = "Change cloud.gpu, cloud.providers or limits.rate, or make the model smaller; see: homing verify RUN"
-    if set(providers) == {"local"}:  # usually chosen by the preset, not by the user
+    if set(providers) == {"local"}:  # usually, the preset chose the provider, not the user
         fix = "Rent a GPU: homing plan RUN --set cloud.providers=runpod   or use a smaller model: homing verify RUN"
     small = [offer for offer in lacking if not lack(offer, dataclasses.replace(needs, disk_bytes=0))]
-    if small:  # these would fit if they had more disk space
+    if small:  # offers that would fit if they had more disk space
         more = format_bytes(min(needs.disk_bytes - offer.disk_bytes for offer in small))
         here = f"Free {more} at {home.path}, or move the home: export HOMING_HOME=/elsewhere"
         fix = here if all(offer.provider == "local" for offer in small) else f"Keep fewer checkpoints: {_KEEP}. {fix}"

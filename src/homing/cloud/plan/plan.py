@@ -29,7 +29,7 @@ from homing.wire.run_json import Run
 
 __all__ = ["Buys", "OfferPlan", "PhaseCost", "Plan", "make_plan", "needs_of", "relay_of", "suggested_limit"]
 
-_BYTES_PER_TOKEN = 4  # an upper bound for shards
+_BYTES_PER_TOKEN = 4  # an upper bound for the size of a token in a shard
 _MONTH_S = 730 * 3600.0
 _UNKNOWN = "has a GPU unknown to homing, so its time and cost cannot be planned"
 
@@ -58,17 +58,17 @@ class PhaseCost:
 class OfferPlan:
     offer: Offer
     speed: Speed
-    seconds: float  # seconds for the whole run, from create to gone, including expected preemptions
+    seconds: float  # from the create call until the instance is gone, including expected preemptions
     cost_usd: Decimal  # cost to finish: rate x seconds, plus storage for that time
     timing: Timing
-    minimum_usd: Decimal  # the smallest limit that brings a finished model home; launch refuses a lower one
-    worst_usd: Decimal  # what the limits allow, or without limits the cost at the pessimistic speed
+    minimum_usd: Decimal  # the lowest limit that is enough to finish and fetch a model; launch refuses a lower one
+    worst_usd: Decimal  # the most that the limits allow or, without limits, the cost at the pessimistic speed
     odds: Odds
     storage_usd: Decimal = Decimal(0)
     buys: Buys | None = None  # what the run's limits buy on this offer; None without limits
 
     def phases(self, run: Run) -> list[PhaseCost]:
-        """Return the cost of each phase as planned, without preemptions."""
+        """Return the planned time and cost of each phase, excluding preemptions."""
         rate = self.offer.rate_usd_per_hour
         return [PhaseCost(name, seconds, meter.cost(rate, seconds)) for name, seconds in self.timing.parts(run)]
 
@@ -164,7 +164,7 @@ def needs_of(run: Run) -> Needs:
 
 
 def _how_to_fit(run: Run, home: Home) -> str:
-    """Return which settings to lower so that training fits the largest GPU of its providers.
+    """Return a sentence that says which settings to lower so that training fits the largest GPU of its providers.
 
     The result is "" if memory is not the problem or the offers cannot be listed.
     """
@@ -182,9 +182,10 @@ def _how_to_fit(run: Run, home: Home) -> str:
 
 
 def _reached(run: Run, offers: list[Offer], home: Home) -> tuple[list[Offer], list[LeftOut]]:
-    """Return the offers that can reach the run's store, and the others.
+    """Return the offers whose machines can reach the run's store, and the others.
 
-    If no offer can, all are returned, because a user may plan before choosing a store, and launch checks again.
+    If no machine can, all offers are returned, because a user may plan before choosing a store, and launch checks
+    again.
     """
     if not run.store.startswith("file:"):
         return offers, []
@@ -243,7 +244,7 @@ def _odds_text(row: OfferPlan) -> str:
 
 
 def _is_unknown(row: OfferPlan) -> bool:
-    """Return whether the speed of a rented GPU is unknown. The user's own machine can be used without a plan."""
+    """Return True if the speed of a rented GPU is unknown. The user's own machine can be used without a plan."""
     return row.speed.source == "unknown" and row.offer.provider not in ("local", "ssh")
 
 
@@ -319,7 +320,7 @@ def _all_weights(run: Run) -> list[str]:
         found.append(
             f"{phase.kind} trains all {run.sizes.num_params:,} weights in fp32; they, their gradients and the"
             f" optimizer's state take {format_bytes(kept)}, and the peak is {format_bytes(peak)} of GPU memory. The"
-            f" adapters before it are merged first; to train adapters again, set method: lora in the phase."
+            f" adapters of earlier phases are merged first; to train adapters again, set method: lora in the phase."
         )
     return found
 

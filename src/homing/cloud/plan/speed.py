@@ -8,13 +8,13 @@
                the same shape reached on other GPUs, and consistent with the data sheets: a GPU that is at least as
                good in every figure is never rated slower
     assumed    a typical fraction of what such a machine can do, labelled as such
-    unknown    a GPU that is not in our table: as slow as the slowest that is, so that the user's own machine has an
-               estimate at all; plan leaves out rented ones
+    unknown    a GPU that is not in our table: assumed as slow as the slowest GPU in it, so that the user's own machine
+               has an estimate at all; plan leaves out rented machines with such a GPU
 
-A finished run adds its speeds, and the times that it took besides its steps (`Trip`), to speed.json.
+A finished run adds its speeds, and the times that it took in addition to its steps (`Trip`), to speed.json.
 
-The speed of several GPUs is modelled as that of one times their number, and the text says so. No figure exceeds the
-device's peak.
+The speed of several GPUs is modelled as the speed of one times their number, and the text says so. No figure exceeds
+the device's peak.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ CPU_SHARE = 0.35  # fraction of pure matmul speed that an eager training step of
 FLOPS_PER_CORE = 8e9  # fp32 speed if nothing could be measured: that of an ordinary core of the last ten years
 PROBE_TIMEOUT_S = 60.0
 MOST_PROBES = 3  # maximum number of probes per device, spread over several plans; the best is kept
-PROBE_AGAIN_S = 30.0  # an earlier probe would meet the same load as the previous one
-FORWARD_SHARE = 0.5  # an evaluated token costs the forward third of a trained one, but in smaller batches
-SAMPLED_SHARE = 4.0  # for rl without a GPU, where each token is first sampled, one by one, and then trained on
-HOST_BYTES_PER_S = 20e9  # in each direction between host and GPU, for PCIe 4 x16
+PROBE_AGAIN_S = 30.0  # minimum pause between two probes, because a sooner one would meet the same load
+# Evaluating a token costs this share of training on it. The forward pass alone is a third, but batches are smaller.
+FORWARD_SHARE = 0.5
+SAMPLED_SHARE = 4.0  # slowdown of rl without a GPU, where each token is first sampled, one by one, and then trained on
+HOST_BYTES_PER_S = 20e9  # transfer speed in each direction between host and GPU, for PCIe 4 x16
 SOURCES = ("measured", "probed", "modelled", "assumed", "unknown")  # most reliable first
 
 # Prints the FLOP/s of fp32 matmuls at a size that stays in cache, as in a small decoder.
@@ -96,13 +97,13 @@ class _Anchor:
 
     gpu: Gpu
     pace: Pace
-    name: str  # name of the GPU, and of the run that measured it
+    name: str  # name of the GPU and, if a run at home measured the speed, of that run
 
 
 @dataclass(frozen=True)
 class Speed:
     tokens_per_s: float  # speed of the first phase
-    source: str  # one of SOURCES; with several phases, the least reliable of theirs
+    source: str  # one of SOURCES; with several phases, the least reliable source among them
     text: str  # a sentence that says where the figures come from
     # by kind of phase; a phase that is missing here trains at tokens_per_s
     phases: Mapping[str, Pace] = field(default_factory=dict)
@@ -195,13 +196,13 @@ def _pace_on_processor(run: Run, phase: Phase, flops_per_s: float, source: str, 
 
 
 def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int, known: dict[str, Any]) -> Pace:
-    """Return the speed on such a GPU: measured, or else modelled so that it agrees with measurements on other GPUs."""
+    """Return the speed on this kind of GPU: measured, or modelled to agree with measurements on other GPUs."""
     anchors = _anchors(run, phase, num_gpus, known)
     pace = anchors[gpu.name].pace if gpu.name in anchors else _modelled(run, phase, gpu, num_gpus)
     others = [anchor for anchor in anchors.values() if anchor.gpu != gpu]
     rate = pace.tokens_per_s
     if others and gpu.name not in anchors:
-        # How far the prediction is off for this shape, judging by the GPUs on which it has run.
+        # The factor by which predictions for this shape are off, judging by the GPUs on which the shape has run.
         off = statistics.geometric_mean(
             each.pace.tokens_per_s / _modelled(run, phase, each.gpu, num_gpus).tokens_per_s for each in others
         )
@@ -279,13 +280,13 @@ def _scaled(num_gpus: int) -> str:
 
 
 def _peak_rate(run: Run, phase: Phase, gpu: Gpu) -> float:
-    """Return the tokens per second that one such GPU cannot exceed."""
+    """Return the tokens per second that one GPU of this kind cannot exceed."""
     flops = flops_of_step(run, phase)
     return gpu.peak_flops(run.train.precision) * phase.batch_tokens / flops if flops else math.inf
 
 
 def _with_offload(pace: Pace, run: Run, phase: Phase) -> Pace:
-    """Add the transfer of the optimizer state to the GPU and back, once per step, in parallel on all GPUs."""
+    """Add the time to transfer the optimizer state to the GPU and back, once per step, in parallel on all GPUs."""
     if phase.offload == "none":
         return pace
     passing_s = training_memory(run, phase).host / HOST_BYTES_PER_S
@@ -298,7 +299,7 @@ def _with_offload(pace: Pace, run: Run, phase: Phase) -> Pace:
 
 
 def _is_possible(run: Run, phase: Phase, rate: float, gpu: Gpu | None, num_gpus: int) -> bool:
-    """Return whether such a GPU can reach this rate, or True if nothing is known about it."""
+    """Return True if GPUs of this kind can reach this rate, or if nothing is known about them."""
     if gpu is None:
         return True
     return rate <= num_gpus * _peak_rate(run, phase, gpu)
@@ -376,7 +377,7 @@ def remember_speed(home: Home, run: RunRow, store: Store) -> None:
             trip = _trip_of(home, run, store)
             remember(resolved, offer["device"], offer["num_gpus"], middle, home, provider=offer["provider"], trip=trip)
     except (OSError, ValueError, KeyError, TypeError, HomingError):
-        return  # these are only hints for the plan, so a failure must not fail a command that has done its work
+        return  # these are only hints for the plan, so an error must not fail a command that has otherwise succeeded
 
 
 def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
@@ -390,7 +391,7 @@ def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
 
 
 def measure_trip(events: Sequence[Event], outcome: Outcome, created_at: float, ended_at: float) -> Trip | None:
-    """Compute the trip times from the files of one attempt in the store, or return None if something is missing."""
+    """Return the Trip of one attempt, computed from its files in the store, or None if something is missing."""
     own = [event for event in events if event.t >= created_at]
     first = next((event for event in own if event.kind == "first_step"), None)
     pushes = [event.data for event in own if event.kind == "checkpoint_pushed" and event.data.get("seconds")]
@@ -408,7 +409,7 @@ def measure_trip(events: Sequence[Event], outcome: Outcome, created_at: float, e
 
 
 def _probe(offer: Offer, home: Home, known: dict[str, Any]) -> float | None:
-    """Return FLOP/s as the best of several probes, or None if torch is not installed here."""
+    """Return the highest FLOP/s of several probes, or None if torch is not installed here."""
     before = known["probes"].get(offer.device, {"best_flops": None, "num_probes": 0, "at": -math.inf})
     is_soon = 0 <= home.world.now() - before["at"] < PROBE_AGAIN_S
     if before["best_flops"] is not None and (is_soon or before["num_probes"] >= MOST_PROBES):

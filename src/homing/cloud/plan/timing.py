@@ -10,10 +10,11 @@ a finished model home.
 
 Preemptions add time (`odds_of`):
 
-    per preemption   the steps since the last checkpoint, on average half the interval between two
+    per preemption   the steps since the last checkpoint, on average half the interval between two checkpoints
                      + another machine: boot, inputs, the checkpoint from the store, load and compile
     how often        as the provider reports; without a report, once in twenty hours is assumed for spot, combined with
-                     what this home has observed for that offer. Time lost to preemptions is exposed to them as well
+                     what this home has observed for that offer. The lost time is made up on machines that may also be
+                     preempted
 
 A preemption notice would save those steps, but the estimate does not rely on getting one.
 """
@@ -48,14 +49,14 @@ _HOME_S = 20.0  # time to verify the push, report the end, and make the call tha
 _PUSH_BYTES_PER_S = {"file": 100e6}  # for a local disk; network stores use the next line (200 Mbit/s)
 _NETWORK_BYTES_PER_S = 25e6
 _DISK_BYTES_PER_S = 50e6  # speed of a save with fsync and verification
-_BYTES_PER_TOKEN = 4  # upper bound for a shard
-_BYTES_PER_WEIGHT = 4  # upper bound
+_BYTES_PER_TOKEN = 4  # upper bound for the size of a token in a shard
+_BYTES_PER_WEIGHT = 4  # upper bound for the size of a weight
 
 _FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # the reserve of the trainer for its last evaluation, save and sample
-_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors on speeds and times, for measured ones and for others
+_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors on measured speeds and times, and on all others
 _LEAST_STEPS = 20  # enough steps to measure the speed of a run and to have something to decay
 _END_S = 3.0  # time for the agent to start ending the billing before the next guards act
-ASSUMED_HOURS = 20.0  # hours per preemption of a spot machine, as long as nothing else is known
+ASSUMED_HOURS = 20.0  # assumed hours per preemption of a spot machine until more is known
 _TAKEN = "preempted"  # prefix of the ledger's note for an instance that was preempted
 
 
@@ -67,7 +68,7 @@ class Timing:
     save_s: float
     push_s: float  # time to push a checkpoint to the store
     home_s: float
-    doubt: float  # the factor by which the run may be slower
+    doubt: float  # safety factor: the run may take this many times as long as planned
     text: str
     # by kind of phase; a phase that is missing here uses tokens_per_s
     paces: dict[str, Pace] = field(default_factory=dict)
@@ -78,23 +79,23 @@ class Timing:
         return self.home_doubt * self.home_s
 
     def whole_s(self, run: Run) -> float:
-        """Return the planned seconds from create to gone."""
+        """Return the planned seconds from the create call until the instance is gone."""
         work = sum(self._steps_s(phase, phase.num_steps) for phase in run.phases)
         return self.arrive_s + self.start_s + work + self._finish_s(run) + _way_home_s(self.home_s, self.push_s)
 
     def parts(self, run: Run) -> list[tuple[str, float]]:
-        """Return the same time by phase, with boot and start before and bringing the results home after."""
+        """Return the planned seconds by phase, with boot and start first and bringing the results home last."""
         phases = [(p.kind, self._steps_s(p, p.num_steps) + self._finish_phase_s(p)) for p in run.phases]
         way_home = ("home", _way_home_s(self.home_s, self.push_s))
         return [("boot and start", self.arrive_s + self.start_s), *phases, way_home]
 
     def least_s(self, run: Run) -> float:
-        """Return the shortest limit that still brings a finished model home: warm-up, a few steps, their decay."""
+        """Return the shortest time limit that still yields a finished model: warm-up, a few steps, and their decay."""
         work = sum(self._steps_s(phase, _least_steps(phase)) for phase in run.phases) + self.start_s
         return self._with_reserve(self.doubt * (self.arrive_s + work) + self._finish_s(run))
 
     def enough_s(self, run: Run) -> float:
-        """Return a limit in which everything fits even in the pessimistic case."""
+        """Return a time limit that is enough for the whole run even in the pessimistic case."""
         return self._with_reserve(self.doubt * self.whole_s(run))
 
     def steps_in(self, run: Run, allowed_s: float) -> tuple[int, float]:
@@ -124,7 +125,7 @@ class Timing:
         return sum(self._finish_phase_s(phase) for phase in run.phases)
 
     def _finish_phase_s(self, phase: Phase) -> float:
-        """Return the seconds of the phase's last evaluation, save and sample, which takes about as long as a step."""
+        """Return the seconds for the phase's last evaluation, save and sample, which takes about as long as a step."""
         seconds = self._eval_s(phase) + self.save_s + self.step_s(phase)
         return _FINISH_DOUBT * self.doubt * seconds + _FINISH_SPARE_S
 
@@ -187,7 +188,7 @@ def _way_home_s(home_s: float, push_s: float) -> float:
 
 
 def pushing(run: Run) -> str:
-    """Describe how much goes to the store before renting, and how long that takes. Existing objects are skipped."""
+    """Describe how much is pushed to the store before renting, and how long it takes. Existing objects are skipped."""
     per_s = _PUSH_BYTES_PER_S.get(run.store.partition(":")[0], _NETWORK_BYTES_PER_S)
     num_bytes = _input_bytes(run, is_base_sent=not any(map(is_from_hub, run.inputs)))
     lasts = format_duration(max(1.0, num_bytes / per_s))
@@ -216,11 +217,11 @@ def _least_steps(phase: Phase) -> int:
 
 @dataclass(frozen=True)
 class Odds:
-    seconds: float  # from create to gone, including preemptions; infinite if the run would never finish
-    num_interruptions: float  # expected
-    lost_s: float  # per preemption
+    seconds: float  # from the create call until the instance is gone; infinite if the run would never finish
+    num_interruptions: float  # expected number of preemptions
+    lost_s: float  # seconds lost per preemption
     per_hour: float = 0.0
-    text: str = ""  # where the figure comes from
+    text: str = ""  # says where the value of per_hour comes from
 
 
 def odds_of(run: Run, offer: Offer, timing: Timing, home: Home) -> Odds:
@@ -245,12 +246,12 @@ def _per_hour(offer: Offer, home: Home) -> tuple[float, str]:
     text = f"assumed: once every {ASSUMED_HOURS:g} h"
     if hours:
         text += f", and observed: {num_taken} in {hours:.1f} h"
-    # The assumption is weighted by its own hours, so that observations outweigh it as they accumulate.
+    # The assumption counts like one preemption in ASSUMED_HOURS, so that observations outweigh it as they accumulate.
     return (num_taken + 1) / (hours + ASSUMED_HOURS), text
 
 
 def _seen(offer: Offer, home: Home) -> tuple[int, float]:
-    """Return how often this home lost such a machine to preemption, and over how many hours."""
+    """Return how often this home lost a machine of this offer to preemption, and over how many hours."""
     if not home.has_ledger:
         return 0, 0.0
     lines = [line for line in home.ledger.lines() if (line.provider, line.offer) == (offer.provider, offer.name)]

@@ -2,7 +2,7 @@
 
     Run -> GPUs that it fits on -> speed of each, measured or modelled -> hours x a dated list price or the given rate
 
-A row is not an offer, so nothing here can be launched. No requests are made to providers.
+The resulting rows are not offers, so nothing here can be launched. No requests are made to providers.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _NOT_IN_IT = {"modal": "plus CPU cores and memory"}
 
 @dataclass(frozen=True)
 class Listed:
-    provider: str  # "" for no particular provider, at the given rate
+    provider: str  # the provider with this list price, or "" for the given rate
     card: str
     num_gpus: int
     tokens_per_s: float
-    seconds: float  # planned seconds from create to gone
+    seconds: float  # planned seconds from the create call until the instance is gone
     speed_source: str  # measured or modelled
     speed_text: str
     rate_usd_per_hour: Decimal | None  # for all GPUs of the machine; None if homing has no list price for it
@@ -50,14 +50,14 @@ class Listed:
 
 
 def is_without_key(run: Run, home: Home) -> bool:
-    """Return whether the run names only cloud providers, and none of them has a key here."""
+    """Return True if the run names only cloud providers, and none of them has a key here."""
     env, world = home.world.environment(), home.world
     known = [ACCOUNTS.get(name) for name in run.cloud.providers]
     return all(account is not None and not account.is_set(env, world) for account in known)
 
 
 def list_prices(run: Run, home: Home, own_rate: Decimal | None = None) -> list[Listed]:
-    """Return the rows, cheapest first, then fastest. A given rate applies to every GPU."""
+    """Return a row per GPU that the run fits on, cheapest first, then fastest. A given rate applies to every GPU."""
     needs = dataclasses.replace(needs_of(run), disk_bytes=0, max_rate_usd_per_hour=None)
     rows = []
     for offer, price in _own(run, own_rate) if own_rate is not None else _listed(run):
@@ -86,7 +86,7 @@ def _own(run: Run, rate: Decimal) -> Iterator[tuple[Offer, str]]:
 
 
 def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
-    """Yield rows for the clouds that the run names, with only hours if there is no price list."""
+    """Yield rows for the clouds that the run names, without a price if there is no price list."""
     for provider in run.cloud.providers:
         prices = [price for price in TABLE if price.provider == provider]
         if not prices:
@@ -101,10 +101,10 @@ def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
 
 
 def _cards(price: Price, num_gpus: int) -> tuple[str, int]:
-    """Return GPU and count. An EC2 type is a whole machine (unknown types are skipped). Other clouds rent GPUs."""
+    """Return GPU and count of a listed price. An EC2 price is for a whole machine, others are for a single GPU."""
     return TYPES.get(price.name, ("", 0, 0, 0))[:2] if price.provider == "aws" else (price.name, num_gpus)
 
 
 def _on(provider: str, card: str, num_gpus: int, rate: Decimal) -> Offer:
-    """Return a pseudo offer for the speed estimate, which never leaves this module."""
+    """Return a pseudo offer for the speed estimate. It never leaves this module."""
     return Offer(provider, card, card, num_gpus, 0, GPUS[card].memory_gib * 2**30, rate)
