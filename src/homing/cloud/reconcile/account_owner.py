@@ -1,13 +1,13 @@
-"""Checks which account rented an instance. One in a different account is invisible to this key but may still bill.
+"""Checks which account rented an instance: in a different account, it is invisible to this key but may still bill.
 
     check_account   before an instance counts as gone: raises OtherAccount, or the provider's error
     note_account    records that an instance visible to a key is in that key's account
-    check_own       a guard resumes a run in the account where it began, or not at all
-    vouch           the user's assurance that this key belongs to the account that rented it
+    check_own       makes sure that a guard resumes a run only in the account where it began
+    vouch           records the user's assurance that this key belongs to the account that rented the instance
 
 An account is identified by the provider's name for it (a number, a workspace or a user), or by a hash of the key if the
-API does not report a name. None in the ledger means unknown. In that case the current key is assumed to be the right
-one.
+API does not report a name. None in the ledger means that the account is unknown. In that case, the current key is
+assumed to be the right one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_account(home: Home, provider: Provider, line: LedgerLine) -> None:
 
 
 def is_elsewhere(home: Home, line: LedgerLine) -> bool:
-    """Return whether the instance is known to be in a different account.
+    """Return True if the instance is known to be in a different account.
 
     If the provider cannot be queried, the account does not count as different.
     """
@@ -64,7 +64,7 @@ def is_elsewhere(home: Home, line: LedgerLine) -> bool:
 def note_account(
     home: Home, provider: Provider, lines: Sequence[LedgerLine], *, patience_s: float | None = None
 ) -> None:
-    """Record the account of lines visible to this key, if it is not recorded yet or known only by a key's hash.
+    """Record the account of instances that this key can see, unless the provider's name for it is already recorded.
 
     These instances are visible and alive, so this is not urgent, and a guard has more important work. One request is
     made for all of them, with a deadline, and a provider that did not answer is not asked again for a while.
@@ -84,7 +84,7 @@ def note_account(
 
 
 def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> None:
-    """Raise OtherAccount if this key is from a different account, as no user is present to agree that it pays."""
+    """Raise OtherAccount if this key is from a different account: no user is here to agree that this account pays."""
     before = [line for line in lines if line.provider == provider_name and line.account is not None]
     if not before:
         return
@@ -102,8 +102,8 @@ def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> No
 def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
     """Return a sentence for each provider with accounts in the ledger that the current keys do not cover.
 
-    Resources that were kept there on request continue to bill, and no list shows them. A changed key alone does not
-    mean a different account.
+    Resources that the user keeps in such an account continue to bill, and no list shows them. A changed key alone does
+    not mean a different account.
     """
     rented: dict[str, set[str]] = {}
     for line in lines:
@@ -141,7 +141,7 @@ def vouch(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
 
 
 def say(exc: HomingError) -> str:
-    """Return what, why and fix in one line."""
+    """Return the error's what, why and fix in one line."""
     return " ".join(part for part in (exc.what, exc.why, exc.fix) if part)
 
 
@@ -151,22 +151,22 @@ def _check_known(provider_name: str, rented: str, here: str, command: str) -> No
     by_hand = f"{command} --same-account" if "destroy" in command else command
     raise ProviderSilent(
         what=f"{provider_name} currently does not report which account this key is from.",
-        why=f"The account that rented it is {rented}.",
+        why=f"The account that rented the instance is {rented}.",
         doubt="Instances that this key cannot see may keep billing.",
-        fix=f"Try again in a minute: homing runs   or, if this key may not query its account: {by_hand}",
+        fix=f"Try again in a minute: homing runs   or, if this key has no permission to query its account: {by_hand}",
     )
 
 
 def _is_unreported(rented: str, here: str) -> bool:
-    """Return whether the provider identified the account earlier but now only a hash of the key is available.
+    """Return True if the provider identified the account earlier but now only a hash of the key is available.
 
-    That alone does not mean that the account is a different one.
+    The missing name alone does not mean that the account is a different one.
     """
     return here.startswith(KEY_ACCOUNT) and not rented.startswith(KEY_ACCOUNT)
 
 
 def _rented(home: Home, line: LedgerLine) -> str | None:
-    """Return the line's current account, or the one read earlier if the ledger cannot be read (full disk)."""
+    """Return the line's account in the ledger, or the one read earlier if the ledger cannot be read (full disk)."""
     with contextlib.suppress(HomingError):
         return home.ledger.account(line.mark) or line.account
     return line.account

@@ -35,7 +35,7 @@ from homing.wire.stored_record import Attempt, Lease, RunRecord
 
 __all__ = ["Proposal", "adopt", "lines_of", "propose"]
 
-_DATA = "data"  # folder in the run's folder at home for data that a resume needs; the shards stay in the store
+_DATA = "data"  # subfolder of the run's folder at home for data that a resume needs; the shards stay in the store
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Proposal:
     lease: Lease | None  # the current one
     lines: list[LedgerLine]  # the run's attempts as ledger lines
     spend_usd: Decimal
-    is_ours: bool  # whether this home owns the run and has it in its ledger
+    is_ours: bool  # True if this home owns the run and has it in its ledger
 
     @property
     def live(self) -> list[LedgerLine]:
@@ -74,7 +74,7 @@ def propose(store: Store, wanted: str, home: Home) -> Proposal:
         raise UsageError(
             what=f"There is no run {wanted!r} in {store.url}.",
             why=f"Did you mean {near[0]}?" if near else f"It has records of {len(records)} runs.",
-            fix=f"homing adopt {shlex.quote(store.url)}   lists them",
+            fix=f"List the runs: homing adopt {shlex.quote(store.url)}",
         )
     return _proposal(record, ownership.newest(store, record.run_id), home)
 
@@ -124,7 +124,7 @@ def _mark_to_keep(proposal: Proposal) -> str:
 
 
 def _restored(home: Home, line: LedgerLine) -> LedgerLine:
-    """Flag an open line that this home's own ledger had lost, along with what was known about the instance."""
+    """Flag an open line as restored if this home itself created the instance but has lost its ledger line."""
     is_lost = line.destroyed_at is None and home.is_ours(line.mark)
     return dataclasses.replace(line, note=RESTORED + line.note) if is_lost else line
 
@@ -134,7 +134,7 @@ def lines_of(record: RunRecord) -> list[LedgerLine]:
 
 
 def _line(record: RunRecord, attempt: Attempt) -> LedgerLine:
-    """Convert an attempt to a line. An open attempt counts as created, because its home may have died right after."""
+    """Convert an attempt to a line. An open one counts as created: its home may have died after the create call."""
     is_over = attempt.ended_at is not None
     return LedgerLine(
         mark=attempt.mark,
@@ -168,8 +168,8 @@ def _last_word(store: Store, run_id: str) -> Heartbeat | None:
 def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -> list[LedgerLine]:
     """Move the start of open attempts back if their agent has counted more time than our clock shows.
 
-    The create calls were timed by the other home's clock. If our clock is behind that one, the age would be too small,
-    and so would the receipt and the spend that counts toward the limit.
+    The create calls were timed by the other home's clock. If our clock is behind that clock, the attempt would look too
+    young, and the receipt and the spend that counts toward the limit would be too low.
     """
     now, found = home.world.now(), []
     for line in lines:
@@ -193,7 +193,7 @@ def _row(record: RunRecord, store: Store) -> RunRow:
         name=record.run_name,
         state=record.state,
         created_at=record.created_at,
-        store=store.url,  # the address as seen from here
+        store=store.url,  # the store's address as seen from this computer
         run_file_sha256=record.run_file_sha256,
         spend_limit_usd=record.spend_limit_usd,
         reason=record.reason,
@@ -233,7 +233,7 @@ def _data_dir(home: Home, folder: Path) -> str:
 def _bring_data(store: Store, run: Run, home: Home) -> list[str]:
     folder = home.run_dir(run.id) / _DATA
     home.world.mkdir(folder)
-    if not run.data.manifest_sha256:  # otherwise each phase has its own data, which run.json names by hash
+    if not run.data.manifest_sha256:  # without a shared text, each phase has its own data, which run.json names by hash
         digest = run.data.tokenizer_sha256
         store.get(f"{file_names.STORE_OBJECTS}/{digest}", str(folder / file_names.TOKENIZER), digest)
         return []

@@ -12,8 +12,8 @@ A survey changes nothing but the ledger. It lists only our own resources, and re
     its folder at home, or its record in the store           ask its provider for its mark
     an empty ledger                                          ask every configured provider for our mark
 
-`draft` calls it before a launch rents a second instance, and the commands call it before they say that a run was never
-launched. `is_lost` is for commands that follow a run until it ends.
+`draft` calls `check_lost` before a launch rents a second instance, and the commands call it before they say that a run
+was never launched. `is_lost` is for commands that follow a run until it ends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ __all__ = ["Finding", "Survey", "billing_things", "check_lost", "is_lost", "keep
 
 @dataclass(frozen=True)
 class Finding:
-    kind: str  # one of the above: known, reopened, forgotten, waiting, absent, unborn, in use, kept, left over
+    # known, reopened, forgotten, waiting, absent, unborn, in use, kept or left over, as the module's docstring explains
+    kind: str
     thing: str  # instance | volume | key | group
     provider: str
     id: str
@@ -70,7 +71,7 @@ class Finding:
 class Survey:
     findings: list[Finding]
     problems: list[str]  # a sentence for each provider that could not be queried
-    is_blind: bool  # whether something may bill at a provider that could not be queried
+    is_blind: bool  # True if something may bill at a provider that could not be queried
 
     @property
     def to_answer(self) -> list[Finding]:
@@ -89,7 +90,7 @@ def survey(home: Home) -> Survey:
     for name, answer in _list_resources(home, lines, problems).items():
         if isinstance(answer, list):
             shown += [_resource(home, each, each.mark in live, before) for each in answer]
-        # the provider is not set up here; refresh reports it if there are lines
+        # A UsageError means that the provider is not set up here; refresh reports it if the ledger has lines for it.
         elif not isinstance(answer, UsageError):
             problems.append(_not_asked(name, answer))
             is_blind = True  # set even without a ledger line, because this command looks for unknown instances
@@ -122,13 +123,13 @@ def keep(home: Home, finding: Finding) -> str:
             action_log.note(home, run.id, kept_key(mark), "kept", "Kept, as chosen in reconcile.")
             home.ledger.update(mark, run_id=run.id, run_name=run.name, limit_usd=run.spend_limit_usd)
             limit = "no spend limit" if run.spend_limit_usd is None else meter.show_usd(Decimal(run.spend_limit_usd))
-            return f"it keeps billing until the limit of {run.id}, {limit}, or until: homing destroy {run.id}"
+            return f"it keeps billing until the limit of {run.id}, {limit}, or until you run: homing destroy {run.id}"
     home.ledger.update(mark, run_name=mark.removeprefix(owner_prefix(home.owner)).rpartition("-")[0])
     return "it has no known run or limit, so only you can end it: homing destroy --all"
 
 
 def kept_key(mark: str) -> str:
-    """Return the action log key which records that the user keeps this instance."""
+    """Return the action log key that records that the user keeps this instance."""
     return f"kept-{mark}"
 
 
@@ -179,9 +180,9 @@ def _list_resources(
 
 
 def _silent(home: Home, problems: list[str]) -> set[str]:
-    """Return the remote providers that just failed to answer, because asking again would not help.
+    """Return the remote providers that just failed to answer, because asking them again would not help.
 
-    Local ones are asked again.
+    Local providers are asked again.
     """
     far = [name for name in providers_in_use(home) if name not in HERE_ONLY]
     return {name for name in far if any(each.startswith(unasked(name)) for each in problems)}
@@ -223,7 +224,7 @@ def _resource(home: Home, resource: Resource, is_live: bool, lines: dict[str, Le
 
 
 def _of_others(home: Home) -> list[LedgerLine]:
-    """Return the lines of adopted instances, through which their providers are opened. Ours are opened by name."""
+    """Return the lines of adopted instances, which are needed to open the view of their previous owner."""
     return home.ledger.lines_of_others(owner_prefix(home.owner))
 
 
@@ -257,13 +258,13 @@ def check_lost(home: Home, word: str, store: str = "") -> bool:
         raise StillBilling(
             what=f"The ledger is empty, and homing cannot check whether an instance of {word or 'yours'} is billing.",
             why="\n".join(unasked_),
-            fix="homing runs   once they respond",
+            fix="Once the providers respond: homing runs",
         )
     return True
 
 
 def is_lost(home: Home, run: RunRow) -> bool:
-    """Return whether the ledger has lost a run that it once had, and no provider shows an instance of it.
+    """Return True if the ledger has lost a run that it once had, and no provider shows an instance of it.
 
     If so, nothing here will ever show how the run ended. Raises StillBilling while an instance may be billing.
     """
@@ -274,7 +275,7 @@ def is_lost(home: Home, run: RunRow) -> bool:
 
 
 def _was_used(home: Home) -> bool:
-    """Return whether anything was ever launched from here, in which case an empty ledger means that it was lost."""
+    """Return True if anything was ever launched from here, in which case an empty ledger means that it was lost."""
     return bool(unknown_ids(home)) or home.world.exists(home.launch_lock("any").parent)
 
 
@@ -283,7 +284,7 @@ def _recorded(home: Home, word: str, store: str) -> list[LostRun]:
     try:
         records = stored_runs(open_store(store, home.world, create=False))
     except (HomingError, WireError, OSError):
-        return []  # the providers are still searched by mark
+        return []  # the store cannot be read, but the providers are still searched by mark
     found = []
     for record in records:
         for attempt in record.attempts[-1:]:

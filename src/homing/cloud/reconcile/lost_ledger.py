@@ -1,10 +1,10 @@
 """Recovers lost data that a home needs to recognize its instances.
 
-owner lost    recovered from the marks in the ledger; the next use rewrites it
+owner lost    recovered from the marks in the ledger; the next use writes it again
 ledger lost   restored from its backup (ledger_file.py). If a run is not in the backup, an instance's mark and the
               run's documents at home identify the run and its limit, and `refresh` records them again;
               the rest comes back from the store with `homing adopt`
-both lost     instances carry an unknown mark: only the runs' own records in their stores identify it
+both lost     instances carry an unknown mark: only the runs' own records in their stores identify them
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _SHOWN = 5
-_RUN_ID = r"-\d{8}-\d{6}-[0-9a-f]{4}"  # follows the name in a run id, see mark.new_run_id
+_RUN_ID = r"-\d{8}-\d{6}-[0-9a-f]{4}"  # the part of a run id after the name; see mark.new_run_id
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LostRun:
 
 
 def what_is_lost(home: Home) -> list[str]:
-    """Return one sentence per loss. This must be called first, because the first use of a lost owner repairs it."""
+    """Return a sentence for each thing that is lost. Call this first: the first use of a lost owner repairs it."""
     owner, runs = lost_owner(home), unknown_runs(home)
     said = [f"{home.owner_path} was lost; the marks in the ledger show that it is {owner}."] if owner else []
     if not runs:
@@ -72,7 +72,7 @@ def what_is_lost(home: Home) -> list[str]:
 
 
 def lost_owner(home: Home) -> str:
-    """Return a lost owner from the ledger's marks, or "" if nothing is lost or the ledger does not know."""
+    """Return a lost owner from the ledger's marks, or "" if it is not lost or the ledger does not know it."""
     return "" if home.has_owner else home.owner_in_ledger()
 
 
@@ -82,7 +82,7 @@ def unknown_runs(home: Home) -> dict[str, str]:
 
 
 def remembered(home: Home, instance: Instance) -> tuple[RunRow, list[LedgerLine]] | None:
-    """Return run and lines of an instance without a line, from the run's documents at home, or None if there are none.
+    """Return the run and lines of an instance that is not in the ledger, from the run's documents at home, or None.
 
     The run includes its limit, so that the guard enforces it. The cost of earlier attempts is recorded as a separate
     line.
@@ -132,12 +132,12 @@ def remembered(home: Home, instance: Instance) -> tuple[RunRow, list[LedgerLine]
 
 
 def is_called(run_id: str, word: str) -> bool:
-    """Return whether `word` means this run, by id or name. "" means every run."""
+    """Return True if `word` means this run, by id or name. "" means every run."""
     return word in ("", run_id) or re.fullmatch(re.escape(word) + _RUN_ID, run_id) is not None
 
 
 def unknown_ids(home: Home) -> list[str]:
-    """Return the ids of launched runs, newest first. `homing train` leaves folders without a launch note."""
+    """Return the ids of launched runs that are not in the ledger, newest first. Runs of `homing train` do not count."""
     folder = home.path / "runs"
     ids = home.world.listdir(folder) if home.world.is_dir(folder) else []
     known = home.ledger.run_ids() if ids else set()
@@ -146,7 +146,7 @@ def unknown_ids(home: Home) -> list[str]:
 
 
 def read_lost(home: Home, run_id: str) -> LostRun:
-    """Return as much as can be read, because a damaged document must not hide the run."""
+    """Return as much about the run as can be read, because a damaged document must not hide it."""
     folder = home.run_dir(run_id)
     name = re.sub(_RUN_ID + "$", "", run_id)
     lost = LostRun(run_id, name, "")

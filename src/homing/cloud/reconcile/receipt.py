@@ -1,6 +1,6 @@
-"""Writes the receipt of an instance once nothing is left of it: what it cost, and never less than the provider bills.
+"""Writes the receipt of an instance once it is gone: what it cost, and never less than the provider bills.
 
-    end time   the provider's; else from the agent's final heartbeat; else when it was seen gone
+    end time   the provider's; else from the agent's final heartbeat; else when the instance was found to be gone
     cost       the largest of rate x time, the provider's figure, the agent's count and the ledger's figure
 
 If it is unknown when the instance ended, or whether it existed, the receipt is the most that it can have cost, and the
@@ -60,9 +60,9 @@ def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) 
 
 
 def _is_refused(home: Home, line: LedgerLine) -> bool:
-    """Return whether the provider refused the create call and no heartbeat contradicts it.
+    """Return True if the provider refused the create call and no heartbeat contradicts the refusal.
 
-    If the refusal followed a create call whose response was lost, an instance may have run.
+    If the refusal followed another create call that got no response, an instance may have run.
     """
     if line.state != REFUSED:
         return False
@@ -79,7 +79,7 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     ended_at, agent_usd = instance.ended_at if instance is not None else None, Decimal(0)
     if ended_at is None:
         beat = None
-        # if the store is unreadable, the time counts until now
+        # If the store cannot be read, the instance counts as billing until now.
         with contextlib.suppress(HomingError, WireError, OSError):
             beat = last_beat(home, line)
         agent_usd = counted(line, beat, home.ledger.lines(line.run_id), now)
@@ -96,13 +96,13 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     billed = reported or Decimal(0)
     spend = max(ours, seen, billed)
     if ended_at is None:
-        known = max(written, agent_usd, billed)  # cost of the lifetime that is proven
+        known = max(written, agent_usd, billed)  # cost of the time that the instance provably existed
         most = count * most_usd(home, line)
         if line.note.startswith(RESTORED):
-            # as far as we know, the instance's guards enforced that limit
+            # As far as we know, the instance's guards enforced the limit in its line.
             most = min(most, Decimal(line.limit_usd or most))
             if line.intent_at > now and most.is_finite():
-                spend = most  # this clock has been set back since, and nothing else shows when the instance began
+                spend = most  # this clock was set back after the launch, and nothing else shows when it began
         spend = max(known, min(spend, most))
         if spend - known > meter.cost(rate, meter.MARGIN_S):
             note = AT_MOST + note
@@ -128,13 +128,13 @@ def _beginnings(home: Home, line: LedgerLine, instance: Instance | None) -> list
     assert line.created_at is not None, line
     began = [line.created_at]
     their_start = instance.created_at if instance is not None and instance.ended_at is not None else None
-    # Use the clock that also gives the end, because ours may be ahead by more than the whole lifetime. A difference of
-    # more than a month cannot be the start of this instance.
+    # Use the provider's start, because the same clock gives the end, and ours may be ahead by more than the whole
+    # lifetime. A start that is more than a month before ours cannot be the start of this instance.
     if their_start is not None and line.created_at - their_start <= _MONTH_S:
         began.append(their_start)
     asked_at = home.ledger.destroy_asked_at(line.mark) if instance is None else None
     if asked_at is not None:
-        # A destroy request comes after the create call. If its time is earlier, the clock was set back in between.
+        # A destroy request comes after the create call. If the request has the earlier time, the clock was set back.
         began.append(asked_at)
     return began
 
@@ -154,25 +154,25 @@ def most_usd(home: Home, line: LedgerLine) -> Decimal:
         # a later attempt never applied to it.
         largest = max(largest, Decimal(run.spend_limit_usd or limit))
     earlier = [each for each in lines if each.attempt < line.attempt]
-    # An attempt that was closed after that launch counted for less at the time than it does now.
+    # An attempt that was closed after this one was launched counted for less at that time than it does now.
     closed = [each for each in earlier if each.destroyed_at is not None and each.destroyed_at <= line.intent_at]
     return largest - sum((Decimal(each.spend_usd) for each in closed), Decimal(0))
 
 
 def at_their_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return the lines, with open instances in a different account, whose end we cannot see, at their maximum cost.
+    """Return the lines, with open instances in a different account, which no key here sees, at their maximum cost.
 
-    That cost is constant, so that a launch, its agent and the guard at home compute the same total. If the cost has no
-    bound, or the provider cannot be queried, the line stays open at its rate.
+    The maximum cost is constant, so that a launch, its agent and the guard at home compute the same total. If the cost
+    has no bound, or the provider cannot be queried, the line stays open at its rate.
     """
     return [_at_its_most(home, line) if _is_open(line) and is_elsewhere(home, line) else line for line in lines]
 
 
 def left_at_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return the same as `at_their_most` for a live run: only attempts left open when the last one was launched.
+    """Return a live run's lines, with attempts that the last launch left open elsewhere at their maximum cost.
 
-    They count as that launch counted them. The last attempt itself counts by its rate, whatever key is set here,
-    because the limit applies to it.
+    They count as that launch counted them (`at_their_most`). The last attempt itself counts by its rate, whatever key
+    is set here, because the limit applies to it.
     """
     return [
         _at_its_most(home, line)
@@ -187,10 +187,10 @@ def _is_open(line: LedgerLine) -> bool:
 
 
 def _is_apart(home: Home, line: LedgerLine, last: LedgerLine) -> bool:
-    """Return whether the line is in a different account than the last attempt.
+    """Return True if the line is in a different account than the last attempt.
 
-    The ledger decides if it can. Otherwise, with a provider that does not answer, two machines would count although the
-    launch counted one.
+    If the ledger knows both accounts, it decides. If only the provider decided, two machines would count while it does
+    not answer, although the launch counted one.
     """
     is_known = line.provider == last.provider and line.account is not None and last.account is not None
     if is_known and line.account != last.account and line.billing != "yes":
@@ -243,7 +243,7 @@ def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine
     """Return this attempt's cost by its agent's own count, which does not depend on home's clock."""
     try:
         reported = Decimal(beat.spend_usd if beat is not None else 0)
-    except ArithmeticError:  # a status check must not be aborted by damaged data
+    except ArithmeticError:  # damaged data must not abort a status check
         reported = Decimal(0)
     if not reported.is_finite():
         return Decimal(0)
@@ -264,7 +264,7 @@ def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decima
 
 
 def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: Decimal, now: float) -> float | None:
-    """Return by when an instance that reported its own end had stopped billing, or None if it did not report it.
+    """Return the time by which an instance that reported its own end had stopped billing, or None without a report.
 
     Not every provider reports when an instance ended or keeps that information for long, and a laptop may be closed for
     days.
@@ -277,13 +277,13 @@ def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: 
         return None
     assert line.created_at is not None, line
     rate = Decimal(line.rate_usd_per_hour)
-    # Use the later of its clock and its spend, which includes the age that home reported to it.
+    # Use the longer of two lifetimes: by the instance's clock, and by its spend, which includes the age that home sent.
     lived_s = max(0.0, beat.t - beat.started_at, float(counted_usd / rate * 3600) if rate > 0 else 0.0)
     return min(now, line.created_at + lived_s + meter.MARGIN_S)
 
 
 def seen_spend(home: Home, line: LedgerLine) -> Decimal:
-    """Return the ledger's figure, but never less than this process has itself seen accrue.
+    """Return the spend in the ledger, but never less than what this process has seen accrue.
 
     Setting the clock back must not reduce the spend. A process that checks repeatedly, like the guard, measures the
     time with a monotonic clock and records the result. A single check records nothing, because its clock may be wrong.
@@ -299,8 +299,8 @@ def seen_spend(home: Home, line: LedgerLine) -> Decimal:
 def their_spend(home: Home, line: LedgerLine, instance: Instance) -> tuple[Decimal | None, list[str]]:
     """Return the provider's cost figure (None if missing or implausible), and the problems with it.
 
-    A figure far above rate x time is not a bill, and once recorded it would stay in the ledger permanently. It may
-    exceed ours because of a minimum term, a price increase or a clock that was set back.
+    A figure far above rate x time is not a bill, and once recorded it would stay in the ledger permanently. A plausible
+    figure may exceed ours because of a minimum term, a price increase or a clock that was set back.
     """
     usd, problems = read_figure(instance.spend_usd, MOST_USD), list(instance.problems)
     if usd is None:
@@ -311,7 +311,7 @@ def their_spend(home: Home, line: LedgerLine, instance: Instance) -> tuple[Decim
     most = _TIMES_OURS * ours + meter.cost(rate, _LEAST_TERM_S) + _SMALL_USD
     if rate > 0 and usd > most:
         shown, count = meter.show_usd(usd), meter.show_usd(ours)
-        problems.append(f"It reports {shown} so far, but its rate implies about {count}: its report is not counted.")
+        problems.append(f"It reports {shown} so far, but its rate implies about {count}, so homing ignores the report.")
         return None, problems
     return usd, problems
 

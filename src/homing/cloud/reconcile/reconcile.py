@@ -1,6 +1,6 @@
 """Brings the ledger up to date with the providers and the store, which are authoritative.
 
-    list_owned of all providers  ->  open lines get state and spend; an instance that ended by itself gets its receipt
+    list_owned of all providers  ->  open lines get state and spend; an instance that ended on its own gets its receipt
                                      an instance without a line, or with a closed line, gets an open line
     heartbeat, outcome           ->  the run's state; the lease: whether a different home has adopted it
     changes                      ->  the run's record in its store
@@ -48,21 +48,22 @@ __all__ = [
     "unread",
 ]
 
-LOOKS = 3  # provider lists may be stale, so gone means absent from this many lists over the provider's settle time
-_RECORD_S = 86400.0  # how long after its end a run's record is still updated
+# Provider lists may be stale, so an instance is gone only if this many lists over the provider's settle time lack it.
+LOOKS = 3
+_RECORD_S = 86400.0  # how long a run's record is still updated after the run has ended
 CREATE_GRACE_S = 900.0  # how long a create call without a response may still take effect
 
 
 @dataclass(frozen=True)
 class _View:
-    """One provider as one owner sees it, with the open ledger lines to compare."""
+    """One provider as one owner sees it, with the open ledger lines to compare it with."""
 
     name: str
     open_: Callable[[], Provider]
     lines: list[LedgerLine]
-    title: str  # unique
-    is_used: bool  # whether the ledger has a line for it, open or closed
-    num_lines: int  # number of lines in the ledger when these were read
+    title: str  # unique among the views
+    is_used: bool  # True if the ledger has an open or closed line for this provider
+    num_lines: int  # number of lines in the ledger when `lines` were read
 
     def look(self) -> list[Instance]:
         return sorted(self.open_().list_owned(), key=lambda instance: instance.created_at or 0.0)
@@ -73,7 +74,7 @@ def refresh(
 ) -> list[str]:
     """Bring the ledger up to date; return one sentence per provider or store that could not be queried.
 
-    `by` is when the caller must enforce a limit, and calls do not wait much longer than that. `silent` receives the
+    `by` is the time at which the caller must enforce a limit, so calls do not wait much longer. `silent` receives the
     marks of instances at providers that did not answer, and `reached` the names of the providers that listed our
     instances.
     """
@@ -92,17 +93,17 @@ def refresh(
 
 
 def unread(run: RunRow) -> str:
-    """Return the prefix of the problem sentence for a store that could not be read."""
+    """Return the beginning of the sentence that reports that the run's store could not be read."""
     return f"Could not read the store of {run.id}:"
 
 
 def unasked(name: str) -> str:
-    """Return the prefix of the problem sentence for a provider that could not be queried."""
+    """Return the beginning of the sentence that reports that a provider could not be queried."""
     return f"Could not query {name}, so its instances may be billing:"
 
 
 def is_absent(provider: Provider, home: Home, mark: str, instance_id: str | None) -> bool:
-    """Return whether the provider shows nothing under this mark, in several consecutive checks."""
+    """Return True if the provider shows nothing under this mark in several consecutive checks."""
     for look in range(LOOKS):
         if look and provider.settle_s:
             home.world.sleep(provider.settle_s / (LOOKS - 1))
@@ -131,7 +132,7 @@ def providers_in_use(home: Home) -> list[str]:
 
 
 def _adopted_groups(home: Home) -> list[list[LedgerLine]]:
-    """Return the lines of adopted instances, grouped by the provider and home to query about them."""
+    """Return the lines of adopted instances, grouped by provider and by the home from which they were adopted."""
     lines = home.ledger.lines_of_others(owner_prefix(home.owner))
     adopted = home.ledger.adopted() if lines else {}
     groups: dict[tuple[str, str, str, str], list[LedgerLine]] = {}
@@ -143,7 +144,7 @@ def _adopted_groups(home: Home) -> list[list[LedgerLine]]:
 
 
 def _close_unborn(home: Home) -> None:
-    """Close lines of launches that died before their create call, because nothing exists, and nothing will."""
+    """Close the lines of launches that died before their create call, because no instance exists or ever will."""
     for line in home.ledger.open_lines():
         if line.created_at is not None:
             continue
@@ -171,7 +172,7 @@ def _list_owned(home: Home, views: list[_View], by: float) -> list[list[Instance
 
     Remote providers run in parallel with a deadline, so that none blocks the guard.
 
-    Local ones answer immediately or not at all. They are queried one after another, which keeps the order
+    Local providers answer immediately or not at all. They are queried one after another, which keeps the order
     deterministic.
     """
     far = {view.title: view.look for view in views if view.name not in NEAR}
@@ -228,7 +229,7 @@ def _note_all_owned(
         if shown_mark(mark) in others:
             # Writing one provider's id to a different provider's line would make that line's instance unknown.
             where = others[shown_mark(mark)]
-            problems.append(f"{name} lists {instance.id} under the mark {mark}, which is on {where}.")
+            problems.append(f"{name} lists {instance.id} under the mark {mark}, which belongs to {where}.")
             continue
         if shown_mark(mark) != mark:
             problems += note_duplicate(home, lines.get(shown_mark(mark)), instance)
@@ -240,7 +241,7 @@ def _note_all_owned(
 def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, Instance]:
     """Map ledger marks to instances, giving each duplicate a separate line.
 
-    Of two instances under one mark, the one in the ledger (else the older) has the mark's line. The other one comes
+    Of two instances under one mark, the one in the ledger (else the older) gets the mark's line. The other one comes
     from a create call that seemed lost and took effect late. It gets its own line, even after the first is gone.
     """
     found: dict[str, Instance] = {}
@@ -286,7 +287,7 @@ def add_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> Le
 
 
 def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
-    """Record what the provider shows, except bad figures; return the problems with those."""
+    """Record what the provider reports about an instance, except bad figures; return the problems with those."""
     if line is None:
         _note_unknown(home, instance)
     elif line.destroyed_at is not None:
@@ -321,12 +322,12 @@ def _note_unknown(home: Home, instance: Instance) -> None:
 
 
 def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
-    """Write the receipt once nothing is left of the instance; return what is left, as sentences."""
+    """Write the receipt once nothing is left of the instance. Otherwise, return sentences that say what is left."""
     assert line.created_at is not None, line
     if line.instance_id is None and home.world.now() - line.created_at < CREATE_GRACE_S:
         return []  # the create call may be in progress in another process
     if home.world.is_locked(home.launch_lock(line.mark)):
-        return []  # its launch is waiting for it and destroys it on timeout, and a new instance may be listed late
+        return []  # the launch waits for the instance, which may be listed late, and destroys it on timeout
     try:
         check_account(home, provider, line)
     except OtherAccount as exc:
@@ -340,7 +341,8 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
         home.ledger.update(line.mark, note=left)
         return [f"{line.mark} has ended, but {left}"]
     if line.instance_id is None:
-        # The instance may have run and ended unseen. As long as its store cannot be read, nothing is known.
+        # The instance may have run and ended unseen, so look for a heartbeat. If the store cannot be read, this raises
+        # an error, and the line stays open.
         beat = last_beat(home, line)
         receipt(home, line, None, "never seen at the provider" if beat is None else "seen only through its heartbeats")
     else:
@@ -353,7 +355,7 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
 def _forgotten(instance: Instance, now: float) -> LedgerLine:
     """Return a line for an instance that is not in the ledger.
 
-    The mark ends in the attempt number. The run id in it may be shortened, so it is not used as one.
+    The mark ends in the attempt number. The run id in the mark may be shortened, so it is not used.
     """
     number = instance.mark.rsplit("-", 1)[-1]
     return LedgerLine(
@@ -375,8 +377,8 @@ def _forgotten(instance: Instance, now: float) -> LedgerLine:
 def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
     """Update the runs from their stores. Remote stores are read in parallel with a deadline, like the providers.
 
-    Otherwise retries at one store would keep the guard from enforcing limits. The parallel part only reads, because a
-    response that arrives after the deadline must not change anything.
+    Without a deadline, retries at one store would keep the guard from enforcing limits. The parallel part only reads,
+    because a response that arrives after the deadline must not change anything.
     """
     lines = home.ledger.lines_of(run.id for run in runs)
     reads = {run.id: partial(_read_run, home, run, lines[run.id]) for run in runs}
@@ -396,7 +398,10 @@ def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
 
 
 def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | RunReports | str | None:
-    """Return a different owner's lease, the run's own reports, why they cannot be read, or None if there are none."""
+    """Return the newest lease if a different owner holds it, otherwise the run's reports.
+
+    Returns a sentence if the reports cannot be read, and None if there are none.
+    """
     if all(line.created_at is None for line in lines):  # nothing was written yet, and there may be no store
         return None
     other = other_owner(home, run)
@@ -422,7 +427,7 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | R
         _note_unsaved(home, run, last, found)
     elif found is not None and found.outcome is not None:
         outcome = found.outcome
-        # This is the exit code of `homing watch`. A requested stop is not a failure, and a limit has its own code.
+        # `homing watch` exits with this code. A requested stop is not a failure, and a limit has its own code.
         code = LimitReached.exit_code if found.is_limit else int(outcome.state == "failed")
         ended_at = min(outcome.t or now, now)  # the instance's clock may be ahead, and the guard counts from this time
         # An instance that home destroys gets the same signal as one that is preempted.
@@ -442,7 +447,7 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | R
 
 
 def _is_as_noted(run: RunRow, found: RunReports) -> bool:
-    """Return whether the ledger already matches a running run (the usual case), so that no write is needed."""
+    """Return True if the ledger already has the state of a running run (the usual case), so that no write is needed."""
     return found.outcome is None and found.heartbeat is not None and _reported_state(found.heartbeat) == run.state
 
 
@@ -453,8 +458,8 @@ def _reported_state(beat: Heartbeat) -> str:
 def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: RunReports) -> None:
     """Mark a run as lost if its final model was never verified in the store and its machine has given up or is gone.
 
-    All steps are trained. While the machine is still pushing, the run is not done. After that, the work since the
-    newest checkpoint is lost.
+    Such a run has trained all its steps. While its machine is still pushing, the run is not done. After that, the work
+    since the newest checkpoint is lost.
     """
     is_gone = last is not None and last.destroyed_at is not None
     has_given_up = found.heartbeat is not None and found.heartbeat.state in ("kept", "ending", "ended")
@@ -465,7 +470,7 @@ def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: RunRe
 
 
 def _write_records(home: Home, problems: list[str], by: float) -> list[str]:
-    """Update the records of live and recently ended runs. Older ones are up to date, or their store is gone.
+    """Update the records of live and recently ended runs. Older records are up to date, or their store is gone.
 
     The lease is read first, from remote stores in parallel with a deadline, so that a store that hangs is not written
     to.
@@ -489,7 +494,7 @@ def _write_records(home: Home, problems: list[str], by: float) -> list[str]:
 
 
 def _is_late(home: Home, run: RunRow, own: list[LedgerLine], problems: list[str]) -> bool:
-    """Return whether the record in the store is behind the ledger and the store was readable a moment ago."""
+    """Return True if the record in the store is behind the ledger and the store was readable a moment ago."""
     if run.state in (ADOPTED, "launching") or any(problem.startswith(unread(run)) for problem in problems):
         return False
     try:
@@ -499,7 +504,7 @@ def _is_late(home: Home, run: RunRow, own: list[LedgerLine], problems: list[str]
 
 
 def _lease_of(home: Home, run: RunRow) -> Lease | None:
-    """Return the newest lease; raises IntegrityError if unreadable, which must not block other runs' records."""
+    """Return the newest lease. Raise IntegrityError if it is unreadable, which must not block other runs' records."""
     try:
         return newest(home.store_of(run), run.id)
     except WireError as exc:

@@ -1,4 +1,4 @@
-"""The status of one run: its state, instances, spend and last reports, for `homing status`, `watch` and `runs`."""
+"""Reads the status of one run for `homing status`, `watch` and `runs`: state, instances, spend and last reports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Status:
     spend_usd: Decimal
     heartbeat_age_s: float | None
     problem: str = ""
-    at: float = 0.0  # when this status was taken
+    at: float = 0.0  # the time at which this status was read
     phases: tuple[str, ...] = ()  # phases of the run, in order; empty if its run.json is not at home
     steps: Mapping[str, int] = field(default_factory=dict)  # planned steps by phase
 
@@ -67,7 +67,7 @@ class Status:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the ledger says live but the heartbeat is older than the store's write interval explains."""
+        """Return True if the ledger says live but the heartbeat is older than the store's write interval explains."""
         late_s = STALE_S + 2 * pace_of(self.run.store)
         return self.run.is_live and self.heartbeat_age_s is not None and self.heartbeat_age_s > late_s
 
@@ -84,7 +84,7 @@ class Status:
             "ended_at": self.run.ended_at,
             "store": self.run.store,
             "spend_usd": str(self.spend_usd),
-            "is_at_most": any(line.is_at_most for line in self.lines),  # whether spend_usd includes an upper bound
+            "is_at_most": any(line.is_at_most for line in self.lines),  # True if spend_usd includes an upper bound
             "spend_limit_usd": self.run.spend_limit_usd,
             "is_billing": self.is_billing,
             "fetched_step": self.run.fetched_step,
@@ -102,7 +102,7 @@ def check_interval(every_s: float, flag: str = "--every") -> float:
     if not 1 <= every_s <= 86400:
         raise UsageError(
             what=f"{flag}: invalid interval: {every_s:g} s.",
-            why="Use 1 second to 1 day.",
+            why="Use a value from 1 second to 1 day.",
             fix=f"{flag} 30",
         )
     return every_s
@@ -186,7 +186,7 @@ def dump_line(line: LedgerLine) -> dict[str, Any]:
 
 
 def figures_of(home: Home, run: RunRow, beat: Heartbeat | None) -> dict[str, float]:
-    """Return metrics that only this phase has, such as the reward in rl, which no heartbeat carries.
+    """Return the metrics that only the current phase has, such as the reward in rl. No heartbeat carries them.
 
     Raises if the store cannot be read.
     """
@@ -212,7 +212,7 @@ def say_figures(figures: Mapping[str, float]) -> list[str]:
 
 
 def how_far(seen: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[str, float] | None = None) -> list[str]:
-    """Return the parts of the status line that come from the trainer, whether rented or not, if they are known."""
+    """Return the known parts of the status line that come from the trainer, for rented and local runs alike."""
     parts = []
     if len(phases) > 1 and seen.phase in phases:
         parts.append(f"{seen.phase} {phases.index(seen.phase) + 1}/{len(phases)}")
