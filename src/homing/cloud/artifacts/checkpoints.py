@@ -336,7 +336,7 @@ def _check_replaceable(
     if not _may_replace(home, model_dir):
         raise UsageError(
             what=f"{model_dir} is not a model folder, so homing does not replace it, even with --force.",
-            why=f"It contains neither {file_names.MANIFEST} nor {file_names.WEIGHTS}, and its contents would be deleted.",
+            why=f"It has neither {file_names.MANIFEST} nor {file_names.WEIGHTS}, and its contents would be deleted.",
             fix=f"Choose a folder that does not exist yet: {again} --to FOLDER",
         )
 

@@ -115,7 +115,7 @@ class Trip:
 
     arrive_s: float  # from the create call to the trainer's start
     start_s: float  # from the trainer's start to its first step
-    home_s: float  # from writing its outcome to the end of billing, without the transfer of checkpoints
+    home_s: float  # from the trainer's outcome to the end of billing, excluding the transfer of checkpoints
     push_bytes_per_s: float
 
 
