@@ -62,7 +62,7 @@ def test_a_guard_that_does_not_come_up_keeps_anything_from_being_rented(
 def test_it_ends_when_nothing_bills_and_no_launch_counts_on_it_from_then_on(
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.cli.verbs.guard.IDLE_S", 0.0)
+    monkeypatch.setattr("homing.api.runs.guard_runs.IDLE_S", 0.0)
     said = cli("guard", "--while-billing", "--every", "1s")
     assert said.code == 0
     assert "Nothing is billing: this guard exits." in said.err

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from homing.api.lookup.find_runs import open_home, usd
-from homing.api.notices import say_problems
+from homing.api.lookup.find_runs import usd
+from homing.api.runs.reconcile_all import Reconciled, reconcile_all
 from homing.cli import output
 from homing.cli.options import Json, Yes
-from homing.cloud.destroy import end_finding
-from homing.cloud.home import Home
-from homing.cloud.reconcile.inventory import Finding, Survey, keep, survey
-from homing.errors import StillBilling, UsageError
-from homing.units import counted, format_duration
+from homing.cloud.reconcile.inventory import Finding, Survey
+from homing.units import format_duration
 
 __all__ = ["command"]
 
@@ -34,22 +31,29 @@ def command(
 
     Touches nothing else.
     """
-    if is_destroy and is_adopt:
-        raise UsageError(
-            what="--destroy and --adopt cannot be combined.", fix="homing reconcile   asks about each resource"
-        )
-    with open_home() as home:
-        found = survey(home)
-        output.table(
-            ["", "thing", "provider", "run", "age", "rate", "dollars", ""], [_row(each) for each in found.findings]
-        )
-        say_problems(found.problems)
-        answers = {each.mark + each.id: _answer(home, each, is_destroy, is_adopt, yes) for each in found.to_answer}
-        error = _still_billing(found, answers)
-        output.emit_all("reconcile/1", _document(found, answers), error)
-        if error is not None:
-            raise error
-        _say_end(found, answers)
+    is_chosen = is_destroy or is_adopt
+
+    def agrees(question: str) -> bool:
+        # --yes alone decides nothing: it only agrees to what a flag asks for.
+        return output.ask(question, yes=yes and is_chosen)
+
+    reconciled = reconcile_all(
+        is_destroy=is_destroy,
+        is_adopt=is_adopt,
+        agrees=agrees if is_chosen or sys.stdin.isatty() else None,
+        on_found=_show,
+    )
+    error = reconciled.error
+    output.emit_all("reconcile/1", reconciled.to_dict(), error)
+    if error is not None:
+        raise error
+    _say_end(reconciled)
+
+
+def _show(found: Survey) -> None:
+    output.table(
+        ["", "thing", "provider", "run", "age", "rate", "dollars", ""], [_row(each) for each in found.findings]
+    )
 
 
 def _row(finding: Finding) -> tuple[object, ...]:
@@ -65,74 +69,10 @@ def _row(finding: Finding) -> tuple[object, ...]:
     )
 
 
-def _answer(home: Home, finding: Finding, is_destroy: bool, is_adopt: bool, yes: bool) -> str:
-    """Return "ended", "kept", or why it is neither."""
-    name = f"{finding.thing} {finding.id} on {finding.provider}"
-    money = f"{usd(finding.rate_usd_per_hour)}/h, {usd(finding.spend_usd)} in {format_duration(finding.age_s)}"
-    can_keep = finding.line is not None
-    is_chosen = is_destroy or is_adopt
-    if not is_chosen and not sys.stdin.isatty():
-        return "not decided: no terminal; pass --destroy or --adopt"
-    if is_destroy or not is_chosen:
-        # --yes alone decides nothing: it only agrees to what a flag asks for.
-        if output.ask(f"Destroy {name} ({money})?", yes=yes and is_destroy):
-            return end_finding(home, finding) or "ended"
-        return "left unchanged" if is_destroy or not can_keep else _keep(home, finding, name, money, False)
-    return _keep(home, finding, name, money, yes) if can_keep else "left unchanged: only an instance can be kept"
-
-
-def _keep(home: Home, finding: Finding, name: str, money: str, yes: bool) -> str:
-    if not output.ask(f"Keep {name} in the ledger and let it continue billing ({money})?", yes=yes):
-        return "left unchanged"
-    output.say(f"{name} is kept: {keep(home, finding)}")
-    return "kept"
-
-
-def _document(found: Survey, answers: dict[str, str]) -> dict[str, Any]:
-    return {
-        "findings": [
-            {
-                "kind": each.kind,
-                "thing": each.thing,
-                "provider": each.provider,
-                "id": each.id,
-                "mark": each.mark,
-                "run": each.run_id,
-                "age_s": each.age_s,
-                "rate_usd_per_hour": str(each.rate_usd_per_hour),
-                "spend_usd": str(each.spend_usd),
-                "text": each.text,
-                "answer": answers.get(each.mark + each.id, ""),
-            }
-            for each in found.findings
-        ],
-        "problems": found.problems,
-        "is_blind": found.is_blind,
-    }
-
-
-def _still_billing(found: Survey, answers: dict[str, str]) -> StillBilling | None:
-    """Return StillBilling (exit code 6) if something undecided may bill, or a provider could not be asked."""
-    open_ = [
-        each for each in found.to_answer if answers[each.mark + each.id] not in ("ended", "kept") and each.may_bill
-    ]
-    if not open_ and not found.is_blind:
-        return None
-    said = [
-        f"{each.provider} {each.thing} {each.id} at {usd(each.rate_usd_per_hour)}/h: {answers[each.mark + each.id]}"
-        for each in open_
-    ]
-    count = counted(len(open_), "resource")
-    return StillBilling(
-        what=f"{count} without a run may still be billing." if open_ else "A resource may still be billing.",
-        why="\n".join(said + (found.problems if found.is_blind else [])),
-        fix="homing reconcile --destroy" if open_ else "homing reconcile   when the provider responds again",
-    )
-
-
-def _say_end(found: Survey, answers: dict[str, str]) -> None:
+def _say_end(reconciled: Reconciled) -> None:
+    found = reconciled.found
     for each in found.to_answer:
-        output.say(f"{each.thing} {each.id}: {answers[each.mark + each.id]}")
+        output.say(f"{each.thing} {each.id}: {reconciled.answer_to(each)}")
     if found.to_answer:
         output.say("See what was kept and destroyed: homing ledger")
     elif found.findings:
