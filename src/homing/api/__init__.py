@@ -7,9 +7,12 @@ goes to `homing.api.notices`. The names that users import are in `homing` itself
 
 # verb -> module:function, in the order of `homing --help`. Strings, so that importing this package loads nothing.
 FUNCTIONS: dict[str, str] = {
+    "quickstart": "homing.api.tools.run_quickstart:run_quickstart",
     "new": "homing.api.data.new_run:new_run",
     "explain": "homing.api.tools.explain_key:explain_key",
     "prep": "homing.api.data.prepare:prep_run",
+    "data check": "homing.api.data.inspect_chats:check_chats",
+    "data show": "homing.api.data.inspect_chats:show_chat",
     "verify": "homing.api.verify_run:verify_run",
     "train": "homing.api.train_here:train_here",
     "generate": "homing.api.models.generate_text:generate",
@@ -35,9 +38,15 @@ FUNCTIONS: dict[str, str] = {
     "ledger": "homing.api.lookup.read_ledger:read_ledger",
     "reconcile": "homing.api.runs.reconcile_all:reconcile_all",
     "adopt": "homing.api.runs.adopt_run:adopt_run",
+    "rehearse": "homing.api.tools.rehearse_run:rehearse_run",
+    "store ls": "homing.api.tools.store_files:list_files",
+    "store get": "homing.api.tools.store_files:get_file",
+    "store put": "homing.api.tools.store_files:put_file",
+    "store rm": "homing.api.tools.store_files:remove_files",
     "dashboard": "homing.api.pages.dashboard_server:open_dashboard",
     "tensorboard": "homing.api.tools.write_curves:write_curves",
     "report": "homing.api.pages.write_report:report_run",
+    "image build": "homing.api.tools.build_image:build_image",
     "setup": "homing.api.tools.setup_provider:setup_provider",
     "doctor": "homing.api.tools.run_doctor:run_doctor",
 }

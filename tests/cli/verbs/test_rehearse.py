@@ -10,7 +10,7 @@ import pytest
 from tests.cli.control_rig import lay_out
 from tests.cloud.rig import TRAINER, homing, look_more_often, make_run
 
-from homing.cli.verbs.rehearse import _for_real
+from homing.api.tools.rehearse_run import for_real
 from homing.cloud.providers.fake.faults import Faults
 from homing.cloud.providers.fake.machines import machine_prefix
 from homing.cloud.providers.process_tree import MACHINE_ENV
@@ -67,8 +67,8 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path)
     nothing = None
     loaded = Loaded(run, tmp_path / "moss.yaml", "name: moss\n", nothing, [], is_prepared=True)  # type: ignore[arg-type]
-    monkeypatch.setattr("homing.cli.verbs.rehearse._prepared", lambda run, sets: loaded)
-    monkeypatch.setattr("homing.cli.verbs.rehearse.load_run", lambda run, sets: loaded)
+    monkeypatch.setattr("homing.api.tools.rehearse_run._prepared", lambda run, *others: loaded)
+    monkeypatch.setattr("homing.api.tools.rehearse_run.load_run", lambda run, sets: loaded)
     monkeypatch.setattr(
         "homing.cloud.machine_setup.boot_files.trainer_argv",
         lambda python, work_dir: [sys.executable, str(script), f"{work_dir}/run", "40", "0.25", "ok"],
@@ -98,11 +98,11 @@ def test_a_preempted_run_comes_home_despite_lost_answers_and_a_false_destroy(
 
 def test_what_it_takes_for_real_is_a_sum_or_where_to_find_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay_out(tmp_path, monkeypatch, steps=1, step_s=0.0)
-    assert re.fullmatch(r"homing launch moss --spend-limit \d+\.\d+", _for_real("moss", []))
+    assert re.fullmatch(r"homing launch moss --spend-limit \d+\.\d+", for_real("moss", []))
     limited = ["limits.spend=3"]
-    assert _for_real("moss", limited) == "homing launch moss --set limits.spend=3   within $3.00"
+    assert for_real("moss", limited) == "homing launch moss --set limits.spend=3   within $3.00"
     clouds = ["cloud.providers=[fake]"]
-    assert _for_real("moss", clouds).startswith("homing plan moss --set 'cloud.providers=[fake]'   ")
+    assert for_real("moss", clouds).startswith("homing plan moss --set 'cloud.providers=[fake]'   ")
 
 
 @pytest.mark.slow
