@@ -240,6 +240,12 @@ class Trial:
         for process, _ in World().marked(file_names.MARK_ENV, owner_prefix(self._opened().owner)):
             os.kill(process.pid, signal.SIGSTOP)
 
+    def lay_live_over_limit(self) -> None:
+        """A run that has spent more than its limit, as its ledger says."""
+        self.lay_live_hung()
+        home = self._opened()
+        home.ledger.update(home.ledger.lines()[-1].mark, spend_usd="0.9999")
+
     def lay_live_forgotten(self) -> None:
         """An instance of ours that the ledger does not know."""
         self.lay_live_hung()
@@ -284,7 +290,7 @@ class Trial:
         if kept.is_dir():
             shutil.copytree(kept, self.here, dirs_exist_ok=True)
             return
-        getattr(self, f"lay_{place}")()
+        getattr(self, f"lay_{place.replace(' ', '_')}")()
         if not place.startswith("live"):
             shutil.copytree(self.here, kept)
 

@@ -25,15 +25,18 @@ Left = dict[str, list[str]]
 
 _MOMENT_OF_RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # in a run id
 _INSTANCE = re.compile(r"\b(?:i|vol|key)-\d{6}\b")  # of the fake cloud
+_ACCOUNT = re.compile(r"\baccount-[0-9a-f]{8}\b")  # of a fake cloud
 _OWNER = re.compile(r"(?<=homing-)[a-z0-9]{6}(?=-)")  # of a home, in a mark
 _REHEARSAL = re.compile(r"(?<=rehearsals/)[^/]*?(\d{8}-\d{6}-[0-9a-f]{4})")
 _SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
+_ADDRESS = re.compile(r"(?<=http://127\.0\.0\.1:)\d+")
 _CURVES = re.compile(r"(?<=tfevents\.)[^/]*")  # moment, host and process in the name of a file of TensorBoard
-_SPEED = re.compile(r"\b[\d.,]+[kM]? tok/s|\b\d+(?:\.\d+)?s\b")
+_MEASURED = re.compile(r"\b[\d.,]+[kM]? tok/s|\b\d+(?:\.\d+)?s\b|\b\d+\.\d s\b|\b[\d.]+ [KMGT]?B free\b")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?Z?")
 _PASSING = re.compile(  # keys whose values depend on the clock, on chance or on the machine's load
     r"t|at|now|when|.*_at|.*_s|seconds|boottime|since|until|pid|.*_pid|port|token|nonce|spend_usd|usd|use"
-    r"|.*age|word|best_flops|boot_id|land_by|disk_bytes|commit|bill_usd|ledger_usd|export\.json"
+    r"|.*age|word|best_flops|boot_id|land_by|disk_bytes|commit|bill_usd|ledger_usd|difference_usd"
+    r"|total_usd|step_seconds|planned_speeds|export\.json"
 )
 _SKIPPED = re.compile(  # neither written by a verb nor the same twice
     r"(.*/)?(__pycache__/.*|.*\.lock|.*\.sqlite-(wal|shm)|launching/.*|clock|use\.json|heard\.json|boot\.log|agent\.lock"
@@ -81,12 +84,14 @@ class _Plain:
         texts = [*files, *(data.decode("utf-8", "replace") for data in self._data.values())]
         texts += [json.dumps(documents)]
         texts += [str(row) for tables in self._ledgers.values() for rows in tables.values() for row in rows]
+        # The folder of a rehearsal has an id of its own, made in the same second as that of its run.
+        rehearsals = {each for name in files for each in _REHEARSAL.findall(name)}
         self._names = {
-            **_numbered("run", {each for text in texts for each in _MOMENT_OF_RUN.findall(text)}),
+            **_numbered("run", {each for text in texts for each in _MOMENT_OF_RUN.findall(text)} - rehearsals),
             **_numbered("instance", {each for text in texts for each in _INSTANCE.findall(text)}),
+            **_numbered("account", {each for text in texts for each in _ACCOUNT.findall(text)}),
             **_numbered("owner", {each for text in texts for each in _OWNER.findall(text)}),
-            # The folder of a rehearsal has an id of its own, made in the same second as that of its run.
-            **{each: "<rehearsal>" for name in files for each in _REHEARSAL.findall(name)},
+            **dict.fromkeys(rehearsals, "<rehearsal>"),
         }
         # A file with a run id or a moment in it has another hash each time: its placeholder is that of its plain lines.
         self._hashes: dict[str, str] = {}
@@ -99,14 +104,14 @@ class _Plain:
         for name, tables in self._ledgers.items():
             del left[self._text(name)]
             for table, rows in tables.items():
-                left[f"{name}: {table}"] = sorted(self._json(row) for row in rows)
+                left[f"{self._text(name)}: {table}"] = sorted(self._json(row) for row in rows)
         for name, document in self._documents.items():
             left[name] = json.dumps(self._value(document), indent=1, sort_keys=True).splitlines()
         return left
 
     def _lines(self, name: str, data: bytes) -> list[str]:
-        if name.endswith("/owner"):
-            return ["<owner>"]
+        if name.endswith(("/owner", "/billing-ended")):  # an id, and a moment
+            return [f"<{Path(name).name}>"]
         if _CURVES.search(name):  # begins with the moment it was made
             return [f"{len(data)} bytes"]
         try:
@@ -128,12 +133,13 @@ class _Plain:
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, dict):
-            if {"num_bytes", "rate"} <= value.keys():  # of a store, whose files contain moments
+            # Of a whole store, whose files contain moments.
+            if "num_bytes" in value and {"rate", "num_files"} & value.keys():
                 value = {**value, "num_bytes": "<size>"}
             return {self._text(key): _passing(key, self._value(each)) for key, each in value.items()}
         if isinstance(value, list):
             return [self._value(each) for each in value]
-        if isinstance(value, float) and value > 1e9:
+        if isinstance(value, float | int) and value > (1e9 if isinstance(value, float) else 1e15):  # an int: in ns
             return "<moment>"
         if isinstance(value, str) and value.startswith('{"'):  # a document in a column of the ledger
             with contextlib.suppress(ValueError):
@@ -141,12 +147,15 @@ class _Plain:
         return self._text(value) if isinstance(value, str) else value
 
     def _text(self, text: str) -> str:
+        if text in self._names:  # such as an owner, without the mark that it is part of
+            return self._names[text]
         text = _MOMENT_OF_RUN.sub(lambda match: self._names[match[0]], text)
         text = _OWNER.sub(lambda match: self._names[match[0]], text)
+        text = _ACCOUNT.sub(lambda match: self._names[match[0]], text)
         text = _INSTANCE.sub(lambda match: self._names[match[0]], text)
         text = _SHA256.sub(lambda match: self._hashes.get(match[0], "<hash of no file here>"), text)
-        text = _MOMENT.sub("<moment>", _SPEED.sub("<time>", text))
-        return _CURVES.sub("<process>", text)
+        text = _MOMENT.sub("<moment>", _MEASURED.sub("<measured>", text))
+        return _CURVES.sub("<process>", _ADDRESS.sub("<port>", text))
 
 
 def _passing(key: str, value: Any) -> Any:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from tests.api.cli_and_api import Scenario, Trial
 from tests.doubles import hub
 from tests.doubles.docker import Docker
 
+from homing.api.lookup.find_runs import open_home
+from homing.api.runs.launch_run import Confirmed, LaunchOptions
+from homing.api.tools.rehearse_run import for_real
 from homing.cloud.providers.base import Connection
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "WITHOUT"]
 
 BOTH = ("local", "fake")
 SLOW = (pytest.mark.slow,)
@@ -52,6 +56,34 @@ def listed(entries: Any) -> dict[str, object]:
 
 def removed(removal: Any) -> dict[str, object]:
     return {"keys": removal.keys, "num_bytes": removal.num_bytes}
+
+
+def yes(question: str) -> bool:
+    return True
+
+
+def runs_at_home(runs: Any) -> object:
+    """Return what `homing runs --json` prints, which asks the home for the guard and for the stored files."""
+    with open_home() as home:
+        return runs(home=home).to_dict(home)
+
+
+def launched(launch: Any) -> Any:
+    options = LaunchOptions(spend_limit_usd=Decimal(1), sets=(f"store={store()}",))
+    return launch("moss", options, answers=Confirmed(confirm=True))
+
+
+def rehearsed(rehearse: Any) -> Any:
+    """Rehearse, and ask for the command of the real run, as the verb does at its end."""
+    sets = ["data.dir=data/rehearsed"]
+    done = rehearse("moss", seed=3, sets=sets)
+    for_real("moss", sets)
+    return done
+
+
+def written(curves: Any) -> dict[str, object]:
+    """Return what `homing tensorboard --no-serve --json` prints."""
+    return {"run": curves.run, "folder": str(curves.folder), "url": None}
 
 
 # --- doubles of what is not here ---
@@ -99,7 +131,20 @@ def without_torch(trial: Trial) -> None:
 # Get started
 
 SCENARIOS: dict[str, list[Scenario]] = {
+    "quickstart": [
+        Scenario(
+            "--steps 10 --yes --json",
+            lambda quickstart: quickstart(Path("homing-quickstart"), steps=10),
+            "text",
+            marks=(pytest.mark.prove, pytest.mark.timeout(900)),  # minutes: a model is trained twice
+        )
+    ],
     "new": [Scenario("first --from tiny --text moss.txt", lambda new: new("first", "tiny", text=["moss.txt"]), "text")],
+    "explain": [
+        Scenario("model.depth --json", lambda explain: explain("model.depth"), "text", is_reading=True),
+        Scenario("limits --json", lambda explain: explain("limits"), "text", is_reading=True),
+        Scenario("--json", lambda explain: explain(), "text", is_reading=True),
+    ],
 }
 
 # Data and models
@@ -170,12 +215,126 @@ SCENARIOS |= {
 
 SCENARIOS |= {
     "plan": [Scenario("moss --json", lambda plan: plan("moss"), providers=BOTH)],
+    "offers": [
+        Scenario(
+            f"--provider {provider} --all-configs --json",
+            lambda offers, provider=provider: offers(num_gpus=0, providers=[provider]),
+            providers=(provider,),
+        )
+        for provider in BOTH
+    ],
+    "launch": [
+        Scenario("moss --spend-limit 1 --yes --json --set store={store}", launched, providers=BOTH, marks=SLOW),
+    ],
     "status": [
         Scenario("moss --json", lambda status: next(status("moss")).document, "finished", BOTH, is_reading=True),
         Scenario("moss --json", lambda status: next(status("moss")).document, "ended", BOTH),
     ],
     "watch": [Scenario("moss", lambda watch: finished(watch("moss")), "finished", BOTH, is_reading=True)],
+    "logs": [
+        Scenario(
+            f"moss {program} --json",
+            lambda logs, program=program: [{"line": line} for line in logs("moss", program)],
+            "finished",
+            BOTH,
+            is_reading=True,
+        )
+        for program in ("trainer", "agent")
+    ],
+    "ssh": [Scenario("moss --json", lambda ssh: ssh("moss"), "live", ("fake",), arrange=with_login, marks=SLOW)],
+    "forward": [
+        Scenario(
+            "moss 6006 --json",
+            lambda forward: forward("moss", here=6006),
+            "live",
+            ("fake",),
+            arrange=with_login,
+            marks=SLOW,
+        )
+    ],
+    "limit": [
+        Scenario(
+            "moss --spend 2 --time 8h --json",
+            lambda limit: limit("moss", spend_usd=Decimal(2), time_s=8 * 3600.0),
+            "live",
+            BOTH,
+            marks=SLOW,
+        )
+    ],
     "stop": [Scenario("moss --json", lambda stop: stop("moss"), "live", BOTH, marks=SLOW)],
+    "fetch": [
+        Scenario("moss --json", lambda fetch: fetch("moss"), "finished", BOTH),
+        Scenario(
+            "moss --checkpoint 5 --to five --json",
+            lambda fetch: fetch("moss", checkpoint="5", to=Path("five")),
+            "finished",
+            BOTH,
+        ),
+    ],
+    "destroy": [
+        Scenario("moss --yes --json", lambda destroy: destroy("moss", agrees=yes), "live hung", BOTH, marks=SLOW),
+        Scenario(
+            "--all --yes --json",
+            lambda destroy: destroy(is_all=True, agrees=yes),
+            "live hung",
+            BOTH,
+            marks=SLOW,
+        ),
+        Scenario("moss --json", lambda destroy: destroy("moss"), "finished", BOTH),
+        Scenario(
+            "moss --stored --yes --json",
+            lambda destroy: destroy("moss", stored=True, agrees=yes),
+            "finished",
+            BOTH,
+        ),
+    ],
+    "guard": [
+        Scenario("--once --json", lambda guard: [each.to_dict() for each in guard(once=True)], "ended", BOTH),
+        Scenario(
+            "--once --json",
+            lambda guard: [each.to_dict() for each in guard(once=True)],
+            "live over limit",
+            BOTH,
+            marks=SLOW,
+        ),
+    ],
+    "runs": [
+        Scenario("--json", runs_at_home, "finished", BOTH, is_reading=True),
+        Scenario("--json", runs_at_home, "ended", BOTH),
+    ],
+    "ledger": [
+        Scenario("--json", lambda ledger: ledger(), "finished", BOTH, is_reading=True),
+        Scenario("moss --json", lambda ledger: ledger("moss"), "ended", BOTH),
+    ],
+    "reconcile": [
+        Scenario(
+            f"{flag} --yes --json",
+            lambda reconcile, flag=flag: {
+                **reconcile(is_destroy=flag == "--destroy", is_adopt=flag == "--adopt", agrees=yes).to_dict(),
+                "error": None,
+            },
+            "live forgotten",
+            BOTH,
+            marks=SLOW,
+        )
+        for flag in ("--destroy", "--adopt")
+    ],
+    "adopt": [
+        Scenario(
+            "{store} moss --yes --json",
+            lambda adopt: adopt(store(), "moss", agrees=yes),
+            "live elsewhere",
+            BOTH,
+            marks=SLOW,
+        )
+    ],
+    "rehearse": [
+        Scenario(
+            "moss --seed 3 --json --set data.dir=data/rehearsed",
+            rehearsed,
+            marks=SLOW,
+        )
+    ],
 }
 
 # Tools
@@ -209,12 +368,44 @@ SCENARIOS |= {
     "store rm": [
         Scenario(
             "models/moss --store {store} --yes --json",
-            lambda remove: removed(remove("models/moss", store=store(), confirm=lambda question: True)),
+            lambda remove: removed(remove("models/moss", store=store(), confirm=yes)),
             "finished",
             ("local",),
+        )
+    ],
+    "tensorboard": [
+        Scenario(
+            "moss --no-serve --json", lambda write_curves: written(write_curves("moss")), "finished", BOTH, marks=SLOW
         )
     ],
     "report": [
         Scenario("moss --out moss.html --json", lambda report: report("moss", out=Path("moss.html")), "fetched", BOTH)
     ],
+    "image build": [
+        Scenario("moss --push me/train:1 --json", lambda build: build("moss", push="me/train:1"), arrange=with_docker)
+    ],
+    "setup": [
+        Scenario(
+            "local --store {store} --yes --json",
+            lambda setup: setup("local", store=store(), confirm=yes),
+            "text",
+        )
+    ],
+    "doctor": [
+        Scenario(
+            f"moss --provider {provider} --json",
+            lambda doctor, provider=provider: doctor("moss", providers=[provider]),
+            providers=(provider,),
+            is_reading=True,
+            arrange=without_torch,
+        )
+        for provider in BOTH
+    ],
+}
+
+# Verbs that cannot be compared, and why
+
+WITHOUT = {
+    "serve": "serves until Ctrl-C, writes nothing, and answers with an address and a token that differ each time",
+    "dashboard": "serves until Ctrl-C, writes nothing, and answers with an address and a token that differ each time",
 }
