@@ -368,7 +368,7 @@ SCENARIOS |= {
     "store rm": [
         Scenario(
             "models/moss --store {store} --yes --json",
-            lambda remove: removed(remove("models/moss", store=store(), confirm=yes)),
+            lambda remove: removed(remove("models/moss", store=store(), agrees=yes)),
             "finished",
             ("local",),
         )
@@ -387,7 +387,7 @@ SCENARIOS |= {
     "setup": [
         Scenario(
             "local --store {store} --yes --json",
-            lambda setup: setup("local", store=store(), confirm=yes),
+            lambda setup: setup("local", store=store(), agrees=yes),
             "text",
         )
     ],

@@ -16,4 +16,4 @@ Agrees = Callable[[str], bool]  # from the question, which names what it costs o
 
 
 def refuse(question: str) -> bool:
-    raise UsageError(what="This needs your confirmation.", why=question, fix="Pass agrees=lambda question: True")
+    raise UsageError(what="Confirmation required.", why=question, fix="Pass agrees=lambda question: True")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.api import notices
-from homing.api.confirm import Confirm, refuse
+from homing.api.answers import Agrees, refuse
 from homing.api.extras import need, need_for_export
 from homing.api.models.export_model import EXPORTS, name_of, write_export
 from homing.api.models.open_model import find_folder
@@ -46,18 +46,18 @@ def publish_model(
     public: bool = False,
     licence: str = "",
     base: str = "",
-    confirm: Confirm = refuse,
+    agrees: Agrees = refuse,
 ) -> PublishedModel:
     """Upload a model to hf:OWNER/NAME; one that is not an export yet is exported and checked first.
 
-    `confirm` is asked before the contents of an existing repository are replaced.
+    `agrees` is asked before the contents of an existing repository are replaced.
     """
     need("hub", verb="publish")
     address = _address(to)
     # Check the token first: an export takes minutes, and a token without write access is found in a second.
     looked = look(address, World())
     folder = _export_of(run, licence, base)
-    if looked.files and not confirm(_question(looked, address)):
+    if looked.files and not agrees(_question(looked, address)):
         raise HomingError(what="Nothing was published.", why="You answered no.", fix="Choose another repository.")
     if public and looked.exists and looked.is_private:
         raise UsageError(

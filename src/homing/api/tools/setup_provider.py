@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.api import dotenv, notices
-from homing.api.confirm import Confirm, refuse
+from homing.api.answers import Agrees, refuse
 from homing.api.lookup.find_runs import open_home
 from homing.cloud.accounts import ACCOUNTS, Account
 from homing.cloud.home import Home
@@ -53,12 +53,12 @@ def setup_provider(
     *,
     store: str = "",
     dry_run: bool = False,
-    confirm: Confirm = refuse,
+    agrees: Agrees = refuse,
     ask_key: AskKey | None = None,
 ) -> SetUp:
     """Create what a provider needs: API key, SSH key, store and other one-time steps. Safe to repeat.
 
-    `confirm` is asked before each step; `dry_run` creates nothing. `ask_key`: asks for a missing API key, which is
+    `agrees` is asked before each step; `dry_run` creates nothing. `ask_key`: asks for a missing API key, which is
     written to .env; without it a missing key is an error.
     """
     _check_name(provider)
@@ -73,7 +73,7 @@ def setup_provider(
         for step in steps:
             notices.say(f"{'exists' if step.is_done else 'to create'}: {step.text}{_costs(step)}")
         todo = [step for step in steps if not step.is_done]
-        made = [] if dry_run else _do(todo, confirm)
+        made = [] if dry_run else _do(todo, agrees)
         checks = check_providers(Examined(home, Path.cwd(), named=(provider,)))
     return SetUp(provider, steps, made, checks)
 
@@ -122,10 +122,10 @@ def _take_key(account: Account, home: Home, ask_key: AskKey | None) -> None:
             notices.say(f"warning: git does not ignore {path}: echo .env >> .gitignore")
 
 
-def _do(todo: list[Step], confirm: Confirm) -> list[Step]:
+def _do(todo: list[Step], agrees: Agrees) -> list[Step]:
     made = []
     for step in todo:
-        if not confirm(f"Make {step.text}{_costs(step)}?"):
+        if not agrees(f"Make {step.text}{_costs(step)}?"):
             notices.say("  left")
             continue
         step.do()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homing.api.confirm import Confirm, refuse
+from homing.api.answers import Agrees, refuse
 from homing.api.lookup.find_runs import open_home
 from homing.cloud.artifacts.checkpoints import known_hash
 from homing.cloud.artifacts.prune import Removal, not_there, plan_removal, remove
@@ -72,8 +72,8 @@ def put_file(
         return {"key": key, "num_bytes": entry.num_bytes, "sha256": entry.sha256}
 
 
-def remove_files(key: str, *, store: str | None = None, confirm: Confirm = refuse) -> Removal | None:
-    """Remove a key or a folder after `confirm` agreed; None if it did not.
+def remove_files(key: str, *, store: str | None = None, agrees: Agrees = refuse) -> Removal | None:
+    """Remove a key or a folder. None if `agrees` says no.
 
     The best and the last checkpoint of a run are kept, and so is everything of a live run.
     """
@@ -81,7 +81,7 @@ def remove_files(key: str, *, store: str | None = None, confirm: Confirm = refus
         opened = _open(home, store)
         removal = plan_removal(opened, key, home)
         what = f"{len(removal.keys)} files, {format_bytes(removal.num_bytes)}"
-        if not confirm(f"Remove {what}, from {opened.url}? {removal.warning}".rstrip()):
+        if not agrees(f"Remove {what}, from {opened.url}? {removal.warning}".rstrip()):
             return None
         remove(opened, removal)
         return removal

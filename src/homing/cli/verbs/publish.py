@@ -30,7 +30,7 @@ def command(
 ) -> None:
     """Publish a model on the Hugging Face Hub. A model that is not an export yet is exported and checked first."""
     made = publish_model(
-        to, run, public=public, licence=licence, base=base, confirm=lambda question: output.ask(question, yes=yes)
+        to, run, public=public, licence=licence, base=base, agrees=lambda question: output.ask(question, yes=yes)
     )
     done, address = made.done, made.address
     output.emit("publish/1", made.to_dict())

@@ -43,7 +43,7 @@ def command(
         provider,
         store=store,
         dry_run=dry_run,
-        confirm=lambda question: output.ask(question, yes=yes),
+        agrees=lambda question: output.ask(question, yes=yes),
         ask_key=_ask_key if sys.stdin.isatty() else None,
     )
     output.emit("setup/1", done.to_dict())

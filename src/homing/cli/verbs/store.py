@@ -87,7 +87,7 @@ def rm(key: Key, yes: Yes = False, store: Url = None, json_: Json = False) -> No
 
     The best and the last checkpoint of a run are kept, and so is everything of a live run.
     """
-    done = remove_files(key, store=store, confirm=lambda question: output.ask(question, yes=yes))
+    done = remove_files(key, store=store, agrees=lambda question: output.ask(question, yes=yes))
     if done is None:
         output.say("Nothing was removed.")
         return
