@@ -50,6 +50,19 @@ def test_a_trip_on_the_local_provider_prints_nothing(
     assert Home(homing_home, World()).ledger.open_lines() == []
 
 
+def test_a_plan_without_an_account_has_list_prices(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
+    planned = homing.Run("moss", sets=["cloud.providers=[runpod]"]).plan()
+    assert planned.is_without_key
+    assert planned.offers == []
+    assert any(each.rate_usd_per_hour is not None for each in planned.listed)
+    with pytest.raises(homing.NoOffer, match="No provider was asked"):
+        _ = planned.best
+
+
 def test_a_launch_without_confirm_names_rate_and_limit_and_starts_nothing(folder: Path, homing_home: Path) -> None:
     with pytest.raises(homing.UsageError) as refused:
         homing.Run("moss").launch(spend_limit=1)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 
+import homing
 from homing.api import tracking
 from homing.cloud.home import Home
 from homing.cloud.providers.base import wait_until
@@ -75,8 +76,9 @@ def test_wandb_without_a_key_is_said_to_be_offline_and_named_as_asked(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_typed", [True, False], ids=["homing watch", "Run.watch"])
 def test_a_follower_that_died_with_its_computer_goes_on_with_the_next_watch(
-    cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
+    is_typed: bool, cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
     monkeypatch.setattr("homing.api.tracking.start", lambda each, world: begun.append(each.tracker) or True)
@@ -85,7 +87,10 @@ def test_a_follower_that_died_with_its_computer_goes_on_with_the_next_watch(
     order = tracking.following("trackio", homing_home, row.id, "moss", store=row.store)
     order.path("order").parent.mkdir(parents=True)
     order.path("order").write_text(json.dumps(vars(order)))
-    assert cli("watch", "moss").code == 0
+    if is_typed:
+        assert cli("watch", "moss").code == 0
+    else:
+        assert list(homing.Run("moss").watch())
     assert begun == ["trackio"]
 
 
