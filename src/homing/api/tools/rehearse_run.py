@@ -17,10 +17,8 @@ from homing.api.data.stale_shards import stale_shards
 from homing.api.extras import need
 from homing.api.lookup.find_runs import open_home, usd
 from homing.api.notices import say_problems
-from homing.api.run_changes import as_typed
-from homing.api.runs.plan_run import suggested_limit
-from homing.cloud.plan.plan import make_plan
-from homing.config.load import Loaded, load_run
+from homing.cloud.plan.plan import make_plan, suggested_limit
+from homing.config.load import Loaded, as_typed, load_run
 from homing.config.paths import home as home_path
 from homing.errors import NoOffer, RunFailed
 from homing.rehearse.rehearsal import DEFAULT_LIMIT_USD, Rehearsal, RehearsalOrder, rehearse
