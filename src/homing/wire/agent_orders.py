@@ -2,8 +2,7 @@
 
 How to end billing is data: one command or one HTTP request, which the provider's adapter writes. So the agent can end
 any instance without knowing its provider. The commands that the agent starts are data too, so the agent knows neither
-the trainer nor the store.
-"""
+the trainer nor the store."""
 
 from __future__ import annotations
 

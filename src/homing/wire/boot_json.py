@@ -2,8 +2,7 @@
 
 The agent reads only its own part, which agent_orders.py defines. This module adds the parts for the programs that the
 agent starts: the store and the inputs for sync, the requirements of a bare machine for the bootstrap, and the planned
-speeds for the lookout.
-"""
+speeds for the lookout."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A writer checks every field against its annotation, so that a wrong type fails on the machine that wrote it. A reader
 ignores unknown keys and fills in defaults for missing ones, so that an older `homing` can read what a newer one wrote.
-It rejects only values that it cannot use, and the error names the path of the field.
-"""
+It rejects only values that it cannot use, and the error names the path of the field."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ its own pace, so a message may be delayed but is not lost.
 
 Deadlines in these files use the boot clock, which keeps running during sleep and does not change when the wall clock is
 set. All processes of one machine share this clock, so one process can act on a time that another wrote to a file. The
-boot clock restarts when the machine reboots.
-"""
+boot clock restarts when the machine reboots."""
 
 from __future__ import annotations
 

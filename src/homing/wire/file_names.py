@@ -5,8 +5,7 @@ run directory
 ├── events.jsonl  metrics.jsonl
 ├── checkpoints/<phase>/step-00001200/   and latest.json, best.json next to the steps
 ├── samples/<phase>-00001200.txt
-└── logs/trainer.log  agent.log  sync.log
-"""
+└── logs/trainer.log  agent.log  sync.log"""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
                   |<------------------------------- reserve ------------------------------------->|
 
 At a given rate, the spend limit corresponds to a number of seconds, so money and time share one axis, and the limit
-that comes first counts. Each guard waits for the one before it, which knows more and can save more data.
-"""
+that comes first counts. Each guard waits for the one before it, which knows more and can save more data."""
 
 from __future__ import annotations
 

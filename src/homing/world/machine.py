@@ -1,7 +1,6 @@
 """Machine: access to the clock, disk, processes and network of any machine. The agent has no other access to them.
 
-This module ships with the agent, so it is synchronous and needs only the standard library of Python 3.8.
-"""
+This module ships with the agent, so it is synchronous and needs only the standard library of Python 3.8."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class Machine:
     def boottime(self) -> float:
         """Return the time of a clock that cannot be set and that runs while the machine sleeps. Use it for billed time.
 
-        All processes on this machine share this clock, which restarts when the machine reboots.
-        """
+        All processes on this machine share this clock, which restarts when the machine reboots."""
         return boot_clock_s()
 
     def boot_id(self) -> str:
@@ -134,8 +132,7 @@ class Machine:
     def is_locked(self, path: PathLike) -> bool:
         """Return True if another process holds the lock.
 
-        The check briefly acquires the lock, so a process that wants the lock must try more than once.
-        """
+        The check briefly acquires the lock, so a process that wants the lock must try more than once."""
         try:
             with open(path, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,8 +147,7 @@ class Machine:
     def spawn(self, argv: Sequence[str], env: Dict[str, str], cwd: PathLike, log: PathLike) -> int:
         """Start a program in its own session and return its pid.
 
-        The program continues if this process dies, and Ctrl-C does not affect it.
-        """
+        The program continues if this process dies, and Ctrl-C does not affect it."""
         with open(log, "ab") as out:
             files: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
             child = _Child(list(argv), env=env, cwd=cwd, start_new_session=True, **files)
@@ -161,8 +157,7 @@ class Machine:
     def poll(self, pid: int) -> Optional[int]:
         """Return the exit code of a child process (negative for a signal), or None while it runs.
 
-        This process must have started the child with `spawn`.
-        """
+        This process must have started the child with `spawn`."""
         return _children[pid].poll()
 
     def signal(self, pid: int, number: int, is_group: bool = False) -> bool:
@@ -194,10 +189,7 @@ class Machine:
         return dict(os.environ)
 
     def marked(self, variable: str, prefix: str) -> List[Tuple[Process, str]]:
-        """Return the live processes whose environment `variable` starts with `prefix`, each with the variable's value.
-
-        Raise OSError if the processes cannot be listed.
-        """
+        """Return the live processes whose environment `variable` starts with `prefix`, each with its value."""
         seen = _seen_in_proc() if os.path.isdir("/proc/self") else self._seen_by_ps()
         found = [
             (process, word) for process, words in seen for word in words if word.startswith(f"{variable}={prefix}")
@@ -214,10 +206,7 @@ class Machine:
     # --- network ---
 
     def http(self, request: HttpRequest) -> HttpResponse:
-        """Send a request and return the response, whatever its status, without following redirects.
-
-        Raise NetworkError if there is no response.
-        """
+        """Return the response, whatever its status, without following redirects. Without one, raise NetworkError."""
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
             with opener.open(req, timeout=request.timeout_s) as reply:

@@ -1,8 +1,7 @@
 """Entry point of the agent: `python3 -I agent.zip [--dead-man] boot.json`. Needs only Python 3.8's standard library.
 
 The agent starts the dead-man process before anything that can fail. The agent and the dead-man each hold a lock file,
-and each checks the other's lock to see whether the other is alive.
-"""
+and each checks the other's lock to see whether the other is alive."""
 
 import logging
 import signal
@@ -35,8 +34,7 @@ def main(argv: Optional[Sequence[str]] = None, simulated: Optional[Machine] = No
         print("Another agent is already running; this one exits.", file=sys.stderr)
         return 0
     if simulated is None:
-        # Also log errors to stderr, which the provider collects. Until the store can be reached, errors are visible
-        # only there.
+        # Also log errors to stderr, which the provider collects. Before the store is reachable, they appear only there.
         handlers: List[logging.Handler] = [logging.FileHandler(agent.folder.log_path("agent")), logging.StreamHandler()]
         handlers[1].setLevel(logging.ERROR)
         logging.basicConfig(handlers=handlers, level=logging.INFO, format=FORMAT)
@@ -58,8 +56,7 @@ def watch_over(folder: Folder) -> int:
 def prepare(folder: Folder) -> Optional[Agent]:
     """Start the dead-man, then return the agent, or None if another agent is already running here.
 
-    Two agents on one machine would kill each other's child processes.
-    """
+    Two agents on one machine would kill each other's child processes."""
     try:
         dead_man.start(folder)
     except OSError as exc:  # the agent retries the start later, and its heartbeat reports the missing dead-man
@@ -70,8 +67,7 @@ def prepare(folder: Folder) -> Optional[Agent]:
 def take(folder: Folder, lock: str) -> bool:
     """Return True if the lock was acquired.
 
-    Try several times, because the other process briefly acquires this lock each time it checks it.
-    """
+    Try several times, because the other process briefly acquires this lock each time it checks it."""
     for _ in range(5):
         if folder.world.lock(folder.path(lock)):
             return True

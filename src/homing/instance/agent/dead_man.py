@@ -4,9 +4,7 @@
     if restarts fail      waits for a grace period, pushes everything trained so far, then ends billing
     close to the limit    ends billing, later than the agent would and earlier than the guard at home would
 
-The dead-man ends billing in the same way as the agent and never stops trying: if this process is still running, the
-instance still exists.
-"""
+The dead-man ends billing as the agent does and never stops trying: while it runs, the instance still exists."""
 
 from __future__ import annotations
 
@@ -46,8 +44,7 @@ class DeadMan:
         self.limits = Limits(folder)
         self.tick_s = min(1.0, self.boot.heartbeat_s)
         self._alone_since = -1.0  # monotonic time when the agent was first seen dead; negative while it is alive
-        # The number of agent restarts and the boot-clock time of the last one, stored on disk for a later dead-man and
-        # kept in memory in case the disk is full.
+        # Number of restarts and boot-clock time of the last: on disk for a later dead-man, in memory for a full disk.
         self._restarts = [*self._read_numbers(names.RESTARTS), 0.0, 0.0][:2]
 
     def run(self) -> None:

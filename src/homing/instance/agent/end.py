@@ -23,9 +23,7 @@ def pause_s(tries: int, tick_s: float) -> float:
 def wait(world: Machine, pid: int, is_over: Callable[[], bool], tick: Callable[[], None]) -> int:
     """Wait for a child process and return its exit code, calling `tick` while it waits.
 
-    The child's process group is killed once `is_over` returns True. A child that is still alive UNKILLABLE_S later is
-    abandoned.
-    """
+    Once `is_over` returns True, kill the child's process group. Abandon a child that survives that by UNKILLABLE_S."""
     killed_at = math.inf
     while world.monotonic() - killed_at < UNKILLABLE_S:
         code = world.poll(pid)
@@ -41,8 +39,7 @@ def wait(world: Machine, pid: int, is_over: Callable[[], bool], tick: Callable[[
 def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
     """Try once to end billing and record the result as an event; return "" on success, else the reason for the failure.
 
-    On success, also write a marker file that tells the other guard not to start anything else on this instance.
-    """
+    On success, also write a marker file that tells the other guard not to start anything else on this instance."""
     problem = _ask(folder, tick)
     if problem:
         problem = f"STILL BILLING: attempt {tries} to end billing failed: {problem}"
@@ -56,8 +53,7 @@ def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
 def _ask(folder: Folder, tick: Callable[[], None]) -> str:
     """Run the command or send the request that ends billing; return "" on success, else the problem.
 
-    Only a 2xx status counts as success. A "not found" must be wrong, because the instance is running this code.
-    """
+    Only a 2xx status counts as success. A "not found" must be wrong, because the instance is running this code."""
     end, world = folder.boot.end_billing, folder.world
     if end.kind == "command":
         until = world.monotonic() + END_TRY_S

@@ -1,8 +1,6 @@
 """The work folder on the instance: its documents, its events, and the programs started in it.
 
-The agent and the dead-man access the folder only through class Folder, so that a faulty or full disk cannot crash
-either of them.
-"""
+The agent and the dead-man access it only through class Folder, so that a faulty or full disk crashes neither."""
 
 from __future__ import annotations
 
@@ -101,8 +99,7 @@ class Folder:
     def start(self, argv: List[str], log_name: str, hidden: Sequence[str] = (), **env: str) -> int:
         """Start a program and return its pid.
 
-        The program gets the environment of this process, minus the variables in `hidden`, plus `env`.
-        """
+        The program gets the environment of this process, minus the variables in `hidden`, plus `env`."""
         inherited = {name: value for name, value in self.world.environment().items() if name not in hidden}
         full_env = {**inherited, **env, names.MARK_ENV: self.boot.mark}
         try:

@@ -3,10 +3,8 @@
     end leftover processes -> bootstrap -> fetch inputs -> train (restart after a crash, obey limits and requests)
     -> outcome -> push -> end billing
 
-The last three steps happen even if an earlier step fails, so that a failed run costs no more than its limit. The
-trainer and sync are separate processes. An agent that was killed and restarted finds them by the instance's mark in
-their environment.
-"""
+The last three steps happen even if an earlier one fails, so that a failed run costs no more than its limit. Trainer and
+sync are separate processes. A restarted agent finds those of its predecessor by the mark in their environment."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ from homing.wire.guard_order import END, KILL
 
 log = logging.getLogger(__name__)
 LOG_OF = {"watch": "sync"}  # role of a child process -> name of its log, if different from the role
-# Environment variable with the value <mark>/<role>. Only the agent's children have it, so that a later agent knows
-# which processes it may kill.
+# Its value is <mark>/<role>. Only the agent's children have this variable; a later agent may kill just those processes.
 CHILD_ENV = "HOMING_CHILD"
 STATES = {names.EXIT_DONE: "done", names.EXIT_STOPPED: "stopped"}
 MAX_RESTARTS = 2
@@ -127,8 +124,7 @@ class Agent:
     def _end_leftovers(self) -> None:
         """Stop the child processes of an earlier agent that was killed.
 
-        SIGTERM lets the earlier trainer save a checkpoint, from which the new trainer resumes.
-        """
+        SIGTERM lets the earlier trainer save a checkpoint, from which the new trainer resumes."""
         is_grace_over, is_over = (self._after(self.boot.stop_grace_s + more) for more in (0.0, end.UNKILLABLE_S))
         ended: Set[int] = set()
         while not is_over():
@@ -227,8 +223,7 @@ class Agent:
     def _amended(self, outcome: Outcome) -> Outcome:
         """Return the outcome with facts added that the trainer cannot know, such as whether the stop was requested.
 
-        A stop that nobody requested is not final, because the run resumes on another instance.
-        """
+        A stop that nobody requested is not final, because the run resumes on another instance."""
         is_preempted = (self.is_preempted or outcome.is_preempted) and outcome.state != "done"
         is_asked_stop = outcome.state == "stopped" and bool(self.stop_reason) and not is_preempted
         is_final = outcome.is_final or outcome.state == "done" or is_asked_stop
@@ -249,8 +244,7 @@ class Agent:
         unsaved = "No time left to push: only the files listed in pushed.json are in the store."
         self._event("ended_unsaved", self.dog.why_unsaved() or unsaved)
         if self.outcome.state == "done" and not self.is_superseded:
-            # If its model cannot be fetched, the run is not done. Another attempt resumes from the newest checkpoint in
-            # the store.
+            # A run without a stored model is not done. Another attempt resumes from the newest checkpoint in the store.
             why = f"The final model could not be verified in the store: {self.dog.why_unsaved() or self.problem}"
             log.error("%s", why)
             self.outcome = self._outcome(names.EXIT_FAILED, why)
@@ -260,8 +254,7 @@ class Agent:
     def _keep(self) -> None:
         """Keep a failed instance alive for inspection. Its log and outcome are already in the store.
 
-        Any stop request ends this wait.
-        """
+        Any stop request ends this wait."""
         outcome = self.outcome
         if outcome.state != "failed" or self.boot.keep_on_failure_s <= 0 or self.stop_reason:
             return
@@ -275,8 +268,7 @@ class Agent:
 
     def _say_goodbye(self) -> None:
         """Push the last heartbeat before billing ends, because afterwards the instance no longer exists."""
-        # Stay within the limit, unless an attempt to end billing has failed. In that case the instance is billing
-        # anyway, and home must learn of it.
+        # Stay within the limit, unless ending billing has failed: then it bills anyway, and home must learn of it.
         spare_s = end.END_TRY_S if self.state == "ending" else min(end.END_TRY_S, self.dog.left_s(END / 2))
         self.state = "ending" if self.state == "ending" else "ended"
         self._beat()
@@ -379,8 +371,7 @@ class Agent:
     def _control(self, is_stop: bool = False, reason: str = "") -> None:
         """Write control.json for the trainer.
 
-        Set `land_by` from the start, so that the trainer plans its landing early rather than when time runs out.
-        """
+        Set `land_by` from the start, so that the trainer plans its landing early rather than when time runs out."""
         left_s, name = self.dog.land_s(), self.dog.nearest()[1]
         land_by = None if math.isinf(left_s) else self.world.boottime() + left_s
         known = self._last_control

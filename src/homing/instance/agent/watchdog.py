@@ -1,8 +1,7 @@
 """Limits: computes the spend and the time left. Watchdog: reads progress and decides whether training should stop.
 
 The limits come from boot.json, and later from the newest control request that the agent accepted. The agent, the
-dead-man and the monitor all use class Limits. The watchdog only decides; the supervisor acts.
-"""
+dead-man and the monitor all use class Limits. The watchdog only decides; the supervisor acts."""
 
 from __future__ import annotations
 
@@ -20,14 +19,12 @@ from homing.wire.guard_order import END, LAND, allowed_s, reserve_s
 def last_beat_at(folder: Folder) -> float:
     """Return a time at which an earlier agent on this instance was certainly running, or 0 if there is no record.
 
-    The result is a lower bound on the current time, even if the clock was set back.
-    """
+    The result is a lower bound on the current time, even if the clock was set back."""
     beat, boot = folder.read(names.HEARTBEAT, Heartbeat), folder.boot
     if beat is None or beat.mark != boot.mark:
         return 0.0
     try:
-        # Use the recorded spend as well: if this machine's clock is behind home's, the time of the heartbeat may
-        # precede started_at.
+        # Use the recorded spend too: if this clock is behind home's, the heartbeat's time may precede started_at.
         dollars = Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)
         return max(beat.t, boot.started_at + float(dollars / Decimal(boot.rate_usd_per_hour) * 3600))
     except ArithmeticError:
@@ -40,8 +37,7 @@ class Limits:
         self._rate = Decimal(self._boot.rate_usd_per_hour)
         known = self._read_clock()
         if known is None:
-            # `started_at` comes from home's clock. This machine's clock may be behind, but the elapsed time must not be
-            # negative.
+            # `started_at` is from home's clock. This clock may be behind it, but elapsed time must not be negative.
             known_until = max(self._world.now(), last_beat_at(folder))
             known = max(0.0, known_until - self._boot.started_at), self._world.boottime()
         self._before_s, self._began = known
@@ -51,16 +47,14 @@ class Limits:
     def elapsed_s(self) -> float:
         """Return the seconds since billing began.
 
-        Only the first process reads the wall clock, because someone may set it forward or back later.
-        """
+        Only the first process reads the wall clock, because someone may set it forward or back later."""
         return self._before_s + self._world.boottime() - self._began
 
     def _read_clock(self) -> Optional[Tuple[float, float]]:
         """Return the clock values that the first agent or dead-man recorded after this boot, or None.
 
         The values are a number of billed seconds and the boot-clock time at which they had been billed. The result is
-        None if nothing was recorded or the instance has rebooted since.
-        """
+        None if nothing was recorded or the instance has rebooted since."""
         try:
             before, began, started, boot_id = self._world.read(self._folder.path(names.CLOCK)).decode().split(" ")
             is_ours = float(started) == self._boot.started_at and boot_id == self._world.boot_id()
@@ -107,8 +101,7 @@ class Limits:
     def left_s(self, share: float) -> float:
         """Return the seconds until the guard with this share acts; negative if past, infinite without limits.
 
-        `share` is one of the constants in wire/guard_order.py.
-        """
+        `share` is one of the constants in wire/guard_order.py."""
         allowed, _ = self.nearest()
         return allowed - reserve_s(share, allowed, self._boot.stop_grace_s) - self.elapsed_s()
 
@@ -153,9 +146,7 @@ class Watchdog(Limits):
     def land_s(self) -> float:
         """Return the seconds until the trainer must have everything on disk, so that the push completes before END.
 
-        The push time counts twice, because the weights are pushed a second time as the model, and everything is read
-        back for verification.
-        """
+        The push time counts twice: the weights are pushed again as the model, and all is read back for verification."""
         return min(self.left_s(LAND), self.left_s(END) - self._boot.home_s - 2 * self._push_s)
 
     def why_stalled(self) -> str:
@@ -175,9 +166,7 @@ class Watchdog(Limits):
     def read(self) -> None:
         """Read new events and metrics.
 
-        Progress means a metric line with a new step, an event from the trainer, or the transfer of an input or a
-        checkpoint.
-        """
+        Progress is a metric line with a new step, an event from the trainer, or a transferred input or checkpoint."""
         for event in self._folder.new_lines(names.EVENTS, Event):
             if event.kind == "checkpoint_pushed" and event.data.get("seconds"):
                 self._push_s = float(event.data["seconds"])
