@@ -75,7 +75,7 @@ MUTANTS = [
     # --- lease ---
     Mutant(
         "lease-for-everyone",
-        "src/homing/cloud/ledger/ownership.py",
+        "src/homing/cloud/ledger/run_lease.py",
         "    raise taken_elsewhere(store, holder or wanted, owner)\n",
         "    return wanted\n",
         ("tests/cloud/ledger/test_lease.py",),

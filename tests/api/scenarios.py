@@ -106,7 +106,7 @@ def with_docker(trial: Trial) -> None:
     """A Docker whose images and calls are forgotten before each side."""
     folder = trial.base / "docker"
     trial.monkeypatch.setenv("PATH", f"{Docker(folder).bin}:{os.environ['PATH']}")
-    trial.monkeypatch.setattr("homing.cloud.launch.container_image._POLL_S", 0.02)
+    trial.monkeypatch.setattr("homing.cloud.launch.build_image._POLL_S", 0.02)
 
     def forget() -> None:
         shutil.rmtree(folder)

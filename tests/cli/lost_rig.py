@@ -15,7 +15,7 @@ from tests.contracts.providers import ProviderContract
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark
-from homing.cloud.ledger.ownership import write_record
+from homing.cloud.ledger.run_lease import write_record
 from homing.config.paths import PROJECT_NOTE, project_note
 from homing.store import open_store
 from homing.store.lease_file import lease_key

@@ -28,7 +28,7 @@ from typing import Any
 from tests.doubles.processes import Processes
 from tests.doubles.sshd import free_port, need_sshd
 
-from homing.cloud.machine_setup import code_bundle, hand_over_remote
+from homing.cloud.machine_setup import code_bundle, receive_hand_over
 from homing.cloud.machine_setup.startup_script import ROOT
 from homing.instance import bootstrap
 from homing.wire.boot_json import Boot, Bootstrap, EndBilling
@@ -118,7 +118,7 @@ class Machine:
     @property
     def memory(self) -> Path:
         """Where secrets lie until the agent takes them."""
-        return Path(hand_over_remote.memory_dir(str(self.root)))
+        return Path(receive_hand_over.memory_dir(str(self.root)))
 
     def processes(self) -> dict[int, tuple[str, dict[str, str]]]:
         """pid -> command line, environment."""

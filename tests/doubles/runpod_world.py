@@ -16,7 +16,7 @@ from tests.doubles.faults import Faults
 from tests.doubles.runpod import RunpodDouble
 from tests.doubles.toy_world import CloudWorld
 
-from homing.cloud.machine_setup import hand_over_remote
+from homing.cloud.machine_setup import receive_hand_over
 from homing.world import Completed, HttpRequest, HttpResponse
 
 KEY = "rpa_canary-key-of-the-account"
@@ -87,7 +87,7 @@ class RunpodWorld(CloudWorld):
         if "may_end" in argv[-1]:
             return Completed(0, f"{self.may_end}\n" if self.may_end else "", "")
         self.handed.append(json.loads(stdin)["order"])
-        return Completed(0, f'\n{hand_over_remote.SIGN}{{"state": "done"}}\n', "")
+        return Completed(0, f'\n{receive_hand_over.SIGN}{{"state": "done"}}\n', "")
 
     def asked(self, method: str, path: str = "") -> int:
         """How many requests of a kind reached for the cloud."""

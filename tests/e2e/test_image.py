@@ -17,7 +17,7 @@ from tests.cloud.rig import make_run
 from tests.doubles.container import engine
 from tests.doubles.registry import registry
 
-from homing.cloud.launch.container_image import CONTAINER, build, write_context
+from homing.cloud.launch.build_image import CONTAINER, build, write_context
 from homing.errors import HomingError, ProviderRefused
 from homing.world import World
 
@@ -83,7 +83,7 @@ def test_a_registry_that_wants_a_login_stops_it_in_dockers_words(tmp_path: Path,
 def test_a_container_that_dies_keeps_its_log_under_its_name(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.cloud.launch.container_image._TRY", "echo out of memory; exit 137")
+    monkeypatch.setattr("homing.cloud.launch.build_image._TRY", "echo out of memory; exit 137")
     context = write_context(make_run(tmp_path), tmp_path / "image", world, base=BASE)
     with pytest.raises(HomingError, match="failed its test") as caught:
         build(context, "homing-moss", world, is_pushed=False)

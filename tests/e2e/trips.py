@@ -35,7 +35,7 @@ _PAUSES_S = {
     "aws.provider._DESCRIBE_EVERY_S": 0.5,
     "aws.provider._LOOK_S": 0.3,
     "aws.create._PROFILE_EVERY_S": 0.3,
-    "aws.storage._LOOK_S": 0.3,
+    "aws.resources._LOOK_S": 0.3,
     "modal.provider.Modal.settle_s": 1.0,
     "modal.provider._DESCRIBE_EVERY_S": 0.5,
     "runpod.provider.Runpod.settle_s": 1.0,

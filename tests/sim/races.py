@@ -27,7 +27,7 @@ from tests.sim.world import STORE
 from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
-from homing.cloud.ledger.ownership import other_owner
+from homing.cloud.ledger.run_lease import other_owner
 from homing.cloud.reconcile.adopt import adopt, propose
 from homing.cloud.reconcile.reconcile import refresh
 from homing.store import open_store

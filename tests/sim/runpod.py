@@ -24,7 +24,7 @@ from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
 from tests.sim.host import EPOCH, Host
 from tests.sim.world import PYTHON, Proc, SimWorld
 
-from homing.cloud.machine_setup import hand_over_remote
+from homing.cloud.machine_setup import receive_hand_over
 from homing.cloud.machine_setup.startup_script import ROOT, WORK_DIR
 from homing.cloud.providers.base import Place
 from homing.cloud.providers.runpod import offers
@@ -129,7 +129,7 @@ class SimRunpod(SimCloud):
             state = _receive(host, json.loads(stdin)["order"])
         except OSError as exc:
             state = {"state": "failed", "why": str(exc)}
-        return Completed(0, f"\n{hand_over_remote.SIGN}{json.dumps(state)}\n", "")
+        return Completed(0, f"\n{receive_hand_over.SIGN}{json.dumps(state)}\n", "")
 
 
 def _receive(host: Host, order: dict[str, Any]) -> dict[str, str]:

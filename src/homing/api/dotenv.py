@@ -27,7 +27,7 @@ def load(folder: Path) -> None:
     from dotenv import dotenv_values
 
     # Imported here, not at the top, so that a folder without .env does not pay for it.
-    from homing.cloud.accounts import CREDENTIALS
+    from homing.cloud.account_facts import CREDENTIALS
 
     try:
         # Without interpolation: a dollar sign in a key is part of the key, not a variable.

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from homing.cloud.commands_to_type import Words
 from homing.cloud.guard import relaunch
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import Draft, Launched, draft, hold_lock, launch
@@ -33,7 +34,6 @@ from homing.cloud.ledger.ledger import UNDONE, RunRow
 from homing.cloud.plan.offers import is_dear
 from homing.cloud.plan.plan import OfferPlan, Plan
 from homing.cloud.providers.base import Offer
-from homing.cloud.run_commands import Words
 from homing.errors import EndedElsewhere, NeverCame, NoOffer, UsageError
 from homing.units import format_duration
 from homing.wire.run_json import Limits

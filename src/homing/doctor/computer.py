@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.accounts import ACCOUNTS
+from homing.cloud.account_facts import ACCOUNTS
 from homing.cloud.home import Home
-from homing.cloud.launch.container_image import CONTAINER
+from homing.cloud.launch.build_image import CONTAINER
 from homing.cloud.plan.plan import needs_of
 from homing.cloud.plan.timing import checkpoint_bytes
 from homing.config.schema.value_types import is_placeholder

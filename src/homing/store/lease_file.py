@@ -2,7 +2,7 @@
 
     runs/<id>/lease/00000001.json ...    written once by create-if-absent, never changed; the highest number counts
 
-Home and the instance use this module; only home takes leases, in cloud/ledger/ownership.py. Each function raises if the
+Home and the instance use this module; only home takes leases, in cloud/ledger/run_lease.py. Each function raises if the
 store cannot be read, so that an outage never makes an instance look superseded.
 """
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from homing.api_address import check_address
 from homing.errors import UsageError
-from homing.trackers.tracker import What, values_of
+from homing.trackers.sink_interface import What, values_of
 from homing.wire.event_lines import Metric
 
 __all__ = ["ToMlflow", "ToTensorBoard", "ToTrackio", "ToWandb", "check_uri", "mode_of", "uri_of"]

@@ -18,7 +18,7 @@ DIGEST = "sha256:" + "7" * 64
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
     made = Docker(tmp_path / "docker")
     monkeypatch.setenv("PATH", f"{made.bin}:{os.environ['PATH']}")
-    monkeypatch.setattr("homing.cloud.launch.container_image._POLL_S", 0.02)
+    monkeypatch.setattr("homing.cloud.launch.build_image._POLL_S", 0.02)
     return made
 
 

@@ -12,7 +12,7 @@ from homing.cloud.artifacts.prune import plan_removal, remove, remove_stored, st
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark
-from homing.cloud.ledger.ownership import take, write_record
+from homing.cloud.ledger.run_lease import take, write_record
 from homing.errors import IntegrityError, NotOwner, UsageError
 from homing.store import Store, open_store, run_key
 from homing.wire import codec, file_names

@@ -32,7 +32,7 @@ from homing.cloud.launch import launch as launching
 from homing.cloud.launch.launch import Launched, launch
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import ADOPTED, CUT_SHORT, LedgerLine, RunRow
-from homing.cloud.ledger.ownership import write_record
+from homing.cloud.ledger.run_lease import write_record
 from homing.cloud.providers.base import Resource
 from homing.cloud.providers.local.provider import Local
 from homing.cloud.providers.ssh.provider import Ssh

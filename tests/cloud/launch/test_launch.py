@@ -25,7 +25,7 @@ from homing.cloud.launch.launch import dry_run, launch
 from homing.cloud.ledger.ledger import AT_MOST, Ledger, LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark
 from homing.cloud.ledger.meter import billing_lines
-from homing.cloud.ledger.ownership import write_record
+from homing.cloud.ledger.run_lease import write_record
 from homing.cloud.providers.base import Instance, wait_until
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import look

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.cloud.ledger import ownership
+from homing.cloud.ledger import run_lease
 from homing.errors import IntegrityError, NotOwner, StoreError
 from homing.store import FileStore
 from homing.store.base import Entry
@@ -27,20 +27,20 @@ def store(tmp_path: Path) -> FileStore:
 
 
 def take(store: FileStore, *, owner: str = "aaaaaa", mark: str = "m-1", after: int = 0, host: str = "here") -> Lease:
-    return ownership.take(store, RUN, owner=owner, host=host, mark=mark, after=after, world=World())
+    return run_lease.take(store, RUN, owner=owner, host=host, mark=mark, after=after, world=World())
 
 
 def test_the_first_taker_owns_it_and_the_next_number_supersedes(store: FileStore) -> None:
-    assert ownership.newest(store, RUN) is None
+    assert run_lease.newest(store, RUN) is None
     first = take(store)
-    assert ownership.newest(store, RUN) == first
-    ownership.check(store, first)
+    assert run_lease.newest(store, RUN) == first
+    run_lease.check(store, first)
     second = take(store, owner="bbbbbb", mark="m-2", after=first.number)
     assert (first.number, second.number) == (1, 2)
-    assert ownership.newest(store, RUN) == second
-    ownership.check(store, second)
+    assert run_lease.newest(store, RUN) == second
+    run_lease.check(store, second)
     with pytest.raises(NotOwner):
-        ownership.check(store, first)
+        run_lease.check(store, first)
 
 
 def test_a_refused_lease_names_its_owner_host_time_and_the_adopt_command(store: FileStore) -> None:
@@ -57,7 +57,7 @@ def test_a_refused_lease_names_its_owner_host_time_and_the_adopt_command(store: 
 def test_an_adoption_that_names_the_running_instance_supersedes_nothing(store: FileStore) -> None:
     first = take(store)
     take(store, owner="bbbbbb", after=1)
-    ownership.check(store, first)
+    run_lease.check(store, first)
     fence = Fence(store, RUN, "m-1", 1)
     assert fence.superseded_by() is None
     take(store, owner="bbbbbb", mark="m-2", after=2)
@@ -70,7 +70,7 @@ def test_an_adoption_that_names_the_running_instance_supersedes_nothing(store: F
 def test_an_unreadable_store_supersedes_no_owner(store: FileStore, tmp_path: Path) -> None:
     first = take(store)
     (tmp_path / "store").rename(tmp_path / "away")
-    for look in (lambda: ownership.check(store, first), Fence(store, RUN, "m-1", 1).superseded_by):
+    for look in (lambda: run_lease.check(store, first), Fence(store, RUN, "m-1", 1).superseded_by):
         with pytest.raises(StoreError):
             look()
 
@@ -78,7 +78,7 @@ def test_an_unreadable_store_supersedes_no_owner(store: FileStore, tmp_path: Pat
 def test_a_damaged_lease_does_not_count_as_free(store: FileStore) -> None:
     store.put_bytes(lease_key(RUN, 1), b"{")
     with pytest.raises(IntegrityError):
-        ownership.newest(store, RUN)
+        run_lease.newest(store, RUN)
     with pytest.raises(IntegrityError):
         take(store)
 
@@ -95,7 +95,7 @@ def test_a_lost_answer_is_distinguished_from_a_lost_race(store: FileStore) -> No
             return super().create_if_absent(key, data)
 
     lost = take(LosesAnswers(store.root, World()))
-    assert ownership.newest(store, RUN) == lost
+    assert run_lease.newest(store, RUN) == lost
     assert take(TriesTwice(store.root, World()), after=1).number == 2
 
     class NeverArrives(FileStore):
@@ -104,7 +104,7 @@ def test_a_lost_answer_is_distinguished_from_a_lost_race(store: FileStore) -> No
 
     with pytest.raises(StoreError):
         take(NeverArrives(store.root, World()), after=2)
-    assert ownership.newest(store, RUN) is not None
+    assert run_lease.newest(store, RUN) is not None
 
 
 def test_a_stale_list_does_not_hide_a_newer_lease(store: FileStore) -> None:
@@ -114,7 +114,7 @@ def test_a_stale_list_does_not_hide_a_newer_lease(store: FileStore) -> None:
 
     for number in range(3):
         take(store, mark=f"m-{number}", after=number)
-    found = ownership.newest(Late(store.root, World()), RUN)
+    found = run_lease.newest(Late(store.root, World()), RUN)
     assert found is not None
     assert found.number == 3
 
@@ -131,7 +131,7 @@ def test_exactly_one_of_many_threads_gets_each_lease_number(store: FileStore) ->
             thread.join(60)
         assert len(owners) == 1
         assert len(refused) == 7
-        assert ownership.newest(store, RUN) == owners[0]
+        assert run_lease.newest(store, RUN) == owners[0]
 
 
 def _ask(store: FileStore, after: int, owners: list[Lease], refused: list[NotOwner]) -> None:
@@ -145,7 +145,7 @@ def _race(root: str, owner: str, rounds: int, won: multiprocessing.Queue[tuple[i
     store = FileStore(root, World())
     for after in range(rounds):
         try:
-            taken = ownership.take(store, RUN, owner=owner, host=owner, mark=owner, after=after, world=World())
+            taken = run_lease.take(store, RUN, owner=owner, host=owner, mark=owner, after=after, world=World())
             won.put((taken.number, owner))
         except NotOwner:
             pass

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.doubles.machine import bare_boot
 
-from homing.cloud.machine_setup import hand_over_remote
+from homing.cloud.machine_setup import receive_hand_over
 from homing.cloud.machine_setup.startup_script import hand_over
 from homing.cloud.providers.base import Connection, InputFile, Offer, Order, Request
 from homing.errors import CreateFailed, HomingError, StartTimeout, UsageError
@@ -40,7 +40,7 @@ class Answering(World):
 
 
 def said(state: str, why: str = "") -> Completed:
-    return Completed(0, f"Welcome!\n{hand_over_remote.SIGN}{json.dumps({'state': state, 'why': why})}\n", "")
+    return Completed(0, f"Welcome!\n{receive_hand_over.SIGN}{json.dumps({'state': state, 'why': why})}\n", "")
 
 
 def give(world: World, folder: Path, timeout_s: float = 60.0) -> None:

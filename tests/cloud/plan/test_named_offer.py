@@ -9,9 +9,9 @@ import pytest
 from tests.cloud.rig import make_run
 from tests.cloud.shop import Shop, offer, open_shops
 
+from homing.cloud.commands_to_type import Words
 from homing.cloud.home import Home
 from homing.cloud.plan.plan import Plan, make_plan
-from homing.cloud.run_commands import Words
 from homing.cloud.try_offers import Exact, only, without_spot
 from homing.errors import NoOffer, UsageError
 

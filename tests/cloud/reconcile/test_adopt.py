@@ -14,10 +14,10 @@ from homing.cloud.destroy import destroy_run
 from homing.cloud.guard.stop_and_limit import ask_to_stop
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import Launched, LaunchOrder, draft, launch
-from homing.cloud.ledger import ownership
+from homing.cloud.ledger import run_lease
 from homing.cloud.ledger.ledger import ADOPTED
 from homing.cloud.ledger.meter import billing_lines
-from homing.cloud.ledger.ownership import stored_runs, write_record
+from homing.cloud.ledger.run_lease import stored_runs, write_record
 from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.reconcile.adopt import adopt, propose
 from homing.cloud.reconcile.reconcile import refresh
@@ -145,7 +145,7 @@ def test_adopting_your_own_run_changes_nothing(home: Home, store: Store, tmp_pat
     proposal = propose(store, done.run.id, home)
     assert proposal.is_ours
     assert adopt(proposal, store, home) == (home.ledger.find("moss"), [])
-    lease = ownership.newest(store, done.run.id)
+    lease = run_lease.newest(store, done.run.id)
     assert lease is not None
     assert (lease.number, lease.owner, lease.mark) == (1, home.owner, done.instance.mark)
     assert (home.run_dir(done.run.id) / file_names.RUN).read_bytes() == documents
@@ -161,7 +161,7 @@ def test_a_lost_ledger_is_filled_again_from_the_store(home: Home, store: Store, 
     assert take_over(store, "moss", fresh) == []
     (line,) = fresh.ledger.lines()
     assert (line.run_id, line.instance_id) == (done.run.id, done.instance.id)
-    lease = ownership.newest(store, done.run.id)
+    lease = run_lease.newest(store, done.run.id)
     assert lease is not None
     assert lease.number == 1
     destroy_run(fresh, fresh.ledger.find("moss"))
@@ -186,7 +186,7 @@ def test_an_adoption_killed_after_taking_the_lease_can_be_repeated(
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     proposal = propose(store, "moss", other)
     who = {"owner": other.owner, "host": "here", "mark": done.instance.mark}
-    ownership.take(store, done.run.id, **who, after=1, world=World())
+    run_lease.take(store, done.run.id, **who, after=1, world=World())
     assert other.ledger.runs() == []
     assert not propose(store, "moss", other).is_ours
     take_over(store, "moss", other)
@@ -323,7 +323,7 @@ def test_an_instance_superseded_by_another_home_ends_itself_without_pushing(
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     who = {"owner": other.owner, "host": "attic", "mark": "homing-someone-else-2"}
-    ownership.take(store, done.run.id, **who, after=1, world=World())
+    run_lease.take(store, done.run.id, **who, after=1, world=World())
     assert wait_until(lambda: not marked_now(home), timeout_s=60, every_s=0.2, world=World())
     heartbeat = store.read(run_key(done.run.id, file_names.HEARTBEAT))
     assert b'"ended"' not in heartbeat
@@ -344,7 +344,7 @@ def test_a_launch_superseded_during_create_destroys_its_instance(
     def slow(request: object) -> object:
         made = create(request)  # type: ignore[arg-type]
         who = {"owner": "bbbbbb", "host": "attic", "mark": ""}
-        ownership.take(store, ready.run.id, **who, after=1, world=World())
+        run_lease.take(store, ready.run.id, **who, after=1, world=World())
         return made
 
     monkeypatch.setattr(provider, "create", slow)
@@ -363,7 +363,7 @@ def test_a_launch_superseded_before_create_creates_nothing(
 
     def adopted_meanwhile(*args: object) -> None:
         who = {"owner": "bbbbbb", "host": "attic", "mark": ""}
-        taken.append(ownership.take(store, ready.run.id, **who, after=1, world=World()))
+        taken.append(run_lease.take(store, ready.run.id, **who, after=1, world=World()))
 
     monkeypatch.setattr("homing.cloud.launch.launch.push_documents", adopted_meanwhile)
     monkeypatch.setattr(home.provider("local"), "create", lambda request: pytest.fail("created"))

@@ -25,8 +25,8 @@ from homing.lm.data.shards.read_shards import file_sha256
 from homing.lm.evals.chat_loss import measure_conversations, measure_held_out
 from homing.lm.evals.eval_report import compare
 from homing.lm.evals.eval_result import Measured, Score, share
+from homing.lm.evals.generated_answers import Asking, made_up, measure_answers
 from homing.lm.evals.multiple_choice import measure_choices, pair_row
-from homing.lm.evals.question_sets import Asking, made_up, measure_answers
 from homing.lm.evals.run_evals import Chats, How, Subject, What, load_subject, measure
 from homing.lm.evals.task_file import Choice, Open, TaskFile, read_task
 from homing.lm.evals.text_files import STRETCH_BYTES, Text, held_out_text, measure_text, text_in_files

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from homing.api import notices
 from homing.cloud.home import Home
-from homing.cloud.ledger.ownership import is_removed
+from homing.cloud.ledger.run_lease import is_removed
 from homing.config.parse.key_suggestions import nearest
 from homing.config.paths import (
     MODELS,

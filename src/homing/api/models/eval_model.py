@@ -79,7 +79,7 @@ def eval_model(
     names = [str(folder) if isinstance(name, OpenModel) or not name else str(name)
              for name, folder in zip(named, folders, strict=True)]  # fmt: skip
 
-    from homing.lm.evals.question_sets import Asking
+    from homing.lm.evals.generated_answers import Asking
     from homing.lm.evals.run_evals import How, Subject, load_subject
     from homing.lm.generate import read_card
 

@@ -44,7 +44,7 @@ def open_sets(
 
 
 def _open_task(task: str, card: Card, at_most: int) -> TaskFile:
-    from homing.lm.evals.question_sets import made_up
+    from homing.lm.evals.generated_answers import made_up
     from homing.lm.evals.task_file import read_task
 
     kind, _, rest = task.partition(":")
@@ -134,7 +134,7 @@ def _rl_tasks(card: Card, rl: Rl, at_most: int) -> list[What]:
 
     A task that eval cannot judge or that held out no question is skipped with a notice; a missing file is an error.
     """
-    from homing.lm.evals.question_sets import file_of, rl_task
+    from homing.lm.evals.generated_answers import file_of, rl_task
 
     sets: list[What] = []
     for number, task in enumerate(rl.tasks):

@@ -14,7 +14,7 @@ from homing.api.answers import Agrees, refuse
 from homing.api.lookup.find_runs import open_home, usd
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
-from homing.cloud.ledger.ownership import newest, stored_runs
+from homing.cloud.ledger.run_lease import newest, stored_runs
 from homing.cloud.reconcile.adopt import Proposal, adopt, propose
 from homing.cloud.reconcile.run_status import dump_line
 from homing.store import open_store

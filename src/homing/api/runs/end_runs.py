@@ -20,7 +20,7 @@ from homing.cloud.artifacts.prune import kept_by, remove_stored, stored_keys
 from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, end_finding, open_lines, would_be_lost
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
-from homing.cloud.ledger.ownership import write_record
+from homing.cloud.ledger.run_lease import write_record
 from homing.cloud.reconcile.account_owner import vouch
 from homing.cloud.reconcile.inventory import Finding, survey
 from homing.cloud.reconcile.reconcile import refresh

@@ -22,6 +22,7 @@ from homing.api.extras import need
 from homing.api.lookup.find_runs import find_run, meet_host, name_here, open_home, usd
 from homing.api.notices import say_problems
 from homing.api.tracking import begin, following, wanted
+from homing.cloud.commands_to_type import Words
 from homing.cloud.contact import home_guard
 from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
@@ -36,7 +37,6 @@ from homing.cloud.plan.plan import OfferPlan, Plan, make_plan, suggested_limit
 from homing.cloud.providers.base import Offer, can_end_itself
 from homing.cloud.providers.ssh.machine import HostKeyUnknown
 from homing.cloud.reconcile.reconcile import refresh
-from homing.cloud.run_commands import Words
 from homing.cloud.try_offers import Exact, is_within_plan, launch_any, name_of, only, without_spot
 from homing.config.load import Loaded, as_typed, load_run
 from homing.config.parse.key_suggestions import tidy_name

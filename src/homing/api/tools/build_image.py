@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.api import notices
-from homing.cloud.launch.container_image import BASE, Built, Context, build, check_name, write_context
+from homing.cloud.launch.build_image import BASE, Built, Context, build, check_name, write_context
 from homing.config import load_run
 from homing.config.load import as_typed
 from homing.world import World

@@ -11,7 +11,7 @@ from typing import Any
 from homing.api import dotenv, notices
 from homing.api.answers import Agrees, refuse
 from homing.api.lookup.find_runs import open_home
-from homing.cloud.accounts import ACCOUNTS, Account
+from homing.cloud.account_facts import ACCOUNTS, Account
 from homing.cloud.home import Home
 from homing.cloud.providers.aws.policy import policy_document
 from homing.cloud.providers.registry import PROVIDERS, configured

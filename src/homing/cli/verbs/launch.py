@@ -12,10 +12,10 @@ from homing.api.lookup.find_runs import parse_limit, usd
 from homing.api.runs.launch_run import LaunchInterrupted, LaunchOptions, Started, launch, machine_words
 from homing.cli import ask, output
 from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes
+from homing.cloud.commands_to_type import Words
 from homing.cloud.launch.launch import Draft
 from homing.cloud.plan.plan import OfferPlan, Plan
 from homing.cloud.providers.ssh.machine import HostKeyUnknown
-from homing.cloud.run_commands import Words
 from homing.cloud.try_offers import name_of
 from homing.config.load import with_phases
 from homing.errors import UsageError

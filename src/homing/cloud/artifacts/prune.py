@@ -21,7 +21,7 @@ from homing.cloud.artifacts.checkpoints import best_step, list_checkpoints
 from homing.cloud.contact.heartbeats import phases_of, read_document
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, LIVE_STATES, RunRow
-from homing.cloud.ledger.ownership import describe, keep_no_record, stored_runs
+from homing.cloud.ledger.run_lease import describe, keep_no_record, stored_runs
 from homing.errors import HomingError, IntegrityError, NotOwner, StoreError, UsageError
 from homing.store import Store, run_key
 from homing.store.base import Entries, Resuming

@@ -20,7 +20,7 @@ from homing.cloud.launch.draft import without_time
 from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import CUT_SHORT, UNDONE, LedgerLine, RunRow
-from homing.cloud.ledger.ownership import require_owner
+from homing.cloud.ledger.run_lease import require_owner
 from homing.cloud.plan.offers import is_dear
 from homing.cloud.plan.plan import make_plan
 from homing.cloud.providers.base import Offer

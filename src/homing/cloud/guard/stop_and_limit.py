@@ -30,7 +30,7 @@ from homing.cloud.launch.draft import waits_for_home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.meter import billing_lines
-from homing.cloud.ledger.ownership import require_owner, write_record
+from homing.cloud.ledger.run_lease import require_owner, write_record
 from homing.cloud.providers.base import wait_until
 from homing.cloud.reconcile.account_owner import check_account
 from homing.cloud.reconcile.receipt import left_at_most

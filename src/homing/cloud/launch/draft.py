@@ -16,9 +16,10 @@ import dataclasses
 from dataclasses import dataclass
 from decimal import Decimal
 
+from homing.cloud.commands_to_type import Words
 from homing.cloud.home import Home
 from homing.cloud.launch.inputs import Hashes, travelling
-from homing.cloud.ledger import meter, ownership
+from homing.cloud.ledger import meter, run_lease
 from homing.cloud.ledger.ledger import LIVE_STATES, LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark, new_run_id
 from homing.cloud.plan.speed import estimate
@@ -27,7 +28,6 @@ from homing.cloud.providers.base import Offer, Provider, can_end_itself
 from homing.cloud.reconcile.account_owner import is_elsewhere, use_again
 from homing.cloud.reconcile.inventory import check_lost
 from homing.cloud.reconcile.receipt import at_their_most
-from homing.cloud.run_commands import Words
 from homing.errors import DataError, OtherAccount, UsageError
 from homing.store import SCHEMES
 from homing.units import format_duration
@@ -255,7 +255,7 @@ def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
             why=f"It started in {found.store}, but the run file says {order.run.store}, where it has no checkpoints.",
             fix=f"Set store: {found.store} in the run file, then: homing launch {name} --resume",
         )
-    ownership.require_owner(home, found)
+    run_lease.require_owner(home, found)
     left = [line for line in home.ledger.lines(found.id) if line.destroyed_at is None and not is_elsewhere(home, line)]
     if left and not found.is_live:
         raise _still_there(left[0])

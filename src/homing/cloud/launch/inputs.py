@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from homing.cloud.artifacts.hub_weights import hub_inputs
+from homing.cloud.commands_to_type import Words
 from homing.cloud.home import Home
-from homing.cloud.run_commands import Words
 from homing.errors import DataError, IntegrityError, StoreError
 from homing.store.base import Entries, Entry, Files, Keys, Store
 from homing.units import format_bytes

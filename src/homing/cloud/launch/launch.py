@@ -35,10 +35,10 @@ from homing.cloud.launch.run_documents import (
     row_of,
     write_home,
 )
-from homing.cloud.ledger import meter, ownership
+from homing.cloud.ledger import meter, run_lease
 from homing.cloud.ledger.ledger import ADOPTED, REFUSED, UNDONE, LedgerLine, RunRow
 from homing.cloud.ledger.meter import follow_clock
-from homing.cloud.ledger.ownership import keep_record, write_record
+from homing.cloud.ledger.run_lease import keep_record, write_record
 from homing.cloud.machine_setup import boot_files as booting
 from homing.cloud.plan.plan import relay_of
 from homing.cloud.plan.timing import pushing
@@ -144,7 +144,7 @@ def launch(
         # the mark in the record.
         push_documents(home, store, request)
         push_code(home, store, request, notify)
-        write_record(home, draft.run.id, store, ownership.check(store, lease))
+        write_record(home, draft.run.id, store, run_lease.check(store, lease))
         began = home.world.boottime()
         instance = _create(draft, home, request, store, lease, notify)
         _hand_over(draft, home, store, request, instance, _start_within_s(request, home, began))
@@ -173,7 +173,7 @@ def launch(
     try:
         home.world.remove(home.launch_lock(draft.mark))
         home.ledger.set_run(draft.run.id, only_live=True, state=row.state)
-        write_record(home, draft.run.id, store, ownership.check(store, lease))
+        write_record(home, draft.run.id, store, run_lease.check(store, lease))
     except (HomingError, OSError) as exc:
         # The run continues without this process, and the next command that reads its status updates the ledger.
         notify(f"The run is live, but its state could not be saved: {str(exc).splitlines()[0]}")
@@ -217,12 +217,12 @@ def _take_lease(draft: Draft, home: Home, store: Store) -> Lease:
     """Take the next lease number under this attempt's mark. To resume a run, this home must hold its newest lease."""
     last = None
     if draft.order.resume:
-        last = ownership.newest(store, draft.run.id)
+        last = run_lease.newest(store, draft.run.id)
         if last is not None and last.owner != home.owner:
-            raise ownership.taken_elsewhere(store, last, home.owner)
+            raise run_lease.taken_elsewhere(store, last, home.owner)
     after = last.number if last is not None else 0
     who = {"owner": home.owner, "host": home.world.host(), "mark": draft.mark}
-    return ownership.take(store, draft.run.id, **who, after=after, world=home.world)
+    return run_lease.take(store, draft.run.id, **who, after=after, world=home.world)
 
 
 def _prepare(draft: Draft, home: Home, notify: Callable[[str], None]) -> None:
@@ -280,7 +280,7 @@ def _create(
             instance_id=instance.id,
         )
     try:
-        write_record(home, draft.run.id, store, ownership.check(store, lease))
+        write_record(home, draft.run.id, store, run_lease.check(store, lease))
     except (StoreError, IntegrityError) as exc:
         # An unreadable store does not mean that the lease was lost. The record already holds the mark, by which the
         # instance can be found without its id.

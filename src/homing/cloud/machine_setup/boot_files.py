@@ -19,8 +19,8 @@ from decimal import Decimal
 
 import homing
 from homing.cloud.artifacts.hub_weights import is_from_hub, url_of
+from homing.cloud.commands_to_type import Words
 from homing.cloud.launch.inputs import DATA_DIR, TOKENIZER_EXTRAS, object_key, push_object, relocated
-from homing.cloud.run_commands import Words
 from homing.errors import DataError, IntegrityError, StoreError
 from homing.store.base import Store
 from homing.wire import codec, file_names

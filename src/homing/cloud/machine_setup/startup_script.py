@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.cloud.contact.ssh_access import HostKey
-from homing.cloud.machine_setup import hand_over_remote
+from homing.cloud.machine_setup import receive_hand_over
 from homing.cloud.providers.base import Connection, Place, Request
 from homing.cloud.providers.ssh.machine import ssh_argv
 from homing.errors import CreateFailed, StartTimeout, UsageError
@@ -130,7 +130,7 @@ def hand_over(connection: Connection, request: Request, *, world: World, timeout
     argv = [*ssh_argv(connection, known_hosts), "-T", "-oBatchMode=yes", f"{connection.user}@{connection.host}"]
     argv.append(_command(root))
     message = json.dumps(
-        {"program": world.read(hand_over_remote.__file__).decode(), "order": _order(request, root, world)}
+        {"program": world.read(receive_hand_over.__file__).decode(), "order": _order(request, root, world)}
     )
     deadline, why = world.monotonic() + timeout_s, ""
     while (left_s := min(deadline - world.monotonic(), request.order.start_by - world.boottime())) > 0:
@@ -167,8 +167,8 @@ def _order(request: Request, root: str, world: World) -> dict[str, Any]:
 
 def _why_not(done: Completed, request: Request) -> str:
     """Return why the hand-over is not done yet, or "" if it is; raises for errors that waiting cannot fix."""
-    lines = [line for line in done.out.splitlines() if line.startswith(hand_over_remote.SIGN)]
-    answer = json.loads(lines[-1][len(hand_over_remote.SIGN) :]) if lines else {}
+    lines = [line for line in done.out.splitlines() if line.startswith(receive_hand_over.SIGN)]
+    answer = json.loads(lines[-1][len(receive_hand_over.SIGN) :]) if lines else {}
     if answer.get("state") == "done":
         return ""
     if answer.get("state") in ("ended", "failed"):

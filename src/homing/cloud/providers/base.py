@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from homing.cloud.run_commands import Words
+from homing.cloud.commands_to_type import Words
 from homing.errors import HomingError
 from homing.gpus import find_gpu
 from homing.units import format_bytes, format_usd

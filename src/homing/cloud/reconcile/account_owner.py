@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from homing.cloud.accounts import ACCOUNTS
+from homing.cloud.account_facts import ACCOUNTS
 from homing.cloud.ask_providers import ask_all
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine

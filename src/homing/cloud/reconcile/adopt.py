@@ -19,10 +19,10 @@ from pathlib import Path
 
 from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.home import LAUNCH_NOTE, Home
-from homing.cloud.ledger import meter, ownership
+from homing.cloud.ledger import meter, run_lease
 from homing.cloud.ledger.ledger import ADOPTED, RESTORED, Adopted, LedgerLine, RunRow
 from homing.cloud.ledger.mark import owner_in
-from homing.cloud.ledger.ownership import stored_runs, write_record
+from homing.cloud.ledger.run_lease import stored_runs, write_record
 from homing.cloud.reconcile.receipt import counted
 from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import IntegrityError, UsageError
@@ -76,7 +76,7 @@ def propose(store: Store, wanted: str, home: Home) -> Proposal:
             why=f"Did you mean {near[0]}?" if near else f"It has records of {len(records)} runs.",
             fix=f"List the runs: homing adopt {shlex.quote(store.url)}",
         )
-    return _proposal(record, ownership.newest(store, record.run_id), home)
+    return _proposal(record, run_lease.newest(store, record.run_id), home)
 
 
 def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[str]]:
@@ -87,7 +87,7 @@ def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[st
     if proposal.lease is None or proposal.lease.owner != home.owner:
         after = proposal.lease.number if proposal.lease is not None else 0
         who = {"owner": home.owner, "host": home.world.host(), "mark": _mark_to_keep(proposal)}
-        ownership.take(store, run_id, **who, after=after, world=home.world)
+        run_lease.take(store, run_id, **who, after=after, world=home.world)
     # Read the record again under our lease, because the previous owner may have written it while the user was being
     # asked.
     record = read_document(store, run_key(run_id, file_names.RECORD), RunRecord) or proposal.record

@@ -29,7 +29,7 @@ from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark, owner_in, owner_prefix, plain_name
-from homing.cloud.ledger.ownership import stored_runs
+from homing.cloud.ledger.run_lease import stored_runs
 from homing.cloud.providers.base import Provider, Resource
 from homing.cloud.providers.registry import HERE_ONLY
 from homing.cloud.reconcile.account_owner import accounts_unseen

@@ -24,7 +24,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, CUT_SHORT, LOST, PREEMPTED, REFUSED, SILENT, LedgerLine, RunRow
 from homing.cloud.ledger.mark import duplicate_mark, owner_prefix, shown_mark
 from homing.cloud.ledger.meter import follow_clock
-from homing.cloud.ledger.ownership import describe, is_recorded, newest, other_owner, write_record
+from homing.cloud.ledger.run_lease import describe, is_recorded, newest, other_owner, write_record
 from homing.cloud.providers.base import Instance, Provider, Resource
 from homing.cloud.providers.registry import NEAR, configured
 from homing.cloud.reconcile.account_owner import check_account, note_account, say

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from homing.lm.evals.chat_loss import measure_conversations, measure_held_out
 from homing.lm.evals.eval_result import Measured
+from homing.lm.evals.generated_answers import Asking, measure_answers
 from homing.lm.evals.multiple_choice import measure_choices
-from homing.lm.evals.question_sets import Asking, measure_answers
 from homing.lm.evals.task_file import TaskFile
 from homing.lm.evals.text_files import Text, measure_text
 from homing.lm.generate import Card, load_for_use, read_card

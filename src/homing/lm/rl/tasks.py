@@ -21,8 +21,8 @@ from homing.lm.rl.check_answer import is_right_letters, is_right_number, is_righ
 from homing.lm.rl.named_random import source
 from homing.lm.rl.prompter import Prompter
 from homing.lm.rl.questions import Question, arithmetic, is_held_out, read_questions, spelling
-from homing.lm.rl.reward import OwnReward
 from homing.lm.rl.rollout import Sample
+from homing.lm.rl.user_reward import OwnReward
 from homing.lm.tokenizer import Tokenizer
 from homing.wire.run_json import Rl, RlTask
 

@@ -21,7 +21,7 @@ from homing.cloud.machine_setup.startup_script import Fetch, startup_script
 from homing.cloud.providers.aws import machine
 from homing.cloud.providers.aws.api import AwsApi, AwsRefused
 from homing.cloud.providers.aws.offers import SYSTEM_GB, Choice, Market, quota_code, quota_page
-from homing.cloud.providers.aws.storage import Things, make_budget, make_group, make_role, s3_of
+from homing.cloud.providers.aws.resources import Things, make_budget, make_group, make_role, s3_of
 from homing.cloud.providers.base import Request
 from homing.cloud.providers.once import LOOKS, look_for
 from homing.cloud.providers.rest import Unsure, Unwelcome

@@ -30,7 +30,7 @@ from homing.cloud.providers.aws.api import GLOBAL, AwsApi, AwsRefused
 from homing.cloud.providers.aws.checks import check_aws
 from homing.cloud.providers.aws.create import Creation, quota_refusal
 from homing.cloud.providers.aws.offers import LEAST_GB, SYSTEM_GB, Choice, Market, region_of
-from homing.cloud.providers.aws.storage import Things, s3_of
+from homing.cloud.providers.aws.resources import Things, s3_of
 from homing.cloud.providers.base import (
     Connection,
     Feature,

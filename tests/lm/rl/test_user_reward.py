@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from homing.errors import DataError, RunFailed
-from homing.lm.rl.reward import OwnReward
+from homing.lm.rl.user_reward import OwnReward
 
 GOOD = "def reward(prompt, completion, answer):\n    return len(completion) + (completion == answer)\n"
 
@@ -103,7 +103,7 @@ def test_a_reward_that_hangs_is_ended_with_what_it_started_and_the_next_sample_i
 def test_a_reward_does_not_outlive_a_trainer_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text("import time\ndef reward(p, c, a):\n    while True: pass\n", encoding="utf-8")
     code = (
-        "import sys\nfrom pathlib import Path\nfrom homing.lm.rl.reward import OwnReward\n"
+        "import sys\nfrom pathlib import Path\nfrom homing.lm.rl.user_reward import OwnReward\n"
         "limits = {'timeout_s': 600, 'memory_bytes': 2**30}\n"
         "own = OwnReward(Path(sys.argv[1]), sha256='', notify=lambda kind, text: None, **limits)\n"
         "with own:\n    print(own._child.pid, flush=True)\n    own.judge([('p', 'c', 'a')])\n"

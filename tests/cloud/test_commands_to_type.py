@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import make_draft, make_run
 
+from homing.cloud.commands_to_type import Words
 from homing.cloud.home import Home
 from homing.cloud.launch.inputs import travelling
 from homing.cloud.launch.launch import Draft, draft, dry_run
 from homing.cloud.machine_setup import boot_files
-from homing.cloud.run_commands import Words
 from homing.errors import DataError
 from homing.store import FileStore
 from homing.world import World

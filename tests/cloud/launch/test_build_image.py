@@ -13,7 +13,7 @@ import pytest
 from tests.cloud.rig import make_run
 from tests.doubles.machine import fingerprints
 
-from homing.cloud.launch.container_image import Context, build, write_context
+from homing.cloud.launch.build_image import Context, build, write_context
 from homing.cloud.machine_setup import code_bundle
 from homing.errors import HomingError
 from homing.wire import codec
