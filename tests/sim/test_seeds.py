@@ -180,7 +180,7 @@ def test_what_another_home_launches_is_no_machine_of_this_homes_guard_and_that_l
         return launch(ready, home)
 
     assert stage.finish(stage.client("resume", resume, other)).error is None
-    assert any("it keeps billing" in sentence for sentence in said)
+    assert any("the instance keeps billing" in sentence for sentence in said)
     assert stage.cloud is not None
     cloud = stage.cloud.cloud
     (machine,) = cloud._live

@@ -492,7 +492,7 @@ def test_a_phase_that_is_not_prepared_is_named(cli: Homing) -> None:
     file.write_text(file.read_text().replace("train:", chat, 1))
     said = cli("launch", "fern.yaml", "--dry-run", "--spend-limit", "1")
     assert said.code == 2
-    assert "The conversations that the run file names for phase sft are not tokenized" in said.err
+    assert "The conversations of phase sft are not tokenized" in said.err
     assert "homing prep fern.yaml" in said.err
     assert "'chat.jsonl'" in said.err
 
