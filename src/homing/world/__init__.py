@@ -9,9 +9,9 @@ takes a `world` does not use `time`, `open`, `os`, `subprocess`, `sqlite3` or `u
 scenario can be replayed exactly from its seed.
 """
 
-from homing.world.world import Database, DatabaseDamaged, MemoryDatabase, World, reads_only
 from homing.world.machine import Completed, HttpRequest, HttpResponse, Machine, NetworkError, PathLike, Process
 from homing.world.retries import Retries
+from homing.world.world import Database, DatabaseDamaged, MemoryDatabase, World, reads_only
 
 __all__ = [
     "Completed",
