@@ -20,7 +20,7 @@ from homing.config.paths import PROJECT_NOTE, project_note
 from homing.store import open_store
 from homing.store.lease_file import lease_key
 from homing.wire import codec, file_names
-from homing.wire.stored_record import Lease
+from homing.wire.run_record import Lease
 
 OLD, NEW = "moss-20260101-000000-aaaa", "moss-20260102-000000-bbbb"
 OFFER = OFFERS[0]  # what `ProviderContract.make_request` asks for

@@ -14,7 +14,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark
 from homing.cloud.providers.base import Instance
-from homing.cloud.providers.fake.things import total_rate
+from homing.cloud.providers.fake.cloud_types import total_rate
 
 RUN = "moss-20260101-000000-abcd"
 RATE = total_rate(OFFERS[0])  # of what `rent` rents

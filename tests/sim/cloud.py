@@ -21,8 +21,8 @@ from tests.sim.host import EPOCH, Host
 from tests.sim.kernel import Broken
 from tests.sim.world import Proc, SimWorld
 
+from homing.cloud.providers.fake import cloud_types
 from homing.cloud.providers.fake import faults as fake_faults
-from homing.cloud.providers.fake import things as fake_things
 from homing.cloud.providers.fake.cloud import FakeCloud
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
@@ -61,14 +61,14 @@ class SimCloud:
         self.is_down = False  # unreachable
         self.absurd_rate = 0.0  # the chance that a figure of an answer is absurd: NaN, 1e308, text
         self.absurd_dice = Random(f"absurd {stage.seed}")
-        offer = fake_things.FakeOffer("sim-gpu", "H100", 1, 8, 80 << 30, rate_usd_per_hour, disk_gb=20)
+        offer = cloud_types.FakeOffer("sim-gpu", "H100", 1, 8, 80 << 30, rate_usd_per_hour, disk_gb=20)
         seed = stage.random.getrandbits(32)
         self.cloud: FakeCloud = _Fake(
             now=lambda: EPOCH + stage.t,
             machines=self,
             offers=[offer],
             api_key=API_KEY,
-            settings=fake_things.Settings(**dataclasses.asdict(settings)),
+            settings=cloud_types.Settings(**dataclasses.asdict(settings)),
             faults=_for_fake(faults),
             seed=seed,
             on_change=stage.on_cloud_change,

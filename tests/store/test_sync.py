@@ -18,7 +18,7 @@ from homing.wire import codec, file_names
 from homing.wire.boot_json import Boot, Bootstrap, EndBilling, Input
 from homing.wire.control_files import Request
 from homing.wire.event_lines import Event
-from homing.wire.stored_record import Lease
+from homing.wire.run_record import Lease
 from homing.world import World
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from homing.errors import IntegrityError
 from homing.store.base import NotInStore, Store, run_key
 from homing.wire import codec, file_names
-from homing.wire.stored_record import Lease
+from homing.wire.run_record import Lease
 
 __all__ = ["Fence", "lease_key", "newer", "newest", "read_lease"]
 

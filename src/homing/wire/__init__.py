@@ -11,7 +11,7 @@ control_files        control.json, request.json, heartbeat.json, use.json
 event_lines          events.jsonl, metrics.jsonl, outcome.json
 checkpoint_manifest  manifest.json inside a checkpoint
 shard_manifest       manifest.json next to token shards
-stored_record        the run's record and leases in the store
+run_record           the run's record and leases in the store
 chat_template        reads a chat template as text, and defines turns.json, the text that it puts around messages
 
 This package uses only the standard library of Python 3.8, because the agent runs on whatever Python an image has.

@@ -23,7 +23,7 @@ from homing.store import FileStore, run_key
 from homing.wire import codec, file_names
 from homing.wire.control_files import Request
 from homing.wire.guard_order import PROVIDER, reserve_s
-from homing.wire.stored_record import RunRecord
+from homing.wire.run_record import RunRecord
 from homing.world import World
 
 

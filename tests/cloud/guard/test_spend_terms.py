@@ -13,7 +13,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, LedgerLine, RunRow
 from homing.store import Store, open_store, run_key
 from homing.wire import codec, file_names
-from homing.wire.stored_record import Attempt, RunRecord
+from homing.wire.run_record import Attempt, RunRecord
 from homing.world import World
 
 RUN_ID = "moss-1"

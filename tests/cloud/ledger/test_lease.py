@@ -13,7 +13,7 @@ from homing.errors import IntegrityError, NotOwner, StoreError
 from homing.store import FileStore
 from homing.store.base import Entry
 from homing.store.lease_file import Fence, lease_key
-from homing.wire.stored_record import Lease
+from homing.wire.run_record import Lease
 from homing.world import World
 
 RUN = "moss-20260101-000000-abcd"

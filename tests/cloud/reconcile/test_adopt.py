@@ -27,7 +27,7 @@ from homing.errors import HomingError, NotOwner, ProviderRefused, UsageError
 from homing.store import Store, open_store, run_key
 from homing.wire import codec, file_names
 from homing.wire.run_json import Run
-from homing.wire.stored_record import Lease, RunRecord
+from homing.wire.run_record import Lease, RunRecord
 from homing.world import World
 
 ENDLESS = 100_000

@@ -17,8 +17,8 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import REFUSED, LedgerLine
 from homing.cloud.ledger.mark import duplicate_mark, make_mark, shown_mark
+from homing.cloud.providers.fake.cloud_types import Settings
 from homing.cloud.providers.fake.faults import Faults, Strike
-from homing.cloud.providers.fake.things import Settings
 from homing.cloud.reconcile.receipt import counted, receipt, seen_spend
 from homing.cloud.reconcile.reconcile import CREATE_GRACE_S, is_absent, note_duplicate, refresh
 from homing.store import open_store, run_key

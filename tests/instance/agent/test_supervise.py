@@ -25,7 +25,7 @@ from homing.wire.boot_json import EndBilling, Input
 from homing.wire.checkpoint_manifest import CheckpointManifest
 from homing.wire.control_files import Heartbeat, Request
 from homing.wire.event_lines import Outcome
-from homing.wire.stored_record import Lease
+from homing.wire.run_record import Lease
 from homing.world import HttpRequest, HttpResponse, NetworkError, World
 
 

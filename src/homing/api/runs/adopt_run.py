@@ -18,7 +18,7 @@ from homing.cloud.ledger.run_lease import newest, stored_runs
 from homing.cloud.reconcile.adopt import Proposal, adopt, propose
 from homing.cloud.reconcile.run_status import dump_line
 from homing.store import open_store
-from homing.wire.stored_record import Lease, RunRecord
+from homing.wire.run_record import Lease, RunRecord
 
 __all__ = ["Adopted", "StoredRun", "StoredRuns", "adopt_run", "list_stored"]
 

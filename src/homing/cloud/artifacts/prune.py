@@ -30,7 +30,7 @@ from homing.store.storage_price import Kept, kept
 from homing.units import counted
 from homing.wire import file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
-from homing.wire.stored_record import RunRecord
+from homing.wire.run_record import RunRecord
 
 __all__ = ["Removal", "in_order", "kept_by", "not_there", "plan_removal", "remove", "remove_stored", "stored_keys"]
 

@@ -34,7 +34,7 @@ from homing.store import run_key
 from homing.wire import codec, file_names
 from homing.wire.codec import WireError
 from homing.wire.run_json import Limits
-from homing.wire.stored_record import RunRecord
+from homing.wire.run_record import RunRecord
 
 __all__ = ["TROUBLE", "End", "Pass", "Terms", "end_all", "end_line", "first_line", "limits_of", "terms_of", "things_of"]
 

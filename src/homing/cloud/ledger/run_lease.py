@@ -30,7 +30,7 @@ from homing.store.lease_file import lease_key, newer, newest, read_lease
 from homing.wire import codec, file_names
 from homing.wire.codec import WireError
 from homing.wire.run_json import Run
-from homing.wire.stored_record import Attempt, Lease, RunRecord
+from homing.wire.run_record import Attempt, Lease, RunRecord
 from homing.world import World
 
 __all__ = [

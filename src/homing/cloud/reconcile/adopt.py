@@ -30,8 +30,8 @@ from homing.store import NotInStore, Store, run_key
 from homing.wire import codec, file_names
 from homing.wire.control_files import Heartbeat
 from homing.wire.run_json import Run
+from homing.wire.run_record import Attempt, Lease, RunRecord
 from homing.wire.shard_manifest import DataManifest
-from homing.wire.stored_record import Attempt, Lease, RunRecord
 
 __all__ = ["Proposal", "adopt", "lines_of", "propose"]
 

@@ -33,7 +33,7 @@ from homing.cloud.reconcile.receipt import at_its_rate, last_beat, note_bill, re
 from homing.errors import HomingError, IntegrityError, LimitReached, OtherAccount, ProviderSilent, UsageError
 from homing.wire.codec import WireError
 from homing.wire.control_files import Heartbeat
-from homing.wire.stored_record import Lease
+from homing.wire.run_record import Lease
 
 __all__ = [
     "CREATE_GRACE_S",

@@ -23,8 +23,7 @@ from random import Random
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from homing.cloud.providers.fake.faults import Dice, Faults
-from homing.cloud.providers.fake.things import (
+from homing.cloud.providers.fake.cloud_types import (
     VOLUME_USD_PER_GB_HOUR,
     BillLine,
     FakeOffer,
@@ -38,6 +37,7 @@ from homing.cloud.providers.fake.things import (
     state_of,
     total_rate,
 )
+from homing.cloud.providers.fake.faults import Dice, Faults
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 __all__ = ["INSTANCE_KEY_ENV", "KEY_HEADER", "BillLine", "FakeCloud", "FakeOffer", "Machines", "Settings"]
