@@ -43,7 +43,7 @@ __version__: str
 def __getattr__(name: str) -> object:
     """Load a public name on first access.
 
-    The version is looked up only then too: importlib.metadata takes a third of the start-up time of a small program.
+    The version is read on first access too: importlib.metadata takes a third of the start-up time of a small program.
     """
     if name in _FROM:
         found: object = getattr(importlib.import_module(_FROM[name]), name)

@@ -17,7 +17,7 @@ from homing.wire.run_json import Model, RopeScaling
 __all__ = ["ARCHITECTURES", "FAMILIES", "SWIFT", "SWIFT_CLASS", "SWIFT_TYPE", "config_of", "model_of"]
 
 SWIFT = "swift"
-# the `model_type` and the class named in its config.json
+# `model_type` and class name in the config.json of a swift model
 SWIFT_TYPE, SWIFT_CLASS = "homing_swift", "HomingSwiftForCausalLM"
 # Our architecture name -> the class with which transformers loads it.
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -104,7 +104,7 @@ def _theta_refusals(config: dict[str, Any], rope: dict[str, Any]) -> list[str]:
 
 
 def _theta(config: dict[str, Any], rope: dict[str, Any]) -> Any:
-    """Return rope_theta from either place, or 10000 if neither sets it."""
+    """Return rope_theta from the rope parameters or the top level, or 10000 if neither sets it."""
     found = [place["rope_theta"] for place in (rope, config) if place.get("rope_theta") is not None]
     return found[0] if found else 10000.0
 

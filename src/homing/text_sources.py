@@ -3,7 +3,7 @@
 The order is fixed (patterns as given, names sorted within one), because the order of documents is the order of tokens.
 A folder yields the files with a text extension; a path or a glob yields every file that it matches.
 
-`fault_of` and `num_text_bytes` answer without opening a file: whether a name leads to text, and about how much it is.
+`fault_of` checks whether a path leads to text, and `num_text_bytes` estimates how much. Neither opens a file.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def is_in_store(path: str) -> bool:
 
 
 def fault_of(named: str) -> str:
-    """Return why this path, glob or folder gives no text; "" if it does."""
+    """Return why this path, glob or folder gives no text, or "" if it gives some."""
     if not is_utf8(named):
         return f"the name {named!a} is not UTF-8"
     path = os.path.expanduser(named)
@@ -277,7 +277,7 @@ def is_utf8(name: str) -> bool:
 
 
 def num_text_bytes(patterns: Sequence[str]) -> int:
-    """Estimate the size of the text without opening the files; compressed files count several times."""
+    """Estimate the size of the text without opening the files; a compressed file counts as several times its size."""
     total = 0
     for pattern in patterns:
         path = os.path.expanduser(pattern)

@@ -169,7 +169,7 @@ class UsdColumn:
         return f"${self.up(amount):,}"
 
     def show_difference(self, ours: Decimal, reference: Decimal) -> str:
-        """Format the difference of the amounts as shown, or "under" one unit of the last digit if it is smaller."""
+        """Format the difference of the amounts as shown; below one unit of the last digit, as "under $0.01"."""
         if ours != reference and abs(ours - reference) < self.grain:
             return f"under {self.show(self.grain)}"
         difference = self.up(ours) - self.up(reference)

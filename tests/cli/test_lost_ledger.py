@@ -115,7 +115,7 @@ def test_an_ended_run_is_reported_as_shown_by_no_provider(rig: Rig) -> None:
     lose_backup(rig)
     said = rig.cli("status", "moss")
     assert said.code == 2
-    assert "No configured provider lists an instance of it." in said.err
+    assert "No configured provider lists an instance of this run." in said.err
 
 
 def test_a_home_that_never_rented_asks_no_provider(rig: Rig) -> None:

@@ -323,7 +323,7 @@ def test_a_file_without_its_option_is_answered_with_it(say: Say, tmp_path: Path)
     (tmp_path / "my book.txt").write_text("Once upon a time.")
     (tmp_path / "chats.jsonl").write_text("{}")
     said = say("new mine --from tiny 'my book.txt'")
-    assert "It takes NAME, and text by --text." in said.err
+    assert "It takes NAME; pass text with --text." in said.err
     assert fix_of(said) == "homing new mine --from tiny --text 'my book.txt'"
     assert say(fix_of(said).removeprefix("homing ")).code == 0
     said = say("new tune --from hf:a/b chats.jsonl")

@@ -71,7 +71,7 @@ def test_what_is_private_comes_here_and_that_is_said_with_its_size(
     hub.add("me/own").commits.append(hub.add("them/tiny").head)
     prepared = homing(capsys, monkeypatch, "prep", "cat", "--set", "model.from=hf:me/own")
     assert prepared.code == 0, prepared.err
-    assert "kB. Downloaded locally and pushed through the store: not public" in " ".join(prepared.err.split())
+    assert "kB. Downloaded locally and pushed through the store: they are not public" in " ".join(prepared.err.split())
     run = load_run("cat", ["model.from=hf:me/own"]).run
     assert run.base is not None
     assert run.base.hub_files == []

@@ -123,7 +123,7 @@ def test_a_shape_error_names_the_layer_and_the_sizes() -> None:
     model.model.layers[1].mlp.down_proj = Linear(40, 32)
     with pytest.raises(DataError) as caught:
         take_step(model, *batch())
-    assert "model.layers.1.mlp.down_proj got (2, 32, 48), its weight (32, 40)" in caught.value.what
+    assert "model.layers.1.mlp.down_proj got (2, 32, 48); its weight has shape (32, 40)" in caught.value.what
     assert model.model.layers[1].mlp.down_proj._forward_pre_hooks == {}
 
 

@@ -303,13 +303,13 @@ def test_prep_of_a_folder_of_parquet_on_the_hub_gives_the_shards_of_the_same_lin
         return said.out + said.err
 
     first = prep(f"{ADDRESS}/data/*.parquet", "far")
-    assert first.count("Brought") == 2
+    assert first.count("Fetched") == 2
     prep("all.jsonl", "near")
     for name in ("tokenizer.json", "train-00000.bin", "train-00000.idx", "val-00000.bin"):
         assert (tmp_path / "far" / name).read_bytes() == (tmp_path / "near" / name).read_bytes()
     hub.seen.clear()
     again = prep(f"{ADDRESS}/data/*.parquet", "far")
-    assert "Brought" not in again
+    assert "Fetched" not in again
     assert "Already up to date" in again
     assert bytes_asked_for(hub) == []
 

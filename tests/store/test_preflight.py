@@ -93,7 +93,7 @@ def test_looking_at_a_missing_repository_makes_none(hub: Hub) -> None:
 
 
 @pytest.mark.acceptance(10, 41)
-@pytest.mark.parametrize(("token", "says"), [(READ, "may not write"), (STRANGER, "may not write")])
+@pytest.mark.parametrize(("token", "says"), [(READ, "no write access"), (STRANGER, "no write access")])
 def test_a_token_that_cannot_write_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str, says: str) -> None:
     hub.add("me/runs")
     monkeypatch.setenv("HF_TOKEN", token)

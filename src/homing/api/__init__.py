@@ -1,8 +1,8 @@
 """What the verbs do, as a library: the command line parses and prints, this package does the work.
 
-It never prompts, prints or exits, and loads torch only inside the functions that need it. What it has to say on the way
-goes to `homing.api.notices`. The names that users import are in `homing` itself.
-`FUNCTIONS` names the function of each verb; the verb's module in `homing.cli.verbs` parses, calls it and prints.
+It never prompts, prints or exits, and loads torch only inside the functions that need it. Its messages and warnings go
+to `homing.api.notices`. The names that users import are in `homing` itself. `FUNCTIONS` names the function of each
+verb; the verb's module in `homing.cli.verbs` parses the arguments, calls that function and prints the result.
 """
 
 # verb -> module:function, in the order of `homing --help`. Strings, so that importing this package loads nothing.

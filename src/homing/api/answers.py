@@ -1,7 +1,7 @@
-"""Answers to the library's questions. The library never prompts: the caller passes a function that answers.
+"""Confirmation of costs and losses. The library never prompts: the caller passes a function that answers its questions.
 
-The command line asks the person at the terminal. Without an answer the library refuses, so nothing is lost or spent
-that nobody agreed to.
+The command line asks the person at the terminal. If no such function is passed, the library raises an error, so that
+nothing is deleted or spent without consent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from homing.errors import UsageError
 
 __all__ = ["Agrees", "refuse"]
 
-Agrees = Callable[[str], bool]  # from the question, which names what it costs or loses, to yes or no
+Agrees = Callable[[str], bool]  # takes the question, which names the cost or the loss; True means yes
 
 
 def refuse(question: str) -> bool:

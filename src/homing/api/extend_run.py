@@ -1,6 +1,6 @@
-"""Train a finished or stopped model further: `homing train|launch RUN --extend STEPS`, as the --set it is short for.
+"""Train a finished or stopped model further: expand `homing train|launch RUN --extend STEPS` to --set changes.
 
-newest weights of the last phase -> a new run of that phase from them -> its own warm-up and decay
+newest weights of the last phase -> a new run of that phase from those weights, with its own warm-up and decay
 
 The learning rate of a finished phase has decayed to its floor, so continuing it would teach little. The new run starts
 from the weights only, with its own schedule, and with another seed for another order of the same text.

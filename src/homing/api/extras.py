@@ -2,7 +2,7 @@
 
 need(extra, verb)   raises MissingExtra, with the command that installs it
 need_for_export     the same for one kind of export
-export_hint         names `homing export`, and how to install what it needs if that is missing
+export_hint         returns the `homing export` command, and how to install a package that it needs
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MODULES = {"lm": _LM, "hub": ("huggingface_hub",), "web": ("starlette", "uvicor
 def need(extra: str, *, verb: str, where: str = "") -> None:
     """Raise MissingExtra if a package of the extra is absent, without importing any.
 
-    `where`: the option that needs it.
+    `where`: the option or place that needs the extra, for the message.
     """
     if missing := _absent(_MODULES[extra]):
         error = MissingExtra(verb, extra, missing)
@@ -47,7 +47,7 @@ def need_for_export(kind: str, *, verb: str) -> None:
 
 
 def export_hint(model: str) -> str:
-    """Return the export command to type next, and how to install its extra if that is missing."""
+    """Return the export command to type next, and how to install its extra if a package is missing."""
     missing = _absent((*_LM, *_EXPORT["hf"]))
     first = f"   (needs {missing} first: {pip_install('export')})" if missing else ""
     return f"Use it elsewhere: homing export {model}{first}"

@@ -63,7 +63,7 @@ class Model(OpenModel):
         return "".join(session.reply(said[-1]["content"]))
 
     def logits(self, text_or_ids: str | Sequence[int]) -> Tensor:
-        """Return the logits (tokens, vocabulary) in fp32; a text starts after the end-of-text token."""
+        """Return the logits (tokens, vocabulary) in fp32; a text is preceded by the end-of-text token."""
         import torch
 
         ids = list(text_or_ids) if not isinstance(text_or_ids, str) else self._ids(text_or_ids)

@@ -1,4 +1,4 @@
-"""Notices: what the library says on the way, such as which checkpoint it opens or a warning.
+"""Notices: messages from the library while it works, such as a warning or which checkpoint it opens.
 
   say(text)                send one notice to the current listener
   listening(listener)      let `listener` receive them inside a `with` block
@@ -43,7 +43,7 @@ def say_problems(problems: Iterable[str]) -> None:
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Send the notices of this thread to `listener`. Other threads take it along with `notices.listener()`."""
+    """Send the notices of this thread to `listener`. To another thread, pass `notices.listener()`."""
     token = _listener.set(listener)
     try:
         yield

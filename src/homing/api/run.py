@@ -8,8 +8,8 @@
     run.fetch()
     run.destroy()
 
-Each method calls what its verb calls. Nothing here prompts: where the command line asks a person, an argument must say
-so (`confirm=True`, `force=True`), and without it a UsageError names the rate and the limit.
+Each method calls what its verb calls. Nothing here prompts: where the command line asks a person, an argument must
+confirm (`confirm=True`, `force=True`), and without it a UsageError names the rate and the limit.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Run:
     def train(
         self, *, fresh: bool = False, extend: int | None = None, on_line: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
-        """Train on this computer until the end; the same call resumes an unfinished run. `on_line`: its output.
+        """Train on this computer until the end; the same call resumes an unfinished run. `on_line` receives its output.
 
         A run that fails, is interrupted or reaches a limit raises the error that `homing train` prints.
         """
@@ -135,7 +135,7 @@ class Run:
     ) -> dict[str, Any]:
         """Rent an instance, train on it, push the model and end billing. Returns after the first heartbeat.
 
-        `spend_limit`: the most that the run may cost in dollars; required here or as limits.spend in the run file.
+        `spend_limit`: the maximum cost of the run in dollars; required here or as limits.spend in the run file.
         `confirm`: must be True; otherwise a UsageError names the rate and the limit, and nothing is rented.
         """
         from homing.api.lookup.find_runs import parse_limit
@@ -176,16 +176,16 @@ class Run:
     def destroy(self, *, force: bool = False) -> list[dict[str, Any]]:
         """Destroy the run's instances; the provider confirms the end of billing. Returns the receipts.
 
-        `force`: also if something that was not pushed would be lost; otherwise that raises a UsageError.
+        `force`: destroy even if something that was not pushed would be lost; without it, that raises a UsageError.
         """
         from homing.api.runs.end_runs import destroy
 
         def agrees(question: str) -> bool:
             if not force:
                 raise UsageError(
-                    what="Destroying it would lose something; nothing was destroyed.",
+                    what="Destroying the instances now would lose data; nothing was destroyed.",
                     why=question,
-                    fix="Save first: run.stop()   or destroy it anyway: run.destroy(force=True)",
+                    fix="Save first: run.stop()   or destroy them anyway: run.destroy(force=True)",
                 )
             return True
 
@@ -195,7 +195,7 @@ class Run:
             raise ended.error
         return list(ended.to_dict()["receipts"])
 
-    # --- what is known of it ---
+    # --- information about the run ---
 
     def status(self) -> dict[str, Any]:
         """Return the current state: instances, spend and progress, as `homing status --json` prints it."""
@@ -242,7 +242,7 @@ class Run:
             return [] if isinstance(found, Trained) else [dump_line(line) for line in home.ledger.lines(found.id)]
 
     def report(self, to: str | Path | None = None, *, evals: Sequence[str | Path] = ()) -> Path:
-        """Write one page about the run, as .html or .md, and return its path; `to`: NAME.html unless given.
+        """Write one page about the run, as .html or .md, and return its path; `to` defaults to NAME.html.
 
         `evals`: results saved by `Model.eval(out=...)` or `homing eval --out`.
         """
@@ -287,7 +287,7 @@ class Run:
                 text = store.read(run_key(run_id, file)).decode("utf-8", "replace")
             except NotInStore:
                 return []
-        whole = text[: text.rfind("\n") + 1]  # the last line may still be written
+        whole = text[: text.rfind("\n") + 1]  # the last line may be incomplete
         return [json.loads(line) for line in whole.splitlines() if line.strip()]
 
 

@@ -22,7 +22,7 @@ _FOLDER = "trackers"  # in the run's local folder
 def wanted(trackers: list[str] | None, *, wandb: bool, verb: str) -> list[str]:
     """Return the trackers without duplicates.
 
-    Refuse, before anything starts, one that is unknown, not installed or unreachable.
+    Before anything starts, raise an error if one is unknown, not installed or unreachable.
     """
     names = list(dict.fromkeys([*(trackers or []), *(["wandb"] if wandb else [])]))
     for name in names:

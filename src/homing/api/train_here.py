@@ -2,8 +2,9 @@
 
 run file -> run.json in a run directory under the home -> `python -m homing.lm.train DIR` as a child -> its outcome
 
-The trainer is a separate process here too: Ctrl-C reaches it as one signal, and it saves. The same call resumes the
-newest unfinished run of that name; `fresh` begins another. `extend` trains a finished or stopped model for more steps.
+The trainer is a separate process here too: on Ctrl-C it gets one signal and saves a checkpoint. The same call resumes
+the newest unfinished run of that name; `fresh` begins another. `extend` trains a finished or stopped model for more
+steps.
 
 Its output goes to the caller and to the run's logs/trainer.log, as on a rented instance, through one thread per stream.
 Neither a closed terminal nor a full disk may block the trainer: its pipes are always drained.
@@ -62,12 +63,12 @@ from homing.world import World
 
 __all__ = ["TrainedHere", "Write", "ended_as", "last_sample", "log_path", "newest_unfinished", "printing", "train_here"]
 
-Write = Callable[[bytes], bool]  # shows one line; False: its reader has left, do not call it again
+Write = Callable[[bytes], bool]  # shows one line; returns False if its reader has left: do not call it again
 
 _RUNS = "runs"
-_SPARE_BYTES = 4 * 2**20  # in addition to the tensors: what the trainer needs free for a save, and logs
-# Time to read what is still in the pipes after the trainer has ended. A process that it left behind may hold them open
-# forever.
+_SPARE_BYTES = 4 * 2**20  # needed in addition to the tensors, for saving a checkpoint and for logs
+# Time to read what is still in the pipes after the trainer has ended. A process that it left behind may hold the
+# pipes open forever.
 _LAST_LINES_S = 5.0
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -113,7 +114,7 @@ def train_here(
     out: Write | None = None,
     err: Write | None = None,
 ) -> TrainedHere:
-    """Train until the end, and return how it ended. `out`, `err`: what shows the trainer's lines.
+    """Train until the end, and return how it ended. `out`, `err`: functions that show the trainer's lines.
 
     `name`: a run file; None: the newest.
     """
@@ -164,7 +165,7 @@ def ended_as(run_dir: Path, outcome: Outcome, again: str, *, is_interrupted: boo
 
 
 def _launched(name: str) -> list[str]:
-    """Return one warning per run of this name on a rented instance, which bills while another one is trained here."""
+    """Return a warning for each run of this name on a rented instance, which bills while another run trains here."""
     at_home = Home(home(), World())
     if not at_home.has_ledger:
         return []
@@ -173,7 +174,7 @@ def _launched(name: str) -> list[str]:
         rows = [
             row for row in at_home.ledger.unfinished_runs() if row.name == name and (row.is_live or row.id in billing)
         ]
-    except HomingError as exc:  # nothing here needs the ledger
+    except HomingError as exc:  # training here does not need the ledger
         return [f"Cannot tell whether {name} is running on a rented instance: {exc.what}"]
     messages = []
     for row in [row for row in rows if begun_elsewhere(row.id) is None]:
@@ -187,7 +188,7 @@ def _launched(name: str) -> list[str]:
             continue
         rate = f" on {line.provider} {at}" if line is not None else ""
         messages.append(
-            f"{row.id} was launched and is still {row.state}{rate}; this trains a separate run."
+            f"{row.id} was launched and is still {row.state}{rate}; this command trains a separate run."
             f" See it: homing watch {row.id}   End it: homing stop {row.id}"
         )
     return messages
@@ -201,7 +202,7 @@ def _missing(loaded: Loaded) -> Path:
 
 
 def _with_weights(loaded: Loaded, again: Callable[[], Loaded]) -> Loaded:
-    """Fetch the open weights: prep leaves public weights to the machine that trains, which is this computer here."""
+    """Fetch public open weights: prep leaves them for the machine that trains to download, which is this computer."""
     source = loaded.source
     if source is None or all((source.metadata_dir / file.name).is_file() for file in source.files):
         return loaded
@@ -247,7 +248,7 @@ def _run_dir(loaded: Loaded, name: str, again: str, *, must_exist: bool, is_fres
 
 
 def _check_space(run: Run, run_dir: Path) -> None:
-    """Check the disk before the first step: room for all checkpoints to keep, in addition to those already there."""
+    """Check the disk before the first step: room for all checkpoints that will be kept, besides those already there."""
     there = next(path for path in (run_dir, *run_dir.parents) if path.exists())
     needed, free = _bytes_to_come(run, run_dir), World().free_bytes(there)
     if free >= needed + _SPARE_BYTES:
@@ -295,7 +296,7 @@ def _refuse_if_busy(run_dir: Path) -> None:
 def _busy(run_dir: Path) -> UsageError:
     return UsageError(
         what=f"Another trainer is running in {run_dir}.",
-        why="The same command resumes an unfinished run, and this one is not finished.",
+        why="The same command would resume that run, but it is still being trained.",
         fix=f"Watch it: homing watch {run_dir.name}   Save and stop it: homing stop {run_dir.name}"
         "   Or start another run: --fresh",
     )
@@ -313,7 +314,7 @@ def _refuse_if_changed(run: Run, run_dir: Path, anew: str) -> None:
             found = codec.loads(CheckpointManifest, (steps[-1] / file_names.MANIFEST).read_bytes())
             check_same(steps[-1], found.config_sha256, run, phase)
         except (OSError, ValueError):
-            return  # the trainer reports the problem and uses the checkpoint before
+            return  # the trainer reports the problem and uses the previous checkpoint
         except UsageError as exc:
             raise UsageError(
                 what=f"{run_dir.name} is not finished and was started with other settings.",
@@ -345,7 +346,7 @@ def newest_unfinished(runs: Path, name: str) -> Path | None:
 def _run_trainer(run_dir: Path, typed: str, out: Write | None, err: Write | None) -> tuple[int, int]:
     """Run the trainer. Return its exit code, and the signal that was passed on to it or 0.
 
-    `typed`: the run as typed, for the commands in the trainer's messages.
+    `typed`: the run as the user typed it, for the commands in the trainer's messages.
     """
     caught = 0
     argv = [sys.executable, "-m", "homing.lm.train", str(run_dir)]
@@ -365,9 +366,9 @@ def _run_trainer(run_dir: Path, typed: str, out: Write | None, err: Write | None
             child.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
     # A SIGHUP that was ignored at the start stays ignored: `nohup homing train`.
-    numbers = _PASSED_ON if threading.current_thread() is threading.main_thread() else ()  # only it may set handlers
+    numbers = _PASSED_ON if threading.current_thread() is threading.main_thread() else ()  # only that thread can
     forwarded = [each for each in numbers if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
-    # first, because nothing else would end the trainer
+    # set them before the trainer starts, because nothing else would end it
     before = {number: signal.signal(number, pass_on) for number in forwarded}
     try:
         child = subprocess.Popen(argv, stdout=pipe, stderr=pipe, env=env, start_new_session=True, pass_fds=[given_end])
@@ -441,7 +442,7 @@ def log_path(run_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def printing(child: subprocess.Popen[bytes], run_dir: Path, *, out: Write | None, err: Write | None) -> Iterator[None]:
-    """Copy the child's output until its last line. `out`, `err`: what shows its lines; None: only logged."""
+    """Copy the child's output until its last line. `out`, `err`: functions that show its lines; None: only log them."""
     assert child.stdout is not None, "it must be opened with pipes"
     assert child.stderr is not None, "it must be opened with pipes"
     keeper = _Keeper(log_path(run_dir))
@@ -461,7 +462,7 @@ class _Keeper:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()  # keeps lines of the two streams from mixing
         self._file: IO[bytes] | None = None
-        with contextlib.suppress(OSError):  # the terminal still shows it, and metrics.jsonl has the numbers
+        with contextlib.suppress(OSError):  # the terminal still shows the output, and metrics.jsonl has the numbers
             path.parent.mkdir(exist_ok=True)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close()
 

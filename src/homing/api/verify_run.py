@@ -47,7 +47,7 @@ def verify_run(
 ) -> Findings:
     """Check sizes, memory and data of a run, and unless `no_run` run one training step.
 
-    The problems it finds are in the result; `raise_problems` raises them. None: the newest run file.
+    The problems it finds are in the result; `raise_problems` raises them. `run`: None means the newest run file.
     """
     from homing.config import load_run, newest_run, typed_name
 
@@ -244,7 +244,7 @@ def _length(loaded: Loaded, found: Findings) -> None:
             }
         )
         if not phase.num_steps:
-            notices.say(f"Length: {phase.kind}, in epochs; the text is not counted yet.")
+            notices.say(f"Length: {phase.kind}, set in epochs; the tokens are not counted yet.")
             continue
         read = "its data" if phase.data else "the text"
         passes = f", {epochs:.2f} passes over {read}" if epochs is not None else ""
@@ -265,7 +265,7 @@ def _one_step(loaded: Loaded, found: Findings) -> None:
     found.document["step"] = report.to_dict()
     layers = ""
     if report.num_layers_run < report.num_layers:
-        layers = f" with {report.num_layers_run} of its {report.num_layers} layers (what fits here),"
+        layers = f" with {report.num_layers_run} of {report.num_layers} layers (as many as fit here),"
     learns = f", {report.num_adapter_params:,} more in trainable adapters" if report.num_adapter_params else ""
     notices.say(f"Weights of {report.phase}: {report.weights}.")
     notices.say(

@@ -183,7 +183,7 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
         if output.is_verbose():
             traceback.print_exc()
         what = f"The operating system reported an error: {error.strerror or error}."
-        fix = "Check that the path exists, its permissions and free disk space; -v shows where it happened."
+        fix = "Check that the path exists, its permissions and the free disk space; -v shows where the error occurred."
         return _show(HomingError(what, f"{type(error).__name__}: {error}", fix))
     except Exception:
         traceback.print_exc()
@@ -253,7 +253,7 @@ def _has_ledger() -> bool:
 
 
 def _check_billing(code: int, shown: str) -> int:
-    """Report instances that no provider has confirmed as destroyed; their exit code overrides the verb's own."""
+    """Report instances that no provider has confirmed as destroyed. If there are any, that error's exit code wins."""
     if not _has_ledger():
         return code
     from homing.api.lookup.find_runs import last_word

@@ -25,7 +25,7 @@ _FILES = {
 
 
 def run_words(incomplete: str) -> list[str]:
-    """Complete names of run files and runs; ids after NAME@, and if no name matches."""
+    """Complete names of run files and runs; complete run ids after NAME@, or if no name matches."""
     from homing.config.paths import home, run_files
 
     folder = home() / "runs"
@@ -51,7 +51,7 @@ def change_words(incomplete: str) -> list[str]:
 
 
 def install(arguments: list[str]) -> int:
-    """Install the completion. Asks before it edits the user's files; --yes agrees."""
+    """Install the completion. Asks before it edits the user's files; --yes confirms."""
     words = [word for word in arguments if word not in (INSTALL, "--yes", "-y", "--json")]
     shell = words[0] if words else os.path.basename(os.environ.get("SHELL", ""))
     if shell not in _FILES or len(words) > 1:

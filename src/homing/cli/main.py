@@ -1,10 +1,10 @@
 """Entry point of the command line: `main` imports only what one verb needs.
 
-    main -> Ctrl-C is quiet from here on -> cli/call.py (typer) -> the verb's module -> exit code
+    main -> Ctrl-C prints no traceback from here on -> cli/call.py (typer) -> the verb's module -> exit code
     main --help -> the table of verbs, which imports verb_list only
 
-A verb is one module `homing/cli/VERB.py` with a function `command` (or a typer app `app` for a group such as `store`).
-It parses, calls the library and prints; the library never prompts, prints or exits.
+A verb is one module `homing/cli/verbs/VERB.py` with a function `command` (or a typer app `app` for a group such as
+`store`). It parses, calls the library and prints; the library never prompts, prints or exits.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _extra(error: Any, path: str, typed: list[str]) -> UsageError:
     if "--text" in own and extra in typed and Path(extra).exists() and not is_model:
         flag = "--chat" if "--chat" in own and _is_chat(extra, typed) else "--text"
         place = typed.index(extra)
-        why = f"It takes {taken}, and {'conversations' if flag == '--chat' else 'text'} by {flag}."
+        why = f"It takes {taken}; pass {'conversations' if flag == '--chat' else 'text'} with {flag}."
         return UsageError(what, why, _line([*typed[:place], flag, *typed[place:]]))
     if is_model and extra in typed[1:]:  # `homing eval A B`
         place = len(typed) - 1 - typed[::-1].index(extra)

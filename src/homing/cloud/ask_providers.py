@@ -16,7 +16,7 @@ from homing.world import World
 __all__ = ["ASK_S", "NEAR_LIMIT_TIMEOUT_S", "ask_all", "ask_store", "cause", "patience_s"]
 
 ASK_S = 30.0  # how long a provider may take to answer
-# how long a provider may take to answer when a limit is near, because several such calls precede the limit check
+# The timeout when a limit is near. It is shorter, because several such calls precede the limit check.
 NEAR_LIMIT_TIMEOUT_S = 5.0
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def patience_s(world: World, by: float) -> float:
 
 
 def ask_store(address: str, question: Callable[[], T], name: str, world: World) -> T:
-    """Return the answer of the store at `address` to one question.
+    """Call `question`, which queries the store at `address`, and return its answer.
 
     Raises ProviderSilent if a remote store does not answer before the deadline. A hanging S3 request would be retried
     for minutes, and the caller may be the only guard of a machine.

@@ -1,8 +1,8 @@
 """Builds commands for error messages. They name the run as the user typed it, so that they work when pasted.
 
 The name inside a run file may differ from the name of the file, and a file outside ./runs is found only by its path.
-Only the CLI knows what was typed, so it passes that text along with the launch request, and this module builds the
-commands from it.
+Only the CLI knows what the user typed, so it passes that text along with the launch request, and this module builds
+the commands from it.
 """
 
 from __future__ import annotations

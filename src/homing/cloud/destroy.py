@@ -4,8 +4,8 @@
                                                      -> deadline: StillBilling, our most severe error
                                                      -> in a different account, invisible to this key: same error
 
-Every instance is tried before anything is raised, so that one stubborn machine does not leave the others billing. The
-run's lease does not matter here, because a billing instance may always be destroyed.
+A destroy of every instance is tried before any error is raised, so that one failure leaves no other machine billing.
+The run's lease does not matter here, because a billing instance may always be destroyed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def would_be_lost(home: Home, run: RunRow) -> str:
         name = f"The store of {run.id}"
         reports = ask_store(run.store, lambda: read_reports(home.store_of(run), run.id, lines[-1]), name, home.world)
     except (HomingError, WireError, OSError) as exc:
-        return f"could not read the store ({exc}), so what was pushed is unknown"
+        return f"could not read the store ({exc}), so it is unknown what was pushed"
     if reports.heartbeat is None:
         return ""  # nothing was trained yet
     beat = reports.heartbeat
@@ -124,12 +124,12 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
 
 
 def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: float = math.inf) -> dict[str, Problem]:
-    """Destroy the instances of these lines, and return by mark why some of them are not confirmed gone.
+    """Destroy the instances of these lines; return the problem of each instance not confirmed gone, by mark.
 
     `by` (Unix seconds) is the time by which the caller must move on. A call that has not answered by then continues in
     the background and counts as unconfirmed.
     """
-    with _bookkeeping():  # must come before any timestamp: with a clock that was set back, the receipt would be too low
+    with _bookkeeping():  # before reading any time: if the clock was set back, the receipt would be too low
         follow_clock(home)
     for line in lines:
         # Record the request first: if this process dies now, every later command reports this destroy as unconfirmed. A
@@ -265,7 +265,7 @@ def _try(home: Home, line: LedgerLine) -> Problem:
         # The provider was never asked for an instance, and begin_create refuses a line with a destroy request.
         try:
             receipt(home, line, None, "never created")
-        except Exception as exc:  # its end is not recorded, so its launch may continue; destroy the others
+        except Exception as exc:  # the line is still open; report that, and destroy the other instances
             return Problem(_words(exc))
         return Problem("")
     try:
@@ -381,7 +381,7 @@ def _ask_each(provider: Provider, ids: list[str]) -> Exception | None:
 
 
 def _account_problem(home: Home, provider: Provider, line: LedgerLine) -> Exception | None:
-    """Return the error that keeps the account behind this key from being identified, or None if it is the right one.
+    """Return the error if the account behind this key cannot be identified, or None if it is the right account.
 
     If the account is unknown, the destroy is still requested, but an instance that is not listed does not count as
     gone. Raises OtherAccount if the key is known to belong to a different account.

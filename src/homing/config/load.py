@@ -3,8 +3,8 @@
     --set phases.0.lr=3e-4   phases[0].lr=3e-4   data.text=[a.txt, b.txt]   limits.spend=$12
 
 The value of a --set is parsed as YAML. The command line overrides the file: a length (`steps`) replaces the file's
-other length (`epochs`) and a warm-up that is no shorter, and `model.depth` replaces the file's shape. Each replacement
-is reported.
+other length (`epochs`) and a warm-up that would not end before it, and `model.depth` replaces the file's shape. Each
+replacement is reported.
 
 A resolved run.json is accepted too: `homing launch $HOMING_HOME/runs/ID/run.json --spend-limit 5` repeats that run
 with exactly the same values, even if the presets have changed. Nothing is derived again. The data must be unchanged,
@@ -130,7 +130,7 @@ def with_phases(sets: Sequence[str] | None, phases: str | None) -> list[str]:
 
 
 def as_typed(sets: Sequence[str] | None, *, is_smoke: bool = False) -> str:
-    """Return the same changes for the next command that a verb prints; without them it would mean another run."""
+    """Return these options as text for the next command that a verb suggests, so that it refers to the same run."""
     return " --smoke" * is_smoke + "".join(f" --set {shlex.quote(change)}" for change in sets or [])
 
 
@@ -204,7 +204,7 @@ def _drop_replaced(source: Source, given: set[KeyPath]) -> list[str]:
             said += _drop_overridden(source, given, path, [(*path[:2], other) for other in LENGTHS if other != path[2]])
         if len(path) == 3 and path[0] == "phases" and path[2] == "steps":
             warmup = (*path[:2], "warmup_steps")
-            # for example a short trial of a long schedule
+            # The warm-up is too long, for example in a short trial of a long schedule.
             if _count(source.get(warmup)) >= _count(source.get(path)) > 0:
                 said += _drop_overridden(source, given, path, [warmup])
         if path == ("model", "depth"):

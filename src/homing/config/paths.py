@@ -61,7 +61,7 @@ RUN_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 PROJECT_NOTE = "project.json"
 MODELS = Path("models")
 _RUNS = Path("runs")
-_MOST_SHOWN = 5  # runs in an error
+_MOST_SHOWN = 5  # maximum number of runs listed in an error message
 
 
 def home() -> Path:
@@ -220,7 +220,7 @@ def split_run(typed: str) -> tuple[str, str]:
 
 
 def pick_run(name: str, run: str, ids: Sequence[str], *, fix: str) -> str:
-    """Return the id that NAME@RUN means among `ids`, newest first. Raises UsageError if it is none or several."""
+    """Return the one of `ids` (newest first) that NAME@RUN refers to. Raises UsageError if none or several match."""
     found = [each for each in ids if each == run] or [each for each in ids if each.endswith(f"-{run}")]
     if len(found) == 1:
         return found[0]
@@ -229,12 +229,12 @@ def pick_run(name: str, run: str, ids: Sequence[str], *, fix: str) -> str:
         raise UsageError(
             what=f"{name}@{run} matches several runs of {name}.",
             why=f"Matching runs: {', '.join(found[:_MOST_SHOWN])}.",
-            fix=f"{name}@{found[0]}",
+            fix=f"Use a full id: {name}@{found[0]}",
         )
     raise UsageError(
         what=f"{name} has no local run {run}.",
         why=f"Its local runs, newest first: {shown or 'none'}.",
-        fix=f"{name}@{ids[0]}   {fix}" if ids else fix,
+        fix=f"Use an existing run: {name}@{ids[0]}   {fix}" if ids else fix,
     )
 
 
@@ -367,7 +367,7 @@ def _run_without_file(name: str) -> tuple[str, str] | None:
 
 
 def _file_of(record: Path) -> Path:
-    """Return the run file here whose text is still the one that the run was started from, else the run's own copy."""
+    """Return the run file in ./runs whose text is the one that the run was started with, else the run's own copy."""
     sha256 = codec.loads(Run, record.read_bytes()).run_file_sha256
     same = [file for file in run_files().values() if _sha256(file) == sha256]
     return same[0] if same else _copy_of(record)

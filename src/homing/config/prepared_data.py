@@ -102,13 +102,13 @@ def _read_tokenizer(path: Path) -> tuple[int, list[str]]:
         raise DataError(
             what=f"No tokenizer found at {path}.",
             why="tokenizer.file refers to it.",
-            fix="Set tokenizer.file to a tokenizer.json, or delete it to train one.",
+            fix="Set tokenizer.file to a tokenizer.json, or delete the key to train one.",
         ) from exc
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise DataError(
             what=f"{path} is not a supported tokenizer.",
             why=f"{type(exc).__name__}: {exc}",
-            fix="Set tokenizer.file to a tokenizer.json with a BPE model, or delete it to train one.",
+            fix="Set tokenizer.file to a tokenizer.json with a BPE model, or delete the key to train one.",
         ) from exc
 
 
@@ -155,7 +155,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-_NAMED = 3  # files named in a message
+_NAMED = 3  # maximum number of files named in a message
 
 
 @dataclass(frozen=True)
@@ -187,11 +187,11 @@ def changed_files(sources: Sequence[SourceFile], stamps: Any, now: FilesNow) -> 
     """
     then = {os.path.realpath(source.path): source for source in sources if not _is_brought(source.path)}
     if added := [source.path for path, source in now.files.items() if path not in then]:
-        return f"they do not hold {_listed(added)}, which the run file names"
+        return f"the shards do not contain {_listed(added)}, which the run file names"
     if missing := [s.path for path, s in then.items() if path not in now.files and not _is_of(s.path, now.gone)]:
-        return f"they hold {_listed(missing)}, which the run file no longer names"
+        return f"the shards contain {_listed(missing)}, which the run file no longer names"
     if list(now.files) != [path for path in then if path in now.files]:
-        return "they hold the same files in another order"
+        return "the shards contain the same files in a different order"
     seen = {stamp[0]: stamp for stamp in stamps}
     for path, source in now.files.items():
         old = then[path]
@@ -214,7 +214,7 @@ def changed_settings(settings: dict[str, Any], wanted: dict[str, Any], keys: dic
 
 
 def _is_brought(path: str) -> bool:
-    """Return whether prep fetched the file from a store, into a folder it made below the data folder."""
+    """Return whether prep fetched the file from a store, into a folder that prep created in the data folder."""
     return any(part.startswith(("from-store-", "held-out-")) for part in Path(path).parts)
 
 

@@ -27,7 +27,7 @@ class Check:
     state: State
     text: str  # the result of the check, as a sentence
     fix: str = ""  # a command to type or a key to change
-    page: str = ""  # a page on which to get what is missing or read more
+    page: str = ""  # a web page or guide with what is missing or with more information
 
     @property
     def is_finding(self) -> bool:

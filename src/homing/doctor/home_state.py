@@ -65,7 +65,7 @@ def check_privacy(examined: Examined) -> list[Check]:
     if stuck:
         fix = f"chmod 700 {shlex.quote(str(home.path))}"
         return [
-            fault("home.private", f"Other users can read it, and homing could not fix that: {', '.join(stuck)}", fix)
+            fault("home.private", f"Other users have access, and homing could not fix that: {', '.join(stuck)}", fix)
         ]
     if loose:
         return [
@@ -75,7 +75,7 @@ def check_privacy(examined: Examined) -> list[Check]:
                 "Nothing to do.",
             )
         ]
-    return [ok("home.private", "Only you can read it.")]
+    return [ok("home.private", "Only you can read the home folder.")]
 
 
 def check_ledger(examined: Examined) -> list[Check]:
@@ -128,7 +128,7 @@ def check_guard(examined: Examined) -> list[Check]:
     if is_on_duty(examined.home):
         text = " ".join(out_of_reach(examined.home, name) for name in blind)
         fix = "Run homing guard where the keys are set"
-        return [warning("guard.duty", f"{text} It cannot end instances there.", fix, "docs/guides/guards.md")]
+        return [warning("guard.duty", f"{text} The guard cannot end these instances.", fix, "docs/guides/guards.md")]
     if open_:
         oldest, now = min(open_, key=lambda line: line.created_at or line.intent_at), examined.home.world.now()
         age = format_duration(now - (oldest.created_at or oldest.intent_at))

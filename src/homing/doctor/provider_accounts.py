@@ -182,5 +182,5 @@ def _refused(name: str, exc: HomingError | OSError, question: str = "key") -> Ch
 
 def _silent(name: str, text: str) -> Check:
     account = ACCOUNTS.get(name)
-    fix = "Check that it is up and that no proxy or firewall blocks it."
+    fix = "Check that the provider is up and that no proxy or firewall blocks it."
     return fault(f"{name}.key", text, fix, account.usage_page if account else "")

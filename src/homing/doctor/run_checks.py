@@ -66,7 +66,7 @@ def check_placeholders(examined: Examined) -> list[Check]:
         return [
             fault("run.placeholders", "; ".join(bad), "Replace them with your own names.", "docs/reference/run-file.md")
         ]
-    return [ok("run.placeholders", "None in the run file.")]
+    return [ok("run.placeholders", "The run file has no placeholders.")]
 
 
 def check_data(examined: Examined) -> list[Check]:

@@ -1,4 +1,4 @@
-"""Selects the device and precision, and knows the device's peak speed.
+"""Selects the device and the precision, and looks up the peak speed of the device.
 
     pick_device("auto")  ->  cuda, else mps, else cpu; a device requested by name that is absent is an error
     pick_precision       ->  bf16 if the GPU has it, else fp32; master weights are fp32 in either case
@@ -58,7 +58,7 @@ def pick_device(wanted: str = "auto") -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Make this the current GPU of the process, because kernels, streams and graphs use it wherever the tensors are."""
+    """Make this the current GPU of the process: kernels, streams and graphs use that one, wherever the tensors are."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
@@ -89,7 +89,7 @@ def _why_no_cuda() -> str:
 
 
 def pick_precision(wanted: str, device: torch.device) -> str:
-    """Resolve `auto | fp32 | bf16 | fp8` to the precision of matmuls; raises UsageError if the device lacks it."""
+    """Resolve `auto | fp32 | bf16 | fp8` to the precision of matmuls; raises UsageError if unsupported."""
     if wanted not in ("auto", "fp32", "bf16", "fp8"):
         raise UsageError(
             what=f"Unknown precision: {wanted!r}",

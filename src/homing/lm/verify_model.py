@@ -354,11 +354,11 @@ class _Watcher:
 
     def where(self) -> str:
         if not self.entered:
-            return "in the head or the loss"
+            return "the error is in the head or the loss"
         name, module, inputs = self.entered[-1]
         given = [tuple(i.shape) for i in inputs if isinstance(i, Tensor)]
-        own = [f"{n} {tuple(p.shape)}" for n, p in module.named_parameters(recurse=False)]
-        return f"{name or 'the decoder'} got {given[0] if given else 'nothing'}" + (f", its {own[0]}" if own else "")
+        own = [f"{n} has shape {tuple(p.shape)}" for n, p in module.named_parameters(recurse=False)]
+        return f"{name or 'the decoder'} got {given[0] if given else 'no tensor'}" + (f"; its {own[0]}" if own else "")
 
     def remove(self) -> None:
         for handle in self.handles:

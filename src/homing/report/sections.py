@@ -211,7 +211,7 @@ def _measured_while_training(phase: Phase) -> str:
 
 def _course(phase: Phase) -> tuple[str, ...]:
     steps = f"{phase.step:,} of {phase.num_steps:,}" if phase.step else f"not started, of {phase.num_steps:,}"
-    steps += f", landed for {phase.end_step:,}" if phase.end_step is not None else ""
+    steps += f", landing at step {phase.end_step:,}" if phase.end_step is not None else ""
     return (
         phase.kind,
         steps,

@@ -29,7 +29,7 @@ TRACKERS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class What:
-    """The run to be tracked, as a sink needs to know it."""
+    """What a sink needs to know about the run that it tracks."""
 
     run_id: str
     name: str

@@ -100,10 +100,10 @@ class GenerationSession:
         return self._checked([self._tokenizer.end_of_text_id, *self._encode(text, is_wanted)])
 
     def _encode(self, text: str, is_wanted: Callable[[], bool]) -> list[int]:
-        """Encode a text: at first only a short beginning of it, then one twice as long, and so on to the whole text.
+        """Encode a prefix of the text, then a prefix twice as long, and so on, until the whole text is encoded.
 
-        If the text is far too long, only enough of it is encoded to detect that. Between two tries, a disconnect is
-        noticed.
+        If the text is far too long, only as much of it is encoded as is needed to detect that. Before each prefix,
+        GivenUp is raised if the client has disconnected.
         """
         part = _FIRST_PART
         while True:

@@ -17,7 +17,7 @@ MISSING_REWARD = "missing reward"
 
 
 def figure_of(phase: str) -> str:
-    """Return what `val_loss` means in a phase: the held-out loss, but the missing reward in rl."""
+    """Return what `val_loss` means in a phase: the held-out loss, or the missing reward in an rl phase."""
     return MISSING_REWARD if phase == "rl" else "held-out loss"
 
 

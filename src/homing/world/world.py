@@ -345,7 +345,7 @@ class Database:
             connection.text_factory = _as_text
             if is_alone:
                 connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-            with contextlib.suppress(sqlite3.OperationalError):  # another process is just switching the mode
+            with contextlib.suppress(sqlite3.OperationalError):  # another process is switching the mode now
                 connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             return _transact(connection, statements)

@@ -219,7 +219,7 @@ def test_a_stop_is_laid_into_its_folder_and_waited_for(
         meanwhile(monkeypatch, lambda: None, obeys)
         said = cli("stop", "moss")
     assert said.code == 0
-    assert "It is at pretrain step 7/20." in said.err
+    assert "Progress: pretrain step 7/20." in said.err
     assert "Resume: homing train moss --smoke" in said.err
     again = cli("stop", "moss")
     assert again.code == 2

@@ -92,7 +92,7 @@ def test_what_prep_would_do_with_the_faults_is_said_of_these_files(homing: Homin
     assert "`homing prep` skips and counts them" in homing("data", "check", "some.jsonl")[2]
     write(tmp_path / "most.jsonl", [chat("a", "b"), robot, robot])
     assert (
-        "`homing prep` stops at most.jsonl, which has too many"
+        "`homing prep` stops at most.jsonl because of too many"
         in homing("data", "check", "some.jsonl", "most.jsonl")[2]
     )
     (tmp_path / "empty.jsonl").write_text("\n")
@@ -273,10 +273,10 @@ def test_a_file_in_a_store_is_brought_by_its_hash_and_a_missing_one_stops_it(hom
     (run / "runs" / "joe.yaml").write_text(RUN_FILE.replace("path: chats.jsonl", f"path: '{address}'"))
     code, out, err = homing("prep", "joe", "--json")
     assert code == 0, err
-    assert f"Brought {address}" in err
+    assert f"Fetched {address}" in err
     assert json.loads(out)["own"][0]["num_documents"] == 19
     code, out, err = homing("prep", "joe", "--json")
-    assert "Brought" not in err
+    assert "Fetched" not in err
     assert json.loads(out)["own"][0]["is_reused"]
     (run / "store" / "chats.jsonl").unlink()
     code, _, err = homing("prep", "joe")
@@ -329,7 +329,7 @@ def test_faults_in_parquet_are_reported_by_file_and_row(homing: Homing, tmp_path
 
 @pytest.mark.parametrize(
     ("old", "new", "what"),
-    [("repeat: 2", "repeat: 3", "what the run file names"), ("context: 128", "context: 64", "model.context")],
+    [("repeat: 2", "repeat: 3", "this section of the run file"), ("context: 128", "context: 64", "model.context")],
 )
 def test_chat_shards_that_the_run_file_no_longer_means_are_not_prepared(
     homing: Homing, run: Path, old: str, new: str, what: str

@@ -166,7 +166,7 @@ def test_a_wrong_option_is_an_error_like_any_other(
 
 def test_a_numeric_key_is_called_a_number_and_not_a_text() -> None:
     """The range of a key is numeric, so its type must be too."""
-    wrong = [found.path for found in all_keys().values() if found.allowed and found.kind == "a text"]
+    wrong = [found.path for found in all_keys().values() if found.allowed and found.kind == "a string"]
     assert wrong == []
 
 

@@ -155,7 +155,7 @@ def test_fp8_is_named_with_what_was_measured_where_it_would_gain(
         for row, gain in load_table().gains_of_fp8()
     )
     assert wanted
-    assert said == (f"bf16; with train.precision=fp8 {wanted}" if is_reported else None)
+    assert said == (f"bf16; measured with train.precision=fp8: {wanted}" if is_reported else None)
 
 
 def test_the_limit_it_names_is_not_below_its_own_worst_case(cli: Homing) -> None:

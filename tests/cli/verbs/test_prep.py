@@ -303,7 +303,7 @@ def test_prep_reports_a_read_only_run_file_and_suggests_the_complete_command(
     )
     command("t", vocab_size="290")
     said = capsys.readouterr().err
-    assert "warning: tokenizer.vocab_size: 290 could not be written to runs/t.toml: homing does not write TOML" in said
+    assert "warning: tokenizer.vocab_size: 290 not written to runs/t.toml: homing does not write TOML" in said
     assert said.splitlines()[-1] == "Next: homing verify t --set tokenizer.vocab_size=290"
 
 
@@ -439,11 +439,11 @@ def test_text_in_a_store_is_brought_by_its_hash_and_a_missing_one_stops_it(
     address = f"file:{here}/store/a.txt"
     (here / "runs/tiny-cat.yaml").write_text(RUN_FILE.replace("[a.txt]", f"['{address}']"), encoding="utf-8")
     command("tiny-cat")
-    assert f"Brought {address}" in capsys.readouterr().err
+    assert f"Fetched {address}" in capsys.readouterr().err
     assert load_run("tiny-cat").is_prepared
     command("tiny-cat")
     said = capsys.readouterr()
-    assert "Brought" not in said.err
+    assert "Fetched" not in said.err
     assert "Already up to date" in said.out
     (here / "store" / "a.txt").unlink()
     with pytest.raises(StoreError, match=r"a\.txt is not in"):

@@ -86,7 +86,7 @@ def test_the_newest_finished_run_is_meant_also_before_its_model_is_here(cli: Hom
     assert second > first
     refused = cli("export", "moss")
     assert refused.code != 0
-    assert f"moss means its newest finished run, {second}" in refused.err, "and no older model in its place"
+    assert f"The newest finished run of moss is {second}" in refused.err, "and no older model in its place"
     assert "homing fetch moss" in refused.err
     assert f"moss@{first}" in refused.err
     assert cli("fetch", "moss", "--json").json["model_dir"] == f"models/{second}"

@@ -73,7 +73,7 @@ def test_what_it_prints_works_until_it_is_ended(folder: Path, ending: signal.Sig
         process.send_signal(ending)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "")
-    assert err.endswith("Ended.\n")
+    assert err.endswith("Server stopped.\n")
     assert "base model" in err
     assert "Traceback" not in err
     assert token not in err

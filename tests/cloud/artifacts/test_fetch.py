@@ -181,7 +181,7 @@ def test_fetch_does_not_overwrite_another_model_unless_forced(home: Home, tmp_pa
     (target / "model.safetensors").write_bytes(b"another model")
     with pytest.raises(UsageError, match="not overwritten") as caught:
         fetch(home, done, target)
-    assert "another, unidentified model" in caught.value.why
+    assert "a model that homing cannot identify" in caught.value.why
     assert weights(target) == b"another model"
     fetch(home, done, target, force=True)
     assert weights(target) == b"weights at 12"

@@ -127,7 +127,7 @@ def test_a_live_run_missing_from_the_ledger_is_recognised_by_its_record(home: Ho
     forget(home.path)
     with pytest.raises(UsageError, match="moss-1 is live") as caught:
         plan_removal(store, "runs/moss-1", Home(home.path, World()))
-    assert "it is not in the local ledger" in caught.value.why
+    assert "the run is not in the local ledger" in caught.value.why
     assert caught.value.fix == f"homing adopt {store.url} moss-1"
 
 
@@ -188,6 +188,6 @@ def test_the_last_whole_checkpoint_cannot_be_removed_if_a_later_one_is_damaged(h
         push_checkpoint(store, "moss-1", "pretrain", step)
     folder = run_key("moss-1", file_names.CHECKPOINTS, "pretrain")
     store.put_bytes(f"{folder}/{file_names.step_dir(12)}/{file_names.MANIFEST}", b"{")
-    with pytest.raises(UsageError, match="Step 5 is the last whole checkpoint of moss-1 and cannot be removed"):
+    with pytest.raises(UsageError, match="Step 5 is the last intact checkpoint of moss-1 and cannot be removed"):
         plan_removal(store, f"{folder}/{file_names.step_dir(5)}", home)
     assert plan_removal(store, f"{folder}/{file_names.step_dir(12)}", home).keys, "a damaged checkpoint may be removed"

@@ -268,7 +268,7 @@ def test_a_machine_that_has_ended_rejects_the_files(rig: Rig) -> None:
 def test_without_a_hand_over_the_timer_ends_billing_and_keeps_retrying(rig: Rig) -> None:
     machine = rig.machine(end_within_s=1.0)
     wait(rig.ended.exists, "the end of billing")
-    machine.wait_for("the end of billing was accepted")
+    machine.wait_for("the request to end billing was accepted")
     wait(lambda: rig.ended.read_text().count("end") >= 2, "a second try: it is still there")
 
 
@@ -284,8 +284,8 @@ def test_a_machine_that_cannot_write_its_disk_ends_billing(rig: Rig) -> None:
 def test_a_failed_end_of_billing_is_logged_and_retried(rig: Rig) -> None:
     command = f"[ -e {rig.ended} ] && exit 0; touch {rig.ended}; echo no network; exit 7"
     machine = rig.machine(end_within_s=1.0, end_command=command)
-    machine.wait_for("STILL BILLING: what ends it failed with 7. no network")
-    machine.wait_for("the end of billing was accepted")
+    machine.wait_for("STILL BILLING: the command to end billing failed with exit code 7. no network")
+    machine.wait_for("the request to end billing was accepted")
 
 
 def test_the_end_command_can_use_the_machines_environment(rig: Rig) -> None:
@@ -313,7 +313,7 @@ def test_a_killed_timer_is_restarted(rig: Rig) -> None:
     machine.wait_for("waiting for the hand-over")
     scripts = sorted(pid for pid, (line, _) in machine.processes().items() if line.endswith("startup.sh"))
     os.kill(scripts[1], 9)  # the timer is the script's first child
-    machine.wait_for("the timer was gone and is started again")
+    machine.wait_for("the timer had died and was restarted")
     wait(rig.ended.exists, "the end of billing")
 
 
@@ -353,7 +353,7 @@ def test_a_restart_with_an_empty_disk_is_detected_by_the_time(rig: Rig) -> None:
     machine.wait_for("waiting for the hand-over")
     assert not rig.ended.exists()
     later = rig.machine(begin_by=time.time() - 10)
-    later.wait_for("long after its launch")
+    later.wait_for("long after the launch")
     wait(rig.ended.exists, "the end of billing")
 
 

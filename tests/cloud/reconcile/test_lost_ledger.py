@@ -37,7 +37,9 @@ def test_a_lost_owner_id_is_restored_from_the_ledger_so_instances_stay_ours(home
     owner = home.owner
     home.owner_path.unlink()
     later = again(home)
-    assert what_is_lost(later) == [f"{home.owner_path} was lost; the marks in the ledger show that it is {owner}."]
+    assert what_is_lost(later) == [
+        f"{home.owner_path} was lost; the marks in the ledger show that the owner is {owner}."
+    ]
     assert not later.has_owner, "checking does not create an owner"
     assert refresh(later) == []
     assert home.owner_path.read_text() == owner

@@ -89,7 +89,7 @@ def test_a_key_that_is_like_no_other_explains_nothing(mistakes: Mistakes) -> Non
         ("store", "'file:'", "file:/folder"),
         ("name", "My Run", "my-run"),
         ("train.deterministic", "maybe", "true or false"),
-        ("data.text", "[1]", "expected a text"),
+        ("data.text", "[1]", "expected a string"),
         ("data.val_fraction", ".nan", "not a number"),
         ("data.shard_tokens", "0", "at least 1000"),
         ("data.shard_tokens", "lines", "not a count"),

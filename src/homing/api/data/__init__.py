@@ -1,1 +1,1 @@
-"""New run files, and text and chats turned into shards."""
+"""Write run files, and turn text and conversations into shards."""

@@ -4,10 +4,10 @@
   hf:datasets/OWNER/NAME/folder/*.parquet                 every file that matches; ** matches any folders
   hf:datasets/OWNER/NAME@REVISION/folder/train.jsonl      at a commit, tag or branch; without it, the newest
 
-If only part of the text is wanted (data.take, --smoke) and one pattern is all the text, only as many files are fetched
-as needed, spread evenly over the pattern. Files are fetched whole, and those from the Hub are checked against its
-hashes. A file that cannot be fetched stops the run; nothing replaces it. Files that are already here are not fetched
-again. On the Hub, all files of a pattern come from one commit, which is printed.
+If only part of the text is wanted (data.take, --smoke) and the text is a single pattern, only as many files as needed
+are fetched, spread evenly over all matches. Files are fetched whole, and those from the Hub are checked against its
+hashes. If a file cannot be fetched, prep fails; no other file takes its place. Files that are already local are not
+fetched again. On the Hub, all files of a pattern come from one commit, which is printed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["addresses", "bring_file", "bring_files", "part_of", "say_if_less"]
 
 _REPORT_EVERY_S = 10.0
-_ENOUGH = 2  # times the wanted size: a JSON line holds less text than bytes
-_NEARLY = 0.9  # fraction of the wanted size
+_ENOUGH = 2  # fetch this many times the wanted size, because only part of a JSON line is text
+_NEARLY = 0.9  # warn below this fraction of the wanted size
 _IN_STORE = re.compile(r"(?P<path>(s3|hf|modal|file):[^?]*/[^/?]+)(?P<query>\?.*)?")
 _REPO = re.compile(r"hf:/*((datasets|models)/)?[^/*]+/[^/*]+")
 _MAGIC = re.compile(r"[*\[]")
@@ -46,14 +46,14 @@ _REVISION = re.compile(r"(?P<repo>hf:/*((datasets|models)/)?[^/@]+/[^/@]+)@(?P<r
 def bring_files(paths: Iterable[str], into: Path, take_bytes: int = 0) -> list[str]:
     """Fetch each path into its own numbered folder, because files from two places may share a name.
 
-    Return one path for each, except for a partially fetched pattern. `take_bytes`: how much text is wanted; 0: all.
+    Return one local path for each; for a partly fetched pattern, several. `take_bytes`: wanted bytes of text; 0: all.
     """
     places = [(path, into.with_name(f"{into.name}-{number}")) for number, path in enumerate(paths)]
     return [brought for path, place in places for brought in _brought(path, place, take_bytes)]
 
 
 def addresses(text: Sequence[str], validation: Sequence[str]) -> dict[str, list[str]]:
-    """Return the addresses in a store, for the manifest; {} if there are none."""
+    """Return those paths that are addresses in a store, for the manifest; {} if there are none."""
     named = {"text": text, "validation": validation}
     far = {key: [path for path in paths if is_in_store(path)] for key, paths in named.items()}
     return {key: paths for key, paths in far.items() if paths}
@@ -125,10 +125,10 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path, take_bytes:
     below = store.list(_MAGIC.split(pattern)[0])
     met = [entry for entry in below if _matches(entry.key.split("/"), pattern.split("/"))]
     if not met:
-        others = ", ".join(entry.key for entry in below[:5]) or "nothing"
+        others = ", ".join(entry.key for entry in below[:5]) or "none"
         raise DataError(
             what=f"No file matches {address}.",
-            why=f"{store.url} has, below the fixed part of the pattern: {others}{' ...' * (len(below) > 5)}.",
+            why=f"Files in {store.url} that start like the pattern: {others}{' ...' * (len(below) > 5)}.",
             fix="Fix the pattern: * matches part of a name, ** matches any folders.",
         )
     at = f", of commit {store.revision}" if isinstance(store, Versioned) else ""
@@ -148,7 +148,7 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path, take_bytes:
 
 
 def _part(met: list[Entry], take_bytes: int) -> list[Entry]:
-    """Choose as few files as hold the wanted size.
+    """Choose the fewest files that together have the wanted size.
 
     They are spread evenly over the whole range, because the first ones may all be of one kind.
     """
@@ -163,7 +163,7 @@ def _part(met: list[Entry], take_bytes: int) -> list[Entry]:
 
 
 def _keep_only(kept: set[Path], into: Path) -> None:
-    """Delete files that are gone from the store or came from another pattern: this pattern would match them too.
+    """Delete local files that the store no longer has or that another pattern brought: this pattern would match them.
 
     Only homing writes to this folder.
     """
@@ -176,7 +176,7 @@ def _keep_only(kept: set[Path], into: Path) -> None:
 
 
 def _check_room(to_come: list[Entry], into: Path) -> None:
-    """Check free disk space before the first download, not after an hour of them."""
+    """Check free disk space before the first download, not after an hour of downloads."""
     needed = sum(entry.num_bytes for entry in to_come)
     free = shutil.disk_usage(next(folder for folder in (into, *into.absolute().parents) if folder.exists())).free
     if free < needed:
@@ -209,7 +209,7 @@ def _bring(store: Store, key: str, address: str, into: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     store.progress = _teller(address)
     store.get(key, str(target))
-    notices.say(f"Brought {address}: {format_bytes(target.stat().st_size)}.")
+    notices.say(f"Fetched {address}: {format_bytes(target.stat().st_size)}.")
 
 
 def _teller(address: str) -> Callable[[int, int], None]:

@@ -1,7 +1,7 @@
 """Check chat data, and show what a model would learn from it: what `homing data check` and `homing data show` do.
 
-check_chats   every line of the files, or of a run: kept, cut, skipped, and why
-show_chat     one conversation as tokens, and which of them are trained on
+check_chats   checks every line of the files or of a run: what is kept, cut or skipped, and why
+show_chat     returns one conversation as tokens, and which of them are trained on
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check_chats(
             raise UsageError(
                 what="--context needs a tokenizer to count tokens.",
                 why="No --tokenizer was given.",
-                fix="--tokenizer data/NAME, or pass the run instead of its files",
+                fix="Add --tokenizer data/NAME, or pass the run instead of its files.",
             )
         if renderer is None:
             notices.say("Without a tokenizer (--tokenizer data/NAME), lengths and markers are not checked.")
@@ -98,7 +98,7 @@ def show_chat(
     loaded = _run_named([name], list(sets))
     if loaded is None:
         with _paths_typed():
-            # first, so that a mistyped name does not become an error about a tokenizer
+            # look for the files first, so that a mistyped name does not cause an error about a tokenizer
             files = find_chat_files([name])[0]
         renderer = _renderer(tokenizer or _data_of(files), is_needed=True)
         assert renderer is not None
@@ -175,7 +175,7 @@ def _how_to_fix(doctor: Doctor) -> str:
     broken = {finding.path for finding in doctor.findings if finding.action == "stops"}
     stops = [file.path for file in doctor.files if file.path in broken or file.num_faults * 2 > file.num_lines]
     if stops:
-        return f"Fix or delete them: `homing prep` stops at {', '.join(stops)}, which has too many invalid lines."
+        return f"Fix or delete them: `homing prep` stops at {', '.join(stops)} because of too many invalid lines."
     return "Fix or delete them; `homing prep` skips and counts them."
 
 
@@ -187,7 +187,7 @@ def _into_a_form(path: str, doctor: Doctor) -> str:
     foreign = next((found.text for found in doctor.findings if (found.path, found.kind) == (path, "not-utf8")), "")
     if foreign:
         target = Path(path).with_name(f"utf8-{Path(path).name}")
-        return f"It may be latin1: iconv -f latin1 -t utf-8 {shlex.quote(path)} > {shlex.quote(str(target))}"
+        return f"{path} may be Latin-1: iconv -f latin1 -t utf-8 {shlex.quote(path)} > {shlex.quote(str(target))}"
     form = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
     return f"{path} has an unknown format. Use lines such as {form}; docs/guides/chat-data.md lists the others."
 
@@ -205,10 +205,7 @@ def _from_files(files: list[Source], name: str, number: int, renderer: Renderer)
 
 
 def _from_run(loaded: Loaded, number: int, wanted: str | None) -> tuple[str, list[Example], bool]:
-    """Return a conversation as prep wrote it, so that what is shown is what is trained on.
-
-    True if it is the last one.
-    """
+    """Return where a conversation is, its tokens as prep wrote them for training, and whether it is the last one."""
     import numpy as np
 
     from homing.lm.data.chat.render import Example
@@ -235,7 +232,7 @@ def _no_such(name: str, number: int, count: int) -> UsageError:
     return UsageError(
         what=f"Conversation {number:,} does not exist.",
         why=f"{name} has {count:,} usable conversations.",
-        fix="--number 1; `homing data check` lists what was skipped.",
+        fix="Use --number 1; `homing data check` lists what was skipped.",
     )
 
 
@@ -274,9 +271,9 @@ def _renderer(folder: Path | None, *, is_needed: bool) -> Renderer | None:
 
 
 def _data_of(files: list[Source]) -> Path:
-    """Return the data folder with the tokenizer and chat template to show these files with.
+    """Return the data folder whose tokenizer and chat template are used to show these files.
 
-    It is that of the newest run that trains on one of the files, else that of the newest prepared run.
+    It belongs to the newest run that trains on one of the files, or else to the newest prepared run.
     """
     runs = _runs_here()
     shown = {Path(source.path).resolve() for source in files}
@@ -295,8 +292,8 @@ def _data_of(files: list[Source]) -> Path:
         return folder
     raise UsageError(
         what="No tokenizer was given.",
-        why="No local run uses this file, and none is prepared.",
-        fix="--tokenizer DIR, a folder with tokenizer.json and a chat template",
+        why="No local run uses this data file, and no prepared data has a tokenizer.",
+        fix="Add --tokenizer DIR, a folder with tokenizer.json and a chat template.",
     )
 
 

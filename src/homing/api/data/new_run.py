@@ -1,6 +1,6 @@
 """Write a new run file to ./runs, with its sizes computed now: what `homing new` does.
 
-new_run("first", preset="tiny")                          a preset; with `chat` an sft phase follows the preset's own
+new_run("first", preset="tiny")                          from a preset; with `chat`, followed by an sft phase
 new_run("first", preset="hf:OWNER/NAME", chat=[...])     fine-tune open weights on conversations with adapters
 list_presets()                                           the presets and their sizes
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["NewRun", "list_presets", "new_run", "preset_names", "size_line"]
 
 SIZES = "{sizes}"
-_PROMPT_WORDS = 3  # of the text, as the start of samples
+_PROMPT_WORDS = 3  # number of words of the text to use as the prompt for samples
 _MOST_PROMPT = 40  # characters; some scripts have no spaces between words
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
@@ -108,7 +108,7 @@ def list_presets() -> list[dict[str, Any]]:
 
 
 def _typed(flags: dict[str, list[str] | None]) -> str:
-    """Return the path options as they must be typed again."""
+    """Return these path options as the user would type them, quoted for the shell."""
     return "".join(f" {flag} {shlex.quote(path)}" for flag, paths in flags.items() for path in paths or [])
 
 
@@ -191,7 +191,7 @@ def _refuse_chat_without_text(text: list[str] | None, chat: list[str], call: str
         chats = _typed({"--chat": chat})
         raise UsageError(
             what="--chat with a preset also needs --text.",
-            why="A preset starts from random weights: it learns the language from text, then to answer from chats.",
+            why="A preset has random weights: it learns language from text first, then from chats how to answer.",
             fix=f"{call} --text YOUR_TEXT.txt{chats}   or start from pretrained weights:"
             f" {call.rsplit(' ', 1)[0]} hf:OWNER/NAME{chats}",
         )
@@ -202,7 +202,7 @@ def _again(name: str, near: list[str]) -> str:
 
 
 def _check_text(named: str, flag: str, call: str) -> None:
-    """Check the text now, not at prep, while the user is still looking at it. prep checks what is in a store."""
+    """Check local text now, not only at prep, so that the user can fix a typo at once. prep checks text in a store."""
     from homing.text_sources import fault_of, is_in_store, is_utf8
 
     if is_in_store(named) or not (fault := fault_of(named)):
@@ -211,7 +211,7 @@ def _check_text(named: str, flag: str, call: str) -> None:
     if fault.endswith("is empty"):
         near, why = "", "The file contains no text."
     if not is_utf8(named):
-        near, why = "", "The file name is not UTF-8, as a run file must be. Rename the file first."
+        near, why = "", "The file name is not UTF-8, so a run file cannot contain it. Rename the file first."
     raise UsageError(what=f"{flag}: {fault}.", why=why, fix=f"{call} {flag} {shlex.quote(near or 'YOUR_TEXT.txt')}")
 
 
@@ -263,7 +263,7 @@ def _write(source: Path, target: Path, name: str, text: list[str], validation: l
 
 
 def _num_tokens(text: list[str], vocab_size: int) -> int:
-    """Estimate the tokens of the local text; 0 if there is none."""
+    """Estimate the number of tokens in the local text; 0 if there is none."""
     from homing.config.estimate.params import bytes_per_token
     from homing.text_sources import num_text_bytes
 
@@ -285,8 +285,8 @@ def _fill(body: str, name: str, text: list[str], validation: list[str]) -> str:
 
 def _first_words(text: list[str]) -> str:
     """Return the first words of the text, as a prompt for samples; "" if it cannot be read here, which prep reports."""
-    # Uses documents as prep splits them, compressed or in JSON lines. These modules need only the standard library, and
-    # zstandard for .zst, which may not be installed.
+    # Read the first document exactly as prep does, even from a compressed or JSON lines file. The imported modules need
+    # only the standard library and, for .zst files, zstandard, which may not be installed.
     from homing.lm.data.text.documents import Cuts, documents_of, unmarked_bytes_for
     from homing.lm.data.text.read_bytes import Reading
     from homing.text_sources import find_sources

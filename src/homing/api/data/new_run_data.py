@@ -6,7 +6,7 @@ write_open    `homing new NAME --from hf:OWNER/NAME --chat FILE`: fine-tune open
 conversations -> their length in tokens -> model.context -> batch_tokens -> a phase of kind sft
 
 There is no tokenizer yet, so tokens are estimated from bytes; `homing prep` counts them and warns if they do not fit.
-The Hub is not asked here; `homing prep` asks it and reports what it cannot build. A folder is read immediately.
+Weights on the Hub are not checked here but by `homing prep`, which contacts the Hub. A local folder is checked now.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ __all__ = [
 ]
 
 _SHARE_WHOLE = 0.95  # fraction of the conversations that should fit into the context
-_MOST_CONTEXT = 2048  # a preset's own may be larger
+_MOST_CONTEXT = 2048  # do not raise the context beyond this; the context of a preset may be larger
 _TURN_TOKENS = 6  # tokens that a chat template adds around one message
-_MOST_LOOKED_AT = 20_000  # conversations; enough to know their length
+_MOST_LOOKED_AT = 20_000  # number of conversations to measure; enough to estimate how long they are
 _EPOCHS = 3
 _STEPS_WANTED, _MOST_ROWS = 200, 32
-_PASSES = 4  # over the text before the sft phase, at most
+_PASSES = 4  # maximum number of passes over the text before the sft phase
 _LEAST_STEPS = 20
 
 
@@ -88,7 +88,7 @@ class Chats:
 
     num_conversations: int = 0
     num_tokens: int = 0  # estimated, of the conversations that were read
-    num_long: int = 0  # length in tokens that nearly all of them fit into
+    num_long: int = 0  # nearly all conversations have at most this many tokens
 
 
 def check_chats(chats: list[str], call: str) -> None:
@@ -97,7 +97,7 @@ def check_chats(chats: list[str], call: str) -> None:
     for chat in chats:
         if not is_in_store(chat) and (fault := fault_of(chat)):
             fix = f"{call} --chat YOUR_CHATS.jsonl"
-            raise UsageError(what=f"--chat: {fault}.", why=f"Looked from {Path.cwd()}.", fix=fix)
+            raise UsageError(what=f"--chat: {fault}.", why=f"Searched from {Path.cwd()}.", fix=fix)
 
 
 def measure_chats(chats: list[str], vocab_size: int) -> Chats:
@@ -120,7 +120,7 @@ def measure_chats(chats: list[str], vocab_size: int) -> Chats:
 
 
 def _sizes(chats: list[str]) -> Iterator[tuple[int, int]]:
-    """Yield turns and bytes of each readable conversation. `data check` reports what is wrong with the others."""
+    """Yield turn and byte counts of each readable conversation. `data check` reports what is wrong with the others."""
     from homing.lm.data.chat.formats import to_messages, which_form
     from homing.lm.data.chat.messages import Fault
     from homing.lm.data.chat.read_rows import values_of
@@ -168,14 +168,14 @@ def _context(usual: int, seen: Chats) -> int:
 
 
 def _with_batch(body: str, batch_tokens: int, context: int) -> str:
-    """Keep the preset's tokens per step, in whole rows."""
+    """Keep the preset's number of tokens per step, rounded to whole rows."""
     rows = max(1, round(batch_tokens / context))
     line = f"    batch_tokens: {rows * context}          # {counted(rows, 'row')} of {context:,} tokens"
     return re.sub(r"(?m)^    batch_tokens: .*$", line, body, count=1)
 
 
 def _with_steps(body: str, run: Run, context: int, num_text_tokens: int) -> str:
-    """Reduce the steps if the preset's would read a short text too many times."""
+    """Reduce the number of steps if the preset's would repeat a short text too often."""
     steps = re.search(r"(?m)^    steps: (\d+).*$", body)
     batch = re.search(r"(?m)^    batch_tokens: (\d+)", body)
     if not steps or not batch or not num_text_tokens:
@@ -192,7 +192,7 @@ def _with_steps(body: str, run: Run, context: int, num_text_tokens: int) -> str:
 
 
 def _rows_of_sft(context: int, seen: Chats) -> int:
-    """Return the rows per step for about 200 steps, as a power of two from 1 to 32; 0 if nothing is known."""
+    """Return the rows per step for about 200 steps, as a power of two from 1 to 32; 0 if the size is unknown."""
     if not seen.num_tokens:
         return 0
     rows = _EPOCHS * seen.num_tokens / context / _STEPS_WANTED
@@ -229,7 +229,7 @@ def is_open_weights(given: str) -> bool:
 
 
 def write_open(name: str, given: str, chats: list[str], target: Path) -> str:
-    """Write the run file. Return the weights as written in it."""
+    """Write the run file, and return the weights as named in it."""
     from homing.config.weights.open_weights import read_source
     from homing.text_sources import fault_of, is_in_store
 
@@ -237,9 +237,9 @@ def write_open(name: str, given: str, chats: list[str], target: Path) -> str:
     for chat in chats:
         if not is_in_store(chat) and (fault := fault_of(chat)):
             again = f"homing new {name} --from {shlex.quote(given)} --chat YOUR_CHATS.jsonl"
-            raise UsageError(what=f"--chat: {fault}.", why=f"Looked from {Path.cwd()}.", fix=again)
+            raise UsageError(what=f"--chat: {fault}.", why=f"Searched from {Path.cwd()}.", fix=again)
     if not weights.startswith("hf:"):
-        read_source(weights)  # report now what cannot be built, before the file exists
+        read_source(weights)  # fail before the file exists if this model cannot be built
     shown = weights if _HUB.fullmatch(weights) else yaml_list([weights])[1:-1]
     words = {"name": name, "shown_name": yaml_name(name), "weights": shown, "chats": yaml_list(chats or [CHATS])}
     with written_atomically(target, name) as draft:
@@ -248,7 +248,7 @@ def write_open(name: str, given: str, chats: list[str], target: Path) -> str:
 
 
 def _weights(name: str, given: str, chats: list[str]) -> str:
-    """Return the weights as written in the run file: an address, or an existing folder."""
+    """Return the weights as named in the run file: an address, or an existing folder."""
     if _HUB.fullmatch(given):
         return given
     if not given.startswith("hf:") and Path(given).expanduser().is_dir():

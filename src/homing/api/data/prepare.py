@@ -1,10 +1,10 @@
-"""Turn text into a tokenizer and token shards, and report how far the tokens go: what `homing prep` does.
+"""Turn text into a tokenizer and token shards, and report the steps and epochs: what `homing prep` does.
 
   prep_run(run or text, ...)      the run file and the given settings -> Ordered
                                   -> download, tokenize, write shards -> the document that `homing prep --json` prints
 
-With a run file, settings given by name are written into it when the work is done, so that later steps use the same
-data; `sets` and `is_smoke` change one call only.
+If there is a run file, the settings passed as arguments are written into it when the work is done, so that later steps
+use the same data; `sets` and `smoke` affect this call only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Ordered:
 
     order: PrepOrder
     loaded: Loaded | None  # None without a run file
-    changes: list[str]  # of the run file, for this call
+    changes: list[str]  # to the run file, for this call only
     is_smoke: bool
     remembered: dict[str, str]  # to be written into the run file
 
@@ -100,7 +100,10 @@ def _order_prep(
     force: bool = False,
     is_smoke: bool = False,
 ) -> Ordered:
-    """Read the run file, or without one the settings. `given`: settings by key, such as data.text; None: not given."""
+    """Read the run file or, if there is none, use the settings in `given`.
+
+    `given` maps keys such as data.text to values; None means that the setting was not given.
+    """
     need("lm", verb="prep")
     given = _given(given)
     flags = {key: _as_value(value) for key, value in given.items()}
@@ -151,10 +154,7 @@ def _prepare(ordered: Ordered, on_progress: OnProgress | None, is_verbose: bool)
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags that were typed.
-
-    vocab_size becomes a number, because messages repeat it: --set tokenizer.vocab_size=500.
-    """
+    """Return the settings that were given. vocab_size becomes a number: messages show it as a --set option."""
     found = {key: value for key, value in flags.items() if value not in (None, [])}
     if str(found.get("tokenizer.vocab_size", "")).isdecimal():
         found["tokenizer.vocab_size"] = int(found["tokenizer.vocab_size"])
@@ -250,7 +250,7 @@ def _remember(file: Path, flags: dict[str, str]) -> bool:
     changes = ", ".join(f"{key}: {value}" for key, value in flags.items())
     if problem := write_keys(file, flags):
         notices.say(
-            f"warning: {changes} could not be written to {file}: {problem}. Pass --set to later commands as below."
+            f"warning: {changes} not written to {file}: {problem}. Pass --set to later commands, as shown below."
         )
         return False
     notices.say(f"Saved in {file} for later commands: {changes}")
@@ -281,7 +281,7 @@ def _prepare_run_text(order: PrepOrder, on_progress: OnProgress | None) -> dict[
 
 
 def _document(order: PrepOrder, manifest: DataManifest, meter: Gathered) -> dict[str, Any]:
-    """Return what --json prints, from which the report is also made."""
+    """Return the document that --json prints; the report is made from it too."""
     from homing.lm.data.prep.work_folder import tokenizer_files
     from homing.wire.shard_manifest import val_share
 
@@ -311,7 +311,7 @@ def _document(order: PrepOrder, manifest: DataManifest, meter: Gathered) -> dict
 
 
 def _num_merges(manifest: DataManifest) -> int | None:
-    """Return the number of merges learned, which for a small text is less than the settings asked for."""
+    """Return the number of merges learned, which for a small text is lower than the settings allow."""
     from homing.lm.tokenizer.train_bpe import MIN_VOCAB
 
     if manifest.settings.get("tokenizer_sha256"):
@@ -334,7 +334,7 @@ def _split(split: Split, source: list[Any]) -> dict[str, Any]:
 
 
 def _reload(loaded: Loaded | None, sets: list[str], is_smoke: bool) -> Loaded | None:
-    """Load the run file again, now that its tokens are counted: steps, epochs, and a warning about too many epochs."""
+    """Load the run file again now that the tokens are counted, to get its steps, epochs and epoch warning."""
     if loaded is None:
         return None
     from homing.config.load import load_run

@@ -1,8 +1,8 @@
-"""What `homing prep` makes in addition to the run's text: open weights, and the data of single phases.
+"""What `homing prep` prepares besides the run's text: open weights, and the data of single phases.
 
-bring_base       model.from: tokenizer and template, and the weights if the instance cannot take them from the Hub
+bring_base       model.from: tokenizer and template, and the weights if the instance cannot download them
 take_tokenizer   if no phase reads text to train a tokenizer on: the tokenizer that the run starts with
-write_turns_of   what the template writes around a question, for rl phases
+write_turns_of   for rl phases: the text that the template puts around a question
 prepare_phases   one folder per phase below the run's data folder; reports problems by line
 """
 
@@ -47,7 +47,7 @@ OnProgress = Callable[["Progress | None"], None]  # None: this part of the work 
 
 
 class Gathered:
-    """What `prepare` reports on the way; each report is passed on to `on_progress`."""
+    """Collects what `prepare` reports while it works, and passes each report on to `on_progress`."""
 
     def __init__(self, on_progress: OnProgress | None) -> None:
         self.is_reused = False
@@ -76,7 +76,7 @@ def gathered(on_progress: OnProgress | None) -> Iterator[Gathered]:
 
 
 def _say_notes(progress: Progress | None) -> None:
-    """Without a listener for the progress, at least what the user should know is said."""
+    """Print warnings and notes if the caller does not listen to the progress."""
     if progress is not None and (progress.warning or progress.note):
         notices.say(f"warning: {progress.warning}" if progress.warning else f"Note: {progress.note}")
 
@@ -95,7 +95,7 @@ def bring_base(loaded: Loaded) -> dict[str, Any] | None:
     else:
         why = ""
         if is_far and source.repo_id:
-            why = " Downloaded locally and pushed through the store: not public, or the Hub did not respond."
+            why = " Downloaded locally and pushed through the store: they are not public, or the Hub did not respond."
         notices.say(f"Open weights: {source.address}, {size}.{why}")
         folder = bring(source)
     _copy_metadata(folder, loaded.prep.dir)
@@ -105,7 +105,7 @@ def bring_base(loaded: Loaded) -> dict[str, Any] | None:
 def take_tokenizer(loaded: Loaded) -> None:
     """Copy the tokenizer of tokenizer.file or of the first phase's init_from checkpoint.
 
-    Without either it must already be in the data folder; otherwise DataError is raised.
+    If neither is set, the tokenizer must already be in the data folder; otherwise raise DataError.
     """
     target, found = loaded.prep.dir, loaded.prep.tokenizer or loaded.run.phases[0].init_from
     if found:
@@ -119,7 +119,7 @@ def take_tokenizer(loaded: Loaded) -> None:
 
 
 def write_turns_of(loaded: Loaded) -> None:
-    """Write how an rl phase formats questions, if the tokenizer has a template other than homing's."""
+    """Write down how an rl phase formats questions, if the tokenizer's template is not homing's own."""
     from homing.lm.data.chat.split_template import write_turns
 
     has_tokenizer = (loaded.prep.dir / file_names.TOKENIZER).is_file()
@@ -141,13 +141,13 @@ def _copy_metadata(folder: Path, target: Path) -> None:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
         else:
-            (target / name).unlink(missing_ok=True)  # one from another tokenizer would be mistaken for this one's
+            (target / name).unlink(missing_ok=True)  # a file left from another tokenizer would be used with this one
 
 
 def prepare_phases(
     loaded: Loaded, *, is_forced: bool, check: str, on_progress: OnProgress | None = None, is_verbose: bool = False
 ) -> list[dict[str, Any]]:
-    """Prepare each phase in order; the run's tokenizer exists by now. `check`: the command that lists all findings."""
+    """Prepare each phase in order; the run's tokenizer must exist. `check`: the command that lists all findings."""
     made = []
     for prep in loaded.phase_preps:
         made.append(

@@ -1,4 +1,4 @@
-"""Refuse shards that were made from other text, or with other settings, than the run file names now.
+"""Refuse shards that were made from different text, or with different settings, than the run file has now.
 
 run file + manifest.json of each data folder -> the first difference -> DataError with the command that fixes it
 
@@ -37,7 +37,7 @@ _KEYS = {"val_fraction": "the held-out fraction", "text_field": "data.text_field
 def refuse_stale(loaded: Loaded, typed: str) -> None:
     """Raise DataError if any shards are stale.
 
-    `typed`: the run as typed, with --set and --smoke, for the error's fix.
+    `typed`: the run as the user typed it, with --set and --smoke, for the command in the error's fix.
     """
     for folder, why in stale_shards(loaded):
         raise DataError(
@@ -85,12 +85,12 @@ def _of_text(loaded: Loaded, prepared: Prepared, wanted: dict[str, Any]) -> str:
 
 
 def _of_store(settings: dict[str, Any], text: list[str], validation: list[str]) -> str:
-    """Compare addresses in a store by name only; the store is not asked over the network."""
+    """Compare addresses in a store by name only, without contacting the store."""
     named = settings.get("named", {})
     for key, now in (("text", text), ("validation", validation)):
         far, then = ([path for path in paths if is_in_store(path)] for paths in (now, named.get(key, [])))
         if list(far) != list(then):
-            return f"data.{key} names {', '.join(far) or 'no file'} in a store now and {', '.join(then) or 'none'} then"
+            return f"in a store, data.{key} names {', '.join(far) or 'none'} now and {', '.join(then) or 'none'} then"
     return ""
 
 
@@ -126,4 +126,4 @@ def _stamps(path: Path) -> list[list[Any]]:
     try:
         return list(json.loads(path.read_bytes())["stamps"])
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # then every file is hashed
+        return []  # without stamps, every file is hashed

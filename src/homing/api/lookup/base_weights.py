@@ -1,6 +1,6 @@
 """Find the base weights of an adapter as a local folder: named by the user or by the run.
 
-This covers only what the checkpoint cannot find itself: a model on the Hub, fetched through its cache.
+The loader itself finds base weights in local folders. This module adds those on the Hub, fetched through the cache.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["find_base"]
 
 
 def find_base(folder: Path, given: str) -> Path | None:
-    """Return the folder of the base weights; None if it is not an adapter, or the base is where its run says."""
+    """Return the folder of the base weights; None if `folder` has no adapter, or the loader finds its base itself."""
     if given:
         return _bring(given)
     try:

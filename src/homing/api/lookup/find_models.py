@@ -1,19 +1,19 @@
 """Resolve RUN, as the user types it, to one checkpoint folder.
 
-`generate chat eval serve export publish` share this rule, and `report` (find_run.find_finished) follows it too.
+`generate chat eval serve export publish` share this rule, and `report` (find_runs.find_finished) follows it too.
 
   with a slash    a folder: a checkpoint, an export, any model, or a run directory with checkpoints/
   NAME            the newest finished run of that name: fetched into models/, or the run directory under
-                  $HOMING_HOME/runs. If none has finished, the newest checkpoint, with a notice. Otherwise the run that
-                  runs/NAME.yaml gives another name; otherwise a folder of that name here
-  NAME@RUN        that run of NAME: its id, or the end of it
+                  $HOMING_HOME/runs. If none has finished, the newest checkpoint, with a notice. If there is none, a
+                  folder of that name here, or the run of runs/NAME.yaml, if that file gives it another name
+  NAME@RUN        one run of NAME: RUN is its id, or the end of its id
   (omitted)       the newest finished model of this folder, in models/ or of runs begun here
 
 If a newer run has not finished, a notice says how to choose it. If a newer finished run has its model only in the
 store, an error names `homing fetch`: no verb silently opens an older model instead.
 
 In a run directory the last phase is used, and in it the best checkpoint, or the latest if none was evaluated; the user
-may ask for others. A given phase is searched for in every run of the name, newest first, and in fetched models. If the
+can choose another. A given phase is searched for in every run of the name, newest first, and in fetched models. If the
 best checkpoint is not the last one, a notice says why it is used. Runs of another folder that share their name with a
 run file here are skipped; use their id. Only reads the disk: no torch.
 """
@@ -244,14 +244,14 @@ def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> 
 def _choose(name: str, found: list[_Models], checkpoint: str | None, phase: str | None, *, is_chosen: bool) -> Path:
     """Choose among the local models by the rule in the module docstring."""
     having = [each for each in found if any(_has_phase(folder, phase) for folder in each.folders)]
-    of_phase = having or found  # if there are none, the code that opens it reports which phases exist
+    of_phase = having or found  # if no run has the phase, the code that opens the model reports which phases exist
     finished = [each for each in of_phase if each.has_finished(phase)]
     taken = (finished or of_phase)[0]
     if phase is None and not is_chosen and taken.run:
         _need_newest(name, taken, found)
     folders = [folder for folder in taken.folders if not having or _has_phase(folder, phase)]
     if checkpoint is not None and taken.run_dir is not None:
-        folder = taken.run_dir  # a fetched folder holds one checkpoint; a user who names a step means the run
+        folder = taken.run_dir  # a fetched folder holds one checkpoint; a user who names a step means the run directory
     else:
         folder = max(folders, key=_how_far) if phase is None else folders[-1]
     if having and having[0] is not found[0]:
@@ -290,14 +290,14 @@ def _need_newest(name: str, taken: _Models, found: list[_Models]) -> None:
         if row.state == "done"
         and row.id not in here
         and row.id > taken.run
-        # Skip runs with a model that was removed from the store: it cannot be fetched.
+        # Skip runs whose model was removed from the store, because it cannot be fetched.
         and begun_elsewhere(row.id) is None
         and not is_removed(home_, row.id)
     ]
     if newer:
         raise DataError(
-            what=f"{name} means its newest finished run, {newer[0].id}, whose model has not been fetched yet.",
-            why=f"It is in {newer[0].store}. The newest local model is of {taken.run}.",
+            what=f"The newest finished run of {name} is {newer[0].id}, and its model has not been fetched yet.",
+            why=f"The model is in {newer[0].store}. The newest local model is from {taken.run}.",
             fix=f"Fetch it: homing fetch {name}   Or use the local one: {name}@{taken.run}",
         )
 

@@ -1,17 +1,17 @@
 """Resolve RUN, as the user types it, to one run in the ledger or one trained on this computer.
 
   id              exactly that run
-  NAME            among runs of that name begun in this folder, one that is live or may be billing, else the newest; if
-                  there is none, and only for reading, the newest of that name
-  NAME@RUN        that run of NAME: its id, or the end of it
+  NAME            of the runs of that name begun in this folder: one that is live or may be billing, else the newest. If
+                  this folder has none, verbs that only read take the newest run of that name
+  NAME@RUN        one run of NAME: RUN is its id, or the end of its id
   NAME of a file  the run that ./runs/NAME.yaml describes, which may give it another name; a path likewise
   (omitted)       the newest of all
 
 Names are shared by the whole home, while a run belongs to the folder it was begun in. A verb that changes or ends a run
-takes only this folder's, or the one with the given id, which works from anywhere. A verb that fetches one refuses it
-only if a run file here has the same name; the others say which folder it belongs to.
+takes a run of another folder only by its id. A verb that fetches a model also takes it by name, unless a run file
+here has that name; a verb that only reads then prints a warning.
 
-Also: `open_home`, which every such verb starts with, and what to report after it if something may still be billing.
+Also: `open_home`, which every such verb starts with, and `last_word`, the error if something may still be billing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = [
 
 
 def find_finished(home: Home, typed: str | None) -> RunRow | Trained:
-    """Return the newest finished run of a name, by the rule of find_model; without one, as `find_any`."""
+    """Return the newest finished run of a name, by the rule of find_model; if there is none, use `find_any`."""
     typed = _by_id(home, typed)
     name = _name(home, typed, _file(typed))
     if typed is None or name is None or home.ledger.run(typed) is not None:
@@ -122,7 +122,7 @@ def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Tr
 
 
 def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = "") -> RunRow:
-    """Find a launched run. `brings`, `changes`: the caller's command with a placeholder: "fetch {}", "destroy {}"."""
+    """Find a launched run. `brings` or `changes` is the caller's command, with {} for the run: "destroy {}"."""
     typed = _by_id(home, typed)
     if typed is not None and (named := home.ledger.run(typed)) is not None:
         return named
@@ -166,7 +166,7 @@ def name_here(row: RunRow) -> str:
 
 
 def is_stranger(row: RunRow) -> bool:
-    """Return whether the run is of another folder but shares its name with a run file here."""
+    """Return whether the run belongs to another folder but shares its name with a run file here."""
     return begun_elsewhere(row.id) is not None and file_called(row.name) is not None
 
 
@@ -211,7 +211,7 @@ def _from_elsewhere(home: Home, called: list[RunRow], brings: str, changes: str)
 
 
 def _still_billing(home: Home, called: list[RunRow]) -> RunRow:
-    """Return the run that is live or billing, which the user needs the id of; the newest if none is."""
+    """Return the run that is live or billing, because the user needs its id; if there is none, the newest run."""
     billing = home.ledger.billing_runs()
     return next((row for row in called if row.is_live or row.id in billing), called[0])
 
@@ -251,7 +251,7 @@ def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None,
     trained = _trained_called(home, typed, name)
     if trained is not None:
         return _only_trained(home, trained)
-    asked = "No configured provider lists an instance of it. " if is_asked else ""
+    asked = "No configured provider lists an instance of this run. " if is_asked else ""
     if file is not None and file.is_file():
         return UsageError(
             what=f"{typed} has not been launched yet.",
@@ -304,11 +304,11 @@ def open_home(given: Home | None = None) -> Iterator[Home]:
 def last_word() -> HomingError | None:
     """Return the error for instances that no provider confirmed as destroyed; None if there are none.
 
-    `call` asks for it after every verb; the error is printed last and its exit code wins.
+    `call` checks for it after every verb, prints it last and exits with its code.
     """
     home = Home(home_path(), World())
     try:
-        # `runs` shows what did not end on this computer. It is not charged, so it is not an alarm.
+        # Runs on this computer cost nothing, so this error ignores them; `runs` lists those that have not ended.
         lines = [line for line in home.ledger.unconfirmed() if meter.is_charged(line)] if home.has_ledger else []
         return still_billing(home, lines) if lines else None
     except HomingError as exc:  # an unreadable ledger: whether something bills is unknown

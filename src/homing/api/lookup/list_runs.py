@@ -46,7 +46,7 @@ class Listing:
     runs: list[Status]
     trained: list[Trained]
     billing: list[LedgerLine]
-    forgotten: list[LedgerLine]  # billing, of no known run
+    forgotten: list[LedgerLine]  # billing lines that belong to no known run
     things: list[Resource]  # volumes and the like that bill
     problems: list[str]
     num_known: int

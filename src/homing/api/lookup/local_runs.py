@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 # Locked by `homing train` while it runs, because the trainer takes its own lock only after torch is loaded.
 STARTED = "train.json"
-ENDING_S = 10.0  # time a trainer may take from its outcome to its exit
+ENDING_S = 10.0  # maximum time from writing the outcome to the exit of the trainer
 _LOOK_S, _PAUSE_S = 1.0, 0.05
 _END_BYTES = 1 << 16  # longer than any line of metrics
 
@@ -62,7 +62,7 @@ class Trained:
     began_at: float
     reason: str = ""  # why it ended, in the trainer's words
     again: str = ""  # the command that resumes it
-    exit_code: int = 0  # for a verb that watches it until its end
+    exit_code: int = 0  # exit code of a verb that watches the run until it ends
     phases: tuple[str, ...] = ()
 
     @property
@@ -75,7 +75,7 @@ class Trained:
 
     @property
     def where(self) -> str:
-        """Describe the progress as far as reported: the first metrics come only after some steps."""
+        """Describe the progress as far as reported: the first metrics are written only after some steps."""
         if self.steps:
             return f"{self.phase} step {self.steps}"
         return "before its first metrics" if self.step is None else "before its first step"
@@ -124,8 +124,8 @@ def hold(run_dir: Path, again: str, world: World) -> bool:
         if world.monotonic() >= deadline:
             return False
         world.sleep(_PAUSE_S)
-    # Left from the previous attempt: its outcome, and a stop request that may have ended it. New ones are for this
-    # attempt.
+    # Remove what the previous attempt left: its outcome, and the stop request that may have ended it. Files that are
+    # written from now on belong to this attempt.
     world.remove(run_dir / file_names.OUTCOME)
     world.remove(run_dir / file_names.CONTROL)
     # Written in place, because the file is locked.
@@ -136,7 +136,7 @@ def hold(run_dir: Path, again: str, world: World) -> bool:
 
 
 def is_limit(outcome: Outcome) -> bool:
-    """Return whether it was stopped by its own limit, such as train.time_limit, and not by a person."""
+    """Return whether the run was stopped by its own limit, such as train.time_limit, and not by a person."""
     return outcome.state == "stopped" and "limit" in outcome.reason
 
 
@@ -181,7 +181,7 @@ def _last_line(home: Home, folder: Path) -> tuple[str, int | None]:
     """Return phase and step of a trainer that has not ended, as far as it has reported."""
     path = folder / file_names.METRICS
     try:
-        # Only the end: a dashboard reads it every few seconds, and the file of a long run has megabytes.
+        # Read only the end: a dashboard does this every few seconds, and the file of a long run has megabytes.
         last = codec.loads(Metric, home.world.read(path, max(0, home.world.size(path) - _END_BYTES)).splitlines()[-1])
     except (OSError, IndexError, codec.WireError):
         return "", None
@@ -198,7 +198,7 @@ def _read(home: Home, path: Path, cls: type[T]) -> T | None:
 def _is_at_work(folder: Path) -> bool:
     """Return whether a trainer, or the `homing train` that started it, is running: each holds a lock while it lives.
 
-    The latter is checked first, because a starting trainer takes its own lock only once, without retrying.
+    The lock of `homing train` is checked first: probing the trainer's lock could make a starting trainer fail.
     """
     return any(_is_held(folder / name) for name in (STARTED, file_names.TRAINER_LOCK))
 
@@ -303,8 +303,8 @@ def wait_for_stop(home: Home, run: Trained, *, timeout_s: float) -> Trained:
         if home.world.monotonic() >= deadline:
             raise HomingError(
                 what=f"{run.run} did not stop within {format_duration(timeout_s)}.",
-                why=f"The trainer checks for a stop after each step; it is at {run.where}. The request stays.",
-                fix=f"homing watch {run.run}   or end it without a checkpoint: Ctrl-C twice where it was started",
+                why=f"The trainer reads requests after each step. Progress: {run.where}. The request stays active.",
+                fix=f"homing watch {run.run}   or end it without a checkpoint: press Ctrl-C twice in its terminal",
             )
         home.world.sleep(_STOP_POLL_S)
     return run

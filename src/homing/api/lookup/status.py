@@ -108,7 +108,7 @@ class Closely:
 
 
 def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
-    """Look at the run with its store, provider and plan. `problems`: the known problems; new ones are appended."""
+    """Read the state of the run from its store, provider and plan. New problems are appended to `problems`."""
     status = look(home, run)
     if status.problem and not any(status.run.id in problem for problem in problems):
         problems.append(status.problem)
@@ -145,7 +145,7 @@ def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
 
 
 def _last_log_line(home: Home, line: LedgerLine) -> str:
-    """Return the last line of the provider's log, which needs no store: an agent that cannot push says why there."""
+    """Return the last line of the provider's log, which needs no store: an agent that cannot push reports it there."""
     if line.instance_id is None:
         return ""
     with contextlib.suppress(HomingError, OSError):
@@ -162,7 +162,7 @@ def _ssh_line(home: Home, status: Status) -> str:
 
 
 def _page(home: Home, status: Status) -> str:
-    """Return the provider's page of instances; "" if nothing runs, or it has none."""
+    """Return the provider's page of instances; "" if nothing is running, or if the provider has no such page."""
     try:
         return home.provider_of(status.lines[-1]).page if status.is_billing else ""
     except (HomingError, OSError):
@@ -180,7 +180,7 @@ def _rows(
         ("progress", progress),
     ]
     if beat is not None and status.heartbeat_age_s is not None:
-        old = ", which is too long: it may be disconnected or dead" if status.is_silent else ""
+        old = ", which is too long: the instance may be disconnected or dead" if status.is_silent else ""
         rows.append(("heartbeat", f"{beat.state}, {format_duration(status.heartbeat_age_s)} ago{old}"))
         if status.is_billing:
             rows.append(("guards", "agent and dead-man" if beat.has_dead_man else "agent only"))
@@ -221,7 +221,7 @@ def next_words(status: Status, name: str) -> str:
         return f"Watch it: homing watch {name}   Logs: homing logs {name} -f   Stop it: homing stop {name}"
     if state == ADOPTED:
         back = f"homing adopt {shlex.quote(status.run.store)} {status.run.id}"
-        return f"It continues under that home. Take it back: {back}"
+        return f"Another home has adopted this run. Take it back: {back}"
     if status.is_billing and not any(is_charged(line) for line in status.lines):
         return f"The run has ended, but its local processes are still running. End them: homing destroy {name}"
     if status.is_billing:

@@ -27,8 +27,8 @@ __all__ = ["ChatSession", "open_chat", "reported_refusals", "warn_of_format"]
 class ChatSession:
     """A conversation with a loaded model; with a base model, independent completions.
 
-    `seed` is that of the next answer: each has its own, so asking the same question twice may give two answers, and the
-    whole session is reproducible.
+    `seed` is the seed of the next answer. Every answer has its own, so repeating a question may give another answer,
+    but the whole session is reproducible.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ChatSession:
         seed: int | None = None,
         is_conversation: bool | None = None,
     ) -> None:
-        """Begin a session. `is_conversation`: prompt in turns or not; None: as the model was trained."""
+        """Begin a session. `is_conversation`: whether to prompt in turns; None: as the model was trained."""
         from homing.lm.data.chat.prompt_ids import learned_to_answer
         from homing.lm.generate import read_card
 

@@ -1,4 +1,4 @@
-"""Evaluation sets of `homing eval`: open and check the flags' sets before any model is loaded.
+"""Open and check the evaluation sets of `homing eval` before any model is loaded.
 
 --text FILE...                         any text
 --chat FILE.jsonl                      held-out conversations
@@ -60,13 +60,13 @@ def _open_task(task: str, card: Card, at_most: int) -> TaskFile:
         raise UsageError(
             what=f"Unknown task: {task!r}.",
             why=f"Built-in tasks: gsm8k, {', '.join(MADE_UP)}; anything else is a file.",
-            fix="--task FILE.jsonl (formats: docs/guides/eval.md)",
+            fix="Pass --task FILE.jsonl (formats: docs/guides/eval.md)",
         )
     return read_task(task, at_most=at_most)
 
 
 def _gsm8k_of(card: Card) -> str:
-    """Return the held-out GSM8K file of the run's own rl phase. Raises UsageError if it names none."""
+    """Return the held-out GSM8K file of the run's own rl phase. Raises UsageError if the run has none."""
     phases = card.run.phases if card.run is not None else []
     tasks = [task for phase in phases if phase.rl is not None for task in phase.rl.tasks if task.kind == "gsm8k"]
     for task in tasks:
@@ -146,7 +146,8 @@ def _rl_tasks(card: Card, rl: Rl, at_most: int) -> list[What]:
         one, num_others = rl_task(rl, number, path, at_most=at_most or NUM_MADE_UP)
         if num_others:
             notices.say(
-                f"{one.name}: skipped {num_others} given as several messages or as ids, which eval does not support."
+                f"{one.name}: skipped {num_others} of its questions; eval does not support questions that are given as"
+                " several messages or as ids."
             )
         if one.items:
             sets.append(one)
@@ -197,7 +198,7 @@ def _data_dirs(card: Card) -> list[Path]:
 def _of_other_names(sha256: str, kind: str = "") -> list[Path]:
     """Return the data folders of all names: a run renamed by `launch --name` used the data of its run file.
 
-    Only the hash identifies it, so without one the list is empty.
+    Only the hash identifies the data, so without one the list is empty.
     """
     return [folder / kind for folder in sorted(Path("data").glob("*"))] if sha256 else []
 

@@ -110,7 +110,7 @@ def _run_of(folder: Path) -> Run | None:
     try:
         return codec.loads(Run, (folder / file_names.RUN).read_bytes())
     except (OSError, codec.WireError):
-        return None  # not a run of ours; a damaged one is reported when the folder is opened
+        return None  # not a homing run; a damaged one is reported when the folder is opened
 
 
 def _cost(run: Run | None) -> str:
@@ -134,7 +134,7 @@ def _check_formats(to: str, dtype: str, gguf_type: str) -> None:
         raise UsageError(
             what=f"homing cannot write --type {gguf_type}.",
             why=f"Supported types: {', '.join(GGUF_TYPES)}. llama.cpp makes smaller ones from the f16 file.",
-            fix=f"--type f16, then: llama-quantize NAME-F16.gguf NAME.gguf {gguf_type.upper()}",
+            fix=f"Use --type f16, then: llama-quantize NAME-F16.gguf NAME.gguf {gguf_type.upper()}",
         )
     for flag, (value, values) in known.items():
         if value not in values:

@@ -50,7 +50,7 @@ def publish_model(
 ) -> PublishedModel:
     """Upload a model to hf:OWNER/NAME; one that is not an export yet is exported and checked first.
 
-    `agrees` is asked before the contents of an existing repository are replaced.
+    `agrees` is called before the contents of an existing repository are replaced.
     """
     need("hub", verb="publish")
     address = _address(to)

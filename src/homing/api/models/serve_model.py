@@ -74,10 +74,10 @@ def serve_model(
     device: str = "auto",
     base: str = "",
 ) -> ModelServer:
-    """Load a model and start to serve it. `network`: other computers may connect, unencrypted.
+    """Load a model and start serving it. `network`: allow other computers to connect, unencrypted.
 
-    `tokens`, `temperature` and `top_k` are the defaults of requests. The access token is that of HOMING_SERVE_TOKEN, or
-    a new one.
+    `tokens`, `temperature` and `top_k` are the defaults of requests. The access token is the value of
+    HOMING_SERVE_TOKEN, or a new one.
     """
     need("lm", verb="serve")
     need("web", verb="serve")
@@ -119,7 +119,7 @@ def _is_open(host: str, *, is_allowed: bool) -> bool:
         return True
     raise UsageError(
         what=f"{host} is not a loopback address.",
-        why="Other computers could reach the model there, with a token that travels unencrypted.",
+        why="Other computers could then reach the model, and the access token would be sent unencrypted.",
         fix=f"To allow this: --host {host} --network   A tunnel is safer: ssh -L 8000:127.0.0.1:8000",
     )
 

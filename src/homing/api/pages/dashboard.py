@@ -2,7 +2,7 @@
 
   every second     the ledger and the runs trained here: states, dollars so far
   money            `refresh`: ask every provider and update the ledger, as `homing runs` does
-  look             one per run that is live or not yet looked at: heartbeat and outcome from its store
+  look             one thread per run that is live or not read yet: heartbeat and outcome from its store
 
 A slow or silent provider or store therefore delays only its own row, which says so. This is not a guard: a run that
 reaches its limit is ended by the agent, the provider, `homing guard` or `homing watch`, not here.
@@ -57,7 +57,7 @@ _MONEY_S = 10.0  # while something is live or bills and a page is open
 _IDLE_S = 60.0
 _STALE_S = 2 * (_IDLE_S + ASK_S)
 _MOST_ENDED = 30  # ended runs; all others are always shown
-_MOST_AT_ONCE = 8  # concurrent looks; those that have waited longer than ASK_S do not count
+_MOST_AT_ONCE = 8  # stores read concurrently; those that have not responded for ASK_S do not count
 _log = logging.getLogger(__name__)
 
 
@@ -288,7 +288,7 @@ class Board:
         is_same = bool(lines) and bool(last.lines) and lines[-1].mark == last.lines[-1].mark
         reports = (
             last.reports if is_same or not lines else None
-        )  # signs of an earlier attempt say nothing about this one
+        )  # reports of an earlier attempt say nothing about this one
         return dataclasses.replace(last, run=row, lines=lines, reports=reports, spend_usd=spend, at=now)
 
     def _row(self, status: Status, now: float) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Following:
         self._is_left.set()
 
     def say_silence(self) -> None:
-        """Report, from another thread, a look that takes longer than a provider may take, while it is still waiting."""
+        """Report that the current read is taking longer than a provider may take. Called from another thread."""
         since, now = self._since, self._home.world.monotonic()
         if since is not None and now - since > ASK_S:
             self._put("problems", [f"No response for more than {ASK_S:g} s: showing older data. Still trying."])
@@ -254,7 +254,7 @@ def commands_in(words: str) -> list[dict[str, str]]:
 
 
 def _point(metric: Metric, lines: Sequence[LedgerLine]) -> list[Any]:
-    """Return a metric as a compact list, for there may be thousands: phase, step, t, and figures in page.js order."""
+    """Return a metric as a compact list, as there may be thousands: phase, step, t, and figures in page.js order."""
     learned = metric.more.get("reward") if metric.phase == BY_REWARD else metric.loss
     figures = [learned, metric.val_loss, metric.tokens_per_s, metric.mfu, metric.memory_bytes, metric.lr]
     usd = _spent_at(lines, metric.t) if lines else None
@@ -277,11 +277,11 @@ def _is_behind(point: list[Any], other: list[Any]) -> bool:
 
 
 _GROWING = (".jsonl", ".log")
-_SEAM_BYTES = 256  # this many bytes at the end of our copy must match, or it is another file by now
+_SEAM_BYTES = 256  # if this many bytes at the end of our copy do not match, the file was replaced
 
 
 def remember(store: Store, world: World, prefix: str) -> Remembering:
-    """Wrap a store. A file store also gives parts of its files."""
+    """Wrap a store in a cache. From a file store, parts of files can also be read."""
     return (
         RememberingFolder(store, world, prefix) if isinstance(store, FileStore) else Remembering(store, world, prefix)
     )

@@ -47,7 +47,7 @@ class DashboardServer:
 def open_dashboard(*, port: int = 8100) -> DashboardServer:
     """Start the dashboard, on another port if this one is in use; 0: any free port.
 
-    The access token is that of HOMING_DASHBOARD_TOKEN, or a new one.
+    The access token is the value of HOMING_DASHBOARD_TOKEN, or a new one.
     """
     need("web", verb="dashboard")
     server = DashboardServer(port, given_token(TOKEN))

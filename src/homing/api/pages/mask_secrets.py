@@ -9,7 +9,7 @@ from homing.redact import hide_secrets, looks_like_secret_key
 
 __all__ = ["MOST_KEY_LINES", "Mask", "MaskLines"]
 
-MOST_KEY_LINES = 200  # of a private key if its end never comes; the longest usual key has fewer
+MOST_KEY_LINES = 200  # lines to mask if the end of a private key is missing; usual keys are shorter
 _HIDDEN = "***"
 _MIN_LETTERS = 8  # shorter values are ordinary words, and masking them would damage normal text
 _BEGIN, _END, _KEY = "-----BEGIN ", "-----END ", "PRIVATE KEY"
@@ -40,7 +40,7 @@ class Mask:
 
 
 class MaskLines:
-    """Masks the lines of one log as they come; a private key spans many, and its end may come with a later read."""
+    """Masks the lines of one log as they are read. A private key spans many lines, perhaps across several reads."""
 
     def __init__(self, mask: Mask) -> None:
         self._mask, self._num_left = mask, 0  # remaining lines of a key
@@ -58,7 +58,7 @@ class MaskLines:
 
 
 def _is_secret(name: str) -> bool:
-    # In a run file `pad_token` and similar keys are no secrets; in an environment `_token` means one.
+    # In a run file `pad_token` and similar keys are not secrets; in an environment `_token` means one.
     return looks_like_secret_key(name) or name.lower().endswith("_token")
 
 

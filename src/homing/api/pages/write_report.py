@@ -1,4 +1,4 @@
-"""One page about a run: find it, read it, and write the page. What `homing report` and `Run.report()` do."""
+"""Write a one-page report about a run: what `homing report` and `Run.report()` do."""
 
 from __future__ import annotations
 

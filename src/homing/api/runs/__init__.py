@@ -1,1 +1,1 @@
-"""Rented runs, one function per verb: plan, launch, watch, status, logs, stop, fetch, destroy and their kin."""
+"""Rented runs, one function per verb: plan, launch, watch, status, logs, stop, fetch, destroy and more."""

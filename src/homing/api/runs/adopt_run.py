@@ -1,7 +1,7 @@
 """Take over a run from another machine: what `homing adopt` does.
 
-list_stored(store)            every run with a record in the store, and whose it is
-adopt_run(store, run, ...)    proposal -> `agrees` is asked, naming the money -> lease, ledger, documents -> Adopted
+list_stored(store)            every run with a record in the store, and its owner
+adopt_run(store, run, ...)    proposal -> confirmation that names the cost -> lease, ledger, documents -> Adopted
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Forward:
     """The ssh command that forwards the port `here` of this computer to the port `there` of the instance."""
 
     run: RunRow
-    typed: str  # what selects the run in this folder
+    typed: str  # the name or id that selects the run in this folder
     login: Login
     here: int
     there: int
@@ -43,7 +43,7 @@ class Forward:
 
 
 def open_shell(run: str | None = None, *, command: Sequence[str] = (), home: Home | None = None) -> Shell:
-    """Return the ssh command of a shell on the run's instance, or of one command there."""
+    """Return the ssh command that opens a shell on the run's instance, or that runs `command` there."""
     with open_home(home) as opened:
         row = find_run(opened, run)
         login = find_login(opened, row)
@@ -51,7 +51,7 @@ def open_shell(run: str | None = None, *, command: Sequence[str] = (), home: Hom
 
 
 def forward_port(run: str, *, here: int, there: int | None = None, home: Home | None = None) -> Forward:
-    """Return the ssh command that forwards a port; if the local one is taken, another one is used."""
+    """Return the ssh command that forwards a port. If the local port is taken, another one is used."""
     with open_home(home) as opened:
         row = find_run(opened, run)
         login = find_login(opened, row)

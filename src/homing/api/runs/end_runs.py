@@ -1,8 +1,8 @@
 """End billing, confirmed by the provider: what `homing destroy` and `Run.destroy()` do.
 
-which runs, instances or resources a word means -> ask if something would be lost -> destroy -> Ended
+find the runs, instances or resources that a word names -> ask if something would be lost -> destroy -> Ended
 
-All are tried, also if one fails; the first StillBilling is raised at the end.
+Every one is tried, even if another fails; the first StillBilling is raised at the end.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def destroy(
     """Destroy the instances of a run, one instance, one resource, or everything. None if `agrees` says no.
 
     `kept`: with `is_all`, also volumes marked to be kept. `stored`: also what the runs pushed to their stores.
-    `same_account`: the current API key belongs to the account that rented it. `agrees` is asked before anything is lost
-    that is not in the store, and before a kept volume or stored files go.
+    `same_account`: the current API key belongs to the account that rented the instance. `agrees` is called before
+    anything that is not in the store is lost, and before a kept volume or stored files are deleted.
     """
     _check_arguments(run, is_all=is_all, kept=kept, same_account=same_account)
     with open_home(home) as opened:
@@ -80,7 +80,7 @@ def destroy(
         if not is_all and not only and (things := find_resources(opened, str(run))):
             return destroy_named(opened, things, agrees)
         rows = runs_to_end(opened, run, only, is_all=is_all)
-        say_problems(problems)  # an unreadable ledger raised on the line before
+        say_problems(problems)  # if the ledger is unreadable, the line above has raised an error
         for row in rows:
             lost = would_be_lost(opened, row)
             if lost and not agrees(f"{row.id}: {lost}. Destroy anyway?"):
@@ -148,7 +148,7 @@ def _runs_with_instances(home: Home) -> list[RunRow]:
 
 
 def destroy_runs(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:
-    """Destroy every run. All are tried; the first StillBilling is raised at the end."""
+    """Destroy every run, even if another one fails; the first StillBilling is raised at the end."""
     done, failed = list[Destroyed](), None
     if is_all:
         try:
@@ -181,7 +181,7 @@ def destroy_instances(home: Home, lines: list[LedgerLine], rows: list[RunRow]) -
 
 
 def destroy_made(home: Home, agrees: Agrees, *, kept: bool) -> list[Finding]:
-    """Destroy resources made for instances: volumes, groups, roles, alerts. Return what remains.
+    """Destroy resources created for instances: volumes, groups, roles, alerts. Return what remains.
 
     A volume that the user keeps is not a leftover: it is destroyed only with `kept`, not with everything else.
     """
@@ -200,7 +200,7 @@ def find_resources(home: Home, word: str) -> list[Finding]:
     found = [each for each in seen.findings if each.resource is not None and word in ids_of(each.id, each.mark)]
     if not found and seen.is_blind:
         raise StillBilling(
-            what=f"No run {word!r} found, and it could not be checked whether it is a volume that is billing.",
+            what=f"No run {word!r} found, and homing could not check whether {word!r} is a volume that is billing.",
             why="\n".join(seen.problems),
             fix=f"homing destroy {shlex.quote(word)}   once its provider responds",
         )
@@ -279,7 +279,7 @@ def _remove_stored(home: Home, rows: list[RunRow], agrees: Agrees) -> dict[str, 
 
 
 def _vouch(home: Home, run: str) -> None:
-    """Accept the user's word that the account is the same; from here on, what this key does not show counts as gone."""
+    """Accept the user's word that the account is the same: what this key does not list now counts as gone."""
     lines = lines_of_instance(home, run) or open_lines(home, find_run(home, run, changes="destroy {}"))
     for sentence in vouch(home, lines):
         notices.say(sentence)

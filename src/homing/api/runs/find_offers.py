@@ -42,7 +42,7 @@ class FoundOffers:
 def find_offers(
     *, gpu: str | None = None, num_gpus: int = 1, providers: Sequence[str] = (), home: Home | None = None
 ) -> FoundOffers:
-    """Ask the providers, by default all that are set up. Rents nothing. `num_gpus=0`: any number, also none."""
+    """Ask the providers, by default all that are set up. Rents nothing. `num_gpus=0`: any number, including none."""
     needs = Needs(gpu=check_gpu(gpu) if gpu else "", num_gpus=num_gpus, capability=MIN_CAPABILITY)
     with open_home(home) as opened:
         asked = set(configured(opened.path, opened.world))

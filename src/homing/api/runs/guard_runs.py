@@ -2,7 +2,7 @@
 
 check -> Checked -> wait until the next limit is due, `every_s` at most -> check ...
 
-The guard works only while the caller takes the next result.
+The guard works only while the caller iterates over its results.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def _once(home: Home, every_s: float) -> Iterator[Checked]:
 def _while_billing(home: Home, every_s: float) -> Iterator[Checked]:
     """Guard until nothing has billed for a while.
 
-    Signs out first, so that no launch counts on this guard any more, and then checks once more, so that a launch that
-    counted on it a moment before is seen and guarded.
+    Sign out first, so that no further launch relies on this guard, and then check once more, so that a launch that
+    relied on it a moment before is still guarded.
     """
     needed_at = home.world.monotonic()
     while True:
@@ -108,7 +108,7 @@ def _while_billing(home: Home, every_s: float) -> Iterator[Checked]:
             if is_needed(home):
                 needed_at = home.world.monotonic()
                 is_over = False
-        except (HomingError, OSError):  # what cannot be read may bill
+        except (HomingError, OSError):  # if this cannot be read, something may be billing
             is_over, needed_at = False, home.world.monotonic()
         if is_over:
             return

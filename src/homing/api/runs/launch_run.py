@@ -133,7 +133,7 @@ class Answers(Protocol):
 
 
 class Confirmed:
-    """Agrees to the plan and to nothing beyond it, as --yes without a terminal; without `confirm`, refuses."""
+    """Agrees to the plan and to nothing beyond it, like --yes without a terminal; if `confirm` is False, refuses."""
 
     def __init__(self, *, confirm: bool) -> None:
         self._confirm = confirm
@@ -153,8 +153,8 @@ class Confirmed:
     def agrees_to_rate(self, row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool:
         if is_dear(row.offer, limit_usd_per_hour):
             raise UsageError(
-                what=f"{row.offer.name} costs {usd(row.offer.rate_usd_per_hour)}/h, which needs its own limit.",
-                why="Such a rate is above most people's whole run.",
+                what=f"{row.offer.name} costs {usd(row.offer.rate_usd_per_hour)}/h, which limits.rate must allow.",
+                why="One hour at this rate costs more than most whole runs.",
                 fix=f'Run(..., sets=["limits.rate={row.offer.rate_usd_per_hour}"])',
             )
         return True
@@ -182,7 +182,7 @@ class Started:
 def launch(
     run: str, options: LaunchOptions | None = None, *, answers: Answers | None = None, home: Home | None = None
 ) -> Started | None:
-    """Launch a run, and return after its first heartbeat. None if `answers` does not agree; by default it refuses.
+    """Launch a run, and return after its first heartbeat. None if `answers` does not agree; the default refuses.
 
     Ctrl-C destroys what was created and raises LaunchInterrupted, or StillBilling if that is not confirmed.
     """
@@ -207,7 +207,7 @@ def _interrupted(home: Home, before: set[str], interrupt: KeyboardInterrupt) -> 
 
 
 def _start(run: str, asked: LaunchOptions, home: Home, answers: Answers) -> Started | None:
-    """Launch a run, top down. Nothing is created anywhere before `answers` has agreed."""
+    """Launch a run, step by step. Nothing is created anywhere before `answers` has agreed."""
     loaded = _load(run, asked, home)
     words = _words(loaded, asked)
     plan = _plan(loaded, words, asked, home, answers)
@@ -215,7 +215,7 @@ def _start(run: str, asked: LaunchOptions, home: Home, answers: Answers) -> Star
     if row is None:
         notices.say("Nothing was started.")
         return None
-    if row.offer.provider == "local":  # local trains with this Python; other instances install their own packages
+    if row.offer.provider == "local":  # it trains with this Python; other instances install their own packages
         need("lm", verb="launch", where=" on this computer")
     ready = _draft(loaded, words, row, asked, home)
     for sentence in describe_starts(ready, home):
@@ -300,7 +300,7 @@ def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
 
 
 def _without_spot(loaded: Loaded) -> Loaded:
-    """Disable spot in the run itself, so that a later resume keeps to it."""
+    """Disable spot in the run itself, so that a later resume does not use it either."""
     cloud = loaded.run.cloud
     settings = {name: {**each, "spot": False} if "spot" in each else each for name, each in cloud.settings.items()}
     return dataclasses.replace(
@@ -333,7 +333,7 @@ def _limited(loaded: Loaded, limit: Decimal) -> Loaded:
 
 
 def _words(loaded: Loaded, asked: LaunchOptions) -> Words:
-    """Return how the run was typed, for the commands in error messages; a resumed run has only its name."""
+    """Return the run as the user typed it, for the commands that error messages suggest; if resumed, only its name."""
     changes = as_typed(asked.sets, is_smoke=asked.is_smoke)
     typed = "" if asked.resume else f"{typed_name(loaded.file)}{changes}"
     return Words(loaded.run.name, typed, asked.resume)
@@ -346,7 +346,7 @@ def _plan(loaded: Loaded, words: Words, asked: LaunchOptions, home: Home, answer
     plan = only(plan, Exact(asked.cloud, asked.region, asked.instance_type), words)
     plan = without_spot(plan, words) if asked.no_spot else plan
     if loaded.run.limits.spend_usd is None:
-        # The draft would also refuse it, but here we can suggest an amount, before the user chooses an offer in vain.
+        # The draft would refuse this too, but here we can suggest a limit, before the user chooses an offer in vain.
         raise UsageError(
             what="No spend limit is set.",
             why=f"Every launch needs limits.spend in the run file or --spend-limit. {_about_cost(plan.best)}",
@@ -457,8 +457,8 @@ def _say_next(done: Launched, home: Home) -> None:
     else:
         notices.say("You can close your laptop: the run trains and pushes on its own.")
         notices.say(
-            f"But billing continues until a guard, `homing watch` or its limit of {usd(done.worst_case_usd)} ends it."
+            f"But billing continues until a guard, `homing watch` or the limit of {usd(done.worst_case_usd)} ends it."
         )
         if home_guard.words(home):
-            notices.say("While this computer is on, the background guard ends it when training is done: homing runs")
+            notices.say("While this computer is on, the background guard ends billing after training: homing runs")
     notices.say(f"Watch it: homing watch {done.run.name}")

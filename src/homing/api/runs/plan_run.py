@@ -1,7 +1,7 @@
 """Plan a run: hours and dollars per offer, without renting. What `homing plan` and `Run.plan()` do.
 
 run file -> offers of every provider that is set up -> Planned, cheapest to finish first
-         -> without an account, or with a rate of one's own: list prices per GPU; no provider is asked
+         -> without an account, or with a given rate: prices per GPU; no provider is asked
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def family_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def precision_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Suggest FP8 only if the GPU supports it and the model is at least as large as the smallest that gained."""
+    """Suggest FP8 only if the GPU supports it and the model is at least as large as the smallest that became faster."""
     run, gains = plan.run, load_table().gains_of_fp8()
     gpu = find_gpu(plan.best.offer.device)
     is_asked = run.train.precision == "auto" and gpu is not None and gpu.has_fp8
@@ -137,7 +137,7 @@ def precision_rows(plan: Plan) -> list[tuple[str, str]]:
     measured = ", ".join(
         f"{row.shape.num_layers} x {row.shape.width} {gain:.2f}x as fast on {row.card}" for row, gain in gains
     )
-    return [("precision", f"bf16; with train.precision=fp8 {measured}")]
+    return [("precision", f"bf16; measured with train.precision=fp8: {measured}")]
 
 
 def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ __all__ = ["read_logs"]
 def read_logs(
     run: str | None = None, program: str = "trainer", *, is_following: bool = False, home: Home | None = None
 ) -> Iterator[str]:
-    """Yield the lines of a log; with `is_following` until the run ends. An empty log is explained by notices."""
+    """Yield the lines of a log; with `is_following` until the run ends. If the log is empty, notices explain why."""
     with open_home(home) as opened:
         row, is_empty = find_any(opened, run), True
         if isinstance(row, Trained):

@@ -1,4 +1,4 @@
-"""Compare everything with our mark, at every provider, with the ledger: what `homing reconcile` does.
+"""Compare all resources with our mark, at every provider, to the ledger: what `homing reconcile` does.
 
 survey -> on_found -> for each resource that the ledger does not explain: destroy it, keep it or leave it -> Reconciled
 """
@@ -82,11 +82,11 @@ def reconcile_all(
     on_found: Callable[[Survey], None] = lambda found: None,
     home: Home | None = None,
 ) -> Reconciled:
-    """Ask every provider for resources with our mark, and destroy or keep those missing in the ledger.
+    """Ask every provider for resources with our mark, and destroy or keep those missing from the ledger.
 
-    `is_destroy`: ask `agrees` whether to destroy each; `is_adopt`: whether to keep it in the ledger; neither: first the
-    one, then the other, and without `agrees` leave everything. `on_found` is called before anything is asked. If
-    something undecided may bill, the result has an `error`.
+    `agrees` is called for each: with `is_destroy`, whether to destroy it; with `is_adopt`, whether to keep it in the
+    ledger; with neither, for both. Without `agrees` and flags, everything is left unchanged. `on_found` is called
+    before the first question. If something undecided may bill, the result has an `error`.
     """
     if is_destroy and is_adopt:
         raise UsageError(

@@ -19,15 +19,15 @@ __all__ = ["Stopped", "StoppedWaiting", "stop_run"]
 
 
 class StoppedWaiting(KeyboardInterrupt):
-    """Ctrl-C during the wait for the end; the stop request remains. The text names the command that waits on."""
+    """Ctrl-C while waiting for the run to end; the stop request remains. The text names the command to keep waiting."""
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The request, and if the caller waited the state of the run afterwards."""
+    """The stop request and, if the caller waited for the end, the state of the run."""
 
     run: RunRow | Trained
-    typed: str  # what selects the run in this folder
+    typed: str  # the name or id that selects the run in this folder
     serial: int | None = None  # of the request in the store; a run on this computer has none
     status: Status | None = None  # of a rented run that has ended
 

@@ -1,8 +1,8 @@
 """Follow a run until it ends, as `homing watch` and `Run.watch()` do.
 
-trackers asked for earlier start again -> reports -> the result of a smoke run is recorded -> what to do next
+restart trackers requested earlier -> reports -> record the result of a smoke run -> notices: what to do next
 
-While it is followed, its limits are enforced: see `homing.cloud.watch.follow`.
+While a run is followed, its limits are enforced: see `homing.cloud.watch.follow`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Watched:
 
     def __init__(self, home: Home, run: RunRow | Trained, every_s: float) -> None:
         self.run = run
-        self.typed = run.run if isinstance(run, Trained) else name_here(run)  # what selects it in this folder
+        self.typed = run.run if isinstance(run, Trained) else name_here(run)  # the name or id that selects it
         self.exit_code = 0  # of the run, once it has ended
         self._reports = self._follow(home, every_s)
 
@@ -70,9 +70,9 @@ def watch_run(
     tracker_name: str | None = None,
     home: Home | None = None,
 ) -> Watched:
-    """Return the reports of a run from now until its end. `trackers`: also log to these, by their names.
+    """Return the reports of a run from now until its end. `trackers`: names of trackers to log to as well.
 
-    After the last report, the result of a smoke run is recorded, and the spend and the next commands are notices.
+    After the last report, record the result of a smoke run, and emit notices with the spend and the next commands.
     """
     trackers = wanted(list(trackers), wandb=False, verb="watch")
     with open_home(home) as opened:
@@ -88,9 +88,9 @@ def watch_run(
 
 
 def _note_smoke(home: Home, run: RunRow) -> None:
-    """Record the result of a smoke run for its run file, which has a copy in the run's folder.
+    """Record for its run file whether a smoke run passed; the run's folder has a copy of that file.
 
-    A lost instance proves nothing.
+    If the instance was lost, record nothing, because that says nothing about the run file.
     """
     folder = home.run_dir(run.id)
     has_ended = run.state == "done" or (run.state == "failed" and not run.is_interrupted)
@@ -169,7 +169,7 @@ def _stopped_where(status: Status, steps: dict[str, int]) -> str:
 
 
 def _how_to_finish(home: Home, status: Status, phases: list[str]) -> str:
-    """Return the command that finishes the run, with a sufficient limit if its own is not, as far as can be estimated.
+    """Return the command that finishes the run, with a higher limit if its own is too low, as far as is known.
 
     If nothing can be estimated, launch names the minimum.
     """
@@ -177,7 +177,7 @@ def _how_to_finish(home: Home, status: Status, phases: list[str]) -> str:
     measured, planned = _rest(home, status, phases)
     if (measured is None and planned is None) or not status.lines:
         return again
-    # It boots and pushes again. A plan may be off by more than the trainer's own estimate.
+    # A resumed run boots and pushes again. A plan may be off by more than the trainer's own estimate.
     by_plan = (planned or Decimal(0)) + (trip_usd(home, status.run) or Decimal(0))
     rest = (measured or Decimal(0)) + by_plan
     enough = (measured or Decimal(0)) * Decimal("1.2") + by_plan * Decimal("1.5")

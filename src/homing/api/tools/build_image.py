@@ -21,7 +21,7 @@ class BuiltImage:
     context: Context
     image: str
     built: Built | None  # None: Docker was not run
-    run: str  # as typed
+    run: str  # as the user would type it
 
     def to_dict(self) -> dict[str, Any]:
         built = self.built

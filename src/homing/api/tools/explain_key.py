@@ -15,7 +15,7 @@ __all__ = ["Explained", "explain_key", "run_file_schema"]
 class Explained:
     keys: list[Any]  # entries of homing.config.schema.keys
     section: str | None = None  # set if `keys` are all those of one section
-    sections: dict[str, str] | None = None  # set if `keys` are all there are
+    sections: dict[str, str] | None = None  # set if `keys` are those of all sections
 
     @property
     def about(self) -> str:
@@ -33,7 +33,7 @@ class Explained:
 
 
 def explain_key(key: str | None = None) -> Explained:
-    """Return the keys that a path, a last part, a section or another trainer's name means; None: all of them."""
+    """Return the keys meant by a path, its last part, a section or another trainer's name for a key; None: all keys."""
     from homing.config.schema.keys import all_keys, find_keys, sections
 
     if key is None:
@@ -47,8 +47,8 @@ def explain_key(key: str | None = None) -> Explained:
 def run_file_schema() -> dict[str, Any]:
     """Return the JSON schema of the run file, with which an editor completes keys and marks mistakes.
 
-    It accepts whatever a run file may contain: numbers with units as text (2B, 30m, $12.00), and one text instead of a
-    list. It checks less than `homing verify` does: no rule that involves two keys, and no number inside such a text.
+    It accepts whatever a run file may contain: numbers with units as text (2B, 30m, $12.00), and a single text
+    instead of a list. It checks less than `homing verify`: no rules that involve two keys, and no numbers inside text.
     """
     from pydantic.json_schema import GenerateJsonSchema
 

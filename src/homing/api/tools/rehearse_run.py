@@ -38,7 +38,7 @@ class Rehearsed:
 
     @property
     def error(self) -> RunFailed | None:
-        """RunFailed if something was left billing, bill and ledger disagree, or the run did not come to its end."""
+        """RunFailed if something was left billing, bill and ledger disagree, or the run did not finish."""
         if not self.done.problems:
             return None
         return RunFailed(
@@ -82,7 +82,7 @@ def rehearse_run(
     on_progress: OnProgress | None = None,
     on_prepared: Callable[[Prepared], None] = lambda prepared: None,
 ) -> Rehearsed:
-    """Run the whole workflow with a small model on a fake cloud. Rents nothing. A failure is the result's `error`.
+    """Run the whole workflow with a small model on a fake cloud. Rents nothing. A failure is in the result's `error`.
 
     `faults`: names from `list_faults`. `has_guard`: the cloud has its own spend guard. `spend_limit_usd`: simulated
     dollars. `on_event` is called with the kind of each event (step, fault or line) and its text; `on_progress` and

@@ -25,7 +25,7 @@ __all__ = ["Diagnosis", "run_doctor"]
 @dataclass(frozen=True)
 class Diagnosis:
     checks: list[Check]
-    typed: str  # the run as typed; "" without one
+    typed: str  # the run as the user typed it; "" if none was given
 
     @property
     def faults(self) -> list[Check]:
@@ -33,7 +33,7 @@ class Diagnosis:
 
     @property
     def next(self) -> str:
-        """The next command: for the given run, the newest run file, or a first one."""
+        """The next command: for the given run, for the newest run file, or to write a first run file."""
         if not self.typed and not run_files():
             return "homing new first --from tiny"
         return f"homing plan {self.typed}".rstrip()
@@ -87,7 +87,7 @@ def _examined(
 
 
 def _text(run: str) -> str:
-    """Return the run file's text: placeholders are searched for even if the file does not resolve."""
+    """Return the run file's text, which is searched for placeholders even if the file is invalid."""
     try:
         return find_run_file(run).read_text(encoding="utf-8", errors="replace")
     except (HomingError, OSError):

@@ -3,8 +3,8 @@
 new -> prep -> verify -> plan -> launch on local -> watch -> fetch -> generate -> destroy -> ledger
 
 Each step is the real verb in its own process, announced before it runs, so what works here also works when typed.
-Nothing is rented: the `local` provider runs the instance as processes on this computer and charges a made-up rate, so
-that limit, ledger and receipt do real arithmetic.
+Nothing is rented: the `local` provider runs the instance as processes on this computer and charges a simulated
+rate, so that limit, ledger and receipt have real figures to work with.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def run_quickstart(
 ) -> QuickstartDone:
     """Run every step from text to model in `folder`, without any account. Nothing is rented; it takes minutes.
 
-    `shown`: a file for the output of the verbs, whose messages go to stderr; without it both are notices. A verb that
-    fails raises HomingError with its exit code, after the run was destroyed.
+    `shown`: a file for the output of the verbs, whose messages go to stderr; without it, both become notices. If a verb
+    fails, the run is destroyed, and HomingError is raised with the exit code of the verb.
     """
     need("lm", verb="quickstart")
     name = _free_name(folder, name)
@@ -111,7 +111,7 @@ def _fault(figures: dict[str, Any], folder: Path, name: str, *, is_short: bool) 
     if not is_short and not figures["val_loss"] < figures["bigram_nats"]:
         return RunFailed(
             what="The model learned no more than bigram statistics.",
-            why=f"Its loss {figures['val_loss']:.3f} is not under the bigram entropy {figures['bigram_nats']:.3f}.",
+            why=f"Its loss {figures['val_loss']:.3f} is not below the bigram entropy {figures['bigram_nats']:.3f}.",
             fix=f"Read {folder}/runs/{name}.yaml and the log above; run `homing quickstart` again to start over.",
         )
     return None

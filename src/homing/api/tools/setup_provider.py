@@ -24,7 +24,7 @@ from homing.store.address import parse_s3
 
 __all__ = ["AskKey", "SetUp", "provider_policy", "setup_provider"]
 
-AskKey = Callable[[str, Path], str]  # name of the variable, and the file that it is written to -> the key; "": none
+AskKey = Callable[[str, Path], str]  # (variable name, file that will store it) -> the key; "" for none
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def setup_provider(
 ) -> SetUp:
     """Create what a provider needs: API key, SSH key, store and other one-time steps. Safe to repeat.
 
-    `agrees` is asked before each step; `dry_run` creates nothing. `ask_key`: asks for a missing API key, which is
-    written to .env; without it a missing key is an error.
+    `agrees` is called before each step; `dry_run` creates nothing. `ask_key` is called to prompt for a missing API key,
+    which is then written to .env; without `ask_key`, a missing key is an error.
     """
     _check_name(provider)
     with open_home() as home:
@@ -99,14 +99,14 @@ def _check_name(provider: str) -> None:
 
 
 def _take_key(account: Account, home: Home, ask_key: AskKey | None) -> None:
-    """Ask for the key and write it to .env; without a person to ask, say what to do."""
+    """Prompt for the key and write it to .env. Without `ask_key`, raise an error that says what to do."""
     path = Path.cwd() / dotenv.FILE
     login = f"   or: {account.login}" if account.login else ""
     if ask_key is None:
         lines = ", ".join(f"{name}=..." for name in account.keys)
         raise UsageError(
             what=f"No API key for {account.title}.",
-            why=f"{' and '.join(account.keys)} not set. Create one at {account.key_page}",
+            why=f"Not set: {' and '.join(account.keys)}. Create a key at {account.key_page}",
             fix=f"Add to {path} (chmod 600): {lines}{login}",
         )
     notices.say(f"Create a key at {account.key_page}{login}")
@@ -125,12 +125,12 @@ def _take_key(account: Account, home: Home, ask_key: AskKey | None) -> None:
 def _do(todo: list[Step], agrees: Agrees) -> list[Step]:
     made = []
     for step in todo:
-        if not agrees(f"Make {step.text}{_costs(step)}?"):
-            notices.say("  left")
+        if not agrees(f"Create {step.text}{_costs(step)}?"):
+            notices.say("  skipped")
             continue
         step.do()
         made.append(step)
-        notices.say("  made")
+        notices.say("  created")
     return made
 
 

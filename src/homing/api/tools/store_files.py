@@ -60,7 +60,7 @@ def put_file(
 ) -> dict[str, Any]:
     """Copy one file to the store, and verify it by reading it back."""
     if not path.is_file():
-        raise UsageError(f"{path} is not a file.", "Put files one at a time.", "Use a file.")
+        raise UsageError(f"{path} is not a file.", "Only single files can be put.", "Pass the path of a file.")
     with open_home() as home:
         opened = _open(home, store)
         if opened.exists(key) and not force:
@@ -68,7 +68,7 @@ def put_file(
         opened.progress = on_progress
         entry = opened.put(key, str(path))
         if opened.sha256(key) != entry.sha256:
-            raise UsageError(f"{key} reads back differently than written.", opened.url, "Try again; check the disk.")
+            raise UsageError(f"{key} was read back with different content.", opened.url, "Try again; check the disk.")
         return {"key": key, "num_bytes": entry.num_bytes, "sha256": entry.sha256}
 
 

@@ -36,9 +36,9 @@ class Curves:
 
 
 def write_curves(run: str | None = None, *, port: int = 6006) -> Curves:
-    """Write the loss, speed and validation of a run; those of a live run are followed in the background.
+    """Write the curves of a run: loss, speed and validation. Those of a live run are updated in the background.
 
-    Reads the store, so it needs no tunnel. `port`: where TensorBoard is to listen; another one if it is in use.
+    Reads the store, so it needs no tunnel. `port`: the port for TensorBoard; if it is in use, another one is chosen.
     """
     check_tracker("tensorboard", verb="tensorboard")
     with open_home() as home:

@@ -48,7 +48,7 @@ def command(
             output.say(help_text)
         elif line == "/new":
             session.forget()
-            output.say("Forgotten.")
+            output.say("Started a new conversation.")
         else:
             _answer(session, line, is_json=json)
 

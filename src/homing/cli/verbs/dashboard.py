@@ -1,4 +1,4 @@
-"""`homing dashboard`: all runs and what bills, live in the browser on this computer until Ctrl-C. Read-only."""
+"""`homing dashboard`: all runs and what is billing, live in the browser on this computer until Ctrl-C. Read-only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def command(
     ] = 8100,
     json: Json = False,
 ) -> None:
-    """Show all runs and what bills, live in the browser. Read-only: it enforces no limit and ends nothing.
+    """Show all runs and what is billing, live in the browser. Read-only: it enforces no limit and ends nothing.
 
     Set the access token with HOMING_DASHBOARD_TOKEN; otherwise a new one is made each time.
     """

@@ -1,6 +1,6 @@
 """`homing data check|show`: find mistakes in chat data, and show what a model would learn from it.
 
-check   every line of the files, or of a run: kept, cut, skipped, and why; exit code 2 if a line is at fault
+check   every line of the files, or of a run: kept, cut, skipped, and why; exit code 2 if a line is invalid
 show    one conversation as tokens, with the trained ones colored, or labeled if there is no color
 """
 

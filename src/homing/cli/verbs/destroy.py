@@ -22,7 +22,7 @@ def command(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="Run whose instances to destroy, or the id of one instance or volume.",
+            help="Name of the run whose instances should be destroyed, or the id of one instance or volume.",
             autocompletion=run_words,
         ),
     ] = None,
@@ -37,7 +37,7 @@ def command(
     ] = False,
     same_account: Annotated[
         bool,
-        typer.Option("--same-account", help="Confirm that the current API key belongs to the account that rented it."),
+        typer.Option("--same-account", help="Confirm your API key belongs to the account that rented the instance."),
     ] = False,
     yes: Yes = False,
     json_: Json = False,

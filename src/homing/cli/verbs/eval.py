@@ -48,7 +48,7 @@ def command(
     new_tokens: Annotated[
         int | None, typer.Option("--new-tokens", min=1, help="Maximum tokens per answer; default: 256 or what fits.")
     ] = None,
-    window: Annotated[int, typer.Option(min=0, help="Tokens of text read at once; default: the context.")] = 0,
+    window: Annotated[int, typer.Option(min=0, help="Tokens to process at a time; default: the context length.")] = 0,
     at_most: Annotated[
         int, typer.Option("--at-most", min=0, help="Use at most this many items of each set; 0 for all.")
     ] = 0,

@@ -60,7 +60,7 @@ def command(
         f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash checked."
         f" Logs, metrics and samples: {got.run_dir}"
     )
-    # The last is fetched because a next phase continues from it; verbs that use a run directory take the best.
+    # The latest is fetched because a next phase would continue from it; verbs that use a run directory take the best.
     if fetched.best_step is not None:
         output.say(
             f"This is the latest checkpoint; the best by {figure_of(manifest.phase)} is step {fetched.best_step:,}:"

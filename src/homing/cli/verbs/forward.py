@@ -57,7 +57,7 @@ def _parse(ports: str) -> tuple[int, int]:
 
 
 def _explain_if_closed(login: Login, there: int, run: str) -> None:
-    """Warn if nothing listens on the remote port: the tunnel would open and then show nothing. Asked once, over SSH."""
+    """Warn if nothing listens on the remote port: the tunnel would open and then show nothing. Checks once, by SSH."""
     try:
         knock = login.shell([f"bash -c 'exec 3<>/dev/tcp/127.0.0.1/{there}'"])
         done = subprocess.run(knock, capture_output=True, timeout=_KNOCK_S, check=False)

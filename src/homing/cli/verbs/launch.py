@@ -118,7 +118,7 @@ def _parse_keep(text: str | None) -> float:
 
 
 class _AtTerminal:
-    """Asks the person at the terminal; --yes answers what the plan said."""
+    """Asks the person at the terminal; --yes agrees to what the plan shows."""
 
     def __init__(self, *, yes: bool, dry_run: bool) -> None:
         self._yes, self._is_dry = yes, dry_run

@@ -78,7 +78,7 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
         ("memory", format_bytes(plan.needs.memory_bytes)),
         ("checkpoint", f"{format_bytes(plan.checkpoint_bytes)}, at most {format_bytes(plan.kept_bytes)} kept"),
         ("minimum spend", f"{usd(plan.offers[0].minimum_usd)} on {plan.offers[0].offer.name}"),
-        ("of it", plan.offers[0].timing.text),
+        ("which covers", plan.offers[0].timing.text),
         *_bought(plan),
         *family_rows(run),
         *precision_rows(plan),

@@ -1,4 +1,4 @@
-"""`homing prep [RUN]`: turn text into a tokenizer and token shards, and report how far the tokens go.
+"""`homing prep [RUN]`: turn text into a tokenizer and token shards, and report the steps and epochs.
 
 run file or flags -> homing.api.data.prepare -> report -> steps and epochs -> verify
 

@@ -1,4 +1,4 @@
-"""`homing reconcile`: compare everything with our mark, at every provider, with the ledger."""
+"""`homing reconcile`: compare all resources with our mark, at every provider, to the ledger."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["command"]
 
 def command(
     is_destroy: Annotated[
-        bool, typer.Option("--destroy", help="Destroy resources that are leftover or missing in the ledger.")
+        bool, typer.Option("--destroy", help="Destroy resources that are left over or missing from the ledger.")
     ] = False,
     is_adopt: Annotated[
-        bool, typer.Option("--adopt", help="Add resources missing in the ledger to it and keep them.")
+        bool, typer.Option("--adopt", help="Add resources that are missing from the ledger, and keep them.")
     ] = False,
     yes: Yes = False,
     json_: Json = False,
 ) -> None:
-    """Ask every provider for resources with our mark, and destroy or keep those missing in the ledger.
+    """Ask every provider for resources with our mark, and destroy or keep those missing from the ledger.
 
     Touches nothing else.
     """

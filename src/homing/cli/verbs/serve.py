@@ -17,7 +17,9 @@ __all__ = ["command"]
 def command(
     run: Model = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Local port (another if it is in use); 0: any.")] = 8000,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Needs --network unless loopback.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; any but loopback needs --network.")
+    ] = "127.0.0.1",
     network: Annotated[bool, typer.Option("--network", help="Allow other computers to connect, unencrypted.")] = False,
     tokens: Tokens = 200,
     temperature: Temperature = 0.8,
@@ -52,7 +54,7 @@ def command(
             _print_addresses(server)
             server.wait()
     except KeyboardInterrupt:
-        output.say("Ended.")
+        output.say("Server stopped.")
 
 
 def _print_addresses(server: ModelServer) -> None:

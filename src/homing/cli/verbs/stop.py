@@ -42,7 +42,7 @@ def command(
     if not stopped.is_stopped:
         output.say(f"Stop requested. Watch it stop: homing watch {stopped.typed}")
     elif isinstance(stopped.run, Trained):
-        output.say(f"{stopped.typed} is {stopped.run.state}: {stopped.run.reason} It is at {stopped.run.where}.")
+        output.say(f"{stopped.typed} is {stopped.run.state}: {stopped.run.reason} Progress: {stopped.run.where}.")
         output.say(stopped.run.next_words)
     elif (status := stopped.status) is not None:
         spent = at_most(*status.lines) + usd(status.spend_usd)

@@ -1,7 +1,7 @@
 """`homing train`: train on this machine, with the same trainer as on a rented instance.
 
 The same command resumes the newest unfinished run of that name; --fresh begins another. --extend trains a finished or
-stopped model for more steps. Ctrl-C reaches the trainer as one signal, it saves, and this verb prints how to resume.
+stopped model for more steps. On Ctrl-C, the trainer saves a checkpoint, and this verb prints how to resume.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`homing verify [RUN]`: check that the run builds, trains and fits, before any money is spent.
 
-parameters by part, FLOPs -> memory on each GPU -> vocabulary, shards, tokens -> one forward and backward -> plan
+parameters by part, FLOPs -> memory on each GPU -> vocabulary, shards, tokens -> one forward and backward pass -> plan
 
-Everything but the forward and backward is arithmetic and needs no torch; `--no-run` stops there.
+Everything but that pass is arithmetic and needs no torch; `--no-run` leaves the pass out.
 """
 
 from __future__ import annotations

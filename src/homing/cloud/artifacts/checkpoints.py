@@ -1,4 +1,4 @@
-"""The checkpoints of a run in the store: which are complete, newest and best; fetches one and verifies it by hash.
+"""Finds the complete, newest and best checkpoints of a run in its store; fetches one and verifies it by hash.
 
     choose a checkpoint -> fetch its files into a temporary folder, verify each -> rename the folder to ./models/NAME
                         -> fetch logs, metrics, samples to $HOMING_HOME/runs/<id>/
@@ -81,7 +81,7 @@ class StoredCheckpoint:
 def list_checkpoints(store: Store, run_id: str, phases: list[str]) -> list[StoredCheckpoint]:
     """Return the checkpoints, newest first: by phase order in the run, then by step.
 
-    A damaged manifest does not hide the others.
+    A damaged manifest does not hide the other checkpoints.
     """
     prefix = run_key(run_id, file_names.CHECKPOINTS) + "/"
     found = []
@@ -123,7 +123,7 @@ def damage(store: Store, checkpoint: StoredCheckpoint) -> str:
         except NotInStore:
             return f"{file.name} is missing"
         if digest != file.sha256:
-            return f"{file.name} has sha256 {digest[:12]}, its manifest says {file.sha256[:12]}"
+            return f"{file.name} has sha256 {digest[:12]}, but the manifest says {file.sha256[:12]}"
     return ""
 
 
@@ -356,10 +356,10 @@ def _put_in_place(temporary: Path, model_dir: Path, world: World) -> None:
 
 
 def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
-    """Return why the folder is not an unmodified earlier fetch of the same run, or "" if it is one or is empty."""
+    """Return what the folder contains other than an unmodified earlier fetch of this run, or "" if there is nothing."""
     world, there = home.world, _is_inside(home, folder)
     if there is None:
-        return "It contains another, unidentified model." if not _is_empty(home, folder) else ""
+        return "It contains a model that homing cannot identify." if not _is_empty(home, folder) else ""
     if there.run_id != checkpoint.run_id:
         return f"It contains another model, {there.phase} step {there.step:,} of {there.run_id or there.run_name}."
     listed = {file.name: file.sha256 for file in there.files}
@@ -424,7 +424,7 @@ def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
 
 
 def _fetch_documents(home: Home, store: Store, run: RunRow) -> Path:
-    """Fetch logs, metrics and samples, which are only informational, so skip files that disappear in the meantime."""
+    """Fetch logs, metrics and samples. Skip files that disappear in the meantime, because they only inform the user."""
     folder = home.run_dir(run.id)
     prefix = run_key(run.id) + "/"
     for entry in store.list(prefix):

@@ -142,7 +142,7 @@ def _check_run(store: Store, parts: list[str], home: Home) -> None:
     found = [c for c in list_checkpoints(store, run_id, [phase]) if c.manifest.phase == phase]
     kept, whole = [c.manifest.step for c in found], [c.manifest.step for c in found if not c.problem]
     last, best = max(whole, default=None), best_step(store, run_id, phase)
-    called = "last" if kept == whole else "last whole"  # no run can resume from a damaged checkpoint
+    called = "last" if kept == whole else "last intact"  # no run can resume from a damaged checkpoint
     role = called if step == last else "best" if step == best else ""
     if role and step is not None:
         raise UsageError(
@@ -163,7 +163,7 @@ def _check_owner(store: Store, run_id: str, home: Home) -> None:
         host = (lease.host if lease is not None else record.host if record is not None else "") or "another computer"
         raise NotOwner(
             what=f"{run_id} in {store.url} belongs to the home {owner} on {host} and was not removed.",
-            why=f"This home is {home.owner}. A run of another home may be live there, and this may be its only copy.",
+            why=f"This home is {home.owner}. The run may be live there, and this may be its only copy.",
             fix=f"Remove it there, or take it over first: homing adopt {shlex.quote(store.url)} {run_id}",
         )
     run = home.ledger.run(run_id)
@@ -173,7 +173,7 @@ def _check_owner(store: Store, run_id: str, home: Home) -> None:
             what=f"{run_id} is live, so its files cannot be removed.",
             why=f"Its state is {state}."
             if run is not None
-            else f"Its record says {state}; it is not in the local ledger.",
+            else f"Its record says {state}; the run is not in the local ledger.",
             fix=f"homing stop {run_id}, then try again"
             if run is not None
             else f"homing adopt {shlex.quote(store.url)} {run_id}",

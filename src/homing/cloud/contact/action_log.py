@@ -2,9 +2,9 @@
 
     $HOMING_HOME/runs/<run id>/diary/<key>.json
 
-The guard, `watch` and cron may all check a run at the same moment. If an action's file already exists, another of them
-has reported the action. The log also outlives its writer: if a guard dies halfway through an action, the next guard
-continues from the log.
+The guard, `watch` and cron may all check a run at the same moment. If an action's file already exists, another
+process has reported the action. The log also outlives its writer: if a guard dies halfway through an action, the next
+guard continues from the log.
 """
 
 from __future__ import annotations

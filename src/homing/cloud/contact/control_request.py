@@ -1,6 +1,6 @@
 """Sends control requests from home to an instance through one file in the store that concurrent commands may write.
 
-    stop | limit | the age that launch reports  ->  the next numbered file at home  ->  request.json in the store
+    stop | limit | age of the instance  ->  the next numbered file at home  ->  request.json in the store
 
 Each numbered file is created once, by create-if-absent, and contains everything requested so far, so that neither of
 two simultaneous requests is lost. After pushing its request, the writer checks for a file with a higher number and
@@ -86,7 +86,7 @@ def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
 
 
 def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float) -> bool:
-    """Tell the agent how long its instance has been billing if its own count is too low. Return True if it was.
+    """Tell the agent how long its instance has been billing if its own count is too low. Return True if it was too low.
 
     The agent counts by its own clock, from the start time in boot.json. If that clock is behind the clock at home, the
     agent's count is too low, and it would enforce the limit too late. Home measures the time with a clock that cannot

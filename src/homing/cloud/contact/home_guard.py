@@ -37,7 +37,7 @@ __all__ = [
     "words",
 ]
 
-LOG = "guard.log"  # in the home
+LOG = "guard.log"  # file name of the guard's log in the home
 _FILE = "guard.json"  # a file in the home that says when a guard last made a pass, and which providers answered
 IDLE_S = 900.0  # the guard exits after this long with nothing to guard; longer than a launch takes to write its intent
 _FIRST_ROUND_S = 90.0
@@ -103,9 +103,9 @@ class OnDuty:
     """The guard of this home that made the most recent pass."""
 
     host: str
-    pid: int  # 0: unknown
+    pid: int  # 0 if unknown
     age_s: float  # seconds since the guard's last pass
-    reaches: tuple[str, ...]  # providers
+    reaches: tuple[str, ...]  # names of the providers whose instances this guard can list
     is_background: bool  # True if a launch started the guard
 
 

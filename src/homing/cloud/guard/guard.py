@@ -171,7 +171,7 @@ def _unfailing(notify: Say) -> Say:
 def _look_at_the_rest(home: Home, made: Pass) -> None:
     """Report our instances that belong to no run, and retry destroys that were requested but not confirmed."""
     lines = [line for line in home.ledger.open_lines() if not line.run_id]
-    unknown = [line for line in lines if line.run_name == "?"]  # the user chose to keep the other instances
+    unknown = [line for line in lines if line.run_name == "?"]  # the user kept any instance with another name
     for line in unknown:
         where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
         made.may_bill.append(f"{where} was created by this home but belongs to no run. Resolve it: homing reconcile")
@@ -330,7 +330,7 @@ class _Round:
 
     def _check_alive(self) -> None:
         if any(self.home.world.is_locked(self.home.launch_lock(line.mark)) for line in self.lines):
-            return  # its launch is alive and cleans up after itself; a second cleanup would hit the next attempt
+            return  # the launch is still running and undoes itself; a second undo would hit the next attempt
         for line in self.billing:
             if line is not self.lines[-1]:
                 if self._is_kept(line):
@@ -350,7 +350,7 @@ class _Round:
             self.made.done += [f"{self.run.id}: {text}" for text in end_duplicates(self.home, line, self._owned(line))]
             instance = self._describe(line)
             if instance is not None and instance.state == "preempted":
-                self._lose(line, f"{line.provider} took its instance away")
+                self._lose(line, f"{line.provider} took the run's instance away")
             elif instance is not None and instance.billing != "no" and not instance.is_running:
                 self._note_dead(line, instance)
         lines = self.home.ledger.lines(self.run.id)

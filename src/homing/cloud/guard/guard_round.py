@@ -61,7 +61,7 @@ class Pass:
     silent: set[str] = field(default_factory=set)  # marks of instances at providers that did not answer in this pass
     reached: set[str] = field(default_factory=set)  # names of the providers that listed our instances
     things: dict[str, list[Resource] | HomingError | OSError] = field(default_factory=dict)  # volumes, by provider
-    # our instances, by provider or, if they were adopted, by mark
+    # Our instances, by provider name. Adopted instances are listed separately, by their mark.
     owned: dict[str, list[Instance]] = field(default_factory=dict)
 
 
@@ -119,7 +119,7 @@ def owned_by(home: Home, line: LedgerLine, made: Pass) -> list[Instance]:
 
 
 def _end_each(home: Home, lines: list[LedgerLine], made: Pass) -> dict[str, Problem]:
-    """Destroy the lines, but block no longer than the next limit allows, as a provider may take minutes to time out."""
+    """Destroy the instances of the lines, but block no longer than the next limit allows: a provider may hang."""
     return end_each(home, lines, deadline_s=DESTROY_S, by=made.next_at)
 
 

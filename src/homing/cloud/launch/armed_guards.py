@@ -82,7 +82,7 @@ def _on_this_computer(limit: str, rate: str, name: str, has_guard: bool) -> list
     if has_guard:
         said.append("armed: the local guard, while this computer is on.")
     said.append(
-        "If this computer turns off, you lose no money, but the made-up cost keeps growing until you run:"
+        "If this computer is switched off, you lose no real money, but the simulated cost keeps growing until you run:"
         f" homing destroy {name}"
     )
     return said

@@ -60,7 +60,7 @@ RUN {make_bootstrap_spec} || {{ cat {dir}/run/{outcome}; exit 1; }}; rm -rf {dir
 CMD ["sleep", "infinity"]
 """
 _TRY = f"""\
-for tool in {" ".join(_TOOLS)}; do command -v $tool >/dev/null || {{ echo "there is no $tool in it"; exit 1; }}; done
+for tool in {" ".join(_TOOLS)}; do command -v $tool >/dev/null || {{ echo "the image has no $tool"; exit 1; }}; done
 exec {startup_script.CACHE_DIR}/env-*/bin/python -c '
 import numpy, safetensors, tokenizers, torch
 print("torch", torch.__version__, "numpy", numpy.__version__)'

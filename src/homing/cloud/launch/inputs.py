@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 DATA_DIR = "data"
-TOKENIZER_EXTRAS = (file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.TURNS)  # in no manifest
+TOKENIZER_EXTRAS = (file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.TURNS)  # no manifest lists them
 BASE = "base"
 _RL_FILES = ("file", "val_file", "reward")
 # Of a weights folder, only the files needed to load the weights are sent: no optimizer state, samples or logs.

@@ -228,7 +228,7 @@ class Ledger:
         Fifty listed instances then need one disk sync instead of a hundred. Reads inside the block do not see the
         writes.
         """
-        assert self._gathered is None, "one at a time"
+        assert self._gathered is None, "at_once cannot be nested"
         self._gathered = []
         try:
             yield

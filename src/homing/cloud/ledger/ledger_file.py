@@ -1,7 +1,7 @@
 """Keeps the ledger on disk, as a database file with a backup, and reads rows that may be damaged.
 
     $HOMING_HOME/ledger.sqlite          the ledger
-    $HOMING_HOME/backup/ledger.sqlite   a copy, written after each change to what exists and what it may cost
+    $HOMING_HOME/backup/ledger.sqlite   a copy, updated when the known instances, or what they may cost, change
 
     missing, or empty        restored from the backup
     damaged                  renamed, then restored from the backup
@@ -283,7 +283,7 @@ def read_run(row: Mapping[str, Any], now: float) -> dict[str, Any]:
     created_at, ended_at = _moment(row, "created_at", bad), _moment(row, "ended_at", bad)
     state = _text(row, "state", bad)
     if "state" in bad:
-        # counts as live, so that the run is guarded until its store says more
+        # The run counts as live, so that it is guarded until its state is known from its store.
         state = "running" if ended_at is None else "failed"
     return {
         "id": _text(row, "id", bad),

@@ -1,8 +1,8 @@
 """Computes the spend so far and the worst case, and keeps ages correct when this computer's clock is changed.
 
-    ours       rate x time, from the create call until the provider no longer shows it
-    provider's its own figure, if it has one
-    the meter shows the larger, over all attempts of a run
+    ours       rate x time, from the create call until the provider no longer lists the instance
+    provider's what the provider itself reports, if it does
+    the meter shows the larger of the two, over all attempts of a run
 
 Amounts are exact Decimals, rounded up only for display, so that the displayed figure is never less than the cost.
 
@@ -66,11 +66,11 @@ MARGIN_WORDS = (
 )
 AT_MOST_WORDS = (
     "At most: neither homing nor the provider knows when the instance ended, or whether it was created at all."
-    " This is the"
-    " most it can have cost, and it counts against its limit; the provider's page shows what was billed."
+    " The amount is the most that the instance can have cost, and it counts against the run's limit;"
+    " the provider's page shows what was billed."
 )
 _CENT = Decimal("0.01")
-MOST_DRIFT_S = 30.0  # between the two clocks; small corrections by a time server do not justify rewriting lines
+MOST_DRIFT_S = 30.0  # allowed difference between the two clocks; a small NTP correction need not shift the lines
 
 
 def is_charged(line: LedgerLine) -> bool:
@@ -136,7 +136,7 @@ def moment(
 ) -> float:
     """Return when (Unix seconds) the guard with this share (see wire/guard_order.py) must act; infinity means never.
 
-    Closed lines count at their receipts. Each open one accrues at its rate, from the larger of both figures.
+    A closed line counts as its receipt. An open line accrues at its rate, from the larger of the two figures.
     """
     running = [line for line in lines if line.destroyed_at is None and line.created_at is not None]
     rate = sum((Decimal(line.rate_usd_per_hour) for line in running), storage_usd_per_hour)
@@ -183,7 +183,7 @@ def as_limit(amount: Decimal) -> str:
 
 
 def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
-    """The lines that may cost money: a create call has begun, and the instance is not confirmed gone."""
+    """Return the lines that may cost money: a create call has begun, and the instance is not confirmed gone."""
     return [line for line in lines if line.destroyed_at is None and line.created_at is not None]
 
 

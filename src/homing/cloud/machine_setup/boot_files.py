@@ -33,7 +33,7 @@ __all__ = ["AGENT_ZIP", "agent_argv", "build_agent_zip", "make_boot", "prepare_i
 
 AGENT_ZIP = "agent.zip"
 RUN_DIR = "run"
-_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # a fixed date, the earliest in a zip, so that the same source gives the same bytes
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same source gives the same bytes; the earliest date of a zip
 # Exactly the files that the agent imports. The agent must stay small enough to read in one sitting; a test counts the
 # lines.
 _ZIP_WIRE = ("agent_orders", "codec", "control_files", "event_lines", "guard_order", "instance_names")

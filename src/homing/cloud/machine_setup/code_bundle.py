@@ -48,7 +48,7 @@ TORCH_CUDA = "13.0"
 # for 2.11.0, 2.12.1 and 2.13.0. Update this together with the range.
 OLDER_CUDA = ("12.9", "12.6")
 TORCH_INDEX = "https://download.pytorch.org/whl"
-_TIME = (1980, 1, 1, 0, 0, 0)  # a fixed date, the earliest in a zip, so that the same tree gives the same bytes
+_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same tree gives the same bytes; the earliest date of a zip
 _INFO = f"homing-{homing.__version__}.dist-info"
 _STORE_EXTRAS = {"s3": "aws", "hf": "hub", "modal": "modal"}
 _GIT_S = 20.0

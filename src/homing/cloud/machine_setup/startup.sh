@@ -7,18 +7,18 @@ umask 077
 
 now() { local up; read -r up _ </proc/uptime && NOW=${up%%.*}; }
 
-# To the log, which is copied to stdout; straight there while there is no log, or no room for it.
+# Writes to the log, which is copied to stdout, or to stdout if that fails.
 say() { { echo "$(date -u +%FT%TZ) homing: $*" >>"$ROOT/boot.log"; } 2>/dev/null || echo "homing: $*"; }
 
-# For ever: whoever is still here to try has not been ended. No redirection stands before it: on a full disk that fails.
+# Tries forever: while this runs, billing has not ended. Does not rely on the disk, which may be full.
 end_billing() {
   local pause=5 said
   trap '' HUP INT TERM PIPE
   { : >"$ROOT/ended"; } 2>/dev/null
   say "ending billing: $1"
   while :; do
-    if said=$(timeout -k 5 90 bash -c "$END" 2>&1); then say "the end of billing was accepted. $said"
-    else say "STILL BILLING: what ends it failed with $?. $said"; fi
+    if said=$(timeout -k 5 90 bash -c "$END" 2>&1); then say "the request to end billing was accepted. $said"
+    else say "STILL BILLING: the command to end billing failed with exit code $?. $said"; fi
     sleep "$pause"
     pause=$((pause < 40 ? pause * 2 : 60))
   done
@@ -30,7 +30,7 @@ dead_man_lives() {
   [ $? = 9 ]
 }
 
-# $1: when a dead-man was last seen.
+# $1: the time when a dead-man was last seen
 timer() {
   local seen_at=$1
   trap '' HUP INT TERM PIPE
@@ -40,12 +40,12 @@ timer() {
     now
     if dead_man_lives; then seen_at=$NOW
     elif [ "$NOW" -ge "$END_AT" ] && [ $((NOW - seen_at)) -ge "$GRACE_S" ]; then
-      end_billing "no dead-man of ours lives here, $END_WITHIN_S s after the machine began"
+      end_billing "no dead-man process is running $END_WITHIN_S s after the machine started"
     fi
   done
 }
 
-# 1. The timer. A restart does not give it more time.
+# 1. Start the timer. A restart does not give the machine more time.
 began=$(date +%s)
 [ -s "$ROOT/began" ] && read -r began <"$ROOT/began"
 left_s=$((began + END_WITHIN_S - $(date +%s)))
@@ -60,25 +60,25 @@ known=$(stat -c %s "$ROOT/boot.log")
 tail -c "+$((known + 1))" -F "$ROOT/boot.log" 2>/dev/null &
 [ -s "$ROOT/began" ] || echo "$began" >"$ROOT/began"
 
-# 2. Was it here before? Then what it was rented for is over, or lost with the secrets in its memory.
-[ -e "$ROOT/ended" ] && end_billing "it was ended before, and started again"
+# 2. If this script ran before, end billing: the run is over, or its secrets in memory are lost.
+[ -e "$ROOT/ended" ] && end_billing "billing was ended before, and the machine was started again"
 [ -e "$ROOT/started" ] && end_billing "the agent was started here before; this is a restart"
-[ -n "$BEGIN_BY" ] && [ "$(date +%s)" -gt "$BEGIN_BY" ] && end_billing "this is long after its launch, so a restart"
+[ -n "$BEGIN_BY" ] && [ "$(date +%s)" -gt "$BEGIN_BY" ] && end_billing "this is long after the launch, so a restart"
 
-# A timer that was killed is started again.
+# Restarts the timer if it was killed.
 watch_timer() {
   kill -0 $timer 2>/dev/null && return
   now
   timer "$NOW" &
   timer=$!
-  say "the timer was gone and is started again"
+  say "the timer had died and was restarted"
 }
 
-# Home reads the log meanwhile, and ends the machine; else the timer does.
+# Waits: home reads the log and destroys the machine, or else the timer ends billing.
 stuck() { say "cannot go on: $*"; while :; do watch_timer; sleep "$LOOK_S"; done; }
 
 # PREPARE
-# 3. SSH: our key may log in, and the machine shows the host key that home has pinned.
+# 3. Set up SSH: allow our login key, and present the host key that home has pinned.
 own_sshd() {
   if ! command -v sshd >/dev/null; then
     say "the image has no sshd; installing it"
@@ -115,22 +115,22 @@ system_sshd() {
   done
   printf '%s' "$HOST_KEY" >/etc/ssh/ssh_host_ed25519_key
   printf '%s\n' "$HOST_KEY_PUB" >/etc/ssh/ssh_host_ed25519_key.pub
-  # After a reboot nothing of ours runs, and what was in memory is lost: all that is left to do is to end billing.
+  # After a reboot, our processes and the secrets in memory are gone, so only end billing.
   if cd /var/lib/cloud/scripts/per-boot; then
     printf '#!/bin/bash\nwhile :; do\n%s\nsleep 60\ndone\n' "$END" >homing && chmod 700 homing
     cd /
   fi
-  # One that is not running yet reads the key when it starts.
-  systemctl reload ssh || systemctl reload sshd || kill -HUP "$(cat /run/sshd.pid)" || say "no sshd runs yet"
+  # An sshd that is not running yet reads the key when it starts.
+  systemctl reload ssh || systemctl reload sshd || kill -HUP "$(cat /run/sshd.pid)" || say "sshd is not running yet"
 } 2>/dev/null
 
 if [ "$KIND" = container ]; then own_sshd; else system_sshd; fi
 
-# 4. What to run: brought by home, or fetched.
+# 4. Get the files to run: home delivers them, or this machine fetches them.
 get() { curl -fsSL --retry 3 --max-time 600 -o "$2" "$1" || python3 -I -c 'import sys, urllib.request as u
 u.urlretrieve(*sys.argv[1:])' "$1" "$2"; }
 
-# The hash came with this script, from home. Nothing that a store gave is used before it was checked.
+# Home sent the hashes in this script. No file from a store is used before its hash is checked.
 sha256_of() { sha256sum "$1" || python3 -I -c 'import hashlib, sys
 print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$1"; } 2>/dev/null
 
@@ -142,7 +142,7 @@ if [ ${#FETCH[@]} -gt 0 ]; then
       if get "${FETCH[i]}" "$file.part" 2>>"$ROOT/boot.log" && found=$(sha256_of "$file.part"); then
         [ "${found%% *}" = "${FETCH[i + 2]}" ] && mv "$file.part" "$file" && break
         rm -f "$file.part"
-        [ $((wrong += 1)) -ge 3 ] && stuck "$name in the store was replaced, its sha256 is ${found%% *}"
+        [ $((wrong += 1)) -ge 3 ] && stuck "$name in the store was replaced: its sha256 is ${found%% *}"
       fi
       say "$name could not be fetched; trying again"
       sleep 5
@@ -154,7 +154,7 @@ else
   until [ -e "$WORK/go" ]; do watch_timer; sleep 0.5; done
 fi
 
-# 5. The agent, with the secrets in its environment and nowhere else.
+# 5. Start the agent. The secrets are only in its environment.
 agent() {
   local secrets=
   if [ -e "$SHM/secrets" ]; then
@@ -165,7 +165,7 @@ agent() {
   cd "$WORK" && exec python3 -I "$WORK/agent.zip" "$WORK/$BOOT"
 }
 
-# Whoever stops a container tells its first process; it is the agent that can save something.
+# A stopped container signals only this script, but it is the agent that can still save its work.
 tell_agent() {
   local file
   for file in /proc/[0-9]*/cmdline; do
@@ -181,7 +181,7 @@ say "starting the agent"
 agent >>"$ROOT/boot.log" 2>&1 &
 pid=$!
 trap tell_agent TERM INT
-# The agent ends billing, or the dead-man does, or starts it again. A first process that ended would be started anew.
+# Never exit, because the container would be restarted. The agent or the dead-man ends billing.
 while :; do
   watch_timer
   if [ -n "$pid" ] && ! kill -0 "$pid" 2>/dev/null; then

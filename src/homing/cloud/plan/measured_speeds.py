@@ -60,10 +60,10 @@ class StepRow:
     card: str
     tokens_per_s: float
     shape: Model
-    kind: str = "pretrain"  # the phase
+    kind: str = "pretrain"  # kind of phase
     precision: str = "bf16"
     lora: Lora | None = None
-    is_nf4: bool = False  # qlora
+    is_nf4: bool = False  # True for qlora
     recompute: str = "none"
     is_packed: bool = False  # True if each row contains several documents, masked from each other
 

@@ -138,7 +138,7 @@ def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
 def suggested_limit(plan: Plan) -> str:
     """Suggest a spend limit: 1.5 times the plan, because a probe or an assumption may be off by that much.
 
-    If no limit is set yet, it is not below the worst case shown next to it. A free machine also needs a limit.
+    If no limit is set yet, suggest at least the worst case that is shown next to it. A free machine needs a limit too.
     """
     best = plan.best
     has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()

@@ -59,7 +59,7 @@ CPU_SHARE = 0.35  # fraction of pure matmul speed that an eager training step of
 FLOPS_PER_CORE = 8e9  # fp32 speed if nothing could be measured: that of an ordinary core of the last ten years
 PROBE_TIMEOUT_S = 60.0
 MOST_PROBES = 3  # maximum number of probes per device, spread over several plans; the best is kept
-PROBE_AGAIN_S = 30.0  # minimum pause between two probes, because a sooner one would meet the same load
+PROBE_AGAIN_S = 30.0  # minimum pause between two probes, because a probe right after another would meet the same load
 # Evaluating a token costs this share of training on it. The forward pass alone is a third, but batches are smaller.
 FORWARD_SHARE = 0.5
 SAMPLED_SHARE = 4.0  # slowdown of rl without a GPU, where each token is first sampled, one by one, and then trained on
@@ -105,7 +105,7 @@ class Speed:
     tokens_per_s: float  # speed of the first phase
     source: str  # one of SOURCES; with several phases, the least reliable source among them
     text: str  # a sentence that says where the figures come from
-    # by kind of phase; a phase that is missing here trains at tokens_per_s
+    # Kind of phase -> its speed. A phase that is missing here trains at tokens_per_s.
     phases: Mapping[str, Pace] = field(default_factory=dict)
 
 

@@ -70,7 +70,7 @@ class Timing:
     home_s: float
     doubt: float  # safety factor: the run may take this many times as long as planned
     text: str
-    # by kind of phase; a phase that is missing here uses tokens_per_s
+    # Kind of phase -> its speed. A phase that is missing here trains at tokens_per_s.
     paces: dict[str, Pace] = field(default_factory=dict)
     home_doubt: float = 1.0  # safety factor on home_s in reserves; 1 for assumed values, which are long enough already
 

@@ -32,7 +32,7 @@ class Once:
     settle_s: float
     world: World
     find: Callable[[str], list[dict[str, Any]]]  # mark -> the instances with that mark, oldest first
-    end: Callable[[str], None]  # by id
+    end: Callable[[str], None]  # destroys the instance with this id
     # ids of duplicates that were created and destroyed, and that incurred charges
     twins: list[str] = field(default_factory=list)
 

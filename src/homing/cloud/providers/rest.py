@@ -52,7 +52,7 @@ class Unwelcome(ProviderRefused):
 def legible(ask: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method that parses a provider's response, so that a missing or unexpected field raises ProviderSilent.
 
-    Such a field must not crash the guard at home, nor a destroy that is not finished.
+    Otherwise, such a response could crash the guard at home or interrupt a destroy.
     """
 
     @functools.wraps(ask)

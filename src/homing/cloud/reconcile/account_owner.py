@@ -84,7 +84,7 @@ def note_account(
 
 
 def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> None:
-    """Raise OtherAccount if this key is from a different account: no user is here to agree that this account pays."""
+    """Raise OtherAccount if this key is from a different account, because no user is present to agree to pay there."""
     before = [line for line in lines if line.provider == provider_name and line.account is not None]
     if not before:
         return

@@ -1,6 +1,6 @@
 """Adopts a run from a different home by taking over its lease, attempts, spend and run documents.
 
-    stored_runs -> propose (what it is, costs and runs) -> adopt: lease, then ledger, documents, record, refresh
+    stored_runs -> propose (the run, spend, instances) -> adopt: lease, then ledger, documents, record, refresh
 
 The lease comes first, because from then on the other home writes nothing more. If the command is killed after that,
 running it again continues where it left off. The spend of an open attempt is recomputed, because a record is only as

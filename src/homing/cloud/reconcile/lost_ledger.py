@@ -46,7 +46,7 @@ class LostRun:
     id: str
     name: str
     store: str
-    provider: str = ""  # "": unknown
+    provider: str = ""  # "" if unknown
     offer: str = "?"
     attempt: int = 1
     spent_before_usd: Decimal = Decimal(0)
@@ -61,7 +61,7 @@ class LostRun:
 def what_is_lost(home: Home) -> list[str]:
     """Return a sentence for each thing that is lost. Call this first: the first use of a lost owner repairs it."""
     owner, runs = lost_owner(home), unknown_runs(home)
-    said = [f"{home.owner_path} was lost; the marks in the ledger show that it is {owner}."] if owner else []
+    said = [f"{home.owner_path} was lost; the marks in the ledger show that the owner is {owner}."] if owner else []
     if not runs:
         return said
     adopt = "   ".join(f"homing adopt {shlex.quote(store)} {run_id}" for run_id, store in list(runs.items())[:_SHOWN])

@@ -102,7 +102,7 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
             # As far as we know, the instance's guards enforced the limit in its line.
             most = min(most, Decimal(line.limit_usd or most))
             if line.intent_at > now and most.is_finite():
-                spend = most  # this clock was set back after the launch, and nothing else shows when it began
+                spend = most  # this clock was set back after the launch, and nothing else shows when billing began
         spend = max(known, min(spend, most))
         if spend - known > meter.cost(rate, meter.MARGIN_S):
             note = AT_MOST + note

@@ -54,7 +54,7 @@ class _Watch:
         self.feed = EventFeed(self.store, run.id)
         self.headed = ""  # the mark of the machine for which the last head was reported
         self.interrupted_by = ""
-        self.plans: dict[str, Planned | None] = {}  # by mark
+        self.plans: dict[str, Planned | None] = {}  # mark -> the plan for that machine
         self.last_line = ""
         self.last_shown: tuple[str, int] | None = None  # phase and step of the last line shown
         self.problem = self.lost_problem = ""
@@ -128,7 +128,7 @@ class _Watch:
             self.ending_since = None  # the run resumed in another attempt
 
     def _head(self, status: Status) -> Iterator[Report]:
-        """Report once per machine its rate, its guards, the newest checkpoint in the store, and the loss so far."""
+        """Report, once per machine, its rate, its guards, the newest checkpoint in the store, and the loss so far."""
         beat = status.reports.heartbeat if status.reports else None
         line = status.lines[-1] if status.lines else None
         if line is None or beat is None or not status.run.is_live or line.mark == self.headed:
@@ -205,7 +205,7 @@ class _Watch:
             and not self.is_waiting_reported
         ):
             self.is_waiting_reported = True
-            said = "Nothing is created yet. If no `homing launch` is still working on it, close it:"
+            said = "Nothing has been created yet. If no `homing launch` is working on this run any more, close it:"
             yield Report("alert", f"{said} homing destroy {self.run.id}")
 
     def _is_over(self) -> bool:

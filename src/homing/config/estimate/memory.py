@@ -10,7 +10,7 @@
   recompute      a recomputed block keeps only its input; one whole block at a time is recomputed in memory
   offload        the optimizer state is in host memory; during a step a few chunks of it are on the GPU
   rl             a copy of the weights to sample from and the KV cache of all rows, which captured graphs keep; frozen
-                 weights are sampled from directly, and the KL reference is the frozen weights plus the adapters' start
+                 weights are sampled from directly, and the KL reference is the frozen weights plus the initial adapters
 
 The peak is `always + max(forward, step, sampling)`. Activations are those kept for the backward pass, counted from the
 decoder's tensors; attention is a fused kernel, so its memory does not grow with the square of the context. The estimate
@@ -43,21 +43,21 @@ __all__ = ["AT_A_TIME", "LORA_TARGETS", "Fit", "Memory", "fits", "layer_bytes",
 FP32, BF16, FP8 = 4, 2, 1
 # CUDA context, cuBLAS and cuDNN workspaces of one process: 0.75 GiB on the H200, more with other drivers.
 CUDA_BYTES = 2**30
-# The allocator rounds sizes up and memory fragments, so not all of it can be used.
+# Not all GPU memory can be used, because the allocator rounds sizes up and memory becomes fragmented.
 USABLE = 0.94
 # The trainer's loss holds the logits of this many (token, vocabulary entry) pairs at a time, in the compute type.
 PIECE_LOGITS = 2**28
-NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # a weight, its share of the block scale, and of the second-level scale
-INT8 = 1 + 4 / 256  # a moment and its share of the block scale
+NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight and of its share of the first- and second-level scales
+INT8 = 1 + 4 / 256  # bytes of a moment and of its share of the block scale
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # what `all` means
-# Stacked gradient, momentum mix and update in fp32, and the polynomial's operands in bf16.
+# Bytes per parameter during a Muon step: gradient, momentum mix and update in fp32; polynomial operands in bf16.
 MUON_SCRATCH_BYTES = 16
 # Offloaded state on the GPU: AdamW elements per chunk, and chunks in memory at a time.
 AT_A_TIME, LOADS = 2**24, 3
 # A host that holds optimizer state: Python, torch and CUDA of one process, and the fraction of its memory we may use.
 PROCESS_BYTES, HOST_SHARE = 3 * 2**30, 0.9
-# Sampling: logits of one token per row in bf16; in fp32 the logits, their logarithms, and copies for entropy and
-# picking.
+# Bytes per row and vocabulary entry while sampling: the logits in bf16; in fp32 the logits, their logarithms, and
+# copies for computing the entropy and choosing the token.
 SAMPLED_LOGIT_BYTES = 22
 # Log-probabilities of samples, for a KL term or several updates, are computed this many tokens at a time.
 LOOKED_BACK_TOKENS = 65536
@@ -212,7 +212,7 @@ def _with_sampling(training: Memory, model: Model, rl: Rl, size: int, lean: int,
     rows, places = rows_at_a_time(rl), round_up(prompt + rl.max_new_tokens, REACH)
     reading = cache_bytes(model, rows // rl.samples_per_prompt, prompt, size)
     looking_back = 0
-    if rl.kl or rl.updates_per_rollout > 1:  # one layer of those tokens, and one chunk of logits in both types
+    if rl.kl or rl.updates_per_rollout > 1:  # activations of one layer, and logits in fp32 and compute type
         tokens = min(LOOKED_BACK_TOKENS, num_rows(rl) * row_tokens(model, rl, prompt))
         looking_back = tokens * size * (4 * model.width + 3 * model.ffn_width)
         looking_back += min(PIECE_LOGITS, tokens * model.vocab_size) * (FP32 + size)

@@ -34,7 +34,7 @@ class Checked:
     bad: set[KeyPath]  # keys that hold a default because the user's value was invalid
 
     def is_sound(self, *paths: KeyPath) -> bool:
-        """Return whether none of these keys, and no section around them, was removed as invalid."""
+        """Return True if none of these keys and none of their enclosing sections were removed as invalid."""
         return not any(path[:end] in self.bad for path in paths for end in range(1, len(path) + 1))
 
 
@@ -111,7 +111,7 @@ def check(source: Source) -> Checked:
                 if error["type"] == "extra_forbidden":
                     bad.update(_missed(source, path))
                 removed = _remove(data, path) or removed
-            assert removed, "a mistake that cannot be taken out of the file"
+            assert removed, "an invalid value could not be removed"
 
 
 def _refuse_secrets(source: Source, data: Any, mistakes: list[Mistake], bad: set[KeyPath]) -> None:
@@ -183,7 +183,7 @@ def _mistake(source: Source, path: KeyPath, error: dict[str, Any]) -> Mistake:
         return source.mistake(path, f"{given!r} is not a valid value.", _choices(path, given, shape))
     if kind in ("string_type", "bool_type"):
         quotes = " Put quotes around it." if kind == "string_type" and not isinstance(given, (list, dict)) else ""
-        wanted = "a text" if kind == "string_type" else "true or false"
+        wanted = "a string" if kind == "string_type" else "true or false"
         return source.mistake(path, f"expected {wanted}, got {_name_of(given)}.", quotes.strip())
     if kind == "string_pattern_mismatch":
         return source.mistake(path, f"{given!r} is not valid.", _pattern_words(path, str(given)))

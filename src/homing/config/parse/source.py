@@ -35,7 +35,7 @@ _MAX_DEPTH = 20
 
 @dataclass
 class Source:
-    file: str  # as a user would type it
+    file: str  # the path, as a user would type it
     text: str
     data: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
@@ -146,7 +146,7 @@ def _broken(shown: str, line: int | None, problem: str, suggestion: str = "", ke
 
 
 def _compose(text: str) -> Node | None:
-    # Nodes rather than values: they carry the line of every key, and keep duplicate keys.
+    # Compose nodes instead of values, because nodes have line numbers and keep duplicate keys.
     node: Node | None = YAML(typ="rt", pure=True).compose(text)
     return node
 
@@ -186,7 +186,7 @@ def _plain_yaml_problem(exc: MarkedYAMLError, text: str, line: int | None) -> tu
     if "mapping values are not allowed" in str(exc.problem):
         return "unexpected colon.", "Check the indentation; text with `: ` in it needs quotes."
     if "could not find expected ':'" in str(exc.problem) or "cannot start any token" in str(exc.problem):
-        return f"{exc.problem}.", "Is the `: ` after a key missing, or quotes around a text?"
+        return f"{exc.problem}.", "Is the `: ` after a key missing, or are quotes missing around text?"
     context = f" ({exc.context}, from line {exc.context_mark.line + 1})" if exc.context and exc.context_mark else ""
     return f"not valid YAML: {exc.problem}{context}.", "Check brackets, quotes and indentation there."
 
@@ -206,7 +206,7 @@ class _YamlBuilder:
         self.num_nodes += 1
         # An alias may refer to its own parent, or expand to deeply nested lists; neither would ever finish.
         if self.num_nodes > _MAX_NODES or len(path) > _MAX_DEPTH:
-            raise _broken(self.shown, line, "nested too deep, or an alias refers to itself.", "Write it out.")
+            raise _broken(self.shown, line, "nested too deep, or an alias refers to itself.", "Simplify the nesting.")
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
@@ -301,7 +301,7 @@ def json_lines(text: str) -> tuple[dict[KeyPath, int], list[tuple[KeyPath, int, 
     """Map each path to its line, and list every duplicate key as (path, first line, second line)."""
     lines: dict[KeyPath, int] = {(): 1}
     twice: list[tuple[KeyPath, int, int]] = []
-    stack: list[list[str | int | None]] = []  # one slot per open { (its current key, at first None) or [ (its index)
+    stack: list[list[str | int | None]] = []  # per open bracket: for {, the current key or None; for [, the index
     line, seen = 1, 0
     for token in _JSON_TOKEN.finditer(text):
         line += text.count("\n", seen, token.start())

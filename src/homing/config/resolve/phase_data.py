@@ -81,7 +81,7 @@ class Corpus:
         rows = f"{format_count(self.num_train_tokens)} tokens"
         if not self.num_chat_tokens:
             return rows
-        return f"{format_count(self.num_chat_tokens)} tokens of conversations ({rows} in rows, repeats and padding too)"
+        return f"{format_count(self.num_chat_tokens)} tokens of conversations ({rows} with repeats and padding)"
 
 
 def uses_run_text(trace: Trace, number: int) -> bool:
@@ -131,7 +131,7 @@ def phase_data(
     if prepared is None:
         return empty
     if stale := _what_changed(prep, prepared, context, tokenizer_sha256):
-        trace.warn(f"{wire}: {stale} changed since it was prepared. Run `homing prep` again.")
+        trace.warn(f"{wire}: {stale} changed since the data was prepared. Run `homing prep` again.")
         return empty
     for name in ("manifest_sha256", "num_train_tokens", "num_val_tokens", "question"):
         trace.note(f"{wire}.{name}", str(prep.dir / file_names.MANIFEST))
@@ -158,7 +158,7 @@ def _what_changed(prep: PhasePrep, prepared: Prepared, context: int, tokenizer_s
         return ""
     order = prepared.manifest.settings.get("order") or {}
     if order.get("named") != prep.named():
-        return "what the run file names"
+        return "this section of the run file"
     if context and order.get("context") != context:
         return "model.context"
     return ""

@@ -86,7 +86,7 @@ def _targets(trace: Trace, path: KeyPath, given: list[str]) -> list[str]:
             near = nearest(name, [*LORA_TARGETS, "all"])
             hint = f"Did you mean {near}? " if near else ""
             trace.wrong(
-                (*path, place), f"{name!r} is not a matrix of a block.", f"{hint}{', '.join(LORA_TARGETS)}, all."
+                (*path, place), f"{name!r} is not a block matrix.", f"{hint}Use {', '.join(LORA_TARGETS)} or all."
             )
     if not typed:
         trace.wrong(path, "lists no matrix.", f"Use some of {', '.join(LORA_TARGETS)}, or all.")

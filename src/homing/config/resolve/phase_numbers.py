@@ -23,12 +23,12 @@ from homing.wire.run_json import Model, Optimizer, Phase, PhaseData, Rl, Schedul
 __all__ = ["resolve_phase"]
 
 _EVALS = "a twentieth, at least 10 steps"
-_SAVES = "a tenth, of a short phase a fifth"
+_SAVES = "a tenth, or a fifth of a short phase"
 _MOST_EVAL_TOKENS = 500_000
 _WARMUP_SHARE = 0.02
 _MOST_WARMUP_STEPS = 1000
 _DECAY_FRACTION = 0.5
-_EPOCHS = {"mid": 1.0, "sft": 3.0}  # default length of such a phase
+_EPOCHS = {"mid": 1.0, "sft": 3.0}  # kind -> default length in epochs
 _LEAST_EPOCHS = 0.5  # for conversations; with fewer epochs many of them are never seen
 _HABITS = ("beta1", "eps", "momentum", "momentum_start", "variance_beta", "cautious", "clip", "weight_decay")
 _FLOORS = {"wsd": 0.05, "cosine": 0.1, "constant": 1.0}

@@ -75,7 +75,7 @@ def loaded_tokenizer(typed: str) -> Path | None:
 
 
 def _model_in(trace: Trace, path: KeyPath, typed: str, folder: Path) -> Model | None:
-    """Return the shape of the model in the folder; None, and a mistake, if it is not the folder of a checkpoint."""
+    """Return the shape of the model in a checkpoint folder. If it is no such folder, record a mistake; return None."""
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
     if not any((folder / name).is_file() for name in (file_names.WEIGHTS, INDEX, file_names.ADAPTER)):
         missing.append(file_names.WEIGHTS)
@@ -90,7 +90,7 @@ def _model_in(trace: Trace, path: KeyPath, typed: str, folder: Path) -> Model | 
 
 
 def _differences(loaded: Model, model: Model) -> list[str]:
-    """Describe each differing field. Positions and their scaling have no weights, so another context may follow."""
+    """Describe each field that differs. Fields such as the context length, on which no weights depend, may differ."""
     names = [field.name for field in dataclasses.fields(Model) if field.name not in _NOT_IN_WEIGHTS]
     return [
         f"{name} {getattr(loaded, name)} there, {getattr(model, name)} here"
@@ -126,7 +126,7 @@ def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path,
 
 
 def find_start(trace: Trace, first: int, name: str) -> str:
-    """Return the folder of the newest final checkpoint of a phase before `first`; "" and a mistake if there is none."""
+    """Return the newest final checkpoint of a phase before `first`. If there is none, record a mistake; return ""."""
     phase = trace.file.phases[first]
     before = [earlier.kind for earlier in reversed(trace.file.phases[:first])]
     found = {kind: _finals(name, kind) for kind in before}

@@ -102,7 +102,7 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _AllData:
-    """The data of the run and of its phases; the phases by index in the run file."""
+    """The data of the run and of its phases. The keys of the dicts are phase indices in the run file."""
 
     corpus: Corpus
     preps: dict[int, PhasePrep | None]
@@ -155,7 +155,7 @@ def _read_inputs(trace: Trace, name: str, *, is_for_prep: bool) -> _Inputs:
 def _chosen_phases(trace: Trace) -> list[int]:
     """Return the indices of the phases that `train.only` chooses, such as mid+sft, in the run file's order.
 
-    An unknown name is a mistake; then all are returned.
+    If a name is unknown, record a mistake and return all indices.
     """
     kinds = [phase.kind for phase in trace.file.phases]
     typed = [part.strip() for part in trace.file.train.only.lower().split("+")]
@@ -259,13 +259,13 @@ def _init_vocab_size(trace: Trace, first: int) -> int:
 
 
 def _init_tokenizer(trace: Trace, first: int) -> Path | None:
-    """Return the tokenizer of the init_from checkpoint, if any: the weights require its ids, so none is trained."""
+    """Return the tokenizer of the init_from checkpoint, if any. It must be used, because the weights use its ids."""
     typed = trace.file.phases[first].init_from
     return loaded_tokenizer(typed) if typed else None
 
 
 def _is_vocab_firm(trace: Trace) -> bool:
-    """Return whether the user chose the size: it is not derived, from the smoke profile, or the preset's own."""
+    """Return True if the user chose the size: it is not derived and not from the smoke profile or a preset."""
     path = ("tokenizer", "vocab_size")
     if not trace.is_given(path) or trace.source.is_preset:
         return False

@@ -26,7 +26,7 @@ __all__ = ["PROFILE", "has_smoke_failed", "has_smoke_passed", "mark_smoke", "nee
 PROFILE = "smoke profile"
 _LAYERS, _HEADS, _HEAD_SIZE, _CONTEXT, _VOCAB = 4, 4, 32, 128, 2048
 _STEPS, _ROWS = 200, 16
-# Several times as much text as the steps read; and the sample on which the tokenizer is trained.
+# Amount of text to prepare, several times what the steps read, and size of the sample that trains the tokenizer.
 _TAKE_BYTES, _SAMPLE_BYTES = 20_000_000, 10_000_000
 
 _BIG_PARAMS = 300_000_000

@@ -53,7 +53,7 @@ def sections() -> dict[str, str]:
 
 
 def key_at(path: tuple[str | int, ...]) -> Key | None:
-    """Return the key for a value's path, with any phase number."""
+    """Return the key for the path of a value; list indices in the path do not matter."""
     return all_keys().get(".".join("N" if isinstance(part, int) else part for part in path))
 
 
@@ -118,7 +118,7 @@ def _kind(field: FieldInfo) -> str:
     for hint in hints:
         if (parser := getattr(hint, "func", None)) in value_types.KINDS:
             return value_types.KINDS[parser]
-    return "true or false" if bool in hints else "a text"
+    return "true or false" if bool in hints else "a string"
 
 
 def _default(field: FieldInfo) -> str:

@@ -137,7 +137,7 @@ KINDS: dict[Callable[..., Any], str] = {
     _duration: "a duration (90s, 30m, 1h30m)",
     _usd: "dollars ($12.00)",
     parse_number: "a number (0.02, 3e-4, 5%)",
-    _texts: "a list of texts",
+    _texts: "a list of strings",
 }
 
 Text = Annotated[StrictStr, AfterValidator(_without_null)]

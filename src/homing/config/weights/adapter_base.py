@@ -63,7 +63,7 @@ def _stage_before(adapter: Path) -> Stage:
             why=f"Adapters trained by homing have a {file_names.MANIFEST} that names them.",
             fix=f"Merge it: homing export {adapter} --to merged --base WEIGHTS --out FOLDER   then init_from: FOLDER",
         )
-    # Set to an earlier stage if the adapter was trained further from another adapter.
+    # The config names an earlier stage if training of this adapter continued from another adapter.
     stage = _adapter_config(adapter).get("homing_base_stage")
     return manifest.lineage[stage if isinstance(stage, int) and 0 <= stage < len(manifest.lineage) else -2]
 

@@ -168,15 +168,15 @@ def _asked(repo_id: str, revision: str, question: Callable[[], _T]) -> _T:
         why = "Owner and name consist of letters and digits, with - _ or . between them."
         raise DataError(f"{repo_id!r} is not a model on the Hub.", why, "Fix model.from: hf:OWNER/NAME") from exc
     except errors.RevisionNotFoundError as exc:
-        raise _refused(repo_id, f"has no revision {revision}", "asked with {token}.") from exc
+        raise _refused(repo_id, f"has no revision {revision}", "homing used {token}.") from exc
     except errors.LocalEntryNotFoundError as exc:  # the SDK's error if a file is not cached and there is no connection
         raise _NoAnswer(str(exc.__cause__ or exc)[:200]) from exc
     except errors.EntryNotFoundError as exc:
-        raise _refused(repo_id, "lacks a file", f"{exc}; asked with {{token}}.") from exc
+        raise _refused(repo_id, "lacks a file", f"{exc}; homing used {{token}}.") from exc
     except errors.HfHubHTTPError as exc:
         status = int(getattr(getattr(exc, "response", None), "status_code", 0) or 0)
         if status in (401, 403):
-            raise _refused(repo_id, "was refused", f"the Hub answered {status}; asked with {{token}}.") from exc
+            raise _refused(repo_id, "was refused", f"the Hub answered {status}; homing used {{token}}.") from exc
         raise _NoAnswer(f"HTTP {status}" if status else type(exc).__name__) from exc
     except (errors.HTTPError, OSError) as exc:  # type: ignore[attr-defined]  # not exported explicitly
         raise _NoAnswer(f"{type(exc).__name__}: {str(exc)[:200]}") from exc

@@ -204,7 +204,7 @@ def _check_tokenizer(data: dict[str, Any], shape: Model, address: str) -> int:
         ids = [*vocab.values(), *(entry.get("id", 0) for entry in added if isinstance(entry, dict))]
         size = 1 + max((number for number in ids if isinstance(number, int)), default=-1)
         if size > shape.vocab_size:
-            why = f"It has {size:,} ids, but the model only {shape.vocab_size:,} rows."
+            why = f"It has {size:,} ids, but the model has only {shape.vocab_size:,} rows."
     if why:
         raise DataError(
             what=f"The {file_names.TOKENIZER} of {address} cannot be used.",

@@ -24,9 +24,9 @@ SOURCE = "dead-man"  # the `source` field of the dead-man's events, and the name
 PAUSES_S = (2.0, 15.0, 60.0)  # pause before each restart of the agent; if the agent dies again, the run has failed
 FORGET_S = 3600.0  # if the agent dies this long after its last restart, the restart count starts over
 GRACE_S = 60.0
-# failed attempts to end billing before the pauses between them start to grow; quick at first, as the limit is near
+# How many failed attempts to end billing are retried quickly, as the limit is near, before the pauses start to grow.
 QUICK_TRIES = 20
-# time to wait after the provider accepts a request to end billing; if this process is still running then, try again
+# How long to wait after the provider accepts a request to end billing. If this process still runs then, try again.
 AGAIN_S = 20.0
 LAST_PUSH_S = 600.0
 
@@ -44,11 +44,11 @@ class DeadMan:
         self.limits = Limits(folder)
         self.tick_s = min(1.0, self.boot.heartbeat_s)
         self._alone_since = -1.0  # monotonic time when the agent was first seen dead; negative while it is alive
-        # Number of restarts and boot-clock time of the last: on disk for a later dead-man, in memory for a full disk.
+        # Number of restarts, and boot-clock time of the last one. Also on disk, for a later dead-man process.
         self._restarts = [*self._read_numbers(names.RESTARTS), 0.0, 0.0][:2]
 
     def run(self) -> None:
-        # number of consecutive failed requests; an accepted request that had no effect does not count as a failure
+        # Number of consecutive failed requests. An accepted request that had no effect does not count as a failure.
         failed = 0
         while True:
             try:

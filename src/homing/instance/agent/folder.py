@@ -105,5 +105,5 @@ class Folder:
         try:
             return self.world.spawn(argv, full_env, self.boot.work_dir, self.log_path(log_name))
         except OSError:
-            # A bad disk may only prevent opening the log. The command that ends billing must start even without one.
+            # On a faulty disk, the log may fail to open. The command that ends billing must start even without a log.
             return self.world.spawn(argv, full_env, self.boot.work_dir, os.devnull)

@@ -25,7 +25,7 @@ from homing.wire.guard_order import END, KILL
 
 log = logging.getLogger(__name__)
 LOG_OF = {"watch": "sync"}  # role of a child process -> name of its log, if different from the role
-# Its value is <mark>/<role>. Only the agent's children have this variable; a later agent may kill just those processes.
+# This variable contains <mark>/<role>. Only the agent's children have it, and a later agent may kill only those.
 CHILD_ENV = "HOMING_CHILD"
 STATES = {names.EXIT_DONE: "done", names.EXIT_STOPPED: "stopped"}
 MAX_RESTARTS = 2
@@ -427,5 +427,5 @@ class Agent:
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Return True if, judging by the trainer's outcome alone, nobody may have requested this stop."""
+    """Return True if the trainer stopped and its outcome does not show that someone requested the stop."""
     return outcome.state == "stopped" and not outcome.is_final and not outcome.is_preempted

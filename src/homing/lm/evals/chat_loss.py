@@ -94,7 +94,7 @@ def measure_held_out(
 def _scores(
     model: Decoder, tokenizer: Tokenizer, conversations: list[list[Row]], notify: Callable[[str], None]
 ) -> tuple[list[Score], int]:
-    """Return the scores, and the number of assistant tokens. A conversation may be several rows, one per answer."""
+    """Return the scores, and the number of assistant tokens. A conversation may have several rows, one per answer."""
     bytes_of = np.array(tokenizer.token_bytes(), dtype=np.int64)
     rows = [(number, row) for number, each in enumerate(conversations) for row in each]
     sums = np.zeros((len(conversations), 4))  # columns: nats, tokens, nats of text tokens, bytes

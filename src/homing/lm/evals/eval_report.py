@@ -43,7 +43,7 @@ class Difference:
 
 def compare(first: Measured, second: Measured, names: tuple[str, str], *, seed: int) -> list[Difference]:
     """Compare the figures that mean the same for both models; perplexities under different tokenizers do not."""
-    assert first.data_sha256 == second.data_sha256, "both were measured on the same set"
+    assert first.data_sha256 == second.data_sha256, "both models must be measured on the same data set"
     differences = []
     for a, b in zip(first.scores, second.scores, strict=True):
         same_below = np.array_equal(a.below, b.below)

@@ -252,7 +252,7 @@ def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[Ta
     if task.kind in MAKERS:
         made = made_up(task.kind, task.difficulty, at_most)
         return dataclasses.replace(made, answer_tokens=rl.max_new_tokens), 0
-    assert path is not None, "questions that are not made up lie in a file"
+    assert path is not None, "questions that are not generated come from a file"
     entries, problems = read_entries(path.read_bytes(), task.kind, needs_answers=True, num_ids=None)
     if problems:
         raise DataError(

@@ -137,7 +137,7 @@ def _read_answer(value: dict[str, Any], line: int) -> Open:
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         given = str(given)
     if not isinstance(given, str) or not given.strip():
-        raise Fault("wrong-type", "its answer is empty, or not text or a number")
+        raise Fault("wrong-type", "its answer is empty, or is neither text nor a number")
     if not any(letter.isalnum() for letter in given):
         raise Fault("empty", "its answer has no letters or digits, so it cannot be checked")
     is_marked = ANSWER_MARK in given
@@ -182,7 +182,7 @@ def _texts(value: dict[str, Any], names: tuple[str, ...], *, least: int) -> list
     name = _one_of(value, names)
     listed = value[name]
     if not isinstance(listed, list) or len(listed) < least:
-        raise Fault("wrong-type", f"{name!r} is not a list of at least {least}")
+        raise Fault("wrong-type", f"{name!r} is not a list of at least {least} texts")
     for number, text in enumerate(listed, 1):
         if not isinstance(text, str):
             raise Fault("wrong-type", f"{name!r}: number {number} is {_kind(text)}, not text")

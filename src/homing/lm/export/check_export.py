@@ -156,7 +156,7 @@ def _open(folder: Path) -> Any:
     )
     odd = [*loading_info["missing_keys"], *loading_info["unexpected_keys"], *loading_info["mismatched_keys"]]
     if odd:
-        raise _failed("tensors", f"transformers does not find these: {', '.join(map(str, odd[:6]))}.")
+        raise _failed("tensors", f"transformers cannot load these tensors: {', '.join(map(str, odd[:6]))}.")
     return opened.eval()
 
 

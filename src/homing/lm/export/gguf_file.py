@@ -150,7 +150,7 @@ def tensors_for_gguf(opened: Opened, kind: str) -> dict[str, tuple[Array, Any]]:
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if gguf_name is None:
             raise IntegrityError(
-                f"GGUF has no name for the tensor {name}.", f"The architecture is {shape.arch}.", "Report it."
+                f"GGUF has no name for the tensor {name}.", f"The architecture is {shape.arch}.", "Please report this."
             )
         array = _reordered(name, tensor.float(), shape).numpy()
         quant = kinds.F32 if tensor.dim() == 1 else _kind_of(kinds, kind, array)

@@ -107,7 +107,7 @@ def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
     `base` is the local folder with the base weights. If they are from the Hub, the config names their repository.
     """
     settings = opened.model.lora
-    assert settings is not None, "whoever calls has asked for an adapter"
+    assert settings is not None, "the model must have an adapter"
     if (base / file_names.ADAPTER).is_file():
         raise UsageError(
             what=f"{opened.folder} is an adapter on top of another adapter.",

@@ -40,7 +40,7 @@ def load_with_adapter(
     files: WeightFiles, run: Run, phase: Phase, base_sha256: str, device: torch.device, base: Path | None
 ) -> Decoder:
     """Return the frozen base with its adapters on top, all in fp32."""
-    assert phase.lora is not None, f"a phase of method {phase.method} has its settings"
+    assert phase.lora is not None, f"a phase of method {phase.method} must have LoRA settings"
     model, sha256 = _frozen_base(base or find_base(files.folder, run, phase), run, device)
     if base_sha256:
         check_base(base_sha256, sha256)
@@ -59,7 +59,7 @@ def _frozen_base(folder: Path, run: Run, device: torch.device) -> tuple[Decoder,
         then = codec.loads(Run, (folder / file_names.RUN).read_bytes())
         manifest = codec.loads(CheckpointManifest, (folder / file_names.MANIFEST).read_bytes())
         phase = next(phase for phase in then.phases if phase.kind == manifest.phase)
-        assert phase.lora is not None, f"a phase of method {phase.method} has its settings"
+        assert phase.lora is not None, f"a phase of method {phase.method} must have LoRA settings"
         base_sha256 = read_base_record(folder)[0]
         model = load_adapted(files, then, phase, base_sha256, device, None)
         freeze(model, "fp32")
@@ -110,6 +110,6 @@ def find_base(checkpoint: Path, run: Run, phase: Phase) -> Path:
     named = f" ({run.base.address})" if run.base is not None else ""
     raise DataError(
         what=f"{checkpoint} contains an adapter, but the base weights it was trained on are missing.",
-        why=f"Searched {', '.join(map(str, candidates)) or 'nowhere: the run names no folder'}{named}.",
+        why=f"Searched {', '.join(map(str, candidates)) or 'no folders, because the run lists none'}{named}.",
         fix="Specify the folder of the base weights: --base FOLDER",
     )

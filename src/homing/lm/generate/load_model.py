@@ -75,7 +75,7 @@ def load_for_use(
     precision = pick_precision(precision, where)
     dtype = PRECISIONS[precision]  # load the weights in the compute dtype, because only training needs them in fp32
     if card.adapter_phase is not None:
-        assert card.run is not None, "the card of an adapter has its run"
+        assert card.run is not None, "the card of an adapter must contain its run"
         # Merge in fp32 on the CPU, because the GPU may have room only for the compute dtype.
         model = load_adapted(files, card.run, card.adapter_phase, card.base_sha256, torch.device("cpu"), base)
         for parameter in model.parameters():  # cast only the parameters, because RoPE stays in fp32

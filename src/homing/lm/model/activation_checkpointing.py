@@ -5,7 +5,7 @@
     all    every block keeps only its input: least memory, a third more compute (half more if weights are frozen)
 
 The second forward pass is bit-identical to the first, so gradients do not change. No random generator needs to be
-rewound, because blocks use only stateless ones (see `frozen_linear` on dropout).
+rewound, because blocks use only stateless generators (see `frozen_linear` on dropout).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_recomputed(number: int, every: int) -> bool:
 
 
 def recomputed(run: Callable[..., Any], number: int, every: int) -> Callable[..., Any]:
-    """Return `run`, wrapped so that the backward pass recomputes it if block `number` is a recomputed one."""
+    """Return `run`, wrapped so that the backward pass recomputes it if activations of block `number` are not kept."""
     if not is_recomputed(number, every):
         return run
     return functools.partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)

@@ -48,7 +48,7 @@ class KVCache:
     def add(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
         """Append the keys and values of new positions to a layer; return all keys and values of that layer."""
         end = self.length + k_BGTK.shape[2]
-        assert end <= self.capacity, f"KV cache of {self.capacity} positions asked to hold {end}"
+        assert end <= self.capacity, f"a KV cache of {self.capacity} positions cannot hold {end}"
         self.keys_LBGSK[layer, :, :, self.length : end] = k_BGTK
         self.values_LBGSK[layer, :, :, self.length : end] = v_BGTK
         return self.keys_LBGSK[layer, :, :, :end], self.values_LBGSK[layer, :, :, :end]

@@ -67,7 +67,7 @@ def race_attention(shape: Model, device: torch.device, dtype: torch.dtype, is_ti
 
     def by(backend: SDPBackend) -> Attend:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            # The efficient kernel does not support grouped KV heads, so training expands them for it as well.
+            # The efficient kernel does not support grouped KV heads, so expand them here, as in training.
             if backend == SDPBackend.EFFICIENT_ATTENTION:
                 k, v = expand_heads(k, q.shape[1]), expand_heads(v, q.shape[1])
             with sdpa_kernel([backend]):
@@ -88,7 +88,7 @@ def race_segments(shape: Model, device: torch.device, dtype: torch.dtype, is_tim
     without `is_timed`, being correct is enough.
     """
     if not can_flex(shape.context, device):
-        return Race("mask", refused={"flex": f"it needs CUDA and a context of whole blocks, not {shape.context}"})
+        return Race("mask", refused={"flex": f"it needs CUDA and a context of whole blocks (here: {shape.context})"})
     heads = _heads(shape, device, dtype)
     # Choose segment lengths that are not multiples of FlexAttention's block size, so that segments end inside a block.
     lengths = torch.arange(shape.context, device=device) // max(1, shape.context // 4 - 7)

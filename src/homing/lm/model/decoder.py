@@ -201,7 +201,7 @@ class Decoder(nn.Module):
         return KVCache(self.shape, batch=batch, capacity=capacity, device=self.device, dtype=self.compute_dtype)
 
     def compile_blocks(self, *, is_on: bool = True) -> None:
-        """Compile one block with torch.compile for all layers to share: this takes seconds, the whole model a minute.
+        """Compile one block for all layers to share: this takes seconds; compiling the whole model takes a minute.
 
         The compiled block is used only in training. Evaluation and generation use varying shapes and run eagerly.
         """
@@ -310,7 +310,7 @@ def init_weights(model: nn.Module, shape: Model, seed: int, optimizer: str) -> N
             scales                see _scales; gates nearly 0
 
     Padding rows are 0. With these values the first loss is within a few tenths of ln(vocabulary). In `stock` every
-    parameter has a gradient from the first step on; in `swift` from the second, when the zeros have changed.
+    parameter has a gradient from the first step on; in `swift` from the second, because the first changes the zeros.
 
     Each parameter has its own random generator, seeded by (seed, name) and always on the CPU. So the same seed gives
     the same model on CPU, CUDA and MPS, whatever the padding and the order in which parameters are created.

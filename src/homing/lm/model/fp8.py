@@ -1,7 +1,7 @@
 """Matrix products in FP8. Each operand has one scale, chosen so that the operand's largest value just fits.
 
     y = x W^T        x and W in e4m3 (finer), with fast accumulation
-    dx, dW           the gradient in e5m2 (wider range), with exact accumulation, against the forward's e4m3 operands
+    dx, dW           the gradient in e5m2 (wider range), the other operand in e4m3, with exact accumulation
 
 The kernels need multiples of 16 in all dimensions, so rows are padded with zeros where necessary, and the padding is
 cut off again. Tensors saved for the backward pass are FP8 too, half the size of bf16. Scales are recomputed for every
@@ -27,7 +27,7 @@ _FINE, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def takes_fp8(num_in: int, num_out: int) -> bool:
-    """Return whether a matmul of these sizes can run in FP8 and gains from it: multiples of 16, and large enough."""
+    """Return whether a matmul of these sizes can run in FP8 and is faster then: multiples of 16, and large enough."""
     return min(num_in, num_out) >= _LEAST_SIZE and num_in % _MULTIPLE == 0 and num_out % _MULTIPLE == 0
 
 

@@ -351,7 +351,7 @@ class _Part:
 
     def narrow(self, rank: int) -> slice:
         """Return the columns of h that belong to the layer's adapter."""
-        assert self.adapter is not None, "it has no adapter"
+        assert self.adapter is not None, "this layer has no adapter"
         return slice(self.adapter * rank, (self.adapter + 1) * rank)
 
 

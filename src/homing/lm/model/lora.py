@@ -19,7 +19,7 @@ How a phase with method lora or qlora is set up:
     base_sha256 = lora.load_base(model, tensors, storage=storage, device=device)
     lora.add_lora(model, phase.lora, seed=run.seed)                         # on the device of the base
     optimizer = build_optimizer(model, phase.optimizer)                     # sees the adapter only
-    ... lora.begin_step(model, step, first_row=...) at the start of each attempt of a step ...
+    ... lora.begin_step(model, step, first_row=...) at the start of each attempt at a step ...
 
 `tensors` yields (name, tensor) pairs with the names of transformers, reading one tensor at a time. The checkpoint
 contains adapter and optimizer and identifies the base by `base_sha256`. On resume, `check_base` rejects any other base.

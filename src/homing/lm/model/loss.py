@@ -5,7 +5,7 @@
 With a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and the backward pass would need twice that. The
 gradient of a sum needs only one factor from the backward pass, so the gradients of each chunk are computed while its
 logits are in memory. That takes three matmuls, as many as usual, but only the memory of one chunk. On CUDA, one kernel
-replaces a chunk of logits, in the dtype of h, by its gradient in place; elsewhere, or without Triton, plain torch does.
+replaces a chunk of logits, in the dtype of h, by its gradient in place; without CUDA or Triton, plain torch does this.
 
 The op is opaque to torch.compile: if traced, the chunks would be scheduled together and all be in memory at once.
 
@@ -92,7 +92,7 @@ class _PiecewiseLoss(torch.autograd.Function):
         vocab_size: int,
         softcap: float,
     ) -> Tensor:
-        # A frozen head, as with adapters, needs no gradient: this saves memory of its size and a third of the work.
+        # With adapters, the head is frozen. Omitting its gradient saves memory of its size and a third of the work.
         has_dhead = ctx.needs_input_grad[1]
         loss, dh_ND, dhead_PD = _loss_and_gradients(
             h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap, has_dhead

@@ -4,7 +4,7 @@
     count_params(model)       part -> number of parameters, by arithmetic; must agree with the decoder's own count
     config_json(model)        wire Model  -> Hugging Face config.json (`homing.hf_config`)
     shape_from_config(config) Hugging Face config.json -> wire Model
-    misfits(wanted, given)    what is wrong with the names and shapes of tensors, before anything is copied
+    misfits(wanted, given)    list tensors that are missing, unknown or of the wrong shape, before any is copied
 
 Deals with names and shapes only, not with the values of weights.
 """

@@ -1,6 +1,6 @@
 """Isolates several conversations packed into one row, so that each is computed as if it were alone.
 
-    segments (B, T)  ->  start of each segment  ->  positions that restart there, and a mask that hides earlier ones
+    segments (B, T)  ->  start of each segment  ->  positions that restart there, and a mask that hides earlier segments
 
 A segment is a run of equal numbers in a row; -1 is padding, which attends only to padding and which no segment attends
 to. The mask is created once and used by every layer: either a boolean mask, which any attention kernel can read, or

@@ -108,7 +108,7 @@ class SwiftBlock(nn.Module):
 
 
 class SwiftStack(nn.Module):
-    """Everything but the head."""
+    """The `swift` decoder without its output head."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()

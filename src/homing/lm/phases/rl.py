@@ -136,7 +136,7 @@ class Reinforce:
             return log_probs(self.start, experience)
         if not self.rl.kl:
             return None
-        assert self.start_adapters, "keep_start comes first"
+        assert self.start_adapters, "call keep_start first"
         with lora.adapters_as(model, self.start_adapters):
             return log_probs(model, experience)
 

@@ -21,8 +21,8 @@ The keys of `phases[i].rl` (in a phase of kind `rl`), which run.json has by the 
     kl                   0.0      0 to 10              KL penalty towards the phase's initial weights; 0: none, and no
                                                        second copy of the weights in memory
     updates_per_rollout  1        1 to 16              optimizer steps on one set of samples; 1: new samples for each
-    clip_low, clip_high  0.2,0.2  over 0, under 1 /10  how far a token's probability ratio may move, down and up, before
-                                                       it is clipped; has no effect unless updates_per_rollout is over
+    clip_low, clip_high  0.2,0.2  low over 0, under 1  how far a token's probability ratio may move, down and up, before
+                                  high over 0 to 10    it is clipped; has no effect unless updates_per_rollout is over
                                                        1, so setting it otherwise is an error
     pass_reward          1.0      any                  a reward of this or more counts as passed in pass@k
     eval_prompts         64       1 to 100000          number of held-out questions in each evaluation

@@ -86,7 +86,7 @@ def arithmetic(source: np.random.Generator, difficulty: int) -> tuple[str, str]:
     """Return a question and its answer."""
     expression = _expression(source, difficulty)
     answer = compute(expression)
-    assert answer is not None, f"made up {expression!r}, which has no value"
+    assert answer is not None, f"generated {expression!r}, which has no value"
     return f"{expression} =", answer
 
 

@@ -104,7 +104,7 @@ class Collapse:
 
 
 _ADVICE = {
-    _EQUAL: ("Use easier or harder tasks, more samples_per_prompt, or a start that gets some answers right."),
+    _EQUAL: ("Use easier or harder tasks, more samples_per_prompt, or initial weights that get some answers right."),
     "nearly every sample is empty": "Lower the learning rate, add kl, or check whether a reward favors empty answers.",
     "nearly every sample is cut off at answer_tokens": (
         "Raise answer_tokens, or start from a model that ends its turns (sft)."

@@ -80,7 +80,7 @@ class Sampler:
         if self._reader is not self.model:
             copy_weights(self.model, self._reader)
         repeats = len(draws_BN) // len(prompts)
-        assert repeats * len(prompts) == len(draws_BN), "as many samples of each prompt"
+        assert repeats * len(prompts) == len(draws_BN), "every prompt must have the same number of samples"
         with lora.lengths_held(self.model):
             return self._in_parts(prompts, draws_BN, may_call, repeats)
 

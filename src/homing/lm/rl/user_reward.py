@@ -91,7 +91,7 @@ class OwnReward:
             self._notify("reward_failed", f"warning: a reward failed; its sample is ignored. {text}")
 
     def _start(self) -> None:
-        assert self._folder is not None, "opened with `with`"
+        assert self._folder is not None, "use OwnReward in a `with` statement"
         inside = str(Path(self._folder.name) / "reward.py")
         # -I makes Python ignore its environment variables, the user's packages and the working directory. The trainer's
         # packages can still be imported.

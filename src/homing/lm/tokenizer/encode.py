@@ -112,7 +112,7 @@ class Encoder:
     def _encode_by_parts(
         self, documents: Sequence[bytes], odd: list[int]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Like `encode`, if the documents numbered `odd` have new letters: `tokenizers` encodes these parts."""
+        """Like `encode`, but `tokenizers` encodes the parts with new letters of the documents with indices `odd`."""
         split = {number: parts_by_new_letters(documents[number]) for number in odd}
         parts = [split.get(number, [(False, document)]) for number, document in enumerate(documents)]
         ids, starts = self.encode([part for row in parts for is_odd, part in row if not is_odd])
@@ -153,7 +153,7 @@ class Encoder:
             raise DataError(
                 what=f"Cannot load the tokenizer {self._path}.",
                 why=str(exc),
-                fix="Remove it from the settings, and prep trains a new tokenizer.",
+                fix="Remove it from the settings; prep then trains a new tokenizer.",
             ) from exc
 
 
@@ -197,11 +197,11 @@ def _not_identical(encoder: str, text: bytes, got: list[int], wanted: list[int])
 
 # -- letters and digits added in Unicode 17 ----------------------------------------------------------------------------
 
-# gigatoken knows them, `tokenizers` does not yet. Next to another character, the two libraries split text differently,
+# gigatoken knows these, `tokenizers` does not yet. Next to another character, the two libraries split text differently,
 # and ids may differ from there on. `tokenizers` defines the meaning of tokenizer.json, so it encodes the part of a
 # document around such a character. They are very rare in real text: unusual ideographs, and newly added scripts.
 #
-# First and last of each range; found by encoding every Unicode character with both, which a test repeats.
+# First and last of each range; found by encoding every Unicode character with both libraries, as a test does again.
 NEW_LETTERS = [
     *[(0x088F, 0x088F), (0x0C5C, 0x0C5C), (0x0CDC, 0x0CDC), (0xA7CE, 0xA7CF), (0xA7D2, 0xA7D2), (0xA7D4, 0xA7D4)],
     *[(0xA7F1, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7), (0x11DB0, 0x11DDB), (0x11DE0, 0x11DE9)],

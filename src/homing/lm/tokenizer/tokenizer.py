@@ -136,7 +136,7 @@ TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 class Tokenizer:
     def __init__(self, backend: Any, specials: dict[str, int], path: str = "tokenizer.json") -> None:
         self._backend = backend
-        self._path = path  # for errors
+        self._path = path  # shown in error messages
         # Text that spells a special token stays text: only code may put a special id into a stream.
         self._backend.encode_special_tokens = True
         # A tokenizer.json may configure truncation or padding, which must not apply here.

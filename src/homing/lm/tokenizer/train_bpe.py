@@ -26,7 +26,7 @@ _NUM_RESERVE = 256
 # byte limit.
 _BUFFER_TEXTS = 2048
 _BUFFER_BYTES = 16 << 20
-# Its regex engine backtracks on the stack: a million spaces in one text crash it. Parts of this size do not.
+# rustbpe's regex engine backtracks on the stack: a million spaces in one text crash it. Parts of this size do not.
 _PART_BYTES = 64 << 10
 
 
@@ -47,7 +47,7 @@ def learn_merges(documents: Iterable[bytes], *, num_merges: int, split: str) -> 
     )
     tokens = [bytes(token) for token, _ in trainer.get_mergeable_ranks()[MIN_VOCAB:]]
     del trainer
-    release_free_memory()  # glibc would keep it while the encoder allocates more
+    release_free_memory()  # otherwise glibc keeps this memory while the encoder allocates more
     return replay_merges(tokens, num_merges)
 
 

@@ -170,7 +170,7 @@ def _refuse_losing(data: dict[str, Any], path: Path) -> None:
         why = "It drops merges at random (dropout), so the same text would give different ids each time."
     if why:
         raise DataError(
-            f"homing cannot use {path}.", why=why, fix="Remove it from the settings, and prep trains a new tokenizer."
+            f"homing cannot use {path}.", why=why, fix="Remove it from the settings; prep then trains a new tokenizer."
         )
 
 

@@ -97,7 +97,7 @@ def build(session: Session, phase: Phase, previous: Path | None) -> Built:
         raise FatalError(
             what="Out of memory: the optimizer state does not fit on the GPU next to the weights.",
             why=str(exc).splitlines()[0],
-            fix=what_else(phase, "take a smaller model"),
+            fix=what_else(phase, "train a smaller model"),
         ) from exc
     return Built(work, model, optimizer, start, metadata_files, _lineage(session, start))
 
@@ -133,7 +133,7 @@ def load_model(session: Loading, phase: Phase, start: Path | None) -> tuple[Deco
     metadata_files = _metadata_of_start(start)
     if phase.method == "full":
         return _whole_model(session, phase, start), metadata_files
-    assert start is not None, "adapters need base weights; settings without them are refused earlier"
+    assert start is not None, "adapters need base weights; run files without them are rejected earlier"
     model, adapter_config = _adapted_model(session, phase, start, _lineage(session, start))
     return model, metadata_files | adapter_config
 
@@ -181,7 +181,7 @@ def describe_start(session: Loading, start: Path) -> str:
 
 
 def _metadata_of_start(start: Path | None) -> dict[str, bytes]:
-    """Return the generation settings (sampling defaults) of the initial weights, which this phase passes on."""
+    """Return the generation settings (sampling defaults) of the initial weights, which this phase copies."""
     path = None if start is None else start / file_names.GENERATION
     return {path.name: path.read_bytes()} if path is not None and path.is_file() else {}
 
@@ -213,7 +213,7 @@ def _whole_model(session: Loading, phase: Phase, start: Path | None) -> Decoder:
 def _adapted_model(
     session: Loading, phase: Phase, start: Path, lineage: tuple[Stage, ...]
 ) -> tuple[Decoder, dict[str, bytes]]:
-    assert phase.lora is not None, "run.json names a method without its settings"
+    assert phase.lora is not None, "run.json has no LoRA settings for this phase"
     precision = pick_precision(session.run.train.precision, session.device)
     storage = lora.storage_for(phase.method, precision)
     before = _adapter_of(session, start, phase.init_base) if (start / file_names.ADAPTER).is_file() else None
@@ -260,9 +260,9 @@ def _adapter_of(session: Loading, start: Path, base_dir: str = "") -> _Adapter:
     card = read_card(start)
     verify_files(start, card)  # optimizer state is not checked, because an uploaded or fetched adapter has none
     base_sha256, recorded_dir = read_base_record(start)
-    assert card.run is not None, "an adapter's checkpoint has its run"
-    assert card.adapter_phase is not None, "asked of whole weights"
-    assert card.adapter_phase.lora is not None, "an adapter of a phase without settings for one"
+    assert card.run is not None, "the checkpoint of an adapter must contain its run"
+    assert card.adapter_phase is not None, "this checkpoint contains no adapter"
+    assert card.adapter_phase.lora is not None, "the phase that trained this adapter has no LoRA settings"
     base = (session.run_dir / (base_dir or recorded_dir)).resolve()
     adapter_config = json.loads((start / file_names.ADAPTER_CONFIG).read_bytes())
     stage = int(adapter_config.get("homing_base_stage", len(_lineage(session, start)) - 2))

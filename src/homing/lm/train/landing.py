@@ -78,7 +78,7 @@ class _Seen:
         """Return the likely next duration, where `guess` is an estimate made before anything was measured.
 
         The first evaluation, save or sampling also allocates buffers and loads kernels and may take ten times as long.
-        Therefore a single measurement is averaged geometrically with the guess. Later the median discounts the first.
+        Therefore a single measurement is averaged geometrically with the guess. Later the median is used instead.
         """
         if len(self._seconds) == 1 and guess > 0:
             return math.sqrt(guess * self._seconds[0])
@@ -196,7 +196,7 @@ class Pace:
 
     @property
     def _guessed_sample_s(self) -> float:
-        # Assume the speed of sampling without CUDA graphs, because capturing a graph may fail, or a lower measured one.
+        # Use the speed without CUDA graphs, because capturing may fail, or the measured speed if that is lower.
         return self._sampled_layers * max(self._rates.layer_s, Rates.layer_s)
 
     @property
@@ -394,8 +394,8 @@ class Pilot:
 
     def _move(self, step: int, landing: Landing, last: int, left_s: float) -> tuple[Landing, LandingChange | None]:
         rest = landing.end_step - step
-        # A cosine decay begins at the first decision, when little has been measured. So only with cosine may the end
-        # move to a later step.
+        # A cosine decay begins at the first decision, when little has been measured. So only with
+        # cosine can the end move to a later step.
         is_further = self._phase.schedule.kind == "cosine" and last - step > 1.1 * rest > 0
         if last >= landing.end_step and not is_further:
             return landing, None

@@ -97,7 +97,7 @@ def train(run_dir: Path, *, say: Callable[[str], None], requests: ControlRequest
 
 
 def _ended(work: _Phase | None, stop: Stop | None) -> Outcome:
-    assert work is not None, "a run without phases was let through"
+    assert work is not None, "a run must have at least one phase"
     state, code = ("stopped", file_names.EXIT_STOPPED) if stop else ("done", file_names.EXIT_DONE)
     reason = stop.reason if stop else "Every phase is trained."
     kind, step = work.phase.kind, work.state.step
@@ -378,7 +378,7 @@ class _Phase:
 
     @property
     def _flops_per_token(self) -> float:
-        """FLOPs per token, to compute the MFU. Frozen weights need no gradient: a third less for their matmuls."""
+        """FLOPs per token, to compute the MFU. Frozen weights need no gradient, so their matmuls cost a third less."""
         sizes = self.s.run.sizes
         return sizes.flops_per_token - (2 * sizes.num_matmul_params if self.model.lora is not None else 0)
 

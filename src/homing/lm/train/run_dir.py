@@ -55,8 +55,8 @@ def read_run(run_dir: Path) -> Run:
 def called(run_dir: Path) -> str:
     """Return the name of the run to show in messages.
 
-    This is the name that the user typed, if this machine knows it, else the name in run.json. If neither is usable, it
-    is "RUN": for example, on a rented machine, the run.json of a smoke profile has a name that no run file has.
+    This is the name given on the command line, if this machine knows it, else the name in run.json. If neither is
+    usable, it is "RUN": on a rented machine, the run.json of a smoke profile has a name that no run file has.
     """
     if typed := os.environ.get(file_names.TYPED_ENV):
         return typed
@@ -115,7 +115,7 @@ def check_count(run: Run, model: Decoder) -> None:
     if model.num_params() != run.sizes.num_params:
         raise RunFailed(
             what=f"The model has {model.num_params():,} parameters, but run.json says {run.sizes.num_params:,}.",
-            why=f"run.json was written by homing {run.code_version or 'of another version'}.",
+            why=f"run.json was written by homing {run.code_version or '(unknown version)'}.",
             fix="Start over with this version: homing train RUN --fresh",
         )
 

@@ -126,7 +126,7 @@ class Connection:
                 return why, "Fix the name, or use another token: export HF_TOKEN=..."
             return why, f"Create it: hf repo create {repo} --private   or fix `store:`, or use another token"
         if status == 403:
-            why = f"{token} may not write to {repo}: the token is read-only, or the repository belongs to someone else."
+            why = f"{token} has no write access to {repo}: the token is read-only, or someone else owns the repository."
             return why, f"Create a token with write access: {self.endpoint}/settings/tokens   then export HF_TOKEN=..."
         if status == 429:
             why = (

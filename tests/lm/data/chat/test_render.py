@@ -202,7 +202,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
 def test_the_asked_for_words_must_be_the_beginning_of_the_answered(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}{% if add_generation_prompt %}AI:{% endif %}"
     renderer = renderer_of(make_tokenizer(tmp_path, template=template))
-    with pytest.raises(Fault, match="differs from how it begins answers"):
+    with pytest.raises(Fault, match="differs from the start of its answers"):
         renderer.render(chat("a", "b"))
 
 

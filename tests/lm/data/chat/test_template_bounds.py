@@ -65,9 +65,9 @@ def test_rendering_in_a_process_gives_the_same_text_and_faults() -> None:
     template = ChatTemplate(source, {"bos_token": "<s>"})
     said = [{"role": "user", "content": "Gr\u00fc\u00dfe \U0001f600\n\x0c"}]
     assert template.render(said, marks=("[", "]")) == f"<s>[{said[0]['content']}]{time.strftime('%Y')}"
-    with pytest.raises(Fault, match="rejects it: no tools"):
+    with pytest.raises(Fault, match="rejects this conversation: no tools"):
         template.render(said, [{"name": "x"}])
-    with pytest.raises(Fault, match="fails on it: "):
+    with pytest.raises(Fault, match="fails on this conversation: "):
         ChatTemplate("{{ 1 + 'a' }}", {}).render(said)
 
 

@@ -252,7 +252,7 @@ def test_if_one_rank_cannot_compile_the_optimizer_step_no_rank_does(tiny_data: P
         said = [rank.communicate()[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert "torch.compile failed; training continues without it" in said[0]
-    assert "It happened on another rank." in said[0]
+    assert "The error occurred on another rank." in said[0]
     assert len(losses(run_dir)) == 3
 
 

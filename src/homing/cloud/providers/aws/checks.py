@@ -37,7 +37,7 @@ def check_aws(api: AwsApi, market: Market, creation: Creation, regions: list[str
 
 
 def _check_right(api: AwsApi, creation: Creation, region: str) -> Check:
-    """Check with DryRun whether the key may start instances, without starting any."""
+    """Use DryRun to check whether the key can start instances, without starting any."""
     fix = "Grant the key ec2:RunInstances; docs/clouds/aws.md lists all permissions."
     try:
         image = str(creation.image(region)["ImageId"])
@@ -45,13 +45,13 @@ def _check_right(api: AwsApi, creation: Creation, region: str) -> Check:
         api.call("ec2", "run_instances", region, **arguments)
     except AwsRefused as exc:
         if exc.code == _WOULD_HAVE:
-            return ok("aws.rights", f"The key may start instances in {region}.")
+            return ok("aws.rights", f"The key can start instances in {region}.")
         return fault(
-            "aws.rights", f"The key may not start instances in {region}: {exc.text or exc.why}", fix, _KEYS_PAGE
+            "aws.rights", f"The key cannot start instances in {region}: {exc.text or exc.why}", fix, _KEYS_PAGE
         )
     except HomingError as exc:
         return warning(
-            "aws.rights", f"Could not check whether the key may start instances. {_said(exc)}", exc.fix or fix
+            "aws.rights", f"Could not check whether the key can start instances. {_said(exc)}", exc.fix or fix
         )
     return warning("aws.rights", "EC2 gave an unexpected answer.", fix, _KEYS_PAGE)
 
@@ -70,7 +70,7 @@ def _check_quota(market: Market, region: str, family: str, kind: str) -> Check:
     quotas = [market.quota(region, kind, is_spot=is_spot) for is_spot in (True, False)]
     name, known = f"aws.quota-{family.lower()}", [quota for quota in quotas if quota.num_cores is not None]
     if not known:
-        text = f"Not checked: this key may not read the quota for {family} instances in {region}."
+        text = f"Not checked: this key is not allowed to read the quota for {family} instances in {region}."
         return warning(name, text, "Grant it servicequotas:GetServiceQuota; docs/clouds/aws.md lists all permissions.")
     if not any(quota.num_cores for quota in known):
         text = f"The quota for {family} instances in {region} is 0, spot and on demand."

@@ -135,7 +135,7 @@ class Things:
                                     VolumeType="gp3", Encrypted=True, ClientToken=token,
                                     TagSpecifications=tags)  # fmt: skip
         volume_id = str(volume["VolumeId"])
-        problem = "it was never requested"
+        problem = "the attachment was never requested"
 
         def is_attached() -> bool:
             nonlocal problem
@@ -252,7 +252,7 @@ class Things:
             raise
         names = [str(row["BudgetName"]) for row in rows]
         ours = [name for name in names if name.startswith(self._prefix)]
-        return [Resource("budget", f"budgets/{name}", name, "aws", detail="mails", is_kept=True) for name in ours]
+        return [Resource("budget", f"budgets/{name}", name, "aws", detail="alerts", is_kept=True) for name in ours]
 
     def _ours(self) -> list[dict[str, Any]]:
         return [{"Name": f"tag:{MARK_TAG}", "Values": [f"{self._prefix}*"]}]

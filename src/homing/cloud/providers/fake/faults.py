@@ -8,8 +8,8 @@
                   preempt notice_preempt    the instance is preempted, without or with a notice
                   hang                      the instance's programs freeze, but it keeps billing
                   leaves_volume             the instance's disk remains and bills after the instance is gone
-    list          list_late                 the list of a few seconds ago
-    describe      odd_state                 an undocumented state
+    list          list_late                 returns the list of a few seconds ago
+    describe      odd_state                 returns an undocumented state
     destroy       destroy_lies              204, but the instance keeps billing and reappears after a while
                   destroy_stubborn          202, but only the n-th request takes effect
 

@@ -120,7 +120,7 @@ def timeout_s(boot: Boot) -> int:
 
 
 def start_within_s(boot: Boot, now: float) -> float:
-    """Return how long the start may still take, by home's clock, and leave time to train."""
+    """Return how many seconds the start may still take without using up the time to train, by home's clock."""
     allowed = _allowed_s(boot)
     if math.isinf(allowed):
         return allowed

@@ -329,7 +329,7 @@ class Modal:
 def _check_secrets(request: Request) -> None:
     leaked = [name for name in (*request.order.secrets, *request.env) if name in TOKEN_ENV]
     if leaked:
-        raise AssertionError(f"the account's token would travel: {leaked}")
+        raise AssertionError(f"the account's token would leave this computer: {leaked}")
 
 
 def _refused(exc: Unwelcome, request: Request) -> HomingError:

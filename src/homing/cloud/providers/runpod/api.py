@@ -48,7 +48,7 @@ def refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
     known = {
         402: ("The RunPod balance is too low to start a pod.", f"Add credit: {CONSOLE}/user/billing"),
         403: (
-            f"This RunPod key may not start {request.offer.name}.",
+            f"This RunPod key is not allowed to start {request.offer.name}.",
             f"Grant {KEY_ENV} write access to pods at {CONSOLE}/user/settings, or choose another offer: {plan}",
         ),
         404: (

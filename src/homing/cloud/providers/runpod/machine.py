@@ -114,7 +114,7 @@ def end_command(url: str) -> str:
 
 
 def end_billing(url: str) -> EndBilling:
-    # The command sends no header. Naming the variable here only hides the key from the trainer and from sync.
+    # The command sends no header. The variable is named here only to hide the key from the trainer and from sync.
     return EndBilling(kind="command", argv=["bash", "-c", end_command(url)], header_env={"authorization": KEY_ENV})
 
 

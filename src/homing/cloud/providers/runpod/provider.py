@@ -148,8 +148,8 @@ class Runpod:
         return said
 
     def checks(self) -> list[Check]:
-        """Run the checks of `homing doctor`. Only a launch can show whether the key may start a pod."""
-        found = [ok("runpod.bill", "The key can read billing: homing compares the ledger with it.")]
+        """Run the checks of `homing doctor`. Only a launch can show whether the key is allowed to start a pod."""
+        found = [ok("runpod.bill", "The key can read billing data: homing compares the ledger with it.")]
         try:
             self._api.items(_BILL, "records")
         except Unwelcome as exc:

@@ -327,7 +327,7 @@ class Ssh:
 def _proof(boot: Boot) -> tuple[str, str]:
     """Return path and hash of an object that home has just written to a `file:` store, or "" for other stores.
 
-    The host proves with them that it can read the store.
+    The host must find this object there, which shows that it can read the same store.
     """
     pushed = [item for item in boot.inputs if item.key]
     if not boot.store.startswith("file:") or not pushed:

@@ -133,7 +133,7 @@ def _write_all(
         for kept in examine(file, "val"):
             _append(writers["val"], kept)
     sources: list[dict[str, Any]] = []
-    # conversations from validation files, which are added to the count of the first source below
+    # number of conversations from validation files; it is added to the count of the first source below
     num_given = writers["val"].num_conversations
     for source, files in zip(order.chat, inputs.chat, strict=True):
         before = {name: writer.num_conversations for name, writer in writers.items()}

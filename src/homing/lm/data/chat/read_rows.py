@@ -64,7 +64,7 @@ def _rows(reading: Reading) -> Iterator[Line]:
 
 def _not_utf8(exc: UnicodeDecodeError) -> Fault:
     return Fault(
-        "not-utf8", f"not UTF-8: byte 0x{exc.object[exc.start]:02x} at byte {exc.start + 1} of one of its texts"
+        "not-utf8", f"not UTF-8: byte 0x{exc.object[exc.start]:02x} at byte {exc.start + 1} of a text in this row"
     )
 
 

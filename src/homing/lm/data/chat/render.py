@@ -263,7 +263,7 @@ def _check_answer(asked: str, answered: str) -> None:
     if not answered.startswith(asked) or len(answered) == len(asked):
         raise Fault(
             "template",
-            "the chat template's generation prompt differs from how it begins answers, so homing cannot find them",
+            "the chat template's generation prompt differs from the start of its answers, so homing cannot find them",
         )
 
 
@@ -283,7 +283,7 @@ def _spare_characters(conversation: Conversation) -> list[str]:
     words = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False)
     spare = [character for character in _SPARE if character not in words]
     if len(spare) < 3:
-        raise Fault("control-character", "its text contains noncharacters (U+FDD0 and up)")
+        raise Fault("control-character", "the text contains Unicode noncharacters (U+FDD0 and up)")
     return spare[:3]
 
 

@@ -171,7 +171,7 @@ class Rendering:
         self._names = names
         environment = _environment(now)
         generation = environment.extensions[_Generation.identifier]
-        assert isinstance(generation, _Generation), "it is there by that name"
+        assert isinstance(generation, _Generation), "the environment must contain our extension"
         self._generation = generation
         self._template = environment.from_string(source)
 
@@ -193,10 +193,14 @@ class Rendering:
                 **self._names,
             )
         except TemplateError as exc:
-            raise Fault("template", f"the chat template rejects it: {exc.message or type(exc).__name__}") from exc
+            raise Fault(
+                "template", f"the chat template rejects this conversation: {exc.message or type(exc).__name__}"
+            ) from exc
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as exc:
             # The template has a bug, such as adding a number to text, and perhaps only this conversation triggers it.
-            raise Fault("template", f"the chat template fails on it: {type(exc).__name__}: {exc}") from exc
+            raise Fault(
+                "template", f"the chat template fails on this conversation: {type(exc).__name__}: {exc}"
+            ) from exc
 
 
 def find_template(folder: Path, *, now: datetime.datetime | None = None) -> ChatTemplate | None:
@@ -263,7 +267,7 @@ class _SafeNamespace(Namespace):
 
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace may not hold {name!r}")
+        raise SecurityError(f"a namespace cannot have the attribute {name!r}")
 
 
 def _raise_exception(message: str) -> str:

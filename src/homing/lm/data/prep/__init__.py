@@ -1,6 +1,6 @@
 """Data preparation, raw text -> tokenizer -> token shards: all of `homing prep` except its command line.
 
-    prep_settings   what was requested, checked before anything is touched
+    prep_settings   what was requested, checked before anything is written
     scan_pass       pass one: read, hash and check every byte; train the tokenizer on an even sample
     encode_pass     pass two: documents to ids to shards, with regular resume points
     work_folder     the unfinished work; at the end, moves the results into place, manifest last

@@ -38,7 +38,7 @@ _PROOF_BYTES = 32_000
 _MAX_RUNS = 64
 # Maximum number of chunks that are being encoded, two at a time, or waiting to be written.
 _NUM_UNDER_WAY = 3
-# Free heap memory is returned each time this much text has been encoded, and once earlier, after loading.
+# Return free heap memory to the system after this much text, and the first time sooner, soon after loading.
 _RELEASE_BYTES, _FIRST_RELEASE_BYTES = 32_000_000, 8_000_000
 
 
@@ -96,7 +96,7 @@ def encode_all(
                     shard_writer.submit(release_free_memory)
                 if marking.is_due(chunk.num_text_bytes):
                     writing.result()
-                    if proof is not None:  # a resumed prep verifies only what comes after this point
+                    if proof is not None:  # finish verifying, as a resumed prep does not verify earlier text
                         proof.check(is_last=True)
                     position = {"source": chunk.after.source, "document": chunk.after.document}
                     states = {"train": train.mark(), "val": val.mark()}
@@ -113,7 +113,7 @@ def encode_all(
 
 
 class _Every:
-    """Becomes due once per `num_bytes` of text. The first time may come sooner."""
+    """Becomes due once per `num_bytes` of text. The first interval may be shorter."""
 
     def __init__(self, num_bytes: int, *, first: int | None = None) -> None:
         self._every, self._since = num_bytes, num_bytes - first if first is not None else 0
@@ -149,7 +149,7 @@ def _encoded(
 ) -> Iterator[tuple[Chunk, npt.NDArray[np.bool_], tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]]:
     """Yield encoded chunks in order.
 
-    The next ones are always in progress, so that no core has to wait for a slow document.
+    Later chunks are already being encoded, so that no core has to wait for a slow document.
     """
     with ThreadPoolExecutor(2, "encode") as pool:
         line: deque[Any] = deque()

@@ -1,4 +1,4 @@
-"""The request to prep, checked before anything is touched, and the progress that prep reports."""
+"""The request to prep, checked before anything is written, and the progress that prep reports."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class Progress:
     num_tokens: int = 0
     elapsed_s: float = 0.0  # time spent in this stage by this process
     eta_s: float | None = None  # remaining seconds of this stage
-    is_tokenizer_given: bool = False  # whether the tokenizer's size and sample are fixed already
+    is_tokenizer_given: bool = False  # True with an existing tokenizer, whose size cannot be changed
     warning: str = ""
-    note: str = ""  # for information, with nothing to fix
+    note: str = ""  # a message that requires no action
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 It counts documents and bytes and determines the split between train and val. On the way it yields an even sample of the
 text, for training the tokenizer.
 
-The sample keeps pace with the reading: a document is added while the sample is no further along than the reading. So
-the sample is spread over the whole input, is deterministic, and needs neither the unpacked size nor a second pass.
+A document is added to the sample whenever the fraction of the sample collected does not exceed the fraction of input
+read. So the sample covers the whole input evenly, is deterministic, and needs neither unpacked sizes nor a second pass.
 
 If no tokenizer has to be trained, the chunks can be encoded as they come, provided that the split is known in advance.
 That is the case if there are many documents, which the first chunk indicates.
@@ -116,7 +116,7 @@ class Scanner:
         return rule_by_passages(self._order, self._inputs, scan, lambda documents: [len(one) for one in documents])
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield all text in chunks and collect statistics. Runs in the reader thread, in parallel with their use."""
+        """Yield all text in chunks and collect statistics. Runs in the reader thread, ahead of the consumer."""
         for chunk in read_chunks(self._inputs, self._cuts, sha256s=self._sha256s):
             self._num_documents += len(chunk.documents)
             self._num_text_bytes += chunk.num_text_bytes

@@ -105,7 +105,7 @@ class PackedConversations:
     """Gives random access to rows of `context` positions."""
 
     def __init__(self, split: ConversationSplit, mixture: Mixture, *, context: int, seed: int) -> None:
-        assert sum(mixture.counts) == split.tokens.num_documents, "every conversation is of one source"
+        assert sum(mixture.counts) == split.tokens.num_documents, "every conversation must belong to exactly one source"
         self.split, self.context, self.seed = split, context, seed
         self._mixture = mixture
         # The last token of a conversation is never an input, so it takes up no position.

@@ -3,7 +3,7 @@
     read_manifest(data_dir)          the manifest that prep wrote
     open_split(data_dir, ..., name)  check every file, then map it; nothing is copied
 
-Sizes and index bounds are always checked, but hashes only on request, because that requires reading every byte.
+Sizes and index bounds are always checked. Hashes are checked only on request, which requires reading every byte.
 Rows, batches and their order are not handled here but in `pack_text` and `pack_chats`.
 """
 

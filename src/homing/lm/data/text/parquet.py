@@ -38,7 +38,7 @@ __all__ = ["Group", "check_pages", "rows_of", "texts_of"]
 
 _BATCH_BYTES = 1 << 20  # target size of a batch of rows, estimated from the mean row size of the row group
 _ROWS_BYTES = 16 << 20  # maximum size of a batch if every row contained the largest value of each dictionary
-# Maximum number of rows per batch, because a row group with repeated texts declares far fewer bytes than its rows have.
+# Maximum number of rows per batch, because a row group with repeated texts declares far fewer bytes than its rows take.
 _MOST_ROWS = 512
 _PAGES_BYTES = 1 << 20  # number of bytes to read ahead in a column
 _MOST_NAMED = 20  # maximum number of columns listed in an error
@@ -138,8 +138,8 @@ def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple
 
 
 def _rows_at_once(group: Any, pages: Group) -> int:
-    # Use the size of all columns even if only one is read, because asking pyarrow for the size of one column aborts the
-    # process if the footer is damaged.
+    # Use the size of all columns even if only one is read: if the footer is damaged, pyarrow aborts the process when it
+    # looks up the size of one column.
     each = max(group.total_byte_size // max(group.num_rows, 1), 1)
     most = min(_MOST_ROWS, _ROWS_BYTES // max(pages.largest_row_bytes, 1))
     return int(max(min(_BATCH_BYTES // each, most), 1))

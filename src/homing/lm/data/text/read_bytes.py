@@ -67,7 +67,7 @@ class Reading(io.RawIOBase):
 
     def sha256(self) -> str:
         """Return the sha256 of the whole file, including padding that a decompressor left unread."""
-        assert self._hash is not None, "this reading was not asked to hash"
+        assert self._hash is not None, "create the Reading with is_hashed=True"
         while self.read(BLOCK_BYTES):
             pass
         return self._hash.hexdigest()

@@ -1,13 +1,13 @@
 """Fused per-head RMSNorm and RoPE of queries and keys, reading the joint qkv projection.
 
     qkv (N, (H + 2G) K) -> q (N, H, K), k (N, G, K)        v is a view of qkv and needs no kernel
-    backward: dq, dk, dv -> dqkv, in one buffer, with the gradients of the two norms' weights
+    backward: dq, dk, dv -> dqkv in one buffer, and the gradients of the weights of both norms
 
 In the forward pass, one program handles one token with all its heads. In the backward pass, it handles some heads of
-one kind (query, key or value), so that no lane is idle if the number of heads is not a power of two. Doing so in the
-forward pass too gained nothing (docs/development/log.md).
+one kind (query, key or value), so that no lane is idle if the number of heads is not a power of two. The forward pass
+would not be faster that way (docs/development/log.md).
 
-The norm, if the model has one, is x / rms(x) * weight * `scale`. A norm without weights counts as all ones.
+The norm, if the model has one, is x / rms(x) * weight * `scale`. If it has no weights, they are treated as ones.
 
 Shapes: N tokens, H query heads, G KV heads, K head size.
 """

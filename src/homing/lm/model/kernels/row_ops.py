@@ -4,11 +4,11 @@
     swiglu           gate_up (N, 2F) -> silu(gate) * up (N, F)
     differentiate_   logits (N, V) -> losses (N), and (softmax - one hot) / count over the memory of the logits
 
-A separate norm would read again the sum that the addition has just written, and a third pass would add its gradient to
-that of the residual stream. Here every element is read and written once. The gradient of SwiGLU has the layout that the
-joint projection before it needs, so nothing is concatenated. Cross-entropy is written for logits that a matmul has just
-produced in bf16. One program per row reads its row twice, the second time from the cache, and computes in fp32. Nothing
-as wide as the vocabulary is ever stored in fp32.
+A separate norm kernel would have to read the sum that the addition has just written, and a third kernel would add the
+gradients of norm and residual stream. Here every element is read and written once. The gradient of SwiGLU has the
+layout that the joint projection before it needs, so nothing is concatenated. Cross-entropy is written for logits that a
+matmul has just produced in bf16. One program per row reads its row twice, the second time from the cache, and computes
+in fp32. Nothing as wide as the vocabulary is ever stored in fp32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from homing.lm.model.kernels.layout_checks import check, launching
 __all__ = ["differentiate_", "sum_norm", "sum_norm_backward", "swiglu", "swiglu_backward"]
 
 _PROGRAMS = 1024  # number of partial sums of the weight's gradient in the norm's backward pass
-_SWIGLU_COLS = 1024  # per program
+_SWIGLU_COLS = 1024  # number of columns that a program processes
 _IGNORED = tl.constexpr(-100)  # the target of a token without a loss
 _LOSS_COLS = 4096  # number of columns of logits that a program reads at a time
 _LOSS_WARPS = 8
@@ -149,7 +149,7 @@ def differentiate_(logits_nP: Tensor, targets_n: Tensor, count: Tensor, vocab_si
     num_rows, num_cols = logits_nP.shape
     check(logits_nP.stride(1) == 1, f"logits have strides {logits_nP.stride()}: a row must be contiguous")
     check(targets_n.shape == (num_rows,), f"{tuple(targets_n.shape)} targets for {num_rows} rows")
-    check(not targets_n.dtype.is_floating_point and count.numel() == 1, "targets are no integers, or not one count")
+    check(not targets_n.dtype.is_floating_point and count.numel() == 1, "expected integer targets and a single count")
     check(vocab_size <= num_cols, f"{num_cols} columns for a vocabulary of {vocab_size}")
     check(logits_nP.device == targets_n.device, f"logits on {logits_nP.device}, targets on {targets_n.device}")
     losses_n = torch.empty(num_rows, device=logits_nP.device, dtype=torch.float32)

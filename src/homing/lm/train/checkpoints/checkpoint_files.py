@@ -187,8 +187,8 @@ def load(folder: Path, manifest: CheckpointManifest) -> LoadedCheckpoint:
 def load_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Load model.safetensors from any folder, as initial weights.
 
-    If the folder has a manifest, the file must match the sha256 in it. Third-party weights have no manifest, and that
-    of models/NAME lists no optimizer state. Raises IntegrityError if the weights cannot be read or do not match.
+    If the folder has a manifest, the file must match the sha256 in it. Third-party weights have no manifest, and the
+    one of models/NAME lists no optimizer state. Raises IntegrityError if the weights cannot be read or do not match.
     """
     path, problems = folder / file_names.WEIGHTS, list[str]()
     if (folder / file_names.MANIFEST).exists():

@@ -189,7 +189,7 @@ class CheckpointManager:
             # Print no notice if the run cannot end without this checkpoint, because the error raised below reports it.
             self.notify("save_failed", f"warning: {saving.error}", notice=not saving.is_needed, step=saving.step)
             if not isinstance(saving.error, RunFailed | OSError):
-                raise saving.error or AssertionError("a save ended without a word")
+                raise saving.error or AssertionError("a save failed without recording an error")
             if saving.is_needed:
                 raise self._cannot_end(saving.step, saving.error) from saving.error
             return

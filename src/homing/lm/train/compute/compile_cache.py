@@ -114,7 +114,7 @@ class CompileCache:
         """Load code that an earlier attempt compiled. After the first step, `Parts` shows whether torch used it."""
         if not self._path.is_file():
             if others := [path.name for path in sorted(self._dir.glob("*.bin"))]:
-                text = f"Ignored compile caches of another torch, GPU or model shape: {', '.join(others)}."
+                text = f"Ignored compile caches for another torch version, GPU or model shape: {', '.join(others)}."
                 self._notify("compile_cache_left", text, notice=True)
             return
         try:
@@ -124,7 +124,7 @@ class CompileCache:
             self._refuse(f"its metadata cannot be read: {exc}")
             return
         if (record.torch, record.device, record.shape_sha256) != (self._torch, self._device, self._shape):
-            self._refuse("its metadata is for another torch, GPU or model shape")
+            self._refuse("its metadata is for another torch version, GPU or model shape")
         elif hashlib.sha256(data).hexdigest() != record.sha256:
             self._refuse("its sha256 does not match its metadata")
         elif torch.compiler.load_cache_artifacts(data) is None:

@@ -1,7 +1,7 @@
 """Runs one training step on this machine, and adapts when memory or the compiler fails.
 
     settle       the checkpoint's choices or new ones -> precision, compilation, attention, micro-batch
-    first_step   a step plus measurements: duration, memory, compilation; then decides on CUDA graphs for the others
+    first_step   a step plus measurements: duration, memory, compilation; then decides on CUDA graphs for later steps
     gradients    rows -> micro-batches -> loss and gradients; if out of memory, retry with smaller micro-batches
     update       gradients -> weights
 
@@ -110,7 +110,7 @@ class Engine:
         since_start = time.monotonic() - self.s.requests.started
         text = (
             f"The first step ended {format_duration(since_start)} after the start;"
-            f" it took {format_duration(took)} itself."
+            f" the step itself took {format_duration(took)}."
         )
         self.notify("first_step", text, seconds=since_start, step_s=took, is_warm=self.compiling.parts.is_warm)
         self.compiling.keep()
@@ -150,7 +150,7 @@ class Engine:
             self.passes.forget()
             self.optimizer.zero_grad()
             change = self._shrink if feed == _OUT_OF_MEMORY else self.compiling.stop
-            change(problem or "It happened on another rank.")
+            change(problem or "The error occurred on another rank.")
 
     def update(self, lr_scale: float, is_good: Tensor, step: int) -> None:
         """Take the optimizer step.
@@ -164,7 +164,7 @@ class Engine:
             raise FatalError(
                 what=f"Out of memory in the optimizer step (peak {peak / 2**30:.1f} GiB).",
                 why=str(exc).splitlines()[0],
-                fix=what_else(dataclasses.replace(self.phase, recompute="all"), "take a smaller model"),
+                fix=what_else(dataclasses.replace(self.phase, recompute="all"), "train a smaller model"),
             ) from exc
 
     def _shrink(self, problem: str) -> None:
@@ -239,7 +239,7 @@ class Compiling:
         except Exception as exc:  # the compiler may raise any kind of error
             problem = f"The optimizer step: {type(exc).__name__}: {str(exc).strip()[:500]}"
         if self.s.ranks.worst(int(bool(problem)), within_s=self.deadline_s):
-            self.stop(problem or "It happened on another rank.")
+            self.stop(problem or "The error occurred on another rank.")
 
     @property
     def deadline_s(self) -> float:
@@ -249,14 +249,14 @@ class Compiling:
     def may_fail(self, error: Exception) -> bool:
         """Return whether this error may come from the compiler.
 
-        Until the first compiled step has succeeded, any error may; later, only the one for the recompile limit.
+        Until the first compiled step has succeeded, any error may; later, only the error about the recompile limit.
         """
         return self.is_on and (not self.is_proven or type(error).__name__ == "FailOnRecompileLimitHit")
 
     def stop(self, problem: str) -> None:
         """Fall back to uncompiled training, or raise if the run file says `compile: on`.
 
-        A run that asked for compilation must not silently run slower.
+        A run that requires compilation must not silently train without it, and slower.
         """
         if self.s.run.train.compile == "on":
             raise FatalError(

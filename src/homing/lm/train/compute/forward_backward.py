@@ -163,14 +163,14 @@ class Passes:
         """
         lora = self._model.lora
         if self._num_ranks > 1:
-            return f"it is not tested with several GPUs, and this run uses {self._num_ranks}"
+            return f"graphs are not tested with several GPUs, and this run uses {self._num_ranks}"
         if lora is not None and lora.dropout:
-            return "the host draws a new dropout mask for each of them"
+            return "the host draws a new dropout mask for each micro-batch"
         if piece.segments_RT is not None and self._model.has_flex:
-            return "the host builds new FlexAttention block masks for each of them"
-        assert self._card is not None, "asked without a card"
+            return "the host builds new FlexAttention block masks for each micro-batch"
+        assert self._card is not None, "call this only on CUDA"
         if not self._card.has_room():
-            return f"they would hold the memory of a pass, and {1 - _ROOM:.0%} of GPU memory must stay free"
+            return f"a graph would hold the memory of a pass, and {1 - _ROOM:.0%} of GPU memory must stay free"
         return ""
 
     def _race(self, card: Card, piece: Batch) -> None:
@@ -198,7 +198,7 @@ class Passes:
 
         The gradients are meaningless afterwards.
         """
-        assert self._card is not None, "captured without a card"
+        assert self._card is not None, "call this only on CUDA"
         graph: _Graph | None = None
         try:
             self._attach()

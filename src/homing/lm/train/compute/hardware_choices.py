@@ -128,7 +128,7 @@ def pick_choices(
     changed = [
         f"{name} {before[name]} -> {value}"
         for name, value in asdict(choices).items()
-        if name in before and before[name] != value and value != ""  # "" is picked later
+        if name in before and before[name] != value and value != ""  # "": chosen later
     ]
     return choices, changed
 

@@ -23,7 +23,7 @@ class Figures:
     ) -> None:
         self.step = step
         self.more = more or {}  # extra metrics from the phase's data
-        self.begun_at = begun_at  # when the host began to send the step to the device
+        self.begun_at = begun_at  # when the host began to queue the step on the device
         self.read_at = 0.0
         self.loss = self.norm = math.nan
         self._host, self._event = loss_and_norm, None

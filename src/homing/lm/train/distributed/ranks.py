@@ -1,6 +1,6 @@
 """The ranks: processes that train one model together, one per GPU, and their communication.
 
-    agree           broadcast rank 0's decisions: where to end, whether to stop, the micro-batch size
+    agree           broadcast rank 0's decisions: at which step to end, whether to stop, the micro-batch size
     worst           the maximum of a status code over all ranks, before all of them act on it
     add_up          all-reduce of gradients and losses: sums, because each loss is already its share of the step's mean
     share, gather   each rank's part of the Muon matrices; the results are sent to all ranks

@@ -37,7 +37,7 @@ EXIT_LEFT_ALONE = 79
 # Names of the environment variables of a rank: its number, the number of ranks, and the path of the rendezvous file.
 RANK, COUNT, MEET = "HOMING_RANK", "HOMING_NUM_RANKS", "HOMING_RANKS_MEET"
 _LOOK_EVERY_S = 0.1
-_SETTLE_S = 5.0  # after one rank has failed: how long to wait for the others to fail too, to find the one to blame
+_SETTLE_S = 5.0  # how long to wait, after a rank has failed, for others to fail too, to find the first one
 _END_S = 20.0
 _LAST_LINES = 60
 

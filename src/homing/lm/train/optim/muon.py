@@ -123,7 +123,7 @@ class MuonGroup:
     def _step(self, states: Sequence[Tensor], now: Now) -> None:
         (momentum_MRC,) = states
         is_in_place = self.parameters[0].data_ptr() == self.weights_MRC.data_ptr()
-        assert is_in_place, "the model was moved after its optimizer was made"
+        assert is_in_place, "the model was moved after its optimizer was created"
         g_MRC = torch.stack([_grad(p, name) for p, name in zip(self.parameters, self.names, strict=True)]).float()
         rate: Any = self.spec.lr * now.lr_scale
         momentum: Any = momentum_at(self.spec, now.num_steps)

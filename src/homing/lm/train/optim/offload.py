@@ -78,7 +78,7 @@ def cut(parameters: Sequence[Tensor], most: int) -> list[list[Span]]:
     size = 0
     for index, parameter in enumerate(parameters):
         # Flattening a non-contiguous parameter would copy it, and a step on the copy would not change the parameter.
-        assert parameter.is_contiguous(), f"a parameter of {tuple(parameter.shape)} does not lie in one piece"
+        assert parameter.is_contiguous(), f"a parameter of shape {tuple(parameter.shape)} is not contiguous"
         for start in range(0, parameter.numel(), most):
             stop = min(start + most, parameter.numel())
             if not parts or size + stop - start > most:

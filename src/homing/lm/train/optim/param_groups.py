@@ -216,7 +216,7 @@ class Optimizer:
 def grad_norm(model: nn.Module) -> Tensor:
     """Return the 2-norm of all gradients as a device tensor. Reading its value makes the host wait for the device."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    assert grads, "no gradients; backward first"
+    assert grads, "no gradients; call backward() first"
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
 
