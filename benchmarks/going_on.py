@@ -27,7 +27,7 @@ from steady import SteadyPace  # noqa: E402
 from tiny import make_run_dir  # noqa: E402
 
 from _result import write_result  # noqa: E402
-from homing.lm.train import landing_actions, loop  # noqa: E402
+from homing.lm.train import apply_landing, loop  # noqa: E402
 from homing.lm.train.checkpoints.checkpoint_files import TrainState  # noqa: E402
 from homing.lm.train.loop import train  # noqa: E402
 from homing.lm.train.stop_requests import ControlRequests  # noqa: E402
@@ -76,13 +76,13 @@ def _trained(
     run_dir = make_run_dir(folder / f"{name}-{seed}", dataclasses.replace(run, seed=seed))
     if is_landed:
         _land(run_dir)
-    plain = landing_actions.cancel_landing
+    plain = apply_landing.cancel_landing
     if not is_warm:
-        landing_actions.cancel_landing = _go_on_cold
+        apply_landing.cancel_landing = _go_on_cold
     try:
         train(run_dir, say=lambda line: None)
     finally:
-        landing_actions.cancel_landing = plain
+        apply_landing.cancel_landing = plain
     last = read_metrics(run_dir)[-1]
     assert last.val_loss is not None, "the last step is evaluated"
     return last.val_loss

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.cloud.plan.measured_speeds import FILE, LearnedRow, SamplingRow, StepRow, Table
-from homing.config.estimate.params import sizes
+from homing.config.estimate.params_and_flops import sizes
 from homing.config.load import load_run, preset_dir
 from homing.gpus import find_gpu
 from homing.wire import codec

@@ -83,7 +83,7 @@ MUTANTS = [
     ),
     Mutant(
         "fence-ignored",
-        "src/homing/store/lease_file.py",
+        "src/homing/store/read_lease.py",
         "        return self._newest if self._newest is not None and self._newest.mark != self._mark else None\n",
         "        return None\n",
         ("tests/store/test_sync.py",),
@@ -180,15 +180,15 @@ MUTANTS = [
     ),
     Mutant(
         "shutdown-only-stops",
-        "src/homing/cloud/providers/aws/machine.py",
+        "src/homing/cloud/providers/aws/create_request.py",
         '"InstanceInitiatedShutdownBehavior": "terminate",',
         '"InstanceInitiatedShutdownBehavior": "stop",',
-        ("tests/cloud/providers/aws/test_machine.py", "tests/cloud/providers/aws/test_provider.py"),
+        ("tests/cloud/providers/aws/test_create_request.py", "tests/cloud/providers/aws/test_provider.py"),
     ),
     Mutant(
         "sandbox-for-a-day",
         "src/homing/cloud/providers/modal/provider.py",
-        '"timeout": machine.timeout_s(boot),',
+        '"timeout": create_request.timeout_s(boot),',
         '"timeout": 86400,',
         ("tests/sim/test_modal.py::test_a_sandbox_that_hangs_is_ended_by_its_timeout_inside_the_limit_without_anybody",),
     ),
@@ -230,35 +230,35 @@ MUTANTS = [
     ),
     Mutant(
         "guard-sleeps",
-        "src/homing/cloud/guard/guard.py",
+        "src/homing/cloud/guard/guard_pass.py",
         "        if self.now < due:\n",
         "        if True:\n",
-        ("tests/cloud/guard/test_guard.py::test_the_guard_destroys_a_run_just_before_its_spend_limit",),
+        ("tests/cloud/guard/test_guard_pass.py::test_the_guard_destroys_a_run_just_before_its_spend_limit",),
     ),
     Mutant(
         "given-away-unguarded",
-        "src/homing/cloud/guard/guard.py",
+        "src/homing/cloud/guard/guard_pass.py",
         "        if not self.billing:\n            return True\n",
         "        if not self.billing or self.run.state == ADOPTED:\n            return True\n",
         (
-            "tests/cloud/guard/test_guard.py::test_the_guard_ends_a_run_adopted_elsewhere_at_its_limit_without_taking_it_back",
+            "tests/cloud/guard/test_guard_pass.py::test_the_guard_ends_a_run_adopted_elsewhere_at_its_limit_without_taking_it_back",
         ),
     ),
     Mutant(
         "given-away-at-our-limit",
-        "src/homing/cloud/guard/guard_round.py",
+        "src/homing/cloud/guard/limits_and_destroys.py",
         "    if run.state != ADOPTED:\n",
         "    if True:\n",
         ("tests/cloud/guard/test_spend_terms.py",),
     ),
     Mutant(
         "guard-kills-the-silent",
-        "src/homing/cloud/guard/guard.py",
+        "src/homing/cloud/guard/guard_pass.py",
         '        if beat is None and self.run.state == "launching" and quiet_s >= idle_s:\n',
         "        if quiet_s >= stale_s:\n",
         (
-            "tests/cloud/guard/test_guard.py::test_a_silent_instance_is_alerted_once_then_more_urgently_and_not_destroyed",
-            "tests/cloud/guard/test_guard.py::test_a_running_instance_with_a_lost_heartbeat_is_alerted_and_not_destroyed",
+            "tests/cloud/guard/test_guard_pass.py::test_a_silent_instance_is_alerted_once_then_more_urgently_and_not_destroyed",
+            "tests/cloud/guard/test_guard_pass.py::test_a_running_instance_with_a_lost_heartbeat_is_alerted_and_not_destroyed",
         ),
     ),
     Mutant(
@@ -328,7 +328,7 @@ MUTANTS = [
     # --- who is at the other end ---
     Mutant(
         "any-host-key",
-        "src/homing/cloud/providers/ssh/machine.py",
+        "src/homing/cloud/providers/ssh/connection.py",
         '        "StrictHostKeyChecking": "yes",\n',
         '        "StrictHostKeyChecking": "no",\n',
         ("tests/cloud/providers/ssh/test_provider.py::test_a_changed_host_key_is_refused_loudly_and_no_order_is_sent",),
@@ -350,7 +350,7 @@ MUTANTS = [
     # --- what others send: figures, files, code ---
     Mutant(
         "absurd-figures-believed",
-        "src/homing/cloud/figures.py",
+        "src/homing/cloud/check_numbers.py",
         "    if not number.is_finite() or not least <= number <= most:\n",
         "    if number.is_nan():\n",
         ("tests/cloud/providers/fake/test_provider.py",),
@@ -466,7 +466,7 @@ MUTANTS = [
     # --- what a stranger's file or prompt may take ---
     Mutant(
         "slow-headers-have-no-deadline",
-        "src/homing/web/loopback_server.py",
+        "src/homing/web/threaded_server.py",
         "        elif self._deadline is None:",
         "        elif False:",
         ("tests/web/test_slow_clients.py::test_the_next_request_on_a_connection_has_a_deadline_too",),

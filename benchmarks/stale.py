@@ -45,7 +45,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "results/bad_input": ("src/homing/cli", "src/homing/config", "benchmarks/bad_input.py"),
     "results/chain": (*_TRAIN, "src/homing/lm/rl", "src/homing/lm/data/chat", "benchmarks/chain.py"),
     "results/decode": ("src/homing/lm/generate", "src/homing/lm/model", "src/homing/lm/cuda_graphs.py",
-                       "src/homing/lm/decode_token.py", "benchmarks/gpu/decode.py"),
+                       "src/homing/lm/decoding_step.py", "benchmarks/gpu/decode.py"),
     "results/engine": ("src/homing/lm/train", "src/homing/lm/model", "benchmarks/engine.py"),
     "results/engine-cpu": ("src/homing/lm/train", "src/homing/lm/model", "benchmarks/engine.py"),
     "results/going_on": ("src/homing/lm/train", "benchmarks/going_on.py"),

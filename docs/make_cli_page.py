@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import homing.cli
-from homing.cli.call import LazyVerbs
+from homing.cli.run_verb import LazyVerbs
 from homing.cli.verb_list import STORIES, VERBS
 
 PAGE = Path(__file__).parent / "reference/cli.md"

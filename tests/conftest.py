@@ -191,6 +191,13 @@ def homing_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def default_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `-q` or `--json` that an earlier test passed in this process does not apply to this test."""
+    monkeypatch.setattr(output, "_loudness", 0)
+    monkeypatch.setattr(output, "_is_json", False)
+
+
+@pytest.fixture(autouse=True)
 def printed_notices() -> Iterator[None]:
     """Notices of the library are printed, as under the command line; tests of the Python API replace this fixture."""
     with notices.listening(lambda text: output.say(text)):

@@ -38,7 +38,7 @@ from torch import Tensor  # noqa: E402
 
 from _result import RESULTS, write_result  # noqa: E402
 from homing.lm.cuda_graphs import Graphs  # noqa: E402
-from homing.lm.decode_token import REACH, Steps, room_for  # noqa: E402
+from homing.lm.decoding_step import REACH, Steps, room_for  # noqa: E402
 from homing.lm.generate import generate, sampling  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
 from homing.lm.model.attention import RowCache  # noqa: E402

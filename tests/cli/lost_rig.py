@@ -16,9 +16,9 @@ from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark
 from homing.cloud.ledger.run_lease import write_record
-from homing.config.paths import PROJECT_NOTE, project_note
+from homing.config.home_and_run_files import PROJECT_NOTE, project_note
 from homing.store import open_store
-from homing.store.lease_file import lease_key
+from homing.store.read_lease import lease_key
 from homing.wire import codec, file_names
 from homing.wire.run_record import Lease
 

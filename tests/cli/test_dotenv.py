@@ -9,9 +9,9 @@ import pytest
 
 from homing import hub_token
 from homing.api import dotenv
-from homing.cli.call import call
+from homing.cli.run_verb import call
 from homing.cli.verb_list import VERBS
-from homing.cloud.account_facts import ACCOUNTS, CREDENTIALS
+from homing.cloud.api_key_table import ACCOUNTS, CREDENTIALS
 from homing.errors import UsageError
 from homing.world import Retries
 

@@ -50,7 +50,9 @@ def pressed_at(moment: str, *arguments: str, before: str = "signal.default_int_h
     return Said(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("moment", ["homing.cli.call", "typer", "logging", "homing.cli.output", "homing.cli.verb_help"])
+@pytest.mark.parametrize(
+    "moment", ["homing.cli.run_verb", "typer", "logging", "homing.cli.output", "homing.cli.verb_help"]
+)
 def test_while_homing_itself_is_loaded(folder: Path, moment: str) -> None:
     assert pressed_at(moment, "runs") == Said(130, "", "Interrupted.\n")
 
@@ -72,7 +74,7 @@ def test_while_a_verb_is_loaded(folder: Path, moment: str, verb: str) -> None:
 
 def test_in_prep_it_is_said_that_the_same_command_goes_on(folder: Path) -> None:
     (folder / "a.txt").write_text("moss grows on stones\n" * 50)
-    said = pressed_at("homing.api.data.download_text", "prep", "--text", "a.txt", "--out", "data/a")
+    said = pressed_at("homing.api.data.download_from_store", "prep", "--text", "a.txt", "--out", "data/a")
     assert said.code == 130
     assert said.err.splitlines()[-2:] == [
         "Progress is saved. Run the same command to continue.",
@@ -82,7 +84,7 @@ def test_in_prep_it_is_said_that_the_same_command_goes_on(folder: Path) -> None:
 
 def test_where_it_is_ignored_it_stays_ignored(folder: Path) -> None:
     """As under nohup, and wherever a shell starts a program in the background."""
-    said = pressed_at("homing.cli.call", "explain", "seed", before="signal.SIG_IGN")
+    said = pressed_at("homing.cli.run_verb", "explain", "seed", before="signal.SIG_IGN")
     assert (said.code, said.out.splitlines()[0]) == (0, "seed")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import homing
 
-from homing.cli import call, output
+from homing.cli import output, run_verb
 
 ROW = ["chain-20261116-001222-86bf", "local", "$3.60/h", "2026-11-16 00:12:22Z", "$0.04"]
 HEADERS = ["run", "provider", "rate", "from", "dollars"]
@@ -90,8 +90,8 @@ def test_what_may_still_bill_is_looked_at_also_when_the_reader_left(
         raise BrokenPipeError
 
     monkeypatch.setattr("homing.cli.verbs.runs.command", leaves)
-    monkeypatch.setattr(call, "_after_the_reader_left", lambda: (0, ""))  # which is about a real stdout
-    monkeypatch.setattr(call, "_check_billing", lambda code, shown: 6)
+    monkeypatch.setattr(run_verb, "_after_the_reader_left", lambda: (0, ""))  # which is about a real stdout
+    monkeypatch.setattr(run_verb, "_check_billing", lambda code, shown: 6)
     assert homing(capsys, monkeypatch, "runs").code == 6
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.cloud.rig import Said, homing
 
 from homing.cli import suggestions
-from homing.cli.call import LazyVerbs
+from homing.cli.run_verb import LazyVerbs
 from homing.cli.verb_list import VERBS
 from homing.cloud.providers.registry import PROVIDERS
 

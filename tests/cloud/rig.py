@@ -208,12 +208,12 @@ def forget(home_path: Path) -> None:
 
 def look_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homing.cloud.watch.follow._POLL_S", 0.1)
-    monkeypatch.setattr("homing.cloud.guard.stop_and_limit._STOP_EVERY_S", 0.1)
+    monkeypatch.setattr("homing.cloud.guard.change_limit_or_stop._STOP_EVERY_S", 0.1)
     monkeypatch.setattr("homing.cloud.watch.run_output._EVERY_S", 0.1)
     monkeypatch.setattr("homing.cloud.machine_setup.startup_script._PAUSE_S", 0.3)
     monkeypatch.setattr("homing.cloud.launch.run_documents._heartbeat_s", lambda store: 0.2)
     # Agents ignore SIGTERM at first, so an instance made of processes is gone only after this grace period.
-    monkeypatch.setattr("homing.cloud.providers.process_tree._TERM_GRACE_S", 0.1)
+    monkeypatch.setattr("homing.cloud.providers.simulated_machine._TERM_GRACE_S", 0.1)
     # The real probe loads torch; this one prints a fixed result.
     monkeypatch.setattr("homing.cloud.plan.speed._PROBE", "print(2e10)")
 

@@ -15,7 +15,7 @@ from tests.cloud.fake_world import FakeWorld
 from tests.doubles.absurd import spoil
 
 from homing.cloud.destroy import destroy_lines, open_lines, would_be_lost
-from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.guard_pass import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.providers.base import Instance
 from homing.cloud.providers.fake.provider import Fake

@@ -13,8 +13,8 @@ import pytest
 from tests.cloud.rig import make_draft, marked_now
 
 from homing.cloud.destroy import destroy_run
-from homing.cloud.guard.guard_round import limits_of
-from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit, propose
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop, change_limit, propose
+from homing.cloud.guard.limits_and_destroys import limits_of
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import Draft, Launched
 from homing.cloud.ledger.ledger import RunRow

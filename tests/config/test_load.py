@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.config.conftest import BASE, put_data
 
+from homing.config.home_and_run_files import preset_dir
 from homing.config.load import Loaded, load_run
-from homing.config.paths import preset_dir
 from homing.config.resolve.smoke_profile import has_smoke_failed, has_smoke_passed, mark_smoke, needs_smoke_first
 from homing.errors import Mistake
 from homing.wire.codec import dump, dumps, loads

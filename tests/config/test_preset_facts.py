@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from homing.config.estimate.memory import fits
+from homing.config.home_and_run_files import preset_dir
 from homing.config.load import load_run
-from homing.config.paths import preset_dir
 from homing.gpus import GPUS
 from homing.wire.run_json import Run
 

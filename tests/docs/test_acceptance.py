@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from homing.cli.call import LazyVerbs
+from homing.cli.run_verb import LazyVerbs
 from homing.cli.verb_list import VERBS
 from homing.cli.verbs import explain
-from homing.config.paths import preset_dir
+from homing.config.home_and_run_files import preset_dir
 from homing.config.schema.keys import key_at
 
 pytestmark = pytest.mark.usefixtures("_no_garbage_collection")

@@ -19,8 +19,8 @@ from homing.cloud.plan.speed import estimate
 from homing.cloud.providers.base import Offer
 from homing.cloud.providers.local.provider import DEFAULT_RATE_USD_PER_HOUR
 from homing.config.estimate.memory import fits
+from homing.config.home_and_run_files import preset_dir
 from homing.config.load import load_run
-from homing.config.paths import preset_dir
 from homing.gpus import GPUS
 from homing.world import World
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.cli.call import LazyVerbs
+from homing.cli.run_verb import LazyVerbs
 from homing.cli.verb_list import VERBS
 
 ROOT = Path(__file__).parents[2]

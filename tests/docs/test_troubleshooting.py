@@ -64,7 +64,7 @@ def test_slow_text_containers_and_buckets_have_their_paragraph() -> None:
 
 @pytest.mark.acceptance(113)
 def test_every_account_of_the_table_is_on_the_page_of_keys() -> None:
-    from homing.cloud.account_facts import ACCOUNTS
+    from homing.cloud.api_key_table import ACCOUNTS
 
     page = (ROOT / "docs/guides/doctor.md").read_text(encoding="utf-8")
     for account in ACCOUNTS.values():

@@ -17,7 +17,7 @@ import pytest
 from tests.cloud.fake_world import KEY, FakeWorld
 from tests.cloud.rig import make_run
 
-from homing.cloud.account_facts import ACCOUNTS
+from homing.cloud.api_key_table import ACCOUNTS
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

@@ -105,7 +105,7 @@ def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
     assert offer.is_spot
     order = LaunchOrder(loaded.run, loaded.text, is_prepared=True, offer=offer, spend_limit_usd=Decimal("1.00"))
     made = draft(order, home)
-    assert any("EC2 terminates what shuts down" in said for said in guards(made, home))
+    assert any("EC2 then terminates it" in said for said in guards(made, home))
     done = launch(made, home)
     assert done.heartbeat.has_dead_man
     last = [report.text for report in watch(home, done.run, every_s=1)][-1]

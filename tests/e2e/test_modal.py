@@ -20,8 +20,8 @@ from tests.e2e.trips import look_at_clouds_more_often
 
 from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.guard import relaunch
-from homing.cloud.guard.guard import guard_pass
-from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit, propose
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop, change_limit, propose
+from homing.cloud.guard.guard_pass import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
 from homing.cloud.providers.base import Needs, wait_until
@@ -177,8 +177,8 @@ def test_a_run_longer_than_a_sandbox_may_live_saves_in_time_and_resumes_in_a_new
     home: Home, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A day of one minute: what the guard at home does for days it does here at once."""
-    monkeypatch.setattr("homing.cloud.providers.modal.machine.LIFETIME_S", 60.0)
-    monkeypatch.setattr("homing.cloud.providers.modal.machine._LEAST_S", 30)
+    monkeypatch.setattr("homing.cloud.providers.modal.create_request.LIFETIME_S", 60.0)
+    monkeypatch.setattr("homing.cloud.providers.modal.create_request._LEAST_S", 30)
     made = ready(home, tmp_path, steps=100, step_s=0.8)
     monkeypatch.setattr(
         "homing.cloud.machine_setup.boot_files.trainer_argv",

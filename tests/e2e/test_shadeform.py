@@ -30,8 +30,8 @@ from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.contact.ssh_access import find_login
 from homing.cloud.destroy import destroy_run
-from homing.cloud.guard.guard import guard_pass
-from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit, propose
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop, change_limit, propose
+from homing.cloud.guard.guard_pass import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import guards
 from homing.cloud.launch.launch import Draft, launch

@@ -19,7 +19,7 @@ from tests.doubles.sshd import Sshd, need_sshd, running_sshd
 
 from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.destroy import destroy_run
-from homing.cloud.guard.stop_and_limit import ask_to_stop
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
 from homing.cloud.providers.base import Needs, wait_until

@@ -33,7 +33,7 @@ from homing.cloud.providers.aws import offers
 from homing.cloud.providers.aws.provider import Aws
 from homing.cloud.providers.base import Feature
 from homing.wire import file_names
-from homing.wire.guard_order import PROVIDER, allowed_s, reserve_s
+from homing.wire.guard_timing import PROVIDER, allowed_s, reserve_s
 from homing.world import Completed, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:

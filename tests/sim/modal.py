@@ -28,7 +28,7 @@ from tests.sim.world import PYTHON, Proc, SimWorld
 from homing.cloud.machine_setup import code_bundle
 from homing.cloud.machine_setup.startup_script import WORK_DIR
 from homing.cloud.providers.base import Place
-from homing.cloud.providers.modal import machine, offers
+from homing.cloud.providers.modal import create_request, offers
 from homing.cloud.providers.modal.provider import Modal
 from homing.store.modal.client import TOKEN_ENV
 from homing.wire.boot_json import EndBilling
@@ -159,7 +159,7 @@ def _entry(world: SimWorld, files: list[str], argv: list[str]) -> int:
     world.on_signal(signals.SIGTERM, lambda got: [world.signal(pid, got) for pid in agent] and None)
     try:
         for path in files:
-            target = f"{WORK_DIR}/{path.removeprefix(machine._PARCEL + '/')}"
+            target = f"{WORK_DIR}/{path.removeprefix(create_request._PARCEL + '/')}"
             world.mkdir(target.rpartition("/")[0])
             world.copy(path, target)
         agent.append(world.spawn(argv, world.environment(), WORK_DIR, "/dev/stdout"))
@@ -189,16 +189,16 @@ def pace() -> Iterator[None]:
     with (
         mock.patch.object(Modal, "cannot", can),
         mock.patch("homing.cloud.providers.modal.api.connect", SimDoor),
-        mock.patch.object(machine, "place", _place),
+        mock.patch.object(create_request, "place", _place),
         mock.patch.object(offers, "_BOOT_S", 45.0),
         mock.patch.object(
-            machine.code_bundle, "lock", functools.cache(code_bundle.lock)
+            create_request.code_bundle, "lock", functools.cache(code_bundle.lock)
         ),  # of this installation: the same
     ):
         yield
 
 
-_real_place = machine.place
+_real_place = create_request.place
 
 
 def _place(*, is_own_image: bool) -> Place:

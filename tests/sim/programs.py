@@ -2,7 +2,7 @@
 
 agent.zip boot.json            homing.instance.agent.__main__
 -m homing.store.sync ...       homing.store.sync
--m homing.instance.monitor boot.json    homing.instance.monitor
+-m homing.instance.alerts boot.json    homing.instance.alerts
 end_billing.py FOLDER MARK     what local_end does, against the simulated processes of its host
 bash -c ... RUNPOD_POD_ID ...  what a pod's own end command asks of RunPod's API
 sh -c ... over ...             the end of a sandbox of Modal: a word to its first command
@@ -24,7 +24,7 @@ from tests.sim.trainer import Trainer
 from tests.sim.world import Proc, SimWorld
 
 from homing.instance.agent.__main__ import main as agent_main
-from homing.instance.monitor import main as lookout_main
+from homing.instance.alerts import main as lookout_main
 from homing.store.sync import main as sync_main
 
 __all__ = ["Programs"]
@@ -65,7 +65,7 @@ def _find(argv: list[str]) -> tuple[str, Program]:
     if "homing.store.sync" in words:
         at = words.index("homing.store.sync")
         return f"sync{argv[-1]}", lambda world: _ending_at_sigterm(world, lambda: sync_main(argv[at + 1 :], world))
-    if "homing.instance.monitor" in words:
+    if "homing.instance.alerts" in words:
         return "lookout", lambda world: _ending_at_sigterm(world, lambda: lookout_main(argv, world))
     if "end_billing.py" in words:
         return "end_billing", lambda world: _end_local(world, argv[-2], argv[-1])

@@ -29,9 +29,9 @@ from tests.sim.writer import HostileWriter
 
 from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
-from homing.cloud.guard.guard import guard_pass, wait_for_next
-from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit
-from homing.cloud.guard.stop_and_limit import propose as propose_limit
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop, change_limit
+from homing.cloud.guard.change_limit_or_stop import propose as propose_limit
+from homing.cloud.guard.guard_pass import guard_pass, wait_for_next
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import guards
 from homing.cloud.launch.launch import launch

@@ -17,7 +17,7 @@ from tests.sim.schedule import play
 from tests.sim.stage import CLOUDS, pace
 from tests.sim.stories import LONG, Rig, strike, strikes
 
-from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.guard_pass import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.reconcile.reconcile import refresh

@@ -10,7 +10,7 @@ from tests.doubles.cloud_state import Settings
 from tests.doubles.faults import Faults
 from tests.sim.stage import Stage, pace
 
-from homing.cloud.guard.guard import guard_pass, wait_for_next
+from homing.cloud.guard.guard_pass import guard_pass, wait_for_next
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import armed, guards
 

@@ -11,8 +11,8 @@ from tests.doubles.cloud_state import Settings
 from tests.doubles.faults import Faults
 from tests.sim.stage import Stage, pace
 
-from homing.cloud.guard.guard import guard_pass
-from homing.cloud.guard.stop_and_limit import ask_to_stop
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop
+from homing.cloud.guard.guard_pass import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.reconcile.reconcile import refresh

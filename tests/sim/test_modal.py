@@ -10,7 +10,7 @@ from tests.sim.schedule import destroy_all
 from tests.sim.stage import pace
 from tests.sim.stories import LONG, Rig
 
-from homing.cloud.guard.guard import guard_pass, wait_for_next
+from homing.cloud.guard.guard_pass import guard_pass, wait_for_next
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.reconcile.reconcile import CREATE_GRACE_S

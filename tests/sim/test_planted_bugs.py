@@ -16,7 +16,7 @@ from tests.sim.stage import Stage, pace
 from tests.sim.test_seeds import story_of_a_machine_given_away
 
 from homing.cloud import destroy
-from homing.cloud.guard import guard
+from homing.cloud.guard import guard_pass
 from homing.cloud.launch import launch
 from homing.cloud.ledger.ledger import ADOPTED, Ledger
 from homing.cloud.providers.once import Once
@@ -82,8 +82,8 @@ def test_guards_that_sleep_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_home_that_guards_no_more_what_it_gave_away_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = guard._Round.is_within_limit
-    monkeypatch.setattr(guard._Round, "is_within_limit", lambda self: self.run.state == ADOPTED or real(self))
+    real = guard_pass._Round.is_within_limit
+    monkeypatch.setattr(guard_pass._Round, "is_within_limit", lambda self: self.run.state == ADOPTED or real(self))
     # One day in ten thousand, so it is scripted: the machine hangs, was adopted, and only the first home has a guard.
     with pace(), contextlib.closing(Stage(11)) as stage, pytest.raises(AssertionError):
         story_of_a_machine_given_away(stage)

@@ -16,7 +16,7 @@ from tests.sim.truth import Truth
 from tests.sim.world import STORE
 
 from homing.cloud.destroy import destroy_run
-from homing.cloud.guard.guard import guard_pass, wait_for_next
+from homing.cloud.guard.guard_pass import guard_pass, wait_for_next
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import guards
 from homing.cloud.launch.launch import launch

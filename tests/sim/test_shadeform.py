@@ -9,7 +9,7 @@ from tests.sim.shadeform import SimShadeform
 from tests.sim.stage import pace
 from tests.sim.stories import LONG, Rig
 
-from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.guard_pass import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 

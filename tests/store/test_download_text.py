@@ -17,13 +17,13 @@ import pytest
 from tests.doubles import hub as hub_double
 from tests.doubles.hub import LFS_FROM, Hub
 
-from homing.api.data.download_text import bring_file, bring_files, part_of, say_if_less
+from homing.api.data.download_from_store import bring_file, bring_files, part_of, say_if_less
 from homing.cli.main import main
 from homing.errors import DataError, IntegrityError, StoreError, UsageError
+from homing.find_source_files import find_sources
 from homing.install import pip_install
 from homing.store import NotInStore, open_store
 from homing.store.hf.store import HubStore
-from homing.text_sources import find_sources
 from homing.units import format_bytes
 from homing.world import World
 
@@ -245,7 +245,7 @@ def test_an_unavailable_data_set_is_reported_with_a_fix(hub: Hub, tmp_path: Path
 def test_a_long_download_tells_how_far_it_is(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("homing.api.data.download_text._REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("homing.api.data.download_from_store._REPORT_EVERY_S", 0.0)
     monkeypatch.setattr("homing.store.hf.store._PIECE", 60_000)
     put(hub, {"train.jsonl": LARGE})
     bring_file(f"{ADDRESS}/train.jsonl", tmp_path / "here")

@@ -14,7 +14,7 @@ from tests.doubles.hub import WRITE, Hub
 from tests.doubles.s3_servers import SECRET_KEY, Server
 
 from homing.cloud.artifacts.checkpoints import fetch
-from homing.cloud.artifacts.prune import kept_by
+from homing.cloud.artifacts.remove_from_store import kept_by
 from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import Draft, draft, dry_run, launch

@@ -13,7 +13,7 @@ from tests.doubles.trainer import write_checkpoint
 
 from homing.store import Store, open_store
 from homing.store import sync as sync_module
-from homing.store.lease_file import lease_key
+from homing.store.read_lease import lease_key
 from homing.wire import codec, file_names
 from homing.wire.boot_json import Boot, Bootstrap, EndBilling, Input
 from homing.wire.control_files import Request

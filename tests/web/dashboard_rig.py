@@ -20,7 +20,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.web.dashboard.dashboard_app import NoSuchRun, Source, make_app
 from homing.web.dashboard.section_feed import Feed
-from homing.web.loopback_server import Server, hosts_for, listen
+from homing.web.threaded_server import Server, hosts_for, listen
 from homing.wire import codec, file_names
 from homing.wire.control_files import Heartbeat
 from homing.wire.event_lines import Event, Metric

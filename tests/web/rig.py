@@ -19,9 +19,9 @@ from homing.lm.generate import load_for_use
 from homing.web import app as server_module
 from homing.web import model_session as session_module
 from homing.web.app import serving
-from homing.web.loopback_server import hosts_for, listen
 from homing.web.model_session import GenerationSession
 from homing.web.openai_format import Defaults
+from homing.web.threaded_server import hosts_for, listen
 from homing.web.worker import Text, Worker
 
 TOKEN = "a-token-for-tests-only"

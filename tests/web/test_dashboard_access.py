@@ -12,7 +12,7 @@ from tests.web.dashboard_rig import HERE, TOKEN, Messages, served
 
 from homing.web.dashboard.access_check import OPEN
 from homing.web.dashboard.dashboard_app import make_app
-from homing.web.loopback_server import hosts_for
+from homing.web.threaded_server import hosts_for
 
 SECRET = "what only the owner may read"
 

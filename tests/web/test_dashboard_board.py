@@ -26,9 +26,9 @@ from tests.web.dashboard_rig import (
     until,
 )
 
-from homing.api.pages import dashboard as dashboard_board
+from homing.api.pages import dashboard_overview as dashboard_board
 from homing.api.pages import dashboard_run
-from homing.api.pages.dashboard import Board
+from homing.api.pages.dashboard_overview import Board
 from homing.api.pages.dashboard_run import Following, Remembering, commands_in, plan_of
 from homing.api.pages.mask_secrets import Mask, MaskLines
 from homing.cloud.contact.heartbeats import Tail

@@ -25,8 +25,8 @@ from tests.web.dashboard_rig import (
     until,
 )
 
-from homing.api.pages import dashboard as dashboard_board
-from homing.api.pages.dashboard import Board
+from homing.api.pages import dashboard_overview as dashboard_board
+from homing.api.pages.dashboard_overview import Board
 from homing.web.dashboard import dashboard_app as app_module
 from homing.wire import file_names
 

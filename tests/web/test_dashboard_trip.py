@@ -8,7 +8,7 @@ import pytest
 from tests.cli.control_rig import Homing, cli_with
 from tests.web.dashboard_rig import until
 
-from homing.api.pages.dashboard import Board
+from homing.api.pages.dashboard_overview import Board
 
 cli = cli_with(steps=40)
 

@@ -17,8 +17,8 @@ from tests.web.dashboard_rig import Messages
 from tests.web.rig import CONTEXT, Script, served
 
 from homing.web.dashboard.dashboard_app import make_app
-from homing.web.loopback_server import Server, hosts_for, listen
 from homing.web.model_session import GenerationSession
+from homing.web.threaded_server import Server, hosts_for, listen
 
 TEXT = "/v1/completions"
 MANY = 300
@@ -66,7 +66,7 @@ def is_closed(sock: socket.socket, timeout_s: float) -> bool:
 def test_connections_that_never_finish_their_headers_are_closed_and_others_are_answered(
     is_dashboard: bool, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.web.loopback_server.HEADERS_S", 2.0, raising=False)
+    monkeypatch.setattr("homing.web.threaded_server.HEADERS_S", 2.0, raising=False)
     with ExitStack() as stack:
         client = stack.enter_context(dashboard() if is_dashboard else served(models / "pretrain", monkeypatch))
         slow = [stack.enter_context(connect(client)) for _ in range(MANY)]
@@ -78,7 +78,7 @@ def test_connections_that_never_finish_their_headers_are_closed_and_others_are_a
 
 
 def test_the_next_request_on_a_connection_has_a_deadline_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.web.loopback_server.HEADERS_S", 0.5)
+    monkeypatch.setattr("homing.web.threaded_server.HEADERS_S", 0.5)
     with dashboard() as client, connect(client, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as sock:
         answer = b""
         while b'"ok"' not in answer:  # it may come in parts
@@ -90,7 +90,7 @@ def test_the_next_request_on_a_connection_has_a_deadline_too(monkeypatch: pytest
 
 
 def test_too_many_connections_close_the_oldest_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.web.loopback_server.MOST_PER_CLIENT", 5)
+    monkeypatch.setattr("homing.web.threaded_server.MOST_PER_CLIENT", 5)
     with ExitStack() as stack:
         client = stack.enter_context(dashboard())
         first = stack.enter_context(connect(client))

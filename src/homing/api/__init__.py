@@ -13,7 +13,7 @@ FUNCTIONS: dict[str, str] = {
     "prep": "homing.api.data.prepare:prep_run",
     "data check": "homing.api.data.inspect_chats:check_chats",
     "data show": "homing.api.data.inspect_chats:show_chat",
-    "verify": "homing.api.verify_run:verify_run",
+    "verify": "homing.api.verify_before_launch:verify_run",
     "train": "homing.api.train_here:train_here",
     "generate": "homing.api.models.generate_text:generate",
     "chat": "homing.api.models.chat_session:open_chat",

@@ -27,7 +27,7 @@ def load(folder: Path) -> None:
     from dotenv import dotenv_values
 
     # Imported here, not at the top, so that a folder without .env does not pay for it.
-    from homing.cloud.account_facts import CREDENTIALS
+    from homing.cloud.api_key_table import CREDENTIALS
 
     try:
         # Without interpolation: a dollar sign in a key is part of the key, not a variable.

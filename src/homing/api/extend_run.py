@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 
 from homing.api import notices
+from homing.config.home_and_run_files import manifest_in
 from homing.config.load import Loaded
 from homing.config.parse.source import read_source
-from homing.config.paths import manifest_in
 from homing.config.resolve.phase_weights import newest_weights
 from homing.errors import UsageError
 from homing.units import counted

@@ -87,7 +87,7 @@ class Run:
 
     def verify(self, *, check_hashes: bool = False) -> dict[str, Any]:
         """Check sizes, memory and data, and run one training step. Returns the figures; problems raise DataError."""
-        from homing.api.verify_run import raise_problems, verify_run
+        from homing.api.verify_before_launch import raise_problems, verify_run
 
         found = verify_run(self.name, self.sets, smoke=self.is_smoke, check_hashes=check_hashes)
         raise_problems(found)

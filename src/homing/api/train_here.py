@@ -40,8 +40,7 @@ from homing.api.tracking import begin, following
 from homing.cloud.home import Home
 from homing.cloud.ledger.mark import new_run_id
 from homing.config.estimate.memory import training_memory
-from homing.config.load import Loaded, as_typed, load_run, with_phases
-from homing.config.paths import (
+from homing.config.home_and_run_files import (
     PROJECT_NOTE,
     begun_elsewhere,
     belongs_to_other_folder,
@@ -50,6 +49,7 @@ from homing.config.paths import (
     project_note,
     refuse_shared,
 )
+from homing.config.load import Loaded, as_typed, load_run, with_phases
 from homing.config.resolve.smoke_profile import mark_smoke
 from homing.config.weights.open_weights import bring
 from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError

@@ -11,7 +11,7 @@ from homing.cli.verbs.offers import HEADERS, row_of
 from homing.cloud.commands_to_type import Words
 from homing.cloud.plan.offers import DEAR_USD_PER_HOUR, is_dear
 from homing.cloud.plan.plan import OfferPlan, Plan
-from homing.cloud.providers.ssh.machine import HostKeyUnknown
+from homing.cloud.providers.ssh.connection import HostKeyUnknown
 from homing.cloud.try_offers import is_within_plan, name_of
 from homing.errors import UsageError
 from homing.units import format_duration

@@ -26,7 +26,7 @@ _FILES = {
 
 def run_words(incomplete: str) -> list[str]:
     """Complete names of run files and runs; complete run ids after NAME@, or if no name matches."""
-    from homing.config.paths import home, run_files
+    from homing.config.home_and_run_files import home, run_files
 
     folder = home() / "runs"
     ids = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []

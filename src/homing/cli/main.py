@@ -1,6 +1,6 @@
 """Entry point of the command line: `main` imports only what one verb needs.
 
-    main -> Ctrl-C prints no traceback from here on -> cli/call.py (typer) -> the verb's module -> exit code
+    main -> Ctrl-C prints no traceback from here on -> cli/run_verb.py (typer) -> the verb's module -> exit code
     main --help -> the table of verbs, which imports verb_list only
 
 A verb is one module `homing/cli/verbs/VERB.py` with a function `command` (or a typer app `app` for a group such as
@@ -28,7 +28,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, _end_now)
     if len(sys.argv) == 2 and sys.argv[1] in HELP and _is_help_printed():
         sys.exit(0)
-    from homing.cli.call import call  # here, because the parser takes longer to load than the help to print
+    from homing.cli.run_verb import call  # here, because the parser takes longer to load than the help to print
 
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,7 +7,7 @@ from decimal import Decimal
 from homing.api.lookup.find_runs import usd
 from homing.api.runs.plan_run import Planned
 from homing.cli import output
-from homing.cloud.account_facts import ACCOUNTS
+from homing.cloud.api_key_table import ACCOUNTS
 from homing.cloud.plan.without_account import Listed
 from homing.errors import UsageError
 from homing.units import format_duration, format_rate, parse_usd

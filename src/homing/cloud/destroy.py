@@ -25,7 +25,6 @@ from homing.cloud.ledger.ledger import REFUSED, LedgerLine, RunRow
 from homing.cloud.ledger.mark import owner_in, owner_prefix
 from homing.cloud.ledger.meter import follow_clock
 from homing.cloud.providers.base import Instance, Provider, Resource, wait_until
-from homing.cloud.reconcile.account_owner import check_account, note_account
 from homing.cloud.reconcile.inventory import Finding
 from homing.cloud.reconcile.receipt import at_its_rate, receipt, seen_spend
 from homing.cloud.reconcile.reconcile import (
@@ -36,6 +35,7 @@ from homing.cloud.reconcile.reconcile import (
     note_duplicate,
     refresh,
 )
+from homing.cloud.reconcile.renting_account import check_account, note_account
 from homing.errors import HomingError, OtherAccount, StillBilling
 from homing.wire.codec import WireError
 

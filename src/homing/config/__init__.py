@@ -15,8 +15,8 @@ Only weights.hub_repo, for `model.from` and `init_from: hf:...`, accesses the ne
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from homing.config.home_and_run_files import find_run_file, home, newest_run, preset_dir, run_files, typed_name
     from homing.config.load import Loaded, load_run
-    from homing.config.paths import find_run_file, home, newest_run, preset_dir, run_files, typed_name
     from homing.config.resolve.resolve import PrepSettings
     from homing.config.resolve.smoke_profile import has_smoke_failed, has_smoke_passed, mark_smoke, needs_smoke_first
 
@@ -38,7 +38,7 @@ __all__ = [
 
 _MODULES = {
     "load": ("Loaded", "load_run"),
-    "paths": ("find_run_file", "home", "newest_run", "preset_dir", "run_files", "typed_name"),
+    "home_and_run_files": ("find_run_file", "home", "newest_run", "preset_dir", "run_files", "typed_name"),
     "resolve.resolve": ("PrepSettings",),
     "resolve.smoke_profile": ("has_smoke_failed", "has_smoke_passed", "mark_smoke", "needs_smoke_first"),
 }

@@ -25,9 +25,9 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
+from homing.config.home_and_run_files import find_run_file, preset_dir, run_files, shares_with
 from homing.config.parse.check import Trace, check
 from homing.config.parse.source import KeyPath, Source, dotted, read_source, yaml_value
-from homing.config.paths import find_run_file, preset_dir, run_files, shares_with
 from homing.config.resolve.phase_data import PhasePrep
 from homing.config.resolve.resolve import PrepSettings, Resolved, resolve
 from homing.config.resolve.smoke_profile import shrink

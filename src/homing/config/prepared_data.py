@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import DataError
-from homing.text_sources import Source
+from homing.find_source_files import Source
 from homing.tokenizer_json import read_tokenizer_bytes
 from homing.wire import file_names
 from homing.wire.codec import WireError, loads

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, Protocol, runtime_checkable
 
-from homing.cloud.account_facts import ACCOUNTS
+from homing.cloud.api_key_table import ACCOUNTS
 from homing.cloud.ledger.meter import show_usd
 
 __all__ = ["Balance", "Check", "Checked", "Prepaid", "State", "check_balance", "fault", "ok", "skipped", "warning"]

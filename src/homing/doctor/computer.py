@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.account_facts import ACCOUNTS
+from homing.cloud.api_key_table import ACCOUNTS
 from homing.cloud.home import Home
 from homing.cloud.launch.build_image import CONTAINER
 from homing.cloud.plan.plan import needs_of

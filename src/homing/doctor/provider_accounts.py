@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, cast
 
-from homing.cloud.account_facts import ACCOUNTS, Account
+from homing.cloud.api_key_table import ACCOUNTS, Account
 from homing.cloud.plan.plan import needs_of
 from homing.cloud.providers.base import Configurable, Provider
 from homing.cloud.providers.registry import PROVIDERS, configured, open_provider

@@ -3,7 +3,7 @@
 Launching many short kernels one by one may take the host longer than the GPU takes to run them; replaying a graph takes
 a single launch. A graph always reads and writes the memory that was used when it was captured, so the caller keeps the
 input buffers and refills them. This module can capture any computation; homing captures training passes
-(`train.compute.forward_backward`) and decoding steps (`lm.decode_token`).
+(`train.compute.forward_backward`) and decoding steps (`lm.decoding_step`).
 """
 
 from __future__ import annotations

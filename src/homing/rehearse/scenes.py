@@ -26,7 +26,7 @@ from homing.cloud.providers.fake.cloud import KEY_HEADER
 from homing.cloud.providers.fake.faults import REQUEST_WAYS, Faults, Strike
 from homing.cloud.providers.fake.machines import machine_prefix
 from homing.cloud.providers.fake.provider import SERVER
-from homing.cloud.providers.process_tree import MACHINE_ENV
+from homing.cloud.providers.simulated_machine import MACHINE_ENV
 from homing.cloud.reconcile.run_status import look
 from homing.errors import HomingError, UsageError
 from homing.store import run_key

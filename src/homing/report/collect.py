@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 
 from homing import __version__
 from homing.cloud.artifacts.checkpoints import best_step, list_checkpoints
-from homing.cloud.artifacts.prune import kept_by
-from homing.cloud.contact import action_log
+from homing.cloud.artifacts.remove_from_store import kept_by
+from homing.cloud.contact import reported_actions
 from homing.cloud.contact.heartbeats import Tail, read_document
-from homing.cloud.contact.metric_log import MetricLog
+from homing.cloud.contact.read_metrics import MetricLog
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
-from homing.config.paths import MODELS, manifest_in
+from homing.config.home_and_run_files import MODELS, manifest_in
 from homing.errors import HomingError, UsageError
 from homing.report import run_history
 from homing.report.report_data import Attempt, Data, Eval, Kept, Made, Report, Sample
@@ -61,7 +61,7 @@ def read_report(home: Home, subject: Subject, models: Path = MODELS, metrics: Se
     files = _RunFiles(home, subject, problems)
     run, outcome = files.run(), files.document(file_names.OUTCOME, Outcome)
     metrics = files.metrics() if metrics is None else metrics
-    actions = action_log.read(home, subject.id) if subject.row is not None else []
+    actions = reported_actions.read(home, subject.id) if subject.row is not None else []
     events = run_history.unique([*files.lines(file_names.EVENTS, Event), *actions])
     order = [phase.kind for phase in run.phases] if run is not None else []
     kept, choices = files.checkpoints(order)

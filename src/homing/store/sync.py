@@ -28,8 +28,8 @@ from homing.redact import RedactedFormatter, redact_crashes
 from homing.store import open_store
 from homing.store.base import NotInStore, Store, check_key, run_key
 from homing.store.hub_download import HubFailed, take_from_hub
-from homing.store.lease_file import Fence
 from homing.store.push import Pusher
+from homing.store.read_lease import Fence
 from homing.wire import codec, file_names
 from homing.wire.boot_json import Boot, Input
 from homing.world import World

@@ -37,9 +37,9 @@ from starlette.types import Receive, Scope, Send
 from homing.errors import DataError
 from homing.lm.data.chat.messages import Fault
 from homing.web import openai_format
-from homing.web.loopback_server import Server
 from homing.web.model_session import GenerationSession, GivenUp, Spoken, TooLong
 from homing.web.openai_format import Answer, Defaults, Refusal, Wanted, event
+from homing.web.threaded_server import Server
 from homing.web.worker import QueueFull, Text, Worker
 
 __all__ = ["make_app", "serving"]

@@ -1,15 +1,15 @@
 """boot.json: the configuration that an instance gets at start.
 
-The agent reads only its own part, which agent_orders.py defines. This module adds the parts for the programs that the
-agent starts: the store and the inputs for sync, the requirements of a bare machine for the bootstrap, and the planned
-speeds for the lookout."""
+The agent reads only its own part, which boot_json_agent.py defines. This module adds the parts for the programs that
+the agent starts: the store and the inputs for sync, the requirements of a bare machine for the bootstrap, and the
+planned speeds for the lookout."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional
 
-from homing.wire.agent_orders import EndBilling, Orders
+from homing.wire.boot_json_agent import EndBilling, Orders
 from homing.wire.codec import record
 
 __all__ = ["Boot", "Bootstrap", "EndBilling", "Input"]

@@ -1,6 +1,6 @@
 """Reads a tokenizer's chat template as text, from its own file or tokenizer_config.json, and defines turns.json.
 
-turns.json contains the text that the template puts around messages. `lm.data.chat.split_template` extracts it at home:
+turns.json contains the text that the template puts around messages. `lm.data.chat.text_around_turns` extracts it:
 
 begin USER end | begin_system SYSTEM system_user USER end | ... USER user_assistant ASSISTANT assistant_user USER end
 

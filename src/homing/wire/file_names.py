@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Optional
 
-from homing.wire.instance_names import *  # noqa: F403  names that ship with the agent
+from homing.wire.instance_file_names import *  # noqa: F403  names that ship with the agent
 
 RUN_FILE = "run.yaml"
 RUN = "run.json"

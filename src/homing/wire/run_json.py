@@ -46,7 +46,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that `config.estimate.params` computes. The trainer compares its own counts with them."""
+    """Sizes that `config.estimate.params_and_flops` computes. The trainer compares its own counts with them."""
 
     num_params: int  # number of parameters; counts a tied head only once
     num_matmul_params: int  # number of parameters in the blocks and the head, excluding the embedding lookup

@@ -10,7 +10,7 @@ import pytest
 from tests.report.kept_run import two_phases
 
 from homing.api.lookup.find_models import find_model
-from homing.config.paths import PROJECT_NOTE, project_note
+from homing.config.home_and_run_files import PROJECT_NOTE, project_note
 from homing.errors import DataError, UsageError
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest, Pointer

@@ -14,7 +14,7 @@ from tests.cloud.rig import MOSS, make_data, trainer_argv
 from homing.api.train_here import newest_unfinished
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import PREEMPTED
-from homing.config.paths import PROJECT_NOTE, project_note
+from homing.config.home_and_run_files import PROJECT_NOTE, project_note
 from homing.wire import codec, file_names
 from homing.wire.event_lines import Outcome
 from homing.world import World
@@ -234,13 +234,16 @@ def test_a_copied_run_file_that_kept_the_name_is_refused_and_a_renamed_one_means
         assert "runs/gg.yaml and runs/moss.yaml both describe the run moss." in refused.err
         assert "Add to runs/gg.yaml: name: gg" in refused.err
     planned = cli("plan", "gg")
-    assert "warning: runs/gg.yaml is the run moss, and so is runs/moss.yaml; give it name: gg." in planned.err
+    assert (
+        "warning: runs/gg.yaml refers to run moss, and so does runs/moss.yaml; set name: gg in runs/gg.yaml."
+        in planned.err
+    )
     dry = cli("launch", "gg", "--set", "name=gg", "--set", "data.dir=data/moss", "--spend-limit", "1", "--dry-run")
     assert dry.code == 0, dry.err
     assert cli("status", "moss").code == 0
     Path("runs/moss.yaml").unlink()
     assert cli("status", "gg", "--json").json["name"] == "moss"
-    assert "warning: runs/gg.yaml is the run moss, as its name: says." in cli("plan", "gg").err
+    assert "warning: runs/gg.yaml refers to run moss, because of its name: key." in cli("plan", "gg").err
 
 
 @pytest.mark.slow

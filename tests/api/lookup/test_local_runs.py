@@ -13,7 +13,7 @@ from tests.cli.control_rig import Homing, clear, lay_out, typing
 from tests.cloud.rig import make_run, trainer_argv
 
 from homing.api.lookup.local_runs import STARTED, hold
-from homing.config.paths import PROJECT_NOTE, project_note
+from homing.config.home_and_run_files import PROJECT_NOTE, project_note
 from homing.wire import codec, file_names
 from homing.wire.control_files import Control
 from homing.wire.event_lines import Event, Metric, Outcome

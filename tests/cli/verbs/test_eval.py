@@ -86,7 +86,7 @@ def test_an_adapter_of_weights_on_the_hub_is_measured_with_them_as_it_is_talked_
         asked.append(address)
         raise DataError(f"{address} was asked for.")
 
-    monkeypatch.setattr("homing.api.lookup.base_weights._bring", bring)
+    monkeypatch.setattr("homing.api.lookup.find_adapter_base._bring", bring)
     assert "hf:some/base was asked for." in homing("tiny")[2]
     assert "hf:other/base was asked for." in homing("tiny", "--base", "hf:other/base")[2]
     assert asked == ["hf:some/base", "hf:other/base"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from homing.api.pages.local_server import any_free, is_free
+from homing.api.token_and_port import any_free, is_free
 from homing.cli.verbs import forward
 
 

@@ -19,7 +19,7 @@ from homing.config.load import load_run
 from homing.errors import DataError, HomingError, RunFileError, StoreError, UsageError
 from homing.lm.data.prep import Progress
 from homing.lm.tokenizer import load_tokenizer
-from homing.lm.verify_model import verify
+from homing.lm.try_first_step import verify
 
 RUN_FILE = """\
 data:

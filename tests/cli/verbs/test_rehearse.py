@@ -13,7 +13,7 @@ from tests.cloud.rig import TRAINER, homing, look_more_often, make_run
 from homing.api.tools.rehearse_run import for_real
 from homing.cloud.providers.fake.faults import Faults
 from homing.cloud.providers.fake.machines import machine_prefix
-from homing.cloud.providers.process_tree import MACHINE_ENV
+from homing.cloud.providers.simulated_machine import MACHINE_ENV
 from homing.config.load import Loaded
 from homing.rehearse.scenes import SCENES, faults_of, find_scenes
 from homing.world import World

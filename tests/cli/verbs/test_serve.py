@@ -145,7 +145,7 @@ def test_without_its_extra_it_says_what_to_install(
 
 def test_names_and_addresses() -> None:
     from homing.api.models.serve_model import _is_open, _url
-    from homing.web.loopback_server import hosts_for, listen
+    from homing.web.threaded_server import hosts_for, listen
 
     assert _url("0.0.0.0", 80) == "http://127.0.0.1:80"
     assert _url("::1", 80) == "http://[::1]:80"

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.control_rig import Homing, clear, cli_with, lay_out, typing
 
 from homing.api.lookup.status import next_words
-from homing.cli import call
+from homing.cli import run_verb
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.reconcile.run_status import Status
 
@@ -66,7 +66,7 @@ def test_it_looks_again_until_the_run_has_ended(cli: Homing, monkeypatch: pytest
     assert rounds[-1]["state"] == "stopped"
     assert not rounds[-1]["is_billing"]
     assert cli("status", "moss", "--watch").code == 0, "without its seconds"
-    assert call._fill_watch(["status", "--watch", "moss"]) == ["status", "--watch", "60", "moss"]
+    assert run_verb._fill_watch(["status", "--watch", "moss"]) == ["status", "--watch", "60", "moss"]
     assert cli("status", "moss", "--watch", "0.1").code == 2
     over = cli("status", "moss").out
     for word in ("all, verified; the newest checkpoint is pretrain step", " total. "):

@@ -11,7 +11,7 @@ import pytest
 from tests.cloud.rig import look_more_often, make_draft, read_json
 
 from homing.cloud.artifacts.checkpoints import fetch
-from homing.cloud.guard.stop_and_limit import ask_to_stop
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.ledger import RunRow

@@ -16,7 +16,7 @@ from tests.doubles.hub import Commit, File, Hub
 from tests.doubles.s3_servers import free_port
 
 from homing.cloud.artifacts.hub_weights import check_hub, describe_hub_download, hub_files
-from homing.cloud.guard.stop_and_limit import ask_to_stop, wait_for_stop
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop, wait_for_stop
 from homing.cloud.home import Home
 from homing.cloud.launch.inputs import travelling
 from homing.cloud.launch.launch import dry_run, launch

@@ -12,8 +12,8 @@ from tests.cloud.rig import make_draft
 
 from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.destroy import destroy_run
+from homing.cloud.guard.change_limit_or_stop import change_limit, propose
 from homing.cloud.guard.relaunch import load_documents
-from homing.cloud.guard.stop_and_limit import change_limit, propose
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.ledger import SILENT, Ledger, RunRow
@@ -22,7 +22,7 @@ from homing.errors import UsageError
 from homing.store import FileStore, run_key
 from homing.wire import codec, file_names
 from homing.wire.control_files import Request
-from homing.wire.guard_order import PROVIDER, reserve_s
+from homing.wire.guard_timing import PROVIDER, reserve_s
 from homing.wire.run_record import RunRecord
 from homing.world import World
 
@@ -137,7 +137,7 @@ def test_the_limit_of_an_ended_run_is_refused_with_a_resume_or_fetch_command(hom
         propose(home, home.ledger.find("moss"), Decimal(20), None)
     assert f"homing launch {run.id} --resume --spend-limit 20.00" in caught.value.fix
     done = dataclasses.replace(home.ledger.find("moss"), state="done")
-    with pytest.raises(UsageError, match="it is done") as caught:
+    with pytest.raises(UsageError, match="has ended: its state is done") as caught:
         propose(home, done, Decimal(20), None)
     assert caught.value.fix == f"homing fetch {run.id}   fetches the model.", "resuming it would be refused"
 

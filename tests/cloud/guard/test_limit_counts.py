@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import clear, make_draft
 
-from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.guard_pass import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.mark import volume_mark

@@ -11,13 +11,13 @@ import pytest
 from tests.cloud.rig import make_draft, make_run
 from tests.cloud.shop import offer
 
-from homing.cloud.contact import action_log
+from homing.cloud.contact import reported_actions
 from homing.cloud.destroy import destroy_run
 from homing.cloud.guard import relaunch
-from homing.cloud.guard.guard import guard_pass
-from homing.cloud.guard.guard_round import limits_of
+from homing.cloud.guard.change_limit_or_stop import change_limit, propose
+from homing.cloud.guard.guard_pass import guard_pass
+from homing.cloud.guard.limits_and_destroys import limits_of
 from homing.cloud.guard.relaunch import _refuse_dear
-from homing.cloud.guard.stop_and_limit import change_limit, propose
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.ledger import SILENT, LedgerLine
@@ -62,7 +62,7 @@ def test_limits_changed_while_a_guard_looks_for_offers_apply_to_the_relaunch(
     monkeypatch.setattr(relaunch, "make_plan", slow)
     with pytest.raises(EndedElsewhere, match="its limits have changed in the meantime"):
         relaunch.relaunch(home, home.ledger.find("moss"), lambda text: None)
-    assert action_log.count(home, run.id, relaunch.RELAUNCHED) == 0, "the aborted relaunch is not counted"
+    assert reported_actions.count(home, run.id, relaunch.RELAUNCHED) == 0, "the aborted relaunch is not counted"
     relaunch.relaunch(home, home.ledger.find("moss"), lambda text: None)  # the guard's next round
     now = home.ledger.find("moss")
     assert now.spend_limit_usd == (usd or run.spend_limit_usd)

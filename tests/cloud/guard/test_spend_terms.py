@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.cloud.guard.guard_round import Terms, terms_of
+from homing.cloud.guard.limits_and_destroys import Terms, terms_of
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, LedgerLine, RunRow
 from homing.store import Store, open_store, run_key

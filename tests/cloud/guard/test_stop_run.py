@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import make_draft
 
-from homing.cloud.guard.stop_and_limit import ask_to_stop, wait_for_stop
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop, wait_for_stop
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
 from homing.errors import HomingError, UsageError

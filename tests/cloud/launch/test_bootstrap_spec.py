@@ -85,7 +85,7 @@ def test_a_gpu_is_checked_by_all_its_names_and_probed_against_its_own_figures(ru
     assert messages is not None
     assert "h10080gbhbm3" in messages.gpu_names
     assert (messages.num_gpus, messages.may_add) == (2, False), "nothing is installed on the user's own host"
-    assert messages.probe_argv[:3] == ["/venv/python", "-m", "homing.lm.probe"]
+    assert messages.probe_argv[:3] == ["/venv/python", "-m", "homing.lm.benchmark_gpu"]
     assert 100 < messages.probe_floor["matmul_tflops"] < 500
     stand_in, _ = make_bootstrap_spec(boot_of(run, READY), READY, run, H100, World(), is_stand_in=True)
     assert stand_in.bootstrap is not None

@@ -16,7 +16,7 @@ from tests.cloud.rig import make_draft, make_run, marked_now
 from homing.api.runs.launch_run import say_plan
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.destroy import destroy_lines, destroy_run
-from homing.cloud.guard.stop_and_limit import ask_to_stop, wait_for_stop
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop, wait_for_stop
 from homing.cloud.home import Home
 from homing.cloud.launch import launch as launching
 from homing.cloud.launch.armed_guards import count_alive, guards

@@ -11,8 +11,8 @@ from tests.cloud.rig import make_draft, make_run, marked_now
 
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.guard import relaunch
-from homing.cloud.guard.guard import guard_pass
-from homing.cloud.guard.stop_and_limit import ask_to_stop, change_limit, propose, wait_for_stop
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop, change_limit, propose, wait_for_stop
+from homing.cloud.guard.guard_pass import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import armed, check_armed, count_alive, guards
 from homing.cloud.launch.draft import without_time

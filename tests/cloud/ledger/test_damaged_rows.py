@@ -11,7 +11,7 @@ from tests.cloud.fake_rig import RUN, note_rented, rent
 from tests.cloud.fake_world import FakeWorld
 
 from homing.cloud.destroy import destroy_lines, open_lines
-from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.guard_pass import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import look

@@ -12,7 +12,7 @@ from homing.cloud.ledger import run_lease
 from homing.errors import IntegrityError, NotOwner, StoreError
 from homing.store import FileStore
 from homing.store.base import Entry
-from homing.store.lease_file import Fence, lease_key
+from homing.store.read_lease import Fence, lease_key
 from homing.wire.run_record import Lease
 from homing.world import World
 

@@ -120,7 +120,7 @@ def test_what_runs_on_the_instance_is_readable_in_one_sitting(tmp_path: Path) ->
         "instance/agent/supervise.py",
         "instance/agent/dead_man.py",
         "wire/codec.py",
-        "wire/agent_orders.py",
+        "wire/boot_json_agent.py",
         "world/machine.py",
     }
     assert {f"homing/{name}" for name in shipped} <= set(lines)

@@ -20,9 +20,9 @@ from homing.cloud.plan.measured_speeds import LearnedRow, Table, load_table, rl_
 from homing.cloud.plan.speed import estimate, remember
 from homing.cloud.plan.timing import timing_of
 from homing.cloud.providers.base import Offer
-from homing.config.estimate.params import flops_of_step, flops_of_token, sizes
+from homing.config.estimate.params_and_flops import flops_of_step, flops_of_token, sizes
+from homing.config.home_and_run_files import preset_dir
 from homing.config.load import load_run
-from homing.config.paths import preset_dir
 from homing.gpus import GPUS, Gpu
 from homing.wire.run_json import Lora, Model, Phase, Rl, RlTask, Run
 

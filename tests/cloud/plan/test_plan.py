@@ -20,7 +20,7 @@ from homing.cloud.plan.speed import FILE, HOST_BYTES_PER_S, estimate, remember, 
 from homing.cloud.plan.timing import timing_of
 from homing.cloud.providers.base import Needs, Offer, lack
 from homing.config.estimate.memory import training_memory
-from homing.config.estimate.params import sizes as sizes_of
+from homing.config.estimate.params_and_flops import sizes as sizes_of
 from homing.errors import NoOffer
 from homing.store import FileStore, run_key
 from homing.units import format_bytes

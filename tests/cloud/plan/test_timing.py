@@ -20,7 +20,7 @@ from homing.cloud.providers.base import Needs, Offer
 from homing.errors import UsageError
 from homing.units import format_duration
 from homing.wire.event_lines import Event, Outcome
-from homing.wire.guard_order import END, LAND, reserve_s
+from homing.wire.guard_timing import END, LAND, reserve_s
 from homing.wire.run_json import Limits, Run
 
 H100 = Offer("runpod", "h100", "H100", 1, 16, 80 * 2**30, Decimal("2.49"))

@@ -11,7 +11,7 @@ import pytest
 from tests.cloud.rig import clear, make_draft, marked_now
 
 from homing.cloud.destroy import destroy_run
-from homing.cloud.guard.stop_and_limit import ask_to_stop
+from homing.cloud.guard.change_limit_or_stop import ask_to_stop
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import Launched, LaunchOrder, draft, launch
 from homing.cloud.ledger import run_lease

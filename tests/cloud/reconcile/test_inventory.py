@@ -12,7 +12,7 @@ from tests.cloud.fake_rig import RUN, note, rent
 from tests.cloud.fake_world import KEY, FakeWorld
 
 from homing.cloud.destroy import destroy_lines, destroy_run, end_finding, open_lines
-from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.guard_pass import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import Adopted, LedgerLine, RunRow

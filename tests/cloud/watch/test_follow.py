@@ -294,7 +294,7 @@ def test_the_spend_limit_stops_the_run_below_it_with_its_own_exit_code(
 def test_a_watch_destroys_an_instance_without_an_agent_and_relaunches(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.cloud.guard.guard.DEAD_S", 0.0)
+    monkeypatch.setattr("homing.cloud.guard.guard_pass.DEAD_S", 0.0)
     monkeypatch.setattr("homing.cloud.watch.follow._REFRESH_S", 0.2)
     argv = partial(trainer_argv, tmp_path, steps=8)
     monkeypatch.setattr(
@@ -327,7 +327,7 @@ def test_a_watch_raises_still_billing_if_the_provider_does_not_confirm_the_end(
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     home.ledger.update(home.ledger.lines()[0].mark, spend_usd="99")
-    monkeypatch.setattr("homing.cloud.guard.guard_round.DESTROY_S", 0.1)
+    monkeypatch.setattr("homing.cloud.guard.limits_and_destroys.DESTROY_S", 0.1)
     with monkeypatch.context() as patch:
         patch.setattr(Local, "destroy", lambda *_: (_ for _ in ()).throw(ProviderRefused("No, says the provider.")))
         with pytest.raises(StillBilling, match="may still be running: the destroy is not confirmed"):

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from homing.config.estimate.params import (
+from homing.config.estimate.params_and_flops import (
     adapter_params,
     flops_of_step,
     flops_of_token,

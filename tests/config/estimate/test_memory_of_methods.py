@@ -24,7 +24,7 @@ from homing.config.estimate.memory import (
     memory_of,
     training_memory,
 )
-from homing.config.estimate.params import adapter_params, prompt_tokens, row_tokens, rows_at_a_time
+from homing.config.estimate.params_and_flops import adapter_params, prompt_tokens, row_tokens, rows_at_a_time
 from homing.config.load import load_run, preset_dir
 from homing.gpus import GPUS
 from homing.lm.model import Decoder, lora

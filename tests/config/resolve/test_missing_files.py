@@ -9,7 +9,7 @@ import pytest
 from tests.config.conftest import BASE, put_data
 
 from homing.config.load import Loaded
-from homing.text_sources import num_text_bytes
+from homing.find_source_files import num_text_bytes
 
 CHAT = "  - {kind: sft, steps: 5, batch_tokens: 256, data: {chat: [chat.jsonl]}}\n"
 

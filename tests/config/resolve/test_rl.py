@@ -16,7 +16,7 @@ from tests.config.weights.test_open_weights import write as write_open_weights
 from homing.config.load import Loaded
 from homing.errors import Mistake
 from homing.lm.tokenizer.tokenizer import IM_END, IM_START
-from homing.questions import TURN_MARKS
+from homing.rl_question_files import TURN_MARKS
 from homing.wire import file_names
 from homing.wire.run_json import Lora, Rl
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.config.estimate.params import parameter_table
+from homing.config.estimate.params_and_flops import parameter_table
 from homing.config.load import load_run
 from homing.errors import RunFileError
 from homing.lm.model.model_shape import count_params

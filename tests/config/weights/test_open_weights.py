@@ -13,7 +13,7 @@ from tests.doubles import hub as hub_double
 from tests.doubles.hub import READ, STRANGER, WRITE, Commit, File, Hub
 from tests.doubles.s3_servers import free_port
 
-from homing.config.weights.hub_repo import list_repository
+from homing.config.weights.fetch_from_hub import list_repository
 from homing.config.weights.open_weights import bring, read_source
 from homing.errors import DataError, HomingError, StoreError, UsageError
 from homing.hf_config import config_of
@@ -300,13 +300,15 @@ def test_only_public_weights_with_a_hash_may_be_left_to_a_rented_machine(
 def test_a_hub_behind_a_password_is_not_for_everybody(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(hub, "them/open", documents(), is_private=False)
     monkeypatch.setattr(
-        "homing.config.weights.hub_repo._api", lambda sdk: sdk.HfApi(endpoint=hub.endpoint, token=False)
+        "homing.config.weights.fetch_from_hub._api", lambda sdk: sdk.HfApi(endpoint=hub.endpoint, token=False)
     )
-    monkeypatch.setattr("homing.config.weights.hub_repo._endpoint", lambda: hub.endpoint.replace("//", "//me:pw@"))
+    monkeypatch.setattr(
+        "homing.config.weights.fetch_from_hub._endpoint", lambda: hub.endpoint.replace("//", "//me:pw@")
+    )
     assert not list_repository("them/open").is_public
-    monkeypatch.setattr("homing.config.weights.hub_repo._endpoint", lambda: hub.endpoint)
+    monkeypatch.setattr("homing.config.weights.fetch_from_hub._endpoint", lambda: hub.endpoint)
     assert list_repository("them/open").is_public
 
 
 def another_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.config.weights.hub_repo._answers", {})
+    monkeypatch.setattr("homing.config.weights.fetch_from_hub._answers", {})

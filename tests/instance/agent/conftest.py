@@ -142,7 +142,7 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
         run_id="amber-1", run_name="amber", mark=f"homing-test-{World().random_hex(10)}", attempt=1,
         work_dir=str(tmp_path / "work"), store=store.url, inputs=[],
         trainer_argv=[], sync_argv=boot_module.sync_argv(sys.executable, tmp_path / "work"),
-        lookout_argv=[sys.executable, "-m", "homing.instance.monitor", str(tmp_path / "work" / file_names.BOOT)],
+        lookout_argv=[sys.executable, "-m", "homing.instance.alerts", str(tmp_path / "work" / file_names.BOOT)],
         end_billing=EndBilling(kind="command", argv=end), started_at=time.time(), rate_usd_per_hour="1",
         spent_before_usd="0", spend_limit_usd="100", time_limit_s=0.0, idle_limit_s=0.0, stall_factor=10.0,
         heartbeat_s=0.1, stop_grace_s=8.0, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])},

@@ -15,13 +15,13 @@ from tests.instance.agent.conftest import Instance, wait_until
 from tests.instance.agent.test_watchdog import HOUR, Clock, make_boot
 
 from homing.instance.agent.dead_man import AGAIN_S, FORGET_S, GRACE_S, PAUSES_S, SOURCE, DeadMan
-from homing.instance.agent.end import end_billing
+from homing.instance.agent.end_billing import end_billing
 from homing.instance.agent.folder import Folder
 from homing.wire import codec, file_names
 from homing.wire.boot_json import EndBilling
 from homing.wire.control_files import Heartbeat, Request
 from homing.wire.event_lines import Event, Outcome
-from homing.wire.guard_order import DEAD_MAN, END, reserve_s
+from homing.wire.guard_timing import DEAD_MAN, END, reserve_s
 from homing.world import Completed, World
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from tests.instance.agent.conftest import Instance, wait_until
 
-from homing.instance.agent.end import end_billing
+from homing.instance.agent.end_billing import end_billing
 from homing.instance.agent.folder import Folder
 from homing.instance.agent.supervise import CHILD_ENV, Agent
-from homing.store.lease_file import lease_key
+from homing.store.read_lease import lease_key
 from homing.wire import codec, file_names
 from homing.wire.boot_json import EndBilling, Input
 from homing.wire.checkpoint_manifest import CheckpointManifest
@@ -466,7 +466,7 @@ def test_after_a_try_that_broke_off_a_signal_does_not_end_the_agent(
             raise OSError(28, "No space left on device")
         return ""
 
-    monkeypatch.setattr("homing.instance.agent.end.end_billing", on_a_full_disk)
+    monkeypatch.setattr("homing.instance.agent.end_billing.end_billing", on_a_full_disk)
     monkeypatch.setattr(agent.world, "sleep", lambda seconds: was_leaving.append(agent.is_leaving))
     agent._end_billing()
     assert was_leaving == [False]

@@ -15,7 +15,7 @@ from homing.wire import codec, file_names
 from homing.wire.boot_json import Boot, EndBilling
 from homing.wire.control_files import Heartbeat, Request
 from homing.wire.event_lines import Event, Metric
-from homing.wire.guard_order import DEAD_MAN, END, GUARD, KILL, LAND, PROVIDER
+from homing.wire.guard_timing import DEAD_MAN, END, GUARD, KILL, LAND, PROVIDER
 from homing.world import World
 
 HOUR = 3600.0

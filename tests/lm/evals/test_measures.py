@@ -23,13 +23,13 @@ from homing.lm.data.chat.render import ChatTokens, Renderer
 from homing.lm.data.chat.template import find_template
 from homing.lm.data.shards.read_shards import file_sha256
 from homing.lm.evals.chat_loss import measure_conversations, measure_held_out
-from homing.lm.evals.eval_report import compare
+from homing.lm.evals.compare_and_report import compare
 from homing.lm.evals.eval_result import Measured, Score, share
 from homing.lm.evals.generated_answers import Asking, made_up, measure_answers
 from homing.lm.evals.multiple_choice import measure_choices, pair_row
 from homing.lm.evals.run_evals import Chats, How, Subject, What, load_subject, measure
 from homing.lm.evals.task_file import Choice, Open, TaskFile, read_task
-from homing.lm.evals.text_files import STRETCH_BYTES, Text, held_out_text, measure_text, text_in_files
+from homing.lm.evals.text_loss import STRETCH_BYTES, Text, held_out_text, measure_text, text_in_files
 from homing.lm.generate import Card, generate
 from homing.lm.model import Decoder
 from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE, SPECIALS

@@ -21,7 +21,7 @@ from homing.lm.phases.rl import SAMPLES, Reinforce
 from homing.lm.rl.prompter import stop_ids_of
 from homing.lm.rl.questions import Order
 from homing.lm.train.loop import train
-from homing.lm.verify_model import verify
+from homing.lm.try_first_step import verify
 from homing.wire import codec, file_names
 from homing.wire.event_lines import Event, Metric
 from homing.wire.run_json import Rl, RlTask, Run

@@ -14,7 +14,7 @@ from tests.lm.model.open_weights.foreign_models import write_their_tokenizer
 from homing.errors import DataError
 from homing.lm.data.chat import template as template_module
 from homing.lm.data.chat.chat_settings import open_renderer
-from homing.lm.data.chat.split_template import write_turns
+from homing.lm.data.chat.text_around_turns import write_turns
 from homing.lm.phases.rl import Reinforce
 from homing.lm.rl.prompter import Prompter
 from homing.lm.tokenizer import load_tokenizer

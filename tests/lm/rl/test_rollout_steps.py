@@ -12,7 +12,7 @@ from small import make_rl_run, small_model
 from streams import StreamsOnly
 from torch import Tensor
 
-from homing.lm.decode_token import REACH
+from homing.lm.decoding_step import REACH
 from homing.lm.model import Decoder
 from homing.lm.model.attention import RowCache
 from homing.lm.rl.named_random import draws

@@ -38,7 +38,7 @@ from homing.lm.model.decoder import Decoder
 from homing.lm.phases.chat import Chat
 from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE
 from homing.lm.train.loop import train
-from homing.lm.verify_model import verify
+from homing.lm.try_first_step import verify
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
 from homing.wire.event_lines import Metric, Outcome

@@ -237,7 +237,7 @@ def _resume_mid_only(run_dir: Path, run: Run) -> None:
     from homing.lm.train.build_phase import build
     from homing.lm.train.checkpoints.manager import CheckpointManager
     from homing.lm.train.metrics import Journal
-    from homing.lm.train.session import open_session
+    from homing.lm.train.open_session import open_session
 
     journal = Journal(run_dir, say=lambda line: None)
     try:

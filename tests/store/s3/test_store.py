@@ -17,7 +17,7 @@ from tests.doubles.s3_servers import Server, free_port
 from tests.doubles.toy_world import Hasty
 from tests.store.test_download_text import reads_of_bringing
 
-from homing.cloud.artifacts.prune import plan_removal, remove
+from homing.cloud.artifacts.remove_from_store import plan_removal, remove
 from homing.cloud.home import Home
 from homing.errors import IntegrityError, MissingExtra, StoreError, UsageError
 from homing.install import pip_install

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.api import notices
-from homing.api.data.download_text import bring_files
+from homing.api.data.download_from_store import bring_files
 from homing.api.extras import need
 from homing.errors import DataError, HomingError, UsageError
 from homing.units import counted
 
 if TYPE_CHECKING:
     from homing.config import Loaded
+    from homing.find_source_files import Source
     from homing.lm.data.chat.check_chats import Doctor, FileReport, Finding
     from homing.lm.data.chat.render import Example, Renderer
-    from homing.text_sources import Source
 
 __all__ = ["CheckedChats", "ShownChat", "check_chats", "show_chat"]
 
@@ -299,8 +299,8 @@ def _data_of(files: list[Source]) -> Path:
 
 def _runs_here() -> list[Loaded]:
     """Return the runs in ./runs that can be loaded, newest first."""
+    from homing.config.home_and_run_files import run_files
     from homing.config.load import load_run
-    from homing.config.paths import run_files
 
     found = run_files()
     names = sorted(found, key=lambda name: (found[name].stat().st_mtime_ns, name), reverse=True)

@@ -54,7 +54,7 @@ class NewRun:
     @property
     def absent(self) -> list[str]:
         """The paths of the text that do not exist yet."""
-        from homing.text_sources import is_in_store
+        from homing.find_source_files import is_in_store
 
         text = self.loaded.prep.text if self.loaded is not None else []
         return [path for path in text if not is_in_store(path) and not glob.glob(path, recursive=True)]
@@ -93,8 +93,8 @@ def new_run(
 
 def list_presets() -> list[dict[str, Any]]:
     """Return the presets with their sizes, smallest first."""
+    from homing.config.home_and_run_files import preset_dir
     from homing.config.load import load_run
-    from homing.config.paths import preset_dir
 
     rows = []
     for preset in preset_names():
@@ -123,7 +123,7 @@ def _misnamed(name: str, behind: str) -> UsageError:
 
 
 def preset_names() -> list[str]:
-    from homing.config.paths import preset_dir
+    from homing.config.home_and_run_files import preset_dir
 
     return sorted((path.stem for path in preset_dir().glob("*.yaml")), key=lambda stem: _size_of(stem))
 
@@ -139,8 +139,8 @@ def size_line(run: Run) -> str:
 
 
 def _size_of(stem: str) -> int:
+    from homing.config.home_and_run_files import preset_dir
     from homing.config.load import load_run
-    from homing.config.paths import preset_dir
 
     return load_run(str(preset_dir() / f"{stem}.yaml"), is_for_prep=True).run.sizes.num_params
 
@@ -159,7 +159,7 @@ def _refuse_bare_folder(preset: str | None, name: str, typed: str) -> None:
 
 
 def _find(preset: str | None, name: str, typed: str) -> Path:
-    from homing.config.paths import preset_dir
+    from homing.config.home_and_run_files import preset_dir
 
     if not preset:
         raise UsageError(
@@ -203,7 +203,7 @@ def _again(name: str, near: list[str]) -> str:
 
 def _check_text(named: str, flag: str, call: str) -> None:
     """Check local text now, not only at prep, so that the user can fix a typo at once. prep checks text in a store."""
-    from homing.text_sources import fault_of, is_in_store, is_utf8
+    from homing.find_source_files import fault_of, is_in_store, is_utf8
 
     if is_in_store(named) or not (fault := fault_of(named)):
         return
@@ -233,7 +233,7 @@ def _nearest(path: Path) -> tuple[str, str]:
 
 
 def _refuse_to_overwrite(name: str, target: Path, force: bool) -> None:
-    from homing.config.paths import run_files
+    from homing.config.home_and_run_files import run_files
 
     there = run_files().get(name)
     if there is not None and (not force or there != target):
@@ -264,8 +264,8 @@ def _write(source: Path, target: Path, name: str, text: list[str], validation: l
 
 def _num_tokens(text: list[str], vocab_size: int) -> int:
     """Estimate the number of tokens in the local text; 0 if there is none."""
-    from homing.config.estimate.params import bytes_per_token
-    from homing.text_sources import num_text_bytes
+    from homing.config.estimate.params_and_flops import bytes_per_token
+    from homing.find_source_files import num_text_bytes
 
     return int((num_text_bytes(text) or 0) / bytes_per_token(vocab_size))
 
@@ -287,9 +287,9 @@ def _first_words(text: list[str]) -> str:
     """Return the first words of the text, as a prompt for samples; "" if it cannot be read here, which prep reports."""
     # Read the first document exactly as prep does, even from a compressed or JSON lines file. The imported modules need
     # only the standard library and, for .zst files, zstandard, which may not be installed.
+    from homing.find_source_files import find_sources
     from homing.lm.data.text.documents import Cuts, documents_of, unmarked_bytes_for
     from homing.lm.data.text.read_bytes import Reading
-    from homing.text_sources import find_sources
 
     try:
         source = find_sources(text, key="--text").sources[0]

@@ -92,7 +92,7 @@ class Chats:
 
 
 def check_chats(chats: list[str], call: str) -> None:
-    from homing.text_sources import fault_of, is_in_store
+    from homing.find_source_files import fault_of, is_in_store
 
     for chat in chats:
         if not is_in_store(chat) and (fault := fault_of(chat)):
@@ -101,8 +101,8 @@ def check_chats(chats: list[str], call: str) -> None:
 
 
 def measure_chats(chats: list[str], vocab_size: int) -> Chats:
-    from homing.config.estimate.params import BYTES_PER_TOKEN_RANGE, bytes_per_token
-    from homing.text_sources import is_in_store
+    from homing.config.estimate.params_and_flops import BYTES_PER_TOKEN_RANGE, bytes_per_token
+    from homing.find_source_files import is_in_store
 
     if any(map(is_in_store, chats)):
         return Chats()
@@ -121,12 +121,12 @@ def measure_chats(chats: list[str], vocab_size: int) -> Chats:
 
 def _sizes(chats: list[str]) -> Iterator[tuple[int, int]]:
     """Yield turn and byte counts of each readable conversation. `data check` reports what is wrong with the others."""
+    from homing.find_source_files import find_chat_files
     from homing.lm.data.chat.formats import to_messages, which_form
     from homing.lm.data.chat.messages import Fault
     from homing.lm.data.chat.read_rows import values_of
     from homing.lm.data.chat.rules import check
     from homing.lm.data.text.read_bytes import Reading
-    from homing.text_sources import find_chat_files
 
     for source in find_chat_files(chats, key="--chat")[0]:
         form = ""
@@ -231,7 +231,7 @@ def is_open_weights(given: str) -> bool:
 def write_open(name: str, given: str, chats: list[str], target: Path) -> str:
     """Write the run file, and return the weights as named in it."""
     from homing.config.weights.open_weights import read_source
-    from homing.text_sources import fault_of, is_in_store
+    from homing.find_source_files import fault_of, is_in_store
 
     weights = _weights(name, given, chats)
     for chat in chats:

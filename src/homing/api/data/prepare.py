@@ -123,7 +123,7 @@ def _order_prep(
 
 def _prepare(ordered: Ordered, on_progress: OnProgress | None, is_verbose: bool) -> Prepared:
     from homing.api.data.prepare_phases import bring_base, prepare_phases, take_tokenizer, write_turns_of
-    from homing.config.paths import typed_name
+    from homing.config.home_and_run_files import typed_name
 
     order, loaded, sets, is_smoke = ordered.order, ordered.loaded, ordered.changes, ordered.is_smoke
     base = bring_base(loaded) if loaded else None
@@ -211,8 +211,8 @@ def _order_from_flags(given: dict[str, Any], is_existing: bool, force: bool) -> 
 def _order_from_run(
     run: str | None, sets: list[str], is_existing: bool, force: bool, is_smoke: bool
 ) -> tuple[Loaded, PrepOrder]:
+    from homing.config.home_and_run_files import newest_run
     from homing.config.load import load_run
-    from homing.config.paths import newest_run
     from homing.lm.data.prep import PrepOrder
 
     name, sets = run or newest_run(), list(sets)
@@ -242,8 +242,8 @@ def _size_of(path: str) -> int:
 
 def _remember(file: Path, flags: dict[str, str]) -> bool:
     """Write the flags into the run file once their data exists. Print what was written, or why not."""
+    from homing.config.home_and_run_files import preset_dir
     from homing.config.parse.edit import write_keys
-    from homing.config.paths import preset_dir
 
     if file.resolve().parent == preset_dir().resolve():
         return False
@@ -259,14 +259,14 @@ def _remember(file: Path, flags: dict[str, str]) -> bool:
 
 def _check_command(loaded: Loaded, sets: list[str], is_smoke: bool) -> str:
     """Return the matching `data check` command. It has no --smoke, so pass the smoke run's tokenizer and context."""
-    from homing.config.paths import typed_name
+    from homing.config.home_and_run_files import typed_name
 
     small = f" --tokenizer {shlex.quote(str(loaded.prep.dir))} --context {loaded.run.model.context}" * is_smoke
     return f"homing data check {typed_name(loaded.file)}{as_typed(sets)}{small}"
 
 
 def _prepare_run_text(order: PrepOrder, on_progress: OnProgress | None) -> dict[str, Any]:
-    from homing.api.data.download_text import addresses, bring_files, part_of, say_if_less
+    from homing.api.data.download_from_store import addresses, bring_files, part_of, say_if_less
     from homing.api.data.prepare_phases import gathered
     from homing.lm.data.prep import prepare
 
@@ -345,7 +345,7 @@ def _reload(loaded: Loaded | None, sets: list[str], is_smoke: bool) -> Loaded | 
 def _budget(after: Loaded | None) -> list[dict[str, Any]]:
     if after is None:
         return []
-    from homing.config.estimate.params import num_epochs
+    from homing.config.estimate.params_and_flops import num_epochs
 
     whole = after.run.data.num_train_tokens
     return [

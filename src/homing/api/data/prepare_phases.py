@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.api import notices
-from homing.api.data.download_text import addresses, bring_files, part_of, say_if_less
+from homing.api.data.download_from_store import addresses, bring_files, part_of, say_if_less
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count
 from homing.wire import file_names
@@ -120,7 +120,7 @@ def take_tokenizer(loaded: Loaded) -> None:
 
 def write_turns_of(loaded: Loaded) -> None:
     """Write down how an rl phase formats questions, if the tokenizer's template is not homing's own."""
-    from homing.lm.data.chat.split_template import write_turns
+    from homing.lm.data.chat.text_around_turns import write_turns
 
     has_tokenizer = (loaded.prep.dir / file_names.TOKENIZER).is_file()
     problem = write_turns(loaded.prep.dir, is_base=loaded.source is not None) if has_tokenizer else ""

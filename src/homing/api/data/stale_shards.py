@@ -22,7 +22,7 @@ from homing.config.prepared_data import (
     sha256_of,
 )
 from homing.errors import DataError
-from homing.text_sources import find_chat_files, find_sources, is_in_store
+from homing.find_source_files import find_chat_files, find_sources, is_in_store
 from homing.wire import file_names
 
 if TYPE_CHECKING:

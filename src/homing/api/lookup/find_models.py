@@ -27,8 +27,7 @@ from pathlib import Path
 from homing.api import notices
 from homing.cloud.home import Home
 from homing.cloud.ledger.run_lease import is_removed
-from homing.config.parse.key_suggestions import nearest
-from homing.config.paths import (
+from homing.config.home_and_run_files import (
     MODELS,
     begun_elsewhere,
     belongs_to_other_folder,
@@ -40,6 +39,7 @@ from homing.config.paths import (
     run_files,
     split_run,
 )
+from homing.config.parse.key_suggestions import nearest
 from homing.errors import DataError, HomingError, UsageError
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import Pointer, figure_of

@@ -29,9 +29,9 @@ from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import RunRow
-from homing.cloud.providers.ssh.machine import HostKeyUnknown
+from homing.cloud.providers.ssh.connection import HostKeyUnknown
 from homing.cloud.reconcile.inventory import check_lost
-from homing.config.paths import (
+from homing.config.home_and_run_files import (
     RUN_SUFFIXES,
     begun_elsewhere,
     belongs_to_other_folder,
@@ -42,7 +42,7 @@ from homing.config.paths import (
     split_run,
     typed_name,
 )
-from homing.config.paths import home as home_path
+from homing.config.home_and_run_files import home as home_path
 from homing.errors import HomingError, UsageError
 from homing.units import parse_usd
 from homing.wire.run_json import Run

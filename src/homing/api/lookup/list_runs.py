@@ -11,7 +11,7 @@ from typing import Any
 
 from homing.api.lookup.find_runs import open_home, usd
 from homing.api.lookup.local_runs import Trained, trained_here
-from homing.cloud.artifacts.prune import kept_by
+from homing.cloud.artifacts.remove_from_store import kept_by
 from homing.cloud.contact.home_guard import guard_on_duty
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter

@@ -15,8 +15,8 @@ from typing import Any
 
 from homing.api.lookup.find_runs import find_any, find_run, name_here, open_home, usd
 from homing.api.lookup.local_runs import Trained, look_again, newest_saved, progress_of, store_here
-from homing.cloud.artifacts.prune import kept_by
-from homing.cloud.contact import action_log
+from homing.cloud.artifacts.remove_from_store import kept_by
+from homing.cloud.contact import reported_actions
 from homing.cloud.contact.home_guard import out_of_reach
 from homing.cloud.contact.ssh_access import find_login
 from homing.cloud.home import Home
@@ -121,7 +121,7 @@ def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
         if not problems:
             problems.append(f"The store could not be read: {str(exc).splitlines()[0]}")
     kept = None if status.run.is_live else kept_by(home, status.run)
-    actions = [event for event in action_log.read(home, status.run.id) if event.kind != "lost"][-_NUM_ACTIONS:]
+    actions = [event for event in reported_actions.read(home, status.run.id) if event.kind != "lost"][-_NUM_ACTIONS:]
     plan = planned(home, status.run) if status.run.is_live else None
     found = ahead(status, beat, plan)
     document = {

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from homing import __version__
 from homing.api import notices
 from homing.api.extras import need
-from homing.api.lookup.base_weights import find_base
+from homing.api.lookup.find_adapter_base import find_base
 from homing.api.models.eval_sets import open_sets
 from homing.api.models.open_model import OpenModel, find_folder
 from homing.errors import UsageError
 
 if TYPE_CHECKING:
-    from homing.lm.evals.eval_report import Difference
+    from homing.lm.evals.compare_and_report import Difference
     from homing.lm.evals.run_evals import How, Subject, What
     from homing.lm.generate import Card
 
@@ -105,7 +105,7 @@ def eval_model(
 def _refuse_idle(of_answers: list[str], window: int, sets: list[What]) -> None:
     """Refuse a flag that applies to none of the sets, because ignoring it silently would be misleading."""
     from homing.lm.evals.task_file import TaskFile
-    from homing.lm.evals.text_files import Text
+    from homing.lm.evals.text_loss import Text
 
     if of_answers and not any(isinstance(one, TaskFile) and one.asks_for_answers for one in sets):
         raise UsageError(
@@ -138,7 +138,7 @@ def _evaluate(
     import torch
 
     from homing.lm.device import describe_device
-    from homing.lm.evals.eval_report import compare
+    from homing.lm.evals.compare_and_report import compare
     from homing.lm.evals.eval_result import identity_of
     from homing.lm.evals.run_evals import measure
 
@@ -182,7 +182,7 @@ def _now_and_then(name: str) -> Callable[[str], None]:
 
 def _write(out: Path, document: dict[str, Any]) -> list[Path]:
     """Write report.md and report.json, each atomically."""
-    from homing.lm.evals.eval_report import as_markdown
+    from homing.lm.evals.compare_and_report import as_markdown
 
     out.parent.mkdir(parents=True, exist_ok=True)
     whole = json.dumps({"schema": "homing.eval/1", **document}, indent=1, ensure_ascii=False, allow_nan=False)

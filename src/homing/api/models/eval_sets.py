@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homing.api import notices
-from homing.config.paths import home
+from homing.config.home_and_run_files import home
 from homing.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ NUM_MADE_UP = 200  # unless --at-most is given
 def open_sets(
     card: Card, texts: list[str], tasks: list[str], chats: list[str], *, text_field: str, at_most: int
 ) -> list[What]:
+    from homing.find_source_files import find_sources
     from homing.lm.evals.run_evals import Chats
-    from homing.lm.evals.text_files import text_in_files
-    from homing.text_sources import find_sources
+    from homing.lm.evals.text_loss import text_in_files
 
     sets: list[What] = [text_in_files([text], text_field=text_field) for text in texts]
     for pattern in chats:
@@ -101,7 +101,7 @@ def _held_out(card: Card, at_most: int) -> list[What]:
 
 
 def _held_out_text(card: Card, *, is_alone: bool) -> list[What]:
-    from homing.lm.evals.text_files import has_data, held_out_text
+    from homing.lm.evals.text_loss import has_data, held_out_text
 
     assert card.run is not None, "only a run has data"
     sha256 = card.run.data.manifest_sha256
@@ -174,7 +174,7 @@ def _questions_of(card: Card, name: str, sha256: str) -> Path:
 
 def _held_out_chats(card: Card, kind: str, data: PhaseData) -> Chats:
     from homing.lm.evals.run_evals import Chats
-    from homing.lm.evals.text_files import has_data
+    from homing.lm.evals.text_loss import has_data
 
     assert card.run is not None, "only a run has data"
     folders = [*_places(card, data.dir), Path("data", card.run.name, kind)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from homing import __version__
 from homing.api import notices
 from homing.api.extras import need_for_export
-from homing.api.lookup.base_weights import find_base
+from homing.api.lookup.find_adapter_base import find_base
 from homing.api.lookup.find_runs import open_home
 from homing.api.models.open_model import OpenModel, find_folder
 from homing.cloud.ledger import meter

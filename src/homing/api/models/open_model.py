@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homing.api.extras import need
-from homing.api.lookup.base_weights import find_base
+from homing.api.lookup.find_adapter_base import find_base
 from homing.api.lookup.find_models import find_model
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.api import notices
-from homing.api.answers import Agrees, refuse
+from homing.api.confirmation import Agrees, refuse
 from homing.api.extras import need, need_for_export
 from homing.api.models.export_model import EXPORTS, name_of, write_export
 from homing.api.models.open_model import find_folder

@@ -12,7 +12,7 @@ from homing.api import notices
 from homing.api.extras import need
 from homing.api.models.chat_session import reported_refusals, warn_of_format
 from homing.api.models.open_model import open_model
-from homing.api.pages.local_server import given_token
+from homing.api.token_and_port import given_token
 from homing.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ModelServer:
         self, session: GenerationSession, sock: socket.socket, host: str, defaults: Defaults, given: str, is_open: bool
     ) -> None:
         from homing.web.app import serving
-        from homing.web.loopback_server import hosts_for
+        from homing.web.threaded_server import hosts_for
 
         self.session, self.is_open, self.is_token_given = session, is_open, bool(given)
         self.token = given or secrets.token_urlsafe(24)
@@ -87,9 +87,9 @@ def serve_model(
 
     from homing.lm.device import describe_device
     from homing.lm.generate import read_card
-    from homing.web.loopback_server import listen
     from homing.web.model_session import GenerationSession
     from homing.web.openai_format import Defaults
+    from homing.web.threaded_server import listen
 
     with reported_refusals():
         session = GenerationSession(model.model, model.tokenizer, model.folder)

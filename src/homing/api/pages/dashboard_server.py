@@ -6,7 +6,7 @@ import secrets
 
 from homing.api import notices
 from homing.api.extras import need
-from homing.api.pages.local_server import given_token
+from homing.api.token_and_port import given_token
 from homing.config import home as home_path
 
 __all__ = ["TOKEN", "DashboardServer", "open_dashboard"]
@@ -19,9 +19,9 @@ class DashboardServer:
     """A running dashboard, in its own thread. `with` ends it, and all runs continue; `wait` blocks until it fails."""
 
     def __init__(self, port: int, given: str) -> None:
-        from homing.api.pages.dashboard import Board
+        from homing.api.pages.dashboard_overview import Board
         from homing.web.dashboard.dashboard_app import make_app
-        from homing.web.loopback_server import Server, hosts_for, listen
+        from homing.web.threaded_server import Server, hosts_for, listen
 
         self.token, self.is_token_given = given or secrets.token_urlsafe(24), bool(given)
         sock = listen(_HOST, port)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homing.api import notices
-from homing.api.answers import Agrees, refuse
+from homing.api.confirmation import Agrees, refuse
 from homing.api.lookup.find_runs import open_home, usd
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

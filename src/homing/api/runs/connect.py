@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homing.api.lookup.find_runs import find_run, name_here, open_home
-from homing.api.pages.local_server import any_free, is_free
+from homing.api.token_and_port import any_free, is_free
 from homing.cloud.contact.ssh_access import Login, find_login
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from homing.api import notices
-from homing.api.answers import Agrees, refuse
+from homing.api.confirmation import Agrees, refuse
 from homing.api.lookup.find_runs import find_run, name_here, open_home
 from homing.api.notices import say_problems
-from homing.cloud.artifacts.prune import kept_by, remove_stored, stored_keys
+from homing.cloud.artifacts.remove_from_store import kept_by, remove_stored, stored_keys
 from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, end_finding, open_lines, would_be_lost
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.run_lease import write_record
-from homing.cloud.reconcile.account_owner import vouch
 from homing.cloud.reconcile.inventory import Finding, survey
 from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.reconcile.renting_account import vouch
 from homing.cloud.reconcile.run_status import dump_line
-from homing.config.paths import run_files
+from homing.config.home_and_run_files import run_files
 from homing.errors import HomingError, StillBilling, UsageError
 from homing.store.storage_price import Kept
 from homing.units import counted, format_bytes

@@ -16,7 +16,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.plan.speed import remember_speed
 from homing.cloud.reconcile.reconcile import refresh
-from homing.config.paths import manifest_in
+from homing.config.home_and_run_files import manifest_in
 from homing.errors import UsageError
 
 __all__ = ["FetchedModel", "fetch_model", "list_checkpoints"]

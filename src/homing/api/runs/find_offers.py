@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from homing.api.lookup.find_runs import open_home
-from homing.cloud.account_facts import ACCOUNTS
+from homing.cloud.api_key_table import ACCOUNTS
 from homing.cloud.home import Home
 from homing.cloud.plan.offers import check_gpu, list_offers
 from homing.cloud.providers.base import Needs, Offer

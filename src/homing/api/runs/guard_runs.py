@@ -15,7 +15,7 @@ from typing import Any
 from homing.api import notices
 from homing.api.lookup.find_runs import open_home
 from homing.cloud.contact.home_guard import IDLE_S, is_needed, sign_out
-from homing.cloud.guard.guard import DEFAULT_EVERY_S, Pass, guard_pass, wait_for_next
+from homing.cloud.guard.guard_pass import DEFAULT_EVERY_S, Pass, guard_pass, wait_for_next
 from homing.cloud.home import Home
 from homing.errors import HomingError, StillBilling, UsageError
 from homing.units import counted

@@ -35,12 +35,12 @@ from homing.cloud.machine_setup.code_bundle import check_committed
 from homing.cloud.plan.offers import is_dear, rate_age
 from homing.cloud.plan.plan import OfferPlan, Plan, make_plan, suggested_limit
 from homing.cloud.providers.base import Offer, can_end_itself
-from homing.cloud.providers.ssh.machine import HostKeyUnknown
+from homing.cloud.providers.ssh.connection import HostKeyUnknown
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.try_offers import Exact, is_within_plan, launch_any, name_of, only, without_spot
+from homing.config.home_and_run_files import launch_again, refuse_shared, shares_with, typed_name
 from homing.config.load import Loaded, as_typed, load_run
 from homing.config.parse.key_suggestions import tidy_name
-from homing.config.paths import launch_again, refuse_shared, shares_with, typed_name
 from homing.config.resolve.smoke_profile import has_smoke_failed, has_smoke_passed, needs_smoke_first
 from homing.config.schema.run_file import NAME_PATTERN
 from homing.doctor.check import Prepaid, check_balance

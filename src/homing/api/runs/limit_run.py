@@ -8,7 +8,7 @@ from decimal import Decimal
 from homing.api import notices
 from homing.api.lookup.find_runs import find_run, open_home
 from homing.api.notices import say_problems
-from homing.cloud.guard.stop_and_limit import Change, change_limit, propose
+from homing.cloud.guard.change_limit_or_stop import Change, change_limit, propose
 from homing.cloud.home import Home
 from homing.cloud.reconcile.reconcile import refresh
 

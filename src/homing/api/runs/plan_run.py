@@ -18,10 +18,10 @@ from homing.cloud.home import Home
 from homing.cloud.plan.measured_speeds import load_table
 from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
 from homing.cloud.plan.without_account import Listed, is_without_key, list_prices
-from homing.cloud.providers.ssh.machine import HostKeyUnknown
-from homing.config.estimate.params import sizes
+from homing.cloud.providers.ssh.connection import HostKeyUnknown
+from homing.config.estimate.params_and_flops import sizes
+from homing.config.home_and_run_files import newest_run, typed_name
 from homing.config.load import Loaded, as_typed, load_run
-from homing.config.paths import newest_run, typed_name
 from homing.errors import HomingError, NoOffer
 from homing.gpus import find_gpu
 from homing.units import format_duration

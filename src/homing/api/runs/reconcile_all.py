@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homing.api import notices
-from homing.api.answers import Agrees, refuse
+from homing.api.confirmation import Agrees, refuse
 from homing.api.lookup.find_runs import open_home, usd
 from homing.api.notices import say_problems
 from homing.cloud.destroy import end_finding

@@ -9,7 +9,7 @@ from homing.api import notices
 from homing.api.lookup import local_runs
 from homing.api.lookup.find_runs import find_any, name_here, open_home
 from homing.api.lookup.local_runs import Trained
-from homing.cloud.guard.stop_and_limit import STOP_TIMEOUT_S, ask_to_stop, wait_for_stop
+from homing.cloud.guard.change_limit_or_stop import STOP_TIMEOUT_S, ask_to_stop, wait_for_stop
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.reconcile.reconcile import refresh

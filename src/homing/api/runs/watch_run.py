@@ -27,10 +27,10 @@ from homing.cloud.ledger.meter import as_limit, at_most, cost
 from homing.cloud.reconcile.run_status import Status, look, newest_pushed
 from homing.cloud.watch.follow import DEFAULT_EVERY_S, Report, watch
 from homing.cloud.watch.progress import planned_usd, to_finish, trip_usd
-from homing.config.paths import manifest_in
+from homing.config.home_and_run_files import manifest_in
 from homing.errors import HomingError
 from homing.wire import codec, file_names
-from homing.wire.guard_order import LAND, reserve_s
+from homing.wire.guard_timing import LAND, reserve_s
 from homing.wire.run_json import Run
 
 __all__ = ["Watched", "watch_run"]

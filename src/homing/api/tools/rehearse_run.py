@@ -18,8 +18,8 @@ from homing.api.extras import need
 from homing.api.lookup.find_runs import open_home, usd
 from homing.api.notices import say_problems
 from homing.cloud.plan.plan import make_plan, suggested_limit
+from homing.config.home_and_run_files import home as home_path
 from homing.config.load import Loaded, as_typed, load_run
-from homing.config.paths import home as home_path
 from homing.errors import NoOffer, RunFailed
 from homing.rehearse.rehearsal import DEFAULT_LIMIT_USD, Rehearsal, RehearsalOrder, rehearse
 from homing.rehearse.scenes import SCENES, find_scenes

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from homing.api import dotenv, notices
-from homing.api.answers import Agrees, refuse
+from homing.api.confirmation import Agrees, refuse
 from homing.api.lookup.find_runs import open_home
-from homing.cloud.account_facts import ACCOUNTS, Account
+from homing.cloud.api_key_table import ACCOUNTS, Account
 from homing.cloud.home import Home
 from homing.cloud.providers.aws.policy import policy_document
 from homing.cloud.providers.registry import PROVIDERS, configured

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homing.api.answers import Agrees, refuse
+from homing.api.confirmation import Agrees, refuse
 from homing.api.lookup.find_runs import open_home
 from homing.cloud.artifacts.checkpoints import known_hash
-from homing.cloud.artifacts.prune import Removal, not_there, plan_removal, remove
+from homing.cloud.artifacts.remove_from_store import Removal, not_there, plan_removal, remove
 from homing.cloud.home import Home
 from homing.errors import UsageError
 from homing.store import NotInStore, Store, open_store

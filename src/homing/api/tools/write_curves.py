@@ -8,7 +8,7 @@ from pathlib import Path
 
 from homing.api.lookup.find_runs import find_any, open_home
 from homing.api.lookup.local_runs import Trained
-from homing.api.pages.local_server import any_free, is_free
+from homing.api.token_and_port import any_free, is_free
 from homing.api.tracking import begin, following
 from homing.cloud.home import Home
 from homing.errors import UsageError

@@ -14,7 +14,7 @@ from homing.cli.options import Base, Json
 from homing.cli.verbs.generate import Checkpoint, Device, Model, Phase
 
 if TYPE_CHECKING:
-    from homing.lm.evals.eval_report import Difference
+    from homing.lm.evals.compare_and_report import Difference
 
 __all__ = ["command"]
 
@@ -93,7 +93,7 @@ def command(
 
 
 def _show(document: dict[str, Any], differences: list[Difference]) -> None:
-    from homing.lm.evals.eval_report import count_words, format_score, interval_words
+    from homing.lm.evals.compare_and_report import count_words, format_score, interval_words
 
     for model, sets in zip(document["models"], document["results"], strict=True):
         rows = [

@@ -17,7 +17,7 @@ from homing.cli import output
 from homing.cli.options import Json, RunName
 from homing.cloud.artifacts.checkpoints import Shown
 from homing.cloud.ledger.ledger import RunRow
-from homing.config.paths import file_called
+from homing.config.home_and_run_files import file_called
 from homing.units import format_bytes, format_duration
 from homing.wire.checkpoint_manifest import figure_of
 

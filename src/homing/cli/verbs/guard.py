@@ -10,7 +10,7 @@ import typer
 from homing.api.runs.guard_runs import Checked, guard_runs
 from homing.cli import output
 from homing.cli.options import Json
-from homing.cloud.guard.guard import DEFAULT_EVERY_S
+from homing.cloud.guard.guard_pass import DEFAULT_EVERY_S
 from homing.errors import UsageError
 from homing.units import parse_duration
 

@@ -15,7 +15,7 @@ from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Tra
 from homing.cloud.commands_to_type import Words
 from homing.cloud.launch.launch import Draft
 from homing.cloud.plan.plan import OfferPlan, Plan
-from homing.cloud.providers.ssh.machine import HostKeyUnknown
+from homing.cloud.providers.ssh.connection import HostKeyUnknown
 from homing.cloud.try_offers import name_of
 from homing.config.load import with_phases
 from homing.errors import UsageError

@@ -10,7 +10,7 @@ from homing.api.lookup.find_runs import name_here, parse_limit, usd
 from homing.api.runs.limit_run import limit_run
 from homing.cli import output
 from homing.cli.options import Json, RunRequired
-from homing.cloud.guard.stop_and_limit import Change
+from homing.cloud.guard.change_limit_or_stop import Change
 from homing.errors import UsageError
 from homing.units import format_duration, parse_duration, parse_usd
 

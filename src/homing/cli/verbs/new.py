@@ -84,7 +84,7 @@ def _report(made: NewRun) -> None:
 
 
 def _report_open(made: NewRun, chats: list[str]) -> None:
-    from homing.text_sources import is_in_store
+    from homing.find_source_files import is_in_store
 
     name, target = made.name, made.file
     output.emit("new/1", {"run": name, "file": str(target), "from": made.source, "next": f"homing prep {name}"})

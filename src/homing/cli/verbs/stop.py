@@ -11,7 +11,7 @@ from homing.api.lookup.local_runs import Trained
 from homing.api.runs.stop_run import StoppedWaiting, stop_run
 from homing.cli import output
 from homing.cli.options import Json, RunRequired
-from homing.cloud.guard.stop_and_limit import STOP_TIMEOUT_S
+from homing.cloud.guard.change_limit_or_stop import STOP_TIMEOUT_S
 from homing.cloud.ledger.meter import at_most
 from homing.errors import UsageError
 from homing.units import parse_duration

@@ -16,7 +16,7 @@ from homing.api.tracking import wanted
 from homing.api.train_here import TrainedHere, last_sample, train_here
 from homing.cli import output
 from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb
-from homing.config.paths import newest_run
+from homing.config.home_and_run_files import newest_run
 
 __all__ = ["command"]
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homing.api.verify_run import raise_problems, verify_run
+from homing.api.verify_before_launch import raise_problems, verify_run
 from homing.cli import output
 from homing.cli.options import Json, Phases, RunName, Sets
 from homing.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from homing.config.estimate.memory import Fit
-    from homing.config.estimate.params import Part
+    from homing.config.estimate.params_and_flops import Part
 
 __all__ = ["command"]
 

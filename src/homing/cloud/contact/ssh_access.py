@@ -19,7 +19,7 @@ from pathlib import Path
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.providers.base import Connection
-from homing.cloud.providers.ssh.machine import ssh_argv
+from homing.cloud.providers.ssh.connection import ssh_argv
 from homing.errors import HomingError, UsageError
 from homing.world import World
 

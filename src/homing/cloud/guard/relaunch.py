@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from homing.cloud.contact import action_log
+from homing.cloud.contact import reported_actions
 from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.launch.draft import without_time
@@ -24,7 +24,7 @@ from homing.cloud.ledger.run_lease import require_owner
 from homing.cloud.plan.offers import is_dear
 from homing.cloud.plan.plan import make_plan
 from homing.cloud.providers.base import Offer
-from homing.cloud.reconcile.account_owner import check_own, is_elsewhere
+from homing.cloud.reconcile.renting_account import check_own, is_elsewhere
 from homing.errors import (
     CreateFailed,
     EndedElsewhere,
@@ -40,7 +40,7 @@ from homing.store import run_key
 from homing.units import format_duration
 from homing.wire import codec, file_names
 from homing.wire.control_files import Request
-from homing.wire.guard_order import RESERVE_FRACTION
+from homing.wire.guard_timing import RESERVE_FRACTION
 from homing.wire.run_json import Run
 
 __all__ = ["RELAUNCHED", "is_wanted", "load_documents", "relaunch"]
@@ -69,8 +69,10 @@ def is_wanted(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
 
 def _is_interrupted(home: Home, run: RunRow, last: str) -> bool:
     if run.reason == CUT_SHORT:
-        return action_log.has(home, run.id, f"relaunch-{last}")  # True if a guard died while launching
-    is_ours = action_log.has(home, run.id, f"lost-{last}") or action_log.has(home, run.id, f"unlaunched-{last}")
+        return reported_actions.has(home, run.id, f"relaunch-{last}")  # True if a guard died while launching
+    is_ours = reported_actions.has(home, run.id, f"lost-{last}") or reported_actions.has(
+        home, run.id, f"unlaunched-{last}"
+    )
     return run.is_interrupted and (is_ours or not home.ledger.is_destroy_asked(last))
 
 
@@ -80,7 +82,7 @@ def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
     kept = load_documents(home, run)
     if kept.run.cloud.on_preempt != "relaunch":
         return f"Not relaunched: cloud.on_preempt is {kept.run.cloud.on_preempt}."
-    if action_log.count(home, run.id, RELAUNCHED) >= kept.run.limits.relaunches:
+    if reported_actions.count(home, run.id, RELAUNCHED) >= kept.run.limits.relaunches:
         return f"Not relaunched: limits.relaunches is {kept.run.limits.relaunches}."
     request = read_document(home.store_of(run), run_key(run.id, file_names.REQUEST), Request)
     if request is not None and request.stop:
@@ -174,7 +176,7 @@ def _launch(ready: Draft, home: Home, run: RunRow, notify: Callable[[str], None]
     where = f"{offer.provider} {offer.name} at {meter.show_usd(offer.rate_usd_per_hour)}/h"
     text = f"Attempt {ready.attempt} launches on {where}, from the last checkpoint."
     # Written before the launch, so that the log shows that a guard made this attempt even if the guard dies during it.
-    action_log.note(home, run.id, f"relaunch-{ready.mark}", RELAUNCHED, text)
+    reported_actions.note(home, run.id, f"relaunch-{ready.mark}", RELAUNCHED, text)
     try:
         launch(ready, home, notify=notify, last=run)
     except (EndedElsewhere, StillBilling):
@@ -184,7 +186,7 @@ def _launch(ready: Draft, home: Home, run: RunRow, notify: Callable[[str], None]
         after = home.ledger.run(run.id)
         # Replace only what our own undo wrote, because a person may have ended the run in the meantime.
         if after is not None and not after.is_live and after.reason.startswith(UNDONE):
-            action_log.note(home, run.id, f"unlaunched-{ready.mark}", "not_relaunched", exc.what)
+            reported_actions.note(home, run.id, f"unlaunched-{ready.mark}", "not_relaunched", exc.what)
             home.ledger.set_run(run.id, state=run.state, reason=run.reason, exit_code=run.exit_code)
         raise
     return text

@@ -4,7 +4,7 @@
     at the provider   its own timer or limit, if it has one
     at home           `homing guard`, which registers on every pass with the providers that it could reach
 
-They act in the order of wire/guard_order.py. At least two must be alive; with fewer, a launch undoes itself unless
+They act in the order of wire/guard_timing.py. At least two must be alive; with fewer, a launch undoes itself unless
 --one-guard is set. If a machine cannot end its own billing, the two guards on it save the work within the limit but do
 not count here.
 """

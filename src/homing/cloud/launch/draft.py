@@ -25,14 +25,14 @@ from homing.cloud.ledger.mark import make_mark, new_run_id
 from homing.cloud.plan.speed import estimate
 from homing.cloud.plan.timing import Timing, timing_of
 from homing.cloud.providers.base import Offer, Provider, can_end_itself
-from homing.cloud.reconcile.account_owner import is_elsewhere, use_again
 from homing.cloud.reconcile.inventory import check_lost
 from homing.cloud.reconcile.receipt import at_their_most
+from homing.cloud.reconcile.renting_account import is_elsewhere, use_again
 from homing.errors import DataError, OtherAccount, UsageError
 from homing.store import SCHEMES
 from homing.units import format_duration
 from homing.wire.control_files import Heartbeat
-from homing.wire.guard_order import allowed_s
+from homing.wire.guard_timing import allowed_s
 from homing.wire.run_json import Phase, Run
 
 __all__ = ["Draft", "LaunchOrder", "draft", "waits_for_home", "with_time", "without_time"]

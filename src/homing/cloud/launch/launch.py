@@ -67,7 +67,7 @@ from homing.wire import file_names
 from homing.wire.boot_json import Boot
 from homing.wire.codec import WireError
 from homing.wire.control_files import Heartbeat
-from homing.wire.guard_order import LAND, allowed_s, reserve_s
+from homing.wire.guard_timing import LAND, allowed_s, reserve_s
 from homing.wire.run_record import Lease
 
 __all__ = ["Draft", "LaunchOrder", "Launched", "draft", "dry_run", "guards", "hold_lock", "launch"]

@@ -21,7 +21,7 @@ from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.home import Home
 from homing.cloud.launch.draft import Draft
 from homing.cloud.launch.inputs import object_key, push_object
-from homing.config.paths import shown
+from homing.config.home_and_run_files import shown
 from homing.errors import IntegrityError
 from homing.store import Store, open_store, run_key
 from homing.wire import codec, file_names

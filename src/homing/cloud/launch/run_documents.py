@@ -29,7 +29,7 @@ from homing.cloud.machine_setup import code_bundle
 from homing.cloud.machine_setup.code_bundle import tree_state
 from homing.cloud.plan.plan import needs_of
 from homing.cloud.providers.base import InputFile, Offer, Order, Place, Request
-from homing.config.paths import PROJECT_NOTE, project_note
+from homing.config.home_and_run_files import PROJECT_NOTE, project_note
 from homing.gpus import find_gpu
 from homing.store import Store, open_store, pace_of, run_key
 from homing.store.preflight import secrets
@@ -312,6 +312,6 @@ def _with_card(spec: Bootstrap, offer: Offer, place: Place, is_stand_in: bool) -
     floor = {"matmul_tflops": card.bf16_tflops, "copy_gb_s": float(card.bandwidth_gb_s)} if card else {}
     return dataclasses.replace(
         spec,
-        probe_argv=[place.python, "-m", "homing.lm.probe", place.work_dir],
+        probe_argv=[place.python, "-m", "homing.lm.benchmark_gpu", place.work_dir],
         probe_floor={name: _FAR_TOO_SLOW * value for name, value in floor.items()},
     )

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.figures import MOST_USD, MOST_USD_PER_HOUR, read_figure
+from homing.cloud.check_numbers import MOST_USD, MOST_USD_PER_HOUR, read_figure
 from homing.world import Database, DatabaseDamaged, World, reads_only
 
 __all__ = ["LedgerFile", "read_line", "read_run", "seconds_in", "usd_in"]

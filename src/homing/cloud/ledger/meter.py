@@ -26,7 +26,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine
 from homing.errors import HomingError
 from homing.units import format_duration, format_usd
-from homing.wire.guard_order import allowed_s, reserve_s
+from homing.wire.guard_timing import allowed_s, reserve_s
 
 __all__ = [
     "AT_MOST_WORDS",
@@ -134,7 +134,7 @@ def moment(
     now: float,
     storage_usd_per_hour: Decimal = Decimal(0),
 ) -> float:
-    """Return when (Unix seconds) the guard with this share (see wire/guard_order.py) must act; infinity means never.
+    """Return when (Unix seconds) the guard with this share (see wire/guard_timing.py) must act; infinity means never.
 
     A closed line counts as its receipt. An open line accrues at its rate, from the larger of the two figures.
     """

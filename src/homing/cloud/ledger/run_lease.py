@@ -26,7 +26,7 @@ from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import Adopted, LedgerLine, RunRow
 from homing.errors import HomingError, IntegrityError, NotOwner, StoreError
 from homing.store import Store, run_key
-from homing.store.lease_file import lease_key, newer, newest, read_lease
+from homing.store.read_lease import lease_key, newer, newest, read_lease
 from homing.wire import codec, file_names
 from homing.wire.codec import WireError
 from homing.wire.run_json import Run

@@ -36,7 +36,7 @@ RUN_DIR = "run"
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same source gives the same bytes; the earliest date of a zip
 # Exactly the files that the agent imports. The agent must stay small enough to read in one sitting; a test counts the
 # lines.
-_ZIP_WIRE = ("agent_orders", "codec", "control_files", "event_lines", "guard_order", "instance_names")
+_ZIP_WIRE = ("boot_json_agent", "codec", "control_files", "event_lines", "guard_timing", "instance_file_names")
 _ZIP_PARTS = ("instance/agent", *(f"wire/{name}.py" for name in _ZIP_WIRE), "world/machine.py")
 _ZIP_MAIN = "from homing.instance.agent.__main__ import main\n\nraise SystemExit(main())\n"
 
@@ -105,7 +105,7 @@ def make_boot(
         trainer_argv=trainer_argv(python, work_dir),
         sync_argv=sync_argv(python, work_dir),
         agent_argv=agent_argv(python, work_dir),
-        lookout_argv=[python, "-m", "homing.instance.monitor", os.path.join(os.fspath(work_dir), file_names.BOOT)],
+        lookout_argv=[python, "-m", "homing.instance.alerts", os.path.join(os.fspath(work_dir), file_names.BOOT)],
         end_billing=end_billing,
         started_at=started_at,
         rate_usd_per_hour=str(rate_usd_per_hour),

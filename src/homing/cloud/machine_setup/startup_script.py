@@ -31,7 +31,7 @@ from typing import Any
 from homing.cloud.contact.ssh_access import HostKey
 from homing.cloud.machine_setup import receive_hand_over
 from homing.cloud.providers.base import Connection, Place, Request
-from homing.cloud.providers.ssh.machine import ssh_argv
+from homing.cloud.providers.ssh.connection import ssh_argv
 from homing.errors import CreateFailed, StartTimeout, UsageError
 from homing.units import format_duration
 from homing.wire import codec, file_names

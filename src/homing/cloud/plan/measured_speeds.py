@@ -25,7 +25,7 @@ from importlib import resources
 from typing import Any
 
 from homing.config.estimate.memory import LORA_TARGETS, NF4, layer_bytes
-from homing.config.estimate.params import (
+from homing.config.estimate.params_and_flops import (
     REACH,
     RECOMPUTED_OF,
     cache_bytes,
@@ -36,7 +36,7 @@ from homing.config.estimate.params import (
     training_flops,
     with_rows_of,
 )
-from homing.config.estimate.params import sizes as sizes_of
+from homing.config.estimate.params_and_flops import sizes as sizes_of
 from homing.gpus import GPUS, Gpu
 from homing.wire import codec
 from homing.wire.run_json import Lora, Model, Phase, Rl, Run, Sizes

@@ -19,12 +19,12 @@ from homing.cloud.plan.speed import Speed, estimate
 from homing.cloud.plan.timing import Odds, Timing, checkpoint_bytes, odds_of, timing_of
 from homing.cloud.providers.base import Needs, Offer
 from homing.config.estimate.memory import fits, training_memory
-from homing.config.estimate.params import flops_of_step
+from homing.config.estimate.params_and_flops import flops_of_step
 from homing.errors import HomingError, NoOffer
 from homing.gpus import MIN_CAPABILITY, find_gpu
 from homing.store.storage_price import kept
 from homing.units import format_bytes, format_count, format_duration
-from homing.wire.guard_order import allowed_s
+from homing.wire.guard_timing import allowed_s
 from homing.wire.run_json import Run
 
 __all__ = ["Buys", "OfferPlan", "PhaseCost", "Plan", "make_plan", "needs_of", "relay_of", "suggested_limit"]

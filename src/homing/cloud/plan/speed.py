@@ -27,13 +27,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from homing.cloud.contact.heartbeats import Tail, read_document
-from homing.cloud.contact.metric_log import MetricLog
+from homing.cloud.contact.read_metrics import MetricLog
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.plan import measured_speeds
 from homing.cloud.providers.base import Offer
 from homing.config.estimate.memory import training_memory
-from homing.config.estimate.params import flops_of_step, flops_of_token
+from homing.config.estimate.params_and_flops import flops_of_step, flops_of_token
 from homing.errors import HomingError
 from homing.gpus import GPUS, Gpu, find_gpu
 from homing.store import Store, run_key

@@ -30,7 +30,7 @@ from homing.cloud.plan.speed import FORWARD_SHARE, Pace, Speed, Trip, recall
 from homing.cloud.providers.base import Offer
 from homing.config.estimate.memory import training_memory
 from homing.units import format_bytes, format_duration
-from homing.wire.guard_order import END, LAND, reserve_s
+from homing.wire.guard_timing import END, LAND, reserve_s
 from homing.wire.run_json import Phase, Run
 
 __all__ = [

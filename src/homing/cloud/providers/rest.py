@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from homing.cloud.figures import read_figure
+from homing.cloud.check_numbers import read_figure
 from homing.errors import ProviderRefused, ProviderSilent
 from homing.install import pip_upgrade
 from homing.world import HttpRequest, HttpResponse, NetworkError, Retries, World

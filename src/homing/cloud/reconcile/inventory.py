@@ -24,7 +24,7 @@ from decimal import Decimal
 from functools import partial
 
 from homing.cloud.ask_providers import ask_all
-from homing.cloud.contact import action_log
+from homing.cloud.contact import reported_actions
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
@@ -32,9 +32,9 @@ from homing.cloud.ledger.mark import make_mark, owner_in, owner_prefix, plain_na
 from homing.cloud.ledger.run_lease import stored_runs
 from homing.cloud.providers.base import Provider, Resource
 from homing.cloud.providers.registry import HERE_ONLY
-from homing.cloud.reconcile.account_owner import accounts_unseen
 from homing.cloud.reconcile.lost_ledger import LostRun, is_called, read_lost, unknown_ids
 from homing.cloud.reconcile.reconcile import is_absent, providers_in_use, refresh, unasked
+from homing.cloud.reconcile.renting_account import accounts_unseen
 from homing.errors import HomingError, StillBilling, UsageError
 from homing.store import open_store
 from homing.wire.codec import WireError
@@ -120,7 +120,7 @@ def keep(home: Home, finding: Finding) -> str:
     mark = finding.mark
     for run in home.ledger.runs():
         if mark == make_mark(home.owner, run.id, finding.line.attempt):
-            action_log.note(home, run.id, kept_key(mark), "kept", "Kept, as chosen in reconcile.")
+            reported_actions.note(home, run.id, kept_key(mark), "kept", "Kept, as chosen in reconcile.")
             home.ledger.update(mark, run_id=run.id, run_name=run.name, limit_usd=run.spend_limit_usd)
             limit = "no spend limit" if run.spend_limit_usd is None else meter.show_usd(Decimal(run.spend_limit_usd))
             return f"it keeps billing until the limit of {run.id}, {limit}, or until you run: homing destroy {run.id}"

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from homing.cloud.ask_providers import ask_store
+from homing.cloud.check_numbers import MOST_USD, MOST_USD_PER_HOUR, read_figure
 from homing.cloud.contact.heartbeats import read_document
-from homing.cloud.figures import MOST_USD, MOST_USD_PER_HOUR, read_figure
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import AT_MOST, REFUSED, RESTORED, LedgerLine
 from homing.cloud.providers.base import Doubling, Instance, Remembering, can_end_itself
-from homing.cloud.reconcile.account_owner import is_elsewhere
+from homing.cloud.reconcile.renting_account import is_elsewhere
 from homing.errors import HomingError
 from homing.store import run_key
 from homing.wire import file_names

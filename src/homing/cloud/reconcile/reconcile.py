@@ -6,7 +6,7 @@
     changes                      ->  the run's record in its store
 
 If a provider or store cannot be queried, that is reported and changes nothing, because its instances are unknown, not
-gone. The same holds for an instance in a different account, which this key cannot see (account_owner.py).
+gone. The same holds for an instance in a different account, which this key cannot see (renting_account.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from homing.cloud.ledger.meter import follow_clock
 from homing.cloud.ledger.run_lease import describe, is_recorded, newest, other_owner, write_record
 from homing.cloud.providers.base import Instance, Provider, Resource
 from homing.cloud.providers.registry import NEAR, configured
-from homing.cloud.reconcile.account_owner import check_account, note_account, say
 from homing.cloud.reconcile.lost_ledger import remembered
 from homing.cloud.reconcile.receipt import at_its_rate, last_beat, note_bill, receipt, seen_spend, their_spend
+from homing.cloud.reconcile.renting_account import check_account, note_account, say
 from homing.errors import HomingError, IntegrityError, LimitReached, OtherAccount, ProviderSilent, UsageError
 from homing.wire.codec import WireError
 from homing.wire.control_files import Heartbeat

@@ -10,7 +10,7 @@ from typing import Any
 from homing.cloud.ask_providers import ask_store, cause
 from homing.cloud.contact import heartbeats
 from homing.cloud.contact.heartbeats import RunReports, phases_of, read_reports
-from homing.cloud.contact.metric_log import MetricLog
+from homing.cloud.contact.read_metrics import MetricLog
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from homing.cloud.ask_providers import ask_store
 from homing.cloud.destroy import open_lines, still_billing
-from homing.cloud.guard.guard import guard_pass
+from homing.cloud.guard.guard_pass import guard_pass
 from homing.cloud.home import LEDGER, Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import RunRow

@@ -20,7 +20,7 @@ from decimal import Decimal
 from typing import Any
 
 from homing.cloud.contact.heartbeats import Tail, read_reports
-from homing.cloud.contact.metric_log import MetricLog
+from homing.cloud.contact.read_metrics import MetricLog
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import ADOPTED, LedgerLine, RunRow

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from homing.config.estimate.params import (
+from homing.config.estimate.params_and_flops import (
     REACH,
     RECOMPUTED_OF,
     adapter_params,

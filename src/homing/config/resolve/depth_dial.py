@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from homing.config.estimate.params import DATA_CONSTRAINED_EPOCHS, round_up, scaling_params
+from homing.config.estimate.params_and_flops import DATA_CONSTRAINED_EPOCHS, round_up, scaling_params
 from homing.wire.run_json import Model
 
 __all__ = [

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from homing.config.estimate.params import BYTES_PER_TOKEN_RANGE, bytes_per_token
+from homing.config.estimate.params_and_flops import BYTES_PER_TOKEN_RANGE, bytes_per_token
+from homing.config.home_and_run_files import shown
 from homing.config.parse.check import Trace
 from homing.config.parse.source import KeyPath, dotted
-from homing.config.paths import shown
 from homing.config.prepared_data import Prepared, read_prepared, sha256_of
 from homing.errors import DataError
-from homing.text_sources import fault_of, is_in_store, num_text_bytes
+from homing.find_source_files import fault_of, is_in_store, num_text_bytes
 from homing.units import format_bytes, format_count
 from homing.wire import file_names
 from homing.wire.run_json import PhaseData

@@ -9,12 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from homing.config.estimate.params import DATA_CONSTRAINED_EPOCHS, eval_steps, num_epochs, save_steps, steps_for
+from homing.config.estimate.params_and_flops import (
+    DATA_CONSTRAINED_EPOCHS,
+    eval_steps,
+    num_epochs,
+    save_steps,
+    steps_for,
+)
 from homing.config.parse.check import Trace
 from homing.config.parse.source import KeyPath
 from homing.config.resolve import depth_dial
+from homing.config.resolve.lora_and_rl import resolve_lora, resolve_rl
 from homing.config.resolve.phase_data import Corpus
-from homing.config.resolve.phase_methods import resolve_lora, resolve_rl
 from homing.config.resolve.phase_weights import resolve_init
 from homing.config.schema.phase import LENGTHS, PhaseLora, PhaseRl
 from homing.config.weights.open_weights import Source

@@ -13,11 +13,11 @@ import json
 import shlex
 from pathlib import Path
 
+from homing.config.home_and_run_files import MODELS, begun_elsewhere, home, manifest_in, shown, typed_name
 from homing.config.parse.check import Trace
 from homing.config.parse.source import KeyPath
-from homing.config.paths import MODELS, begun_elsewhere, home, manifest_in, shown, typed_name
 from homing.config.weights.adapter_base import find_adapter_base
-from homing.config.weights.hub_repo import init_folder
+from homing.config.weights.fetch_from_hub import init_folder
 from homing.config.weights.open_weights import INDEX, Source
 from homing.errors import DataError, HomingError
 from homing.hf_config import model_of

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from homing import __version__
-from homing.config.estimate.params import sizes
+from homing.config.estimate.params_and_flops import sizes
+from homing.config.home_and_run_files import preset_of, shown, typed_name
 from homing.config.parse.check import Trace
 from homing.config.parse.key_suggestions import nearest
 from homing.config.parse.source import read_source
-from homing.config.paths import preset_of, shown, typed_name
 from homing.config.prepared_data import Prepared, read_prepared, sha256_of, tokenizer_vocab_size
 from homing.config.resolve.phase_data import (
     Corpus,

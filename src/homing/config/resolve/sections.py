@@ -13,10 +13,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from homing.config.estimate.params import round_up
+from homing.config.estimate.params_and_flops import round_up
+from homing.config.home_and_run_files import home
 from homing.config.parse.check import Trace
 from homing.config.parse.key_suggestions import nearest
-from homing.config.paths import home
 from homing.config.resolve.depth_dial import CONTEXT, HEAD_SIZE, REFERENCE_DEPTH, SWIFT_ROPE_BASE, ffn_width_of
 from homing.config.schema.run_file import SHAPE, SshHost
 from homing.config.weights.open_weights import Source, read_source

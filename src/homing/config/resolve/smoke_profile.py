@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from homing.config.home_and_run_files import home
 from homing.config.parse.source import KeyPath, Source
-from homing.config.paths import home
 from homing.wire.run_json import Rl, Run
 
 __all__ = ["PROFILE", "has_smoke_failed", "has_smoke_passed", "mark_smoke", "needs_smoke_first", "shrink"]

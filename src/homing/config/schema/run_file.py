@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from homing.config.schema.clouds import AwsCloud, ModalCloud, RunpodCloud, ShadeformCloud
 from homing.config.schema.phase import Phase
+from homing.config.schema.provider_settings import AwsCloud, ModalCloud, RunpodCloud, ShadeformCloud
 from homing.config.schema.value_types import (
     Bytes,
     Count,

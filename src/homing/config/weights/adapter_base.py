@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from homing.config.paths import MODELS, home, manifest_in
+from homing.config.home_and_run_files import MODELS, home, manifest_in
 from homing.config.weights.open_weights import INDEX, Source
 from homing.errors import DataError
 from homing.wire import codec, file_names

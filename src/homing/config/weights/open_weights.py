@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from homing.config.weights.hub_repo import Listing, bring_files, list_repository
+from homing.config.weights.fetch_from_hub import Listing, bring_files, list_repository
 from homing.errors import DataError, UsageError
 from homing.hf_config import model_of
 from homing.tokenizer_json import read_tokenizer_bytes

@@ -11,8 +11,8 @@ from typing import List, Optional, Sequence
 from homing.instance.agent import dead_man
 from homing.instance.agent.folder import Folder
 from homing.instance.agent.supervise import Agent
-from homing.wire import instance_names as names
-from homing.wire.agent_orders import Orders
+from homing.wire import instance_file_names as names
+from homing.wire.boot_json_agent import Orders
 from homing.wire.codec import WireError, loads
 from homing.world.machine import Machine
 

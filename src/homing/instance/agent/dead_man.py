@@ -12,12 +12,12 @@ import contextlib
 import logging
 from typing import List
 
-from homing.instance.agent.end import end_billing, pause_s
+from homing.instance.agent.end_billing import end_billing, pause_s
 from homing.instance.agent.folder import Folder
 from homing.instance.agent.watchdog import Limits
-from homing.wire import instance_names as names
+from homing.wire import instance_file_names as names
 from homing.wire.event_lines import Outcome
-from homing.wire.guard_order import DEAD_MAN
+from homing.wire.guard_timing import DEAD_MAN
 
 log = logging.getLogger(__name__)
 SOURCE = "dead-man"  # the `source` field of the dead-man's events, and the name of its log

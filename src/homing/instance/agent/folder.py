@@ -8,8 +8,8 @@ import logging
 import os
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type, TypeVar
 
-from homing.wire import instance_names as names
-from homing.wire.agent_orders import Orders
+from homing.wire import instance_file_names as names
+from homing.wire.boot_json_agent import Orders
 from homing.wire.codec import WireError, dumps, loads
 from homing.wire.event_lines import Event
 from homing.world.machine import Machine

@@ -10,10 +10,10 @@ from decimal import Decimal
 from typing import List, Optional, Tuple
 
 from homing.instance.agent.folder import Folder
-from homing.wire import instance_names as names
+from homing.wire import instance_file_names as names
 from homing.wire.control_files import Heartbeat, Request
 from homing.wire.event_lines import Event, Metric
-from homing.wire.guard_order import END, LAND, allowed_s, reserve_s
+from homing.wire.guard_timing import END, LAND, allowed_s, reserve_s
 
 
 def last_beat_at(folder: Folder) -> float:
@@ -101,7 +101,7 @@ class Limits:
     def left_s(self, share: float) -> float:
         """Return the seconds until the guard with this share acts; negative if past, infinite without limits.
 
-        `share` is one of the constants in wire/guard_order.py."""
+        `share` is one of the constants in wire/guard_timing.py."""
         allowed, _ = self.nearest()
         return allowed - reserve_s(share, allowed, self._boot.stop_grace_s) - self.elapsed_s()
 

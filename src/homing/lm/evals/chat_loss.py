@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from homing.errors import DataError
+from homing.find_source_files import find_sources
 from homing.lm.data.chat.check_chats import Doctor
 from homing.lm.data.chat.render import ChatTokens, Renderer, need_template
 from homing.lm.data.chat.template import find_template
@@ -27,7 +28,6 @@ from homing.lm.evals.eval_result import Measured, Score, joint_sha256
 from homing.lm.evals.likelihood import Row, score_rows
 from homing.lm.model import Decoder
 from homing.lm.tokenizer import Tokenizer
-from homing.text_sources import find_sources
 from homing.wire import file_names
 
 __all__ = ["measure_conversations", "measure_held_out"]

@@ -36,7 +36,7 @@ from homing.lm.rl.rollout import Sample, Sampler
 from homing.lm.rl.tasks import JUDGES, MAKERS
 from homing.lm.tokenizer import Tokenizer
 from homing.lm.tokenizer.tokenizer import IM_END
-from homing.questions import Entry, read_entries, shorten_problems
+from homing.rl_question_files import Entry, read_entries, shorten_problems
 from homing.wire.run_json import Rl, RlTask
 
 __all__ = ["Asking", "file_of", "made_up", "measure_answers", "rl_task"]

@@ -15,7 +15,7 @@ from homing.lm.evals.eval_result import Measured
 from homing.lm.evals.generated_answers import Asking, measure_answers
 from homing.lm.evals.multiple_choice import measure_choices
 from homing.lm.evals.task_file import TaskFile
-from homing.lm.evals.text_files import Text, measure_text
+from homing.lm.evals.text_loss import Text, measure_text
 from homing.lm.generate import Card, load_for_use, read_card
 from homing.lm.model import Decoder
 from homing.lm.tokenizer import Tokenizer

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import DataError
+from homing.find_source_files import find_sources
 from homing.lm.data.chat.messages import Fault
 from homing.lm.data.chat.read_rows import values_of
 from homing.lm.data.shards.read_shards import file_sha256
 from homing.lm.data.text.read_bytes import Reading
 from homing.lm.rl.check_answer import ANSWER_MARK, final_number
-from homing.text_sources import find_sources
 
 __all__ = ["Choice", "Item", "Open", "TaskFile", "read_task"]
 

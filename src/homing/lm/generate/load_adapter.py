@@ -19,7 +19,7 @@ from homing.lm.model import Decoder
 from homing.lm.model.frozen_linear import load_adapter
 from homing.lm.model.lora import add_lora, check_base, freeze, is_same, load_base, merge, merged_sha256
 from homing.lm.model.open_weights import WeightFiles, find_weights, read_tensors
-from homing.lm.model.open_weights.safetensors_folder import has_weights
+from homing.lm.model.open_weights.find_tensors import has_weights
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
 from homing.wire.run_json import Phase, Run

@@ -24,7 +24,7 @@ from homing.lm.generate.load_adapter import load_adapted, read_base_record
 from homing.lm.model import Decoder, check_shape, count_params, shape_from_config
 from homing.lm.model.decoder import PRECISIONS
 from homing.lm.model.open_weights import WeightFiles, find_weights, load_decoder
-from homing.lm.model.open_weights.safetensors_folder import INDEX, has_weights
+from homing.lm.model.open_weights.find_tensors import INDEX, has_weights
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest

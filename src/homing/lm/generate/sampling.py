@@ -10,7 +10,7 @@ context is cut in the same way.
 `Reader` fills the cache and returns the logits of the next token:
 
     CPU, MPS     a cache that is read only as far as it is filled, which takes the least computation
-    CUDA         a cache of fixed shape, and a CUDA graph of one step that is launched for each id (`lm.decode_token`),
+    CUDA         a cache of fixed shape, and a CUDA graph of one step that is launched for each id (`lm.decoding_step`),
                  because launching a step's kernels one by one would take the host longer than the GPU takes to run them
 
 On CUDA, steps without a graph compute the same, so a seed always gives the same text, whatever its length and whether
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from homing.errors import UsageError
-from homing.lm.decode_token import REACH, Steps, room_for
+from homing.lm.decoding_step import REACH, Steps, room_for
 from homing.lm.model import Decoder, KVCache
 from homing.lm.model.attention import RowCache
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
-from homing.questions import ANSWER_MARK
+from homing.rl_question_files import ANSWER_MARK
 
 __all__ = ["ANSWER_MARK", "final_number", "is_right_letters", "is_right_number", "is_right_text"]
 

@@ -2,7 +2,7 @@
 
     messages -> the text that the template writes around them (turns.json) -> ids, up to where the answer begins
 
-This module does not run templates. `homing prep` writes turns.json (`lm.data.chat.split_template`).
+This module does not run templates. `homing prep` writes turns.json (`lm.data.chat.text_around_turns`).
 """
 
 from __future__ import annotations

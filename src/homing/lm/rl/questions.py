@@ -1,4 +1,4 @@
-"""Provides the questions of an rl phase, read from files (by the rules of `homing.questions`) or generated.
+"""Provides the questions of an rl phase, read from files (by the rules of `homing.rl_question_files`) or generated.
 
 Questions for arithmetic and spelling are generated, in any number. The same seed gives the same questions. Difficulty:
 
@@ -24,7 +24,7 @@ from homing.lm.rl.calculator import compute
 from homing.lm.rl.named_random import source
 from homing.lm.rl.prompter import Prompter
 from homing.lm.tokenizer import Tokenizer
-from homing.questions import NO_LINES, Entry, read_entries, shorten_problems
+from homing.rl_question_files import NO_LINES, Entry, read_entries, shorten_problems
 
 __all__ = ["Order", "Question", "arithmetic", "is_held_out", "read_questions", "spelling"]
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from homing.errors import RunFailed
-from homing.lm.decode_token import Steps, room_for
+from homing.lm.decoding_step import Steps, room_for
 from homing.lm.device import free_memory
 from homing.lm.model import Decoder, lora
 from homing.lm.model.attention import RowCache
@@ -263,7 +263,7 @@ def _embedded_before_last(model: Decoder, ids_PT: Tensor, lengths: list[int], re
 
 
 class Decoding:
-    """Decodes a fixed number of rows, with or without CUDA graphs; see `lm.decode_token`."""
+    """Decodes a fixed number of rows, with or without CUDA graphs; see `lm.decoding_step`."""
 
     def __init__(
         self, model: Decoder, cache: RowCache, *, temperature: float, top_k: int, is_captured: bool,

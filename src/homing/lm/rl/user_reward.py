@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from homing.errors import DataError, RunFailed
-from homing.lm.child_process import exchange
+from homing.lm.ask_child_process import exchange
 from homing.lm.rl.reward_process import kill_descendants
 
 __all__ = ["OwnReward"]

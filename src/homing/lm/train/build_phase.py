@@ -31,10 +31,10 @@ from homing.lm.phases import PhaseWork, Remembers, open_phase
 from homing.lm.train.checkpoints import checkpoint_files
 from homing.lm.train.compute.hardware_choices import what_else
 from homing.lm.train.compute.host_memory import free_bytes
+from homing.lm.train.open_session import Session
 from homing.lm.train.optim.offload import HostPlace, Place
 from homing.lm.train.optim.param_groups import Optimizer, build_optimizer, state_bytes
-from homing.lm.train.run_dir import check_count
-from homing.lm.train.session import Session
+from homing.lm.train.read_run_dir import check_count
 from homing.lm.train.stop_requests import FatalError
 from homing.tokenizer_json import gives_same_ids
 from homing.units import format_bytes

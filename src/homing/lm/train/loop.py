@@ -27,21 +27,21 @@ from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.generate.chat_and_text import sample_texts, write_samples
 from homing.lm.model import lora
 from homing.lm.tokenizer.tokenizer import lacks_turns
+from homing.lm.train.apply_landing import LandingController
 from homing.lm.train.build_phase import build, describe_start
 from homing.lm.train.checkpoints import checkpoint_files
 from homing.lm.train.checkpoints.checkpoint_files import TrainState
 from homing.lm.train.checkpoints.manager import CheckpointManager
 from homing.lm.train.compute.batch import Batch
 from homing.lm.train.compute.engine import Engine
-from homing.lm.train.compute.step_figures import Figures
+from homing.lm.train.compute.read_loss_async import Figures
 from homing.lm.train.distributed.ranks import Ranks, joined_ranks
 from homing.lm.train.landing import Pace
-from homing.lm.train.landing_actions import LandingController
 from homing.lm.train.metrics import Journal, SilentJournal, finite
+from homing.lm.train.open_session import Session, open_session, quiet_gc
 from homing.lm.train.optim.param_groups import clip_gradients, state_bytes
 from homing.lm.train.optim.schedule import lr_scale
-from homing.lm.train.run_dir import called, locked, read_run, write_outcome
-from homing.lm.train.session import Session, open_session, quiet_gc
+from homing.lm.train.read_run_dir import called, locked, read_run, write_outcome
 from homing.lm.train.stop_requests import ControlRequests, FatalError, Stop
 from homing.units import format_bytes, format_count, format_duration
 from homing.wire import file_names

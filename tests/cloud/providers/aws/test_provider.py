@@ -20,7 +20,7 @@ from tests.doubles.aws import ACCOUNT, AwsDouble, NoMachines, Settings, Strike, 
 
 from homing.cloud.ledger.mark import make_mark
 from homing.cloud.providers.aws.api import AwsRefused
-from homing.cloud.providers.aws.machine import ends_in_s
+from homing.cloud.providers.aws.create_request import ends_in_s
 from homing.cloud.providers.aws.provider import Aws, _ended_at
 from homing.cloud.providers.base import Instance, Needs, Provider, Request
 from homing.cloud.providers.rest import Unwelcome

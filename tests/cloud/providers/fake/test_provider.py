@@ -121,7 +121,7 @@ def test_the_guard_is_armed_by_the_create_call_itself(tmp_path: Path) -> None:
     rig.create()
     rig.world.pass_time(86400)
     (line,) = rig.cloud.bill()
-    # Ten seconds before the limit, as wire/guard_order.py says: what stays behind, a disk, still fits inside.
+    # Ten seconds before the limit, as wire/guard_timing.py says: what stays behind, a disk, still fits inside.
     assert Decimal("0.998") < line.usd < Decimal("1.00")
 
 

@@ -26,7 +26,7 @@ from homing.cloud.providers.fake.machines import HostMachines, machine_prefix
 from homing.cloud.providers.fake.provider import SERVER, Fake
 from homing.cloud.providers.fake.server import Server
 from homing.cloud.providers.local.provider import Local
-from homing.cloud.providers.process_tree import MACHINE_ENV
+from homing.cloud.providers.simulated_machine import MACHINE_ENV
 from homing.errors import UsageError
 from homing.wire import file_names
 from homing.world import HttpRequest, World

@@ -17,7 +17,7 @@ from homing.cloud.ledger.mark import make_mark
 from homing.cloud.providers.base import Needs, Provider, Request, wait_until
 from homing.cloud.providers.local import end_billing
 from homing.cloud.providers.local.provider import Local
-from homing.cloud.providers.process_tree import MACHINE_ENV
+from homing.cloud.providers.simulated_machine import MACHINE_ENV
 from homing.errors import CreateFailed, ProviderRefused, UsageError
 from homing.wire import file_names
 from homing.world import Process, World

@@ -29,7 +29,7 @@ from homing.cloud.home import Home
 from homing.cloud.launch.launch import LaunchOrder, draft
 from homing.cloud.ledger.mark import make_mark
 from homing.cloud.providers.base import Delivering, Instance, Needs, Offer, Preparing, Provider, Request
-from homing.cloud.providers.modal import machine
+from homing.cloud.providers.modal import create_request
 from homing.cloud.providers.modal.api import ModalApi
 from homing.cloud.providers.modal.offers import LIFETIME_S, gpu_string, rate_key
 from homing.cloud.providers.modal.provider import Modal
@@ -38,7 +38,7 @@ from homing.cloud.reconcile.reconcile import refresh
 from homing.errors import CreateFailed, HomingError, NoOffer, ProviderRefused, ProviderSilent, StoreError, UsageError
 from homing.store import open_store
 from homing.store.modal import client
-from homing.wire.guard_order import LAND, allowed_s, reserve_s
+from homing.wire.guard_timing import LAND, allowed_s, reserve_s
 from homing.world import World
 
 REPLACE = {"/opt/homing": "{box}/root"}
@@ -221,7 +221,7 @@ def test_no_limit_makes_it_longer_than_modal_allows(
     modal: Modal, tmp_path: Path, limits: dict[str, object], least: int, most: int
 ) -> None:
     boot = order_of(modal, tmp_path, **limits).order.boot
-    assert least <= machine.timeout_s(boot) <= most
+    assert least <= create_request.timeout_s(boot) <= most
 
 
 def test_the_run_leaves_in_time_before_the_day_is_over(modal: Modal, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_an_end_by_the_limit_comes_before_the_run_would_leave(modal: Modal, tmp_
     for limit in ("0.20", "2.00", "20.00"):
         boot = order_of(modal, tmp_path, spend_limit_usd=limit).order.boot
         allowed = allowed_s(Decimal(boot.rate_usd_per_hour), Decimal(limit), Decimal(0), 0.0)
-        assert allowed - reserve_s(LAND, allowed) < boot.leave_s < machine.timeout_s(boot)
+        assert allowed - reserve_s(LAND, allowed) < boot.leave_s < create_request.timeout_s(boot)
 
 
 def test_modal_ends_a_sandbox_at_its_timeout_and_describe_says_so(cloud: Cloud, modal: Modal, tmp_path: Path) -> None:
@@ -494,8 +494,8 @@ def test_the_accounts_token_is_nowhere_near_the_sandbox(cloud: Cloud, modal: Mod
         assert [data for data in everything if canary.encode() in data] == []
     assert one.env["MOSS_API_KEY"] == SECRET, "the store's own keys come as a Secret"
     assert SECRET.encode() not in one.definition.SerializeToString()
-    assert request.order.boot.store == f"modal:runs/here?mount={machine.MOUNT}"
-    assert [mount.mount_path for mount in one.definition.volume_mounts] == [machine.MOUNT]
+    assert request.order.boot.store == f"modal:runs/here?mount={create_request.MOUNT}"
+    assert [mount.mount_path for mount in one.definition.volume_mounts] == [create_request.MOUNT]
 
 
 def test_a_request_that_would_carry_the_token_is_never_sent(cloud: Cloud, modal: Modal, tmp_path: Path) -> None:

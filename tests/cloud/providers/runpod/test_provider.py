@@ -37,13 +37,13 @@ from homing.cloud.ledger.mark import make_mark
 from homing.cloud.machine_setup.code_bundle import TORCH_RANGE
 from homing.cloud.providers.base import Instance, Needs, Provider, Request, Resource
 from homing.cloud.providers.registry import configured, open_provider
-from homing.cloud.providers.runpod.machine import MAY_END, end_command, probe_command
+from homing.cloud.providers.runpod.create_request import MAY_END, end_command, probe_command
 from homing.cloud.providers.runpod.offers import storage_rate
 from homing.cloud.providers.runpod.provider import KEY_ENV, Runpod
-from homing.cloud.reconcile.account_owner import check_account, check_own, is_elsewhere
 from homing.cloud.reconcile.inventory import survey
 from homing.cloud.reconcile.reconcile import refresh
-from homing.config.schema.clouds import RUNPOD_IMAGE, RunpodCloud
+from homing.cloud.reconcile.renting_account import check_account, check_own, is_elsewhere
+from homing.config.schema.provider_settings import RUNPOD_IMAGE, RunpodCloud
 from homing.doctor.check import Balance, check_balance
 from homing.errors import (
     CreateFailed,

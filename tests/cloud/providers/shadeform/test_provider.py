@@ -29,8 +29,8 @@ from homing.cloud.providers.registry import configured
 from homing.cloud.providers.shadeform.auto_delete import moment_of
 from homing.cloud.providers.shadeform.offers import choose_os
 from homing.cloud.providers.shadeform.provider import KEY_ENV, URL_ENV, Shadeform
-from homing.cloud.reconcile.account_owner import vouch
 from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.reconcile.renting_account import vouch
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.world import Completed, HttpRequest, HttpResponse
 

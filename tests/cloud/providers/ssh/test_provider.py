@@ -17,7 +17,7 @@ from tests.doubles.sshd import Sshd, running_sshd
 from homing.cloud.ledger.mark import make_mark
 from homing.cloud.providers.base import Needs, Provider, Request, wait_until
 from homing.cloud.providers.local.provider import Local
-from homing.cloud.providers.ssh.machine import HostKeyChanged, HostKeyUnknown, fingerprint
+from homing.cloud.providers.ssh.connection import HostKeyChanged, HostKeyUnknown, fingerprint
 from homing.cloud.providers.ssh.provider import Ssh
 from homing.errors import CreateFailed, ProviderRefused, UsageError
 from homing.wire import file_names

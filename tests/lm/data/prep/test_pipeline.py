@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 from homing.errors import DataError, IntegrityError
+from homing.find_source_files import Source
 from homing.lm.data.prep import PrepOrder, Progress, chunks, encode_pass, prepare, scan_pass, work_folder
 from homing.lm.data.text import read_bytes
 from homing.lm.data.text.split import HASH_SPACE, document_hash
 from homing.lm.tokenizer import load_tokenizer
 from homing.lm.tokenizer.encode import Encoder
-from homing.text_sources import Source
 from homing.wire.codec import loads
 from homing.wire.shard_manifest import DataManifest
 

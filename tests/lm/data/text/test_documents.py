@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.errors import DataError
+from homing.find_source_files import find_sources
 from homing.lm.data.text import read_bytes
 from homing.lm.data.text.documents import MARKER, MAX_DOCUMENT_BYTES, Cuts, cut, documents_of, unmarked_bytes_for
 from homing.lm.data.text.read_bytes import Reading
-from homing.text_sources import find_sources
 
 Pack = Callable[[bytes], bytes]
 

@@ -18,7 +18,7 @@ from tests.lm.model.open_weights.foreign_models import FAMILIES, write_reference
 from homing.errors import DataError, IntegrityError
 from homing.lm.model import Decoder, shape_from_config
 from homing.lm.model.open_weights import find_weights, load_decoder, save_weights
-from homing.lm.model.open_weights.safetensors_folder import INDEX
+from homing.lm.model.open_weights.find_tensors import INDEX
 from homing.lm.model.open_weights.write_weights import save_tensors
 
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from homing.cloud.contact import ssh_access
 from homing.cloud.machine_setup.startup_script import Fetch, startup_script
-from homing.cloud.providers.aws import machine
+from homing.cloud.providers.aws import create_request
 from homing.cloud.providers.aws.api import AwsApi, AwsRefused
 from homing.cloud.providers.aws.offers import SYSTEM_GB, Choice, Market, quota_code, quota_page
 from homing.cloud.providers.aws.resources import Things, make_budget, make_group, make_role, s3_of
 from homing.cloud.providers.base import Request
 from homing.cloud.providers.once import LOOKS, look_for
 from homing.cloud.providers.rest import Unsure, Unwelcome
-from homing.config.schema.clouds import AwsCloud
+from homing.config.schema.provider_settings import AwsCloud
 from homing.errors import CreateFailed, NoOffer, ProviderRefused
 from homing.store import open_store
 from homing.store.s3.store import S3Store
@@ -76,11 +76,11 @@ class Creation:
             make_budget(
                 self.api, f"homing-{self.owner}-", str(self.settings.monthly_budget), self.settings.budget_email
             )
-        data = machine.user_data(self._script(request))
+        data = create_request.user_data(self._script(request))
         root = image["BlockDeviceMappings"][0]
         problems = []
         for zone in usable:
-            launch = machine.Launch(
+            launch = create_request.Launch(
                 image=str(image["ImageId"]),
                 root_device=str(image.get("RootDeviceName") or root["DeviceName"]),
                 root_gb=max(int(root["Ebs"]["VolumeSize"]), request.offer.disk_bytes // 10**9 + SYSTEM_GB),
@@ -94,7 +94,7 @@ class Creation:
                 is_ssh=bool(self.settings.ssh_from),
             )
             try:
-                return self._run(request, region, machine.run_parameters(request, launch))
+                return self._run(request, region, create_request.run_parameters(request, launch))
             except AwsRefused as exc:
                 if exc.code not in _NO_ROOM and not _is_elsewhere(exc):
                     raise self._refusal(exc, request, region, choice) from exc
@@ -149,7 +149,7 @@ class Creation:
         address = s3_of(request.order.boot.store, self.world.environment())
         if address is None:
             return ""
-        policy = machine.policy_of(address.bucket, address.prefix)
+        policy = create_request.policy_of(address.bucket, address.prefix)
         return make_role(self.api, request.mark, self.owner, policy)
 
     def _script(self, request: Request) -> str:
@@ -157,12 +157,12 @@ class Creation:
         return startup_script(
             mark=request.mark,
             end_command="shutdown -h now",
-            end_within_s=min(machine.ends_in_s(boot), _END_ALONE_S),
+            end_within_s=min(create_request.ends_in_s(boot), _END_ALONE_S),
             login_key=ssh_access.login_key(self.home, self.world).public_line,
             host_key=ssh_access.host_key(self.home, request.mark, self.world),
             is_container=False,
             fetch=() if self.settings.ssh_from else self._fetches(request),
-            prepare=machine.prepare_text(boot, has_volume=bool(self.settings.volume), skew_s=self.api.skew_s),
+            prepare=create_request.prepare_text(boot, has_volume=bool(self.settings.volume), skew_s=self.api.skew_s),
         )
 
     def _fetches(self, request: Request) -> tuple[Fetch, ...]:

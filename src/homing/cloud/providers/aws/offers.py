@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from decimal import ROUND_DOWN, ROUND_UP, Decimal
 from typing import Any
 
-from homing.cloud.figures import MOST_USD_PER_HOUR, Figures, read_figure
+from homing.cloud.check_numbers import MOST_USD_PER_HOUR, Figures, read_figure
 from homing.cloud.providers.aws.api import GLOBAL, AwsApi, AwsRefused
 from homing.cloud.providers.base import Offer
 from homing.cloud.providers.fixed_prices import Price, find_price

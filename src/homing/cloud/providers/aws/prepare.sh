@@ -1,4 +1,4 @@
-# --- AWS: the system's own timer, and the persistent volume (src/homing/cloud/providers/aws/machine.py) ---
+# --- AWS: the system's own timer, and the persistent volume (src/homing/cloud/providers/aws/create_request.py) ---
 # SETTINGS
 
 # The operating system runs this timer, whatever happens to our programs; an instance that shuts down is terminated. It
@@ -23,7 +23,7 @@ from decimal import Decimal
 work = sys.argv[1]
 sys.path.insert(0, work + "/agent.zip")
 from homing.wire.control_files import boot_clock_s
-from homing.wire.guard_order import PROVIDER, allowed_s, reserve_s
+from homing.wire.guard_timing import PROVIDER, allowed_s, reserve_s
 told = json.load(open(work + "/boot.json"))
 try:
     told.update({k: v for k, v in json.load(open(work + "/run/limits.json")).items() if v is not None})

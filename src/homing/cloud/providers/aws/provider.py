@@ -21,14 +21,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from homing.cloud.check_numbers import Figures, read_port
 from homing.cloud.contact import ssh_access
-from homing.cloud.figures import Figures, read_port
 from homing.cloud.ledger.mark import owner_prefix
 from homing.cloud.machine_setup import startup_script
-from homing.cloud.providers.aws import machine
+from homing.cloud.providers.aws import create_request
 from homing.cloud.providers.aws.api import GLOBAL, AwsApi, AwsRefused
-from homing.cloud.providers.aws.checks import check_aws
 from homing.cloud.providers.aws.create import Creation, quota_refusal
+from homing.cloud.providers.aws.doctor_checks import check_aws
 from homing.cloud.providers.aws.offers import LEAST_GB, SYSTEM_GB, Choice, Market, region_of
 from homing.cloud.providers.aws.resources import Things, s3_of
 from homing.cloud.providers.base import (
@@ -47,7 +47,7 @@ from homing.cloud.providers.base import (
 )
 from homing.cloud.providers.rest import legible
 from homing.cloud.setup import Step
-from homing.config.schema.clouds import AwsCloud
+from homing.config.schema.provider_settings import AwsCloud
 from homing.doctor.check import Check
 from homing.errors import ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.wire import file_names
@@ -279,10 +279,10 @@ class Aws:
         if body is None:
             return None
         port, host = (
-            read_port(_tags(self._own(instance_id, body)).get(machine.SSH_TAG)),
+            read_port(_tags(self._own(instance_id, body)).get(create_request.SSH_TAG)),
             body.get("PublicIpAddress", ""),
         )
-        pinned = ssh_access.find_host_key(self._home, _tags(body)[machine.MARK_TAG], self._world)
+        pinned = ssh_access.find_host_key(self._home, _tags(body)[create_request.MARK_TAG], self._world)
         if port is None or not host or pinned is None:
             return None
         key = ssh_access.login_key(self._home, self._world)
@@ -400,7 +400,7 @@ class Aws:
     def _with_mark(self, region: str, mark: str) -> list[dict[str, Any]]:
         """Return the live instances with a mark, oldest first. The mark may contain the wildcard `*`."""
         only = [
-            {"Name": f"tag:{machine.MARK_TAG}", "Values": [mark]},
+            {"Name": f"tag:{create_request.MARK_TAG}", "Values": [mark]},
             {"Name": "instance-state-name", "Values": ["pending", "running", "shutting-down", "stopping", "stopped"]},
         ]
         rows = self.api.items("ec2", "describe_instances", "Reservations", region, Filters=only)
@@ -421,7 +421,7 @@ class Aws:
         return next((body for row in rows for body in row["Instances"]), None)
 
     def _own(self, instance_id: str, body: dict[str, Any]) -> dict[str, Any]:
-        if body and not _tags(body).get(machine.MARK_TAG, "").startswith(self._prefix):
+        if body and not _tags(body).get(create_request.MARK_TAG, "").startswith(self._prefix):
             raise ProviderRefused(
                 what=f"{instance_id} does not belong to this home.",
                 why=f"The names of this home's instances start with {self._prefix!r}.",
@@ -448,11 +448,12 @@ class Aws:
         why = str(body.get("StateReason", {}).get("Code", ""))
         instance = Instance(
             id=f"{region}/{body['InstanceId']}",
-            mark=tags.get(machine.MARK_TAG, ""),
+            mark=tags.get(create_request.MARK_TAG, ""),
             provider=self.name,
             state=state,
             billing="no" if state == "gone" else "maybe" if state == "destroying" else "yes",
-            rate_usd_per_hour=read.rate(f"the tag {machine.RATE_TAG}", tags.get(machine.RATE_TAG)) or Decimal(0),
+            rate_usd_per_hour=read.rate(f"the tag {create_request.RATE_TAG}", tags.get(create_request.RATE_TAG))
+            or Decimal(0),
             created_at=self._our_time(read, "LaunchTime", body.get("LaunchTime")),
             ended_at=self._our_time(read, "StateTransitionReason", _ended_at(body)) if state == "gone" else None,
             is_running=raw in ("pending", "running"),

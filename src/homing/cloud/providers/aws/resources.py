@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
-from homing.cloud.figures import Figures, read_moment
+from homing.cloud.check_numbers import Figures, read_moment
 from homing.cloud.ledger.mark import volume_mark
 from homing.cloud.providers.aws.api import GLOBAL, AwsApi, AwsRefused
-from homing.cloud.providers.aws.machine import MARK_TAG, tag_list
+from homing.cloud.providers.aws.create_request import MARK_TAG, tag_list
 from homing.cloud.providers.aws.offers import disk_usd_per_hour
 from homing.cloud.providers.base import Resource, wait_until
 from homing.cloud.providers.rest import Unwelcome

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from homing.cloud.providers.base import wait_until
 from homing.cloud.providers.fake.provider import ROOT_DIR
-from homing.cloud.providers.process_tree import MACHINE_ENV, ProcessTree, inherited
+from homing.cloud.providers.simulated_machine import MACHINE_ENV, ProcessTree, inherited
 from homing.errors import HomingError
 from homing.wire import file_names
 from homing.world import World

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import quote
 
 from homing.api_address import api_address
-from homing.cloud.figures import Figures, read_figure, read_moment
+from homing.cloud.check_numbers import Figures, read_figure, read_moment
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.mark import owner_prefix
 from homing.cloud.providers.base import (
@@ -44,7 +44,7 @@ from homing.cloud.providers.rest import Api, Unwelcome, legible
 from homing.errors import NoOffer, ProviderRefused, ProviderSilent, UsageError
 from homing.wire import codec, file_names
 from homing.wire.boot_json import EndBilling
-from homing.wire.guard_order import PROVIDER, allowed_s, reserve_s
+from homing.wire.guard_timing import PROVIDER, allowed_s, reserve_s
 from homing.world import World
 
 __all__ = ["KEY_ENV", "SERVER", "URL_ENV", "WORK_DIR", "Fake"]

@@ -26,7 +26,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.figures import Figures
+from homing.cloud.check_numbers import Figures
 from homing.cloud.ledger.mark import owner_prefix
 from homing.cloud.providers.base import (
     Connection,
@@ -42,7 +42,7 @@ from homing.cloud.providers.base import (
     lack,
 )
 from homing.cloud.providers.local import end_billing
-from homing.cloud.providers.process_tree import MACHINE_ENV, ProcessTree, inherited
+from homing.cloud.providers.simulated_machine import MACHINE_ENV, ProcessTree, inherited
 from homing.errors import CreateFailed, ProviderRefused, UsageError
 from homing.gpus import find_gpu
 from homing.units import parse_usd

@@ -15,7 +15,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any, TypeVar
 
-from homing.cloud.figures import Figures
+from homing.cloud.check_numbers import Figures
 from homing.cloud.providers.rest import Unsure, Unwelcome
 from homing.errors import ProviderSilent
 from homing.store.modal.client import TIMEOUT_S, Connection, Shut, connect, failures, kind_of, text_of

@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.figures import Figures
+from homing.cloud.check_numbers import Figures
 from homing.cloud.ledger.mark import owner_prefix
 from homing.cloud.providers.base import (
     Connection,
@@ -30,7 +30,7 @@ from homing.cloud.providers.base import (
     Resource,
     wait_until,
 )
-from homing.cloud.providers.modal import machine
+from homing.cloud.providers.modal import create_request
 from homing.cloud.providers.modal.api import APP, ModalApi
 from homing.cloud.providers.modal.offers import Size, gpu_string, make_offers
 from homing.cloud.providers.once import Once
@@ -109,14 +109,14 @@ class Modal:
         return make_offers(needs, self._size, self._rates[1])
 
     def place(self, mark: str) -> Place:
-        return machine.place(is_own_image=bool(self._settings["image"]))
+        return create_request.place(is_own_image=bool(self._settings["image"]))
 
     def plan(self, offer: Offer, order: Order) -> Request:
-        return machine.make_request(offer, order)
+        return create_request.make_request(offer, order)
 
     def prepare(self, store: str) -> None:
         """Build the image before anything bills. Modal caches it, so later launches do not build it again."""
-        image = machine.make_image(self._api.connection, self._settings, store, self._home, self._world)
+        image = create_request.make_image(self._api.connection, self._settings, store, self._home, self._world)
         self._api.build(image, self._api.app(may_create=True))
 
     # --- instances ---
@@ -224,9 +224,9 @@ class Modal:
     def _post(self, request: Request, folder: Path) -> dict[str, Any]:
         began, configured_s = self._world.monotonic(), float(self._settings["queue"])
         # The limits count from the create call, so a GPU that becomes free too late would leave no time to train.
-        queue_s = min(configured_s, machine.start_within_s(request.order.boot, self._world.now()))
+        queue_s = min(configured_s, create_request.start_within_s(request.order.boot, self._world.now()))
         wanted = self._wanted(request, folder)
-        argv = machine.entry_argv(request.argv)
+        argv = create_request.entry_argv(request.argv)
         try:
             sandbox = self._api.create(argv, queue_s, **wanted)
         except Unwelcome as exc:
@@ -251,9 +251,9 @@ class Modal:
 
     def _wanted(self, request: Request, folder: Path) -> dict[str, Any]:
         order, boot, offer = request.order, request.order.boot, request.offer
-        sdk, volume = self._api.connection.sdk, machine.volume_of(order.boot.store)
+        sdk, volume = self._api.connection.sdk, create_request.volume_of(order.boot.store)
         cores, mib = self._size.of(offer.num_gpus)
-        image = machine.make_image(self._api.connection, self._settings, boot.store, self._home, self._world)
+        image = create_request.make_image(self._api.connection, self._settings, boot.store, self._home, self._world)
         tags = {_OWNER: self._owner, _MARK: request.mark, _RATE: str(offer.rate_usd_per_hour)}
         tags[_CREATED] = str(int(self._world.now()))
         if volume:
@@ -262,16 +262,16 @@ class Modal:
             "app": self._api.app(may_create=True),
             "name": request.mark,
             "tags": tags,
-            "image": machine.parcel(image, request, folder, self._world),
+            "image": create_request.parcel(image, request, folder, self._world),
             "env": dict(request.env),
             "secrets": [sdk.Secret.from_dict(dict(order.secrets))] if order.secrets else [],
-            "timeout": machine.timeout_s(boot),
+            "timeout": create_request.timeout_s(boot),
             "gpu": gpu_string(offer),
             # Each pair is (reserved, maximum). They are equal, because using more than is reserved would cost more than
             # the stated rate.
             "cpu": (cores, cores),
             "memory": (mib, mib),
-            "volumes": {machine.MOUNT: self._api.volume(volume)} if volume else {},
+            "volumes": {create_request.MOUNT: self._api.volume(volume)} if volume else {},
         }
 
     def _take_back(self, request: Request) -> None:

@@ -15,10 +15,10 @@ import json
 import logging
 from collections.abc import Iterator
 
-from homing.cloud.figures import MOST_USD, read_figure
+from homing.cloud.check_numbers import MOST_USD, read_figure
 from homing.cloud.providers.base import Request
 from homing.cloud.providers.rest import Api, Unsure, Unwelcome
-from homing.cloud.providers.runpod.machine import KEY_ENV
+from homing.cloud.providers.runpod.create_request import KEY_ENV
 from homing.doctor.check import Balance
 from homing.errors import NoOffer, ProviderRefused, ProviderSilent
 from homing.world import HttpRequest, NetworkError

@@ -15,7 +15,7 @@ from decimal import ROUND_UP, Decimal
 from typing import Any
 from urllib.parse import urlencode
 
-from homing.cloud.figures import Figures
+from homing.cloud.check_numbers import Figures
 from homing.cloud.providers.base import Offer
 from homing.cloud.providers.rest import Api
 from homing.gpus import Gpu, find_gpu

@@ -25,8 +25,8 @@ from urllib.parse import quote
 
 from homing import __version__
 from homing.api_address import api_address
+from homing.cloud.check_numbers import Figures, read_port
 from homing.cloud.contact.ssh_access import find_host_key, host_key, known_hosts_line, login_key
-from homing.cloud.figures import Figures, read_port
 from homing.cloud.ledger.mark import owner_prefix
 from homing.cloud.machine_setup import boot_files as booting
 from homing.cloud.machine_setup import startup_script
@@ -47,11 +47,11 @@ from homing.cloud.providers.base import (
 )
 from homing.cloud.providers.once import TRIES, Once
 from homing.cloud.providers.rest import Api, Unwelcome, legible
-from homing.cloud.providers.runpod import machine
+from homing.cloud.providers.runpod import create_request
 from homing.cloud.providers.runpod import offers as runpod_catalogue
 from homing.cloud.providers.runpod.api import CONSOLE, not_ours, read_account, read_balance, read_log, refused
+from homing.cloud.providers.runpod.hand_over import EVERY_S, Start
 from homing.cloud.providers.runpod.offers import ANYWHERE, COUNTS, Choice, Wanted
-from homing.cloud.providers.runpod.start import EVERY_S, Start
 from homing.cloud.providers.runpod.storage import (
     Volume,
     check_volume,
@@ -61,18 +61,18 @@ from homing.cloud.providers.runpod.storage import (
     monthly_usd,
     resource,
 )
-from homing.config.schema.clouds import RUNPOD_IMAGE, RunpodCloud, cuda_of_image
+from homing.config.schema.provider_settings import RUNPOD_IMAGE, RunpodCloud, cuda_of_image
 from homing.doctor.check import Balance, Check, fault, ok, warning
 from homing.errors import ProviderRefused, ProviderSilent, UsageError
 from homing.redact import register
 from homing.units import format_bytes, format_usd
-from homing.wire.guard_order import DEAD_MAN, allowed_s, reserve_s
+from homing.wire.guard_timing import DEAD_MAN, allowed_s, reserve_s
 from homing.world import World
 
 __all__ = ["KEY_ENV", "URL_ENV", "Runpod"]
 
 log = logging.getLogger(__name__)
-KEY_ENV = machine.KEY_ENV
+KEY_ENV = create_request.KEY_ENV
 URL_ENV = "RUNPOD_API_URL"
 _URL = "https://api.runpod.io/v2"
 _DESCRIBE_EVERY_S = 7.5  # RunPod allows about 60 requests per minute and account
@@ -198,7 +198,7 @@ class Runpod:
         return [offer for offer in runpod_catalogue.find(self._api, wanted) if not lack(offer, needs)]
 
     def place(self, mark: str) -> Place:
-        place = startup_script.place(machine.end_billing(self._url))
+        place = startup_script.place(create_request.end_billing(self._url))
         if not self._settings["volume"]:
             return place
         # A cache on the volume lets later pods reuse installed packages and fetched files.
@@ -386,16 +386,16 @@ class Runpod:
         end_within_s, begin_by = self._times(request)
         script = startup_script.startup_script(
             mark=request.mark,
-            end_command=machine.end_command(self._url),
+            end_command=create_request.end_command(self._url),
             end_within_s=end_within_s,
             login_key=key,
             host_key=host_key(self._home, request.mark, self._world),
             is_container=True,
             begin_by=begin_by,
-            prepare=machine.probe_command(self._url),
+            prepare=create_request.probe_command(self._url),
         )
         volume = self._volume_to_mount()
-        return machine.body_of(
+        return create_request.body_of(
             request.mark,
             Choice.of(request.offer.name),
             {
@@ -406,7 +406,7 @@ class Runpod:
                 "data_centers": [] if request.offer.region == ANYWHERE else [request.offer.region],
                 "volume_id": volume.id if volume else "",
             },
-            args=machine.args_of(script),
+            args=create_request.args_of(script),
             min_cuda=self._min_cuda,
         )
 
@@ -477,7 +477,7 @@ class Runpod:
 
     def _instance(self, pod: dict[str, Any]) -> Instance:
         bill = self._bill(str(pod["id"]))
-        shown = machine.instance_of(pod, page=self.page, now=self._world.now(), spend_usd=bill.usd)
+        shown = create_request.instance_of(pod, page=self.page, now=self._world.now(), spend_usd=bill.usd)
         instance = dataclasses.replace(shown, problems=shown.problems + bill.problems)
         if instance.mark.startswith(self._prefix):
             self._ours.add(instance.id)

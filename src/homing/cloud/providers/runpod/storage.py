@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from homing.cloud.figures import read_figure
+from homing.cloud.check_numbers import read_figure
 from homing.cloud.providers.base import Resource
 from homing.cloud.providers.rest import Api, Unsure
 from homing.cloud.providers.runpod.api import CONSOLE

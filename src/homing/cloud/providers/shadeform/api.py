@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
 
-from homing.cloud.figures import Figures
+from homing.cloud.check_numbers import Figures
 from homing.cloud.providers.base import InstanceState
 from homing.cloud.providers.rest import Api, Unsure, Unwelcome
 from homing.cloud.providers.shadeform.auto_delete import Thresholds, moment_of

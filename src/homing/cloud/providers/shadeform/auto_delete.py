@@ -3,7 +3,7 @@
     boot.json, rate, their clock -> Thresholds -> auto_delete {spend_threshold: "3.14", date_threshold: RFC 3339}
                                                -> alert, at a share of both: sends an e-mail, deletes nothing
 
-auto_delete acts after all other guards, but within the limit (the PROVIDER share of wire/guard_order.py). How late it
+auto_delete acts after all other guards, but within the limit (the PROVIDER share of wire/guard_timing.py). How late it
 may act is not documented. The values are read back and compared with those sent. An instance with different values
 counts as unguarded.
 """
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
-from homing.cloud.figures import MOST_USD, read_figure, read_moment
+from homing.cloud.check_numbers import MOST_USD, read_figure, read_moment
 from homing.cloud.ledger import meter
 from homing.errors import UsageError
 from homing.wire.boot_json import Boot
-from homing.wire.guard_order import PROVIDER, allowed_s, reserve_s
+from homing.wire.guard_timing import PROVIDER, allowed_s, reserve_s
 
 __all__ = ["Thresholds", "moment_of", "thresholds_of"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from homing.cloud.figures import MOST_USD_PER_HOUR, Figures
+from homing.cloud.check_numbers import MOST_USD_PER_HOUR, Figures
 from homing.cloud.providers.base import Offer
 from homing.gpus import GPUS, Gpu, find_gpu
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from homing.api_address import api_address
+from homing.cloud.check_numbers import Figures
 from homing.cloud.contact.ssh_access import login_key
-from homing.cloud.figures import Figures
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.mark import owner_prefix
 from homing.cloud.machine_setup import boot_files as booting
@@ -44,8 +44,7 @@ from homing.cloud.providers.once import TRIES, Once
 from homing.cloud.providers.rest import Api, Unwelcome, legible
 from homing.cloud.providers.shadeform.api import Account, detail_of, is_over, mark_of, rate_now, state_of
 from homing.cloud.providers.shadeform.auto_delete import Thresholds, thresholds, thresholds_of
-from homing.cloud.providers.shadeform.checks import check_shadeform
-from homing.cloud.providers.shadeform.machine import (
+from homing.cloud.providers.shadeform.create_request import (
     KEY_ENV,
     KEY_HEADER,
     ask_there,
@@ -54,11 +53,12 @@ from homing.cloud.providers.shadeform.machine import (
     place_of,
     with_id,
 )
+from homing.cloud.providers.shadeform.doctor_checks import check_shadeform
 from homing.cloud.providers.shadeform.offers import SPOT, Catalogue, Choice, choose_os, read_catalogue
 from homing.doctor.check import Check
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.units import format_duration
-from homing.wire.instance_names import BILLING_ENDED
+from homing.wire.instance_file_names import BILLING_ENDED
 from homing.world import Completed, World
 
 __all__ = ["KEY_ENV", "URL_ENV", "Shadeform"]

@@ -2,7 +2,7 @@
 
     at home:     $HOMING_HOME/ssh/USER@HOST:PORT/ with host.json, known_hosts and marks/<mark>. A mark is written before
                  the create call
-    on the host: WORK_DIR/<mark>/ for each instance, whose processes have the variable HOMING_MARK (remote.py), and
+    on the host: WORK_DIR/<mark>/ for each instance, whose processes have the variable HOMING_MARK, and
                  WORK_DIR/cache/ for environments and code
 
 An instance id is MARK@USER@HOST:PORT, so that the ledger alone says which host to query. If a host cannot be reached,
@@ -19,7 +19,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
-from homing.cloud.figures import Figures, read_moment
+from homing.cloud.check_numbers import Figures, read_moment
 from homing.cloud.ledger.mark import owner_prefix
 from homing.cloud.providers.base import (
     Connection,
@@ -35,8 +35,8 @@ from homing.cloud.providers.base import (
     lack,
 )
 from homing.cloud.providers.local import end_billing
-from homing.cloud.providers.process_tree import MACHINE_ENV
-from homing.cloud.providers.ssh.machine import Host
+from homing.cloud.providers.simulated_machine import MACHINE_ENV
+from homing.cloud.providers.ssh.connection import Host
 from homing.errors import CreateFailed, HomingError, ProviderRefused, UsageError
 from homing.gpus import find_gpu
 from homing.wire import codec, file_names

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import DataError
+from homing.find_source_files import Source, find_chat_files
 from homing.lm.data.chat.render import ChatTokens, Renderer, need_template
 from homing.lm.data.chat.template import find_template
 from homing.lm.data.prep.prep_settings import file_sha256
-from homing.text_sources import Source, find_chat_files
 
 __all__ = [
     "ChatInputs",

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from homing.errors import DataError
+from homing.find_source_files import PACKINGS
 from homing.lm.data.chat.messages import Fault
 from homing.lm.data.text.documents import MAX_LINE_BYTES
 from homing.lm.data.text.parquet import rows_of
 from homing.lm.data.text.read_bytes import Reading, open_blocks
-from homing.text_sources import PACKINGS
 
 __all__ = ["BrokenFile", "Line", "values_of"]
 

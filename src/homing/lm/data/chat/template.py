@@ -29,7 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from homing.errors import DataError
-from homing.lm.child_process import exchange
+from homing.lm.ask_child_process import exchange
 from homing.lm.data.chat.messages import Fault, Message
 from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE as OUR_TEMPLATE
 from homing.units import format_bytes

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from homing.find_source_files import Source
 from homing.lm.data.prep.prep_settings import Inputs
 from homing.lm.data.text.documents import Cuts, documents_of
 from homing.lm.data.text.read_bytes import Reading
-from homing.text_sources import Source
 
 __all__ = ["Chunk", "Position", "ahead", "read_chunks"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import DataError
+from homing.find_source_files import Source, find_sources
 from homing.lm.tokenizer.tokenizer import specials_named
 from homing.lm.tokenizer.train_bpe import MAX_SAMPLE_BYTES, MIN_VOCAB
 from homing.lm.tokenizer.write_files import METADATA_FILES, Facts, pattern_named, read_facts
-from homing.text_sources import Source, find_sources
 from homing.wire.chat_template import Unreadable, refuse_link_outside
 from homing.wire.file_names import TOKENIZER
 

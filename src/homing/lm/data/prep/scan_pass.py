@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from homing.errors import DataError
+from homing.find_source_files import PACKINGS
 from homing.lm.data.prep.chunks import Chunk, ahead, read_chunks
 from homing.lm.data.prep.prep_settings import Inputs, PrepOrder
 from homing.lm.data.text.documents import Cuts, unmarked_bytes_for
 from homing.lm.data.text.split import HASH_SPACE, Passages, SmallCorpus, SplitRule, choose
-from homing.text_sources import PACKINGS
 from homing.units import counted, format_bytes
 
 __all__ = ["Scan", "Scanner", "marker_note", "part_note", "passage_note", "rule_by_passages", "scan_warnings"]

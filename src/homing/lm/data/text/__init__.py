@@ -1,4 +1,4 @@
-"""Splits raw text into documents. File discovery is in `homing.text_sources`.
+"""Splits raw text into documents. File discovery is in `homing.find_source_files`.
 
     read_bytes a source, compressed or plain  -> blocks of bytes
     parquet    a source that is a table       -> the text of its rows
@@ -9,8 +9,8 @@ These modules keep no more than a few blocks in memory, whatever the size of a f
 the tokenizer works on bytes, and decoding would take longer than reading.
 """
 
+from homing.find_source_files import Source, find_sources
 from homing.lm.data.text.documents import Cuts, documents_of
 from homing.lm.data.text.split import SplitRule, document_hash
-from homing.text_sources import Source, find_sources
 
 __all__ = ["Cuts", "Source", "SplitRule", "document_hash", "documents_of", "find_sources"]

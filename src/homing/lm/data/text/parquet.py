@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from homing.errors import DataError
+from homing.find_source_files import Source
 from homing.lm.data.text.read_bytes import Reading, check_unpacked
-from homing.text_sources import Source
 
 __all__ = ["Group", "check_pages", "rows_of", "texts_of"]
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from homing.errors import DataError
-from homing.text_sources import Source
+from homing.find_source_files import Source
 from homing.units import format_bytes
 
 __all__ = ["BLOCK_BYTES", "FREE_BYTES", "MOST_TIMES", "Reading", "check_unpacked", "is_bomb", "open_blocks"]

@@ -7,8 +7,8 @@ write_weights        a Decoder -> the same files, in their original dtypes, bit 
 Works on local folders only: `homing.config.weights.open_weights` downloads them from the Hub.
 """
 
+from homing.lm.model.open_weights.find_tensors import WeightFiles, find_weights
 from homing.lm.model.open_weights.read_weights import empty_decoder, fill, load_decoder, read_tensors
-from homing.lm.model.open_weights.safetensors_folder import WeightFiles, find_weights
 from homing.lm.model.open_weights.write_weights import save_weights
 
 __all__ = ["WeightFiles", "empty_decoder", "fill", "find_weights", "load_decoder", "read_tensors", "save_weights"]

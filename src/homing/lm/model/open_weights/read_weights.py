@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from homing.lm.model import Decoder
 from homing.lm.model.model_shape import do_not_fit, misfits
-from homing.lm.model.open_weights.safetensors_folder import WeightFiles, open_tensors
+from homing.lm.model.open_weights.find_tensors import WeightFiles, open_tensors
 from homing.wire.run_json import Model
 
 __all__ = ["DTYPES", "empty_decoder", "fill", "load_decoder", "read_tensors"]

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from homing.lm.model import Decoder
+from homing.lm.model.open_weights.find_tensors import INDEX, WeightFiles
 from homing.lm.model.open_weights.read_weights import DTYPES
-from homing.lm.model.open_weights.safetensors_folder import INDEX, WeightFiles
 from homing.wire import file_names
 
 __all__ = ["SHARD_BYTES", "save_tensors", "save_weights"]

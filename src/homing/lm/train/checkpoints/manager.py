@@ -35,7 +35,7 @@ from homing.lm.train.checkpoints.checkpoint_files import Refused, TrainState
 from homing.lm.train.checkpoints.compatibility import check_same, config_sha256
 from homing.lm.train.compute.host_memory import free_bytes
 from homing.lm.train.metrics import Notify, finite
-from homing.lm.train.session import Session
+from homing.lm.train.open_session import Session
 from homing.units import format_duration
 from homing.wire import file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest, Stage

@@ -35,9 +35,9 @@ from homing.lm.train.compute.hardware_choices import (
     pick_choices,
     what_else,
 )
-from homing.lm.train.compute.step_figures import Figures
+from homing.lm.train.compute.read_loss_async import Figures
 from homing.lm.train.metrics import Notify
-from homing.lm.train.session import Session
+from homing.lm.train.open_session import Session
 from homing.lm.train.stop_requests import FatalError
 from homing.units import format_duration
 from homing.wire.run_json import Phase
